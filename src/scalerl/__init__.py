@@ -1,0 +1,1 @@
+"""Every RL run comes with a forecast."""

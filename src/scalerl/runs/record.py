@@ -1,0 +1,88 @@
+"""A run's curve: what it scored after how much compute. The only thing the two halves share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+#: What a point of the curve is plotted against. "unknown" is shown as such, never guessed.
+ComputeKind = Literal["gpu_hours", "hours", "flops", "tokens", "samples", "steps", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """The evaluations of one run, cleaned: compute ascending and unique, scores in [0, 1].
+
+    >>> import numpy as np
+    >>> Run("mine", compute=np.array([1.0, 2.0]), score=np.array([0.1, 0.2]), x_kind="steps")
+    Run('mine', 2 points, steps 1..2, score 0.1..0.2)
+    """
+
+    name: str
+    compute: Array
+    score: Array
+    x_kind: ComputeKind
+    #: Names of the columns the numbers came from, as the source spells them.
+    x_name: str = ""
+    y_name: str = ""
+    #: Samples behind each score (prompts x generations), where the source says so.
+    n_eval: Array | None = None
+    #: Score at zero compute where the source states it apart from the points.
+    r0: float | None = None
+    #: Recipe the run belongs to: runs that share it are replicates.
+    group: str | None = None
+    #: Where it was read from.
+    source: str = ""
+    #: What the importer did to the points, one plain line each.
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.compute)
+
+    def window(self, lo: float | None = None, hi: float | None = None) -> Run:
+        """The same run with only the points lo <= compute <= hi."""
+        keep = np.ones(len(self), dtype=bool)
+        if lo is not None:
+            keep &= self.compute >= lo
+        if hi is not None:
+            keep &= self.compute <= hi
+        return self.replace(
+            compute=self.compute[keep],
+            score=self.score[keep],
+            n_eval=None if self.n_eval is None else self.n_eval[keep],
+        )
+
+    def replace(self, **changes: Any) -> Run:
+        """A copy with some fields changed."""
+        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        return Run(**(fields | changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, ready for JSON."""
+        return {
+            "name": self.name,
+            "x": self.x_kind,
+            "x_name": self.x_name,
+            "y_name": self.y_name,
+            "compute": self.compute.tolist(),
+            "score": self.score.tolist(),
+            "n_eval": None if self.n_eval is None else self.n_eval.tolist(),
+            "r0": self.r0,
+            "group": self.group,
+            "source": self.source,
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"Run({self.name!r}, no points)"
+        return (
+            f"Run({self.name!r}, {len(self)} points, {self.x_kind} "
+            f"{self.compute[0]:g}..{self.compute[-1]:g}, "
+            f"score {self.score.min():g}..{self.score.max():g})"
+        )
