@@ -1,0 +1,102 @@
+"""CSV and TSV: the delimiter is found, not asked for.
+
+A row with a wrong number of fields is left out and noted; more than one such row in ten and the
+file is refused. A last line without a line end is read and noted, since it may be cut off in
+the middle of a number, which nothing in a CSV could tell.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from itertools import islice
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.runs.importers.files import Lines
+from scalerl.runs.table import Table, to_float
+
+_DELIMITERS = (",", "\t", ";", "|")
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
+
+
+def read_delimited(path: Path, name: str) -> Table:
+    """The table in a CSV or TSV file."""
+    lines = Lines(path)
+    delimiter = _sniff(list(islice((line for line in lines if line.strip()), 20)))
+    notes: list[str] = []
+    lines = Lines(path)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header: list[str] = []
+    rows: list[list[str]] = []
+    ragged: list[int] = []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            if not header:
+                header = _header(row, path)
+            elif len(row) == len(header):
+                rows.append(row)
+            elif len(row) == len(header) + 1 and not row[-1].strip():
+                rows.append(row[:-1])
+            else:
+                ragged.append(reader.line_num)
+    except csv.Error as error:
+        raise InputError(f"{path}: line {reader.line_num}: {error}") from None
+    if not header:
+        raise InputError(f"{path}: the file is empty")
+    if len(ragged) > max(1, (len(rows) + len(ragged)) // 10):
+        raise InputError(
+            f"{path}: line {ragged[0]} and {len(ragged) - 1} more do not have the header's "
+            f"{len(header)} columns"
+        )
+    if ragged:
+        notes.append(
+            f"{len(ragged)} rows with missing or extra columns left out (line {ragged[0]})"
+        )
+    if not lines.complete and (not ragged or ragged[-1] != reader.line_num):
+        notes.append("the last line has no line end: it may be cut off")
+    columns: dict[str, list[object]] = {
+        column: [row[i] for row in rows] for i, column in enumerate(header)
+    }
+    if delimiter == ";" and _read_decimal_commas(columns):
+        notes.append("decimal commas read as points")
+    return Table(name, columns, str(path), notes)
+
+
+def _sniff(sample: list[str]) -> str:
+    """The delimiter that gives the header most columns and the rows the same number."""
+
+    def quality(delimiter: str) -> tuple[int, int]:
+        try:
+            widths = [len(row) for row in csv.reader(sample, delimiter=delimiter)]
+        except csv.Error:
+            return (0, 0)
+        if not widths or widths[0] < 2:
+            return (0, 0)
+        return (sum(width == widths[0] for width in widths[1:]) + 1, widths[0])
+
+    return max(_DELIMITERS, key=quality)
+
+
+def _header(row: list[str], path: Path) -> list[str]:
+    names = [cell.strip() for cell in row]
+    if all(to_float(cell) == to_float(cell) for cell in names):
+        raise InputError(f"{path}: no header: make the first line name the columns, as step,score")
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return unique
+
+
+def _read_decimal_commas(columns: dict[str, list[object]]) -> bool:
+    found = False
+    for values in columns.values():
+        for i, value in enumerate(values):
+            if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
+                values[i] = value.replace(",", ".")
+                found = True
+    return found

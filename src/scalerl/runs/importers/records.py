@@ -1,0 +1,79 @@
+"""JSON Lines, a JSON list of records, a JSON object of columns.
+
+A last line that is cut off is left out and noted: the run may be going on. Other lines that are
+not JSON objects are left out and noted up to one in ten; more, and the file is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.runs.importers.files import Lines, read_text
+from scalerl.runs.table import Table, from_rows
+
+
+def read_jsonl(path: Path, name: str) -> Table:
+    """The table in a JSON Lines file."""
+    lines = Lines(path)
+    rows: list[dict[str, Any]] = []
+    bad: list[int] = []
+    last = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        last = number
+        value = parse(line)
+        if isinstance(value, dict):
+            rows.append(value)
+        else:
+            bad.append(number)
+    notes = []
+    if bad and bad[-1] == last and not lines.complete:
+        bad.pop()
+        notes.append("the last line is cut off: left out")
+    if not rows or len(bad) > max(1, last // 10):
+        raise InputError(f"{path}: line {bad[0] if bad else 1} is not a JSON object")
+    if bad:
+        notes.append(f"{len(bad)} lines that are not JSON left out (line {bad[0]})")
+    return Table(name, _columns(rows, path), str(path), notes)
+
+
+def read_json(path: Path, name: str) -> Table:
+    """The table in a JSON file: a list of records, or an object of equally long lists."""
+    value = load_json(path)
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return Table(name, _columns(value, path), str(path))
+    if isinstance(value, dict):
+        columns = {k: v for k, v in value.items() if isinstance(v, list)}
+        if columns and len({len(v) for v in columns.values()}) == 1:
+            return Table(name, columns, str(path))
+    raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
+
+
+def load_json(path: Path) -> Any:
+    """The value of a whole JSON file, or an InputError."""
+    value = parse(read_text(path))
+    if value is _NOT_JSON:
+        raise InputError(f"{path}: not valid JSON, or cut off")
+    return value
+
+
+_NOT_JSON = object()
+
+
+def parse(text: str) -> Any:
+    """The JSON value of a text; an object that is no JSON type where it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NOT_JSON
+
+
+def _columns(rows: list[dict[str, Any]], path: Path) -> dict[str, list[object]]:
+    try:
+        return from_rows(rows)
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply for a log of metrics") from None

@@ -1,0 +1,134 @@
+"""TensorBoard event files: scalars, whether written as plain values or as tensors.
+
+A file is a sequence of records, each with checksums of its length and of its data. A record cut
+off at the end is what a running or killed job leaves: read up to it, and noted. A wrong checksum
+before the end means damage, and the file is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.runs.importers import wire
+from scalerl.runs.importers.files import read_bytes
+from scalerl.runs.table import Table, from_rows
+
+PATTERN = "*tfevents*"
+
+# TensorProto: data type -> (struct layout of its raw bytes, number of its own field).
+_DTYPES = {1: ("<f", 5), 2: ("<d", 6), 3: ("<i", 7), 9: ("<q", 10), 19: ("<e", 13)}
+
+
+def is_event_file(head: bytes) -> bool:
+    """Whether these are the first bytes of an event file: a length and its checksum."""
+    return len(head) >= 12 and _masked_crc(head[:8]) == struct.unpack("<I", head[8:12])[0]
+
+
+def read_events(paths: list[Path], name: str) -> Table:
+    """One run from its event files, which a resumed job leaves several of, oldest first."""
+    rows: list[dict[str, object]] = []
+    notes: list[str] = []
+    for path in paths:
+        row: dict[str, object] = {}
+        for step, wall_time, values in _events(path, notes):
+            if row.get("step") != step or any(tag in row for tag in values):
+                row = {"step": step, "wall_time": wall_time}
+                rows.append(row)
+            row.update(values)
+    if not rows:
+        raise InputError(f"{paths[0]}: no scalars in the event file")
+    where = paths[0] if len(paths) == 1 else paths[0].parent
+    return Table(name, from_rows(rows), str(where), notes)
+
+
+def _events(path: Path, notes: list[str]) -> Iterator[tuple[int, float, dict[str, object]]]:
+    data = read_bytes(path)
+    at = 0
+    while at < len(data):
+        if at + 12 > len(data):
+            break
+        (size,) = struct.unpack_from("<Q", data, at)
+        if _masked_crc(data[at : at + 8]) != struct.unpack_from("<I", data, at + 8)[0]:
+            raise InputError(f"{path}: the event file is damaged at byte {at}")
+        start, end = at + 12, at + 12 + size
+        if end + 4 > len(data):
+            break
+        record = data[start:end]
+        try:
+            step, wall_time, values = _event(record)
+        except wire.WireError:
+            raise InputError(f"{path}: the event file is damaged at byte {at}") from None
+        # Only records that hold scalars are worth the checksum: images and texts are large.
+        if values:
+            if _masked_crc(record) != struct.unpack_from("<I", data, end)[0]:
+                raise InputError(f"{path}: the event file is damaged at byte {at}")
+            yield step, wall_time, values
+        at = end + 4
+    if at < len(data):
+        notes.append(f"{path.name} is cut off: read up to its last whole record")
+
+
+def _event(data: bytes) -> tuple[int, float, dict[str, object]]:
+    step, wall_time = 0, 0.0
+    values: dict[str, object] = {}
+    for number, value in wire.fields(data):
+        if number == 1:
+            wall_time = wire.number(value, "<d")
+        elif number == 2 and isinstance(value, int):
+            step = wire.signed(value)
+        elif number == 5:
+            for inner, summary in wire.fields(wire.message(value)):
+                if inner == 1:
+                    tag, scalar = _value(wire.message(summary))
+                    if scalar is not None:
+                        values[tag] = scalar
+    return step, wall_time, values
+
+
+def _value(data: bytes) -> tuple[str, float | None]:
+    tag, scalar = "", None
+    for number, value in wire.fields(data):
+        if number == 1:
+            tag = wire.text(value)
+        elif number == 2:
+            scalar = wire.number(value, "<f")
+        elif number == 8:
+            scalar = _tensor(wire.message(value))
+    return tag, scalar
+
+
+def _tensor(data: bytes) -> float | None:
+    """The number in a tensor of one element, None for any other tensor."""
+    found = dict(wire.fields(data))
+    layout, own_field = _DTYPES.get(found.get(1, 0), ("", 0))  # type: ignore[arg-type]
+    if not layout:
+        return None
+    raw = found.get(4) or found.get(own_field)
+    if isinstance(raw, int):
+        return float(wire.signed(raw)) if layout in ("<i", "<q") else None
+    if raw is None or len(raw) != struct.calcsize(layout):
+        return None
+    return wire.number(raw, layout)
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC32C = _crc_table()
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,169 @@
+"""What a source is: a file by its content, a directory by what lies in it, a pattern by its files.
+
+Formats are told by their first bytes, never by the suffix alone. A directory is one run where it
+holds a run of a kind we know, and otherwise a collection: everything in it that looks like a log.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.runs.importers import hugging_face, run_directory, tensorboard, wandb_local
+from scalerl.runs.importers.delimited import read_delimited
+from scalerl.runs.importers.files import check_file, read_head
+from scalerl.runs.importers.parquet import read_parquet
+from scalerl.runs.importers.records import parse, read_json, read_jsonl
+from scalerl.runs.importers.trackio import read_trackio
+from scalerl.runs.table import Table
+
+#: Files that are tried when they lie in a directory; a file named outright is always tried.
+_LOGS = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".db", ".sqlite", ".wandb"}
+#: A directory is searched this deep, and over this many entries.
+MAX_DEPTH = 8
+MAX_ENTRIES = 20_000
+
+Tables = list[Table]
+Reader = Callable[[], Tables]
+
+
+def open_path(text: str | os.PathLike[str]) -> list[tuple[str, Reader]]:
+    """The readers of everything a path stands for, each with the place it reads from."""
+    path = Path(text).expanduser()
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from None
+    if exists:
+        return _open(path)
+    if glob.has_magic(str(path)):
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute patterns)
+        if matches:
+            return [reader for match in matches for reader in _open(Path(match))]
+        raise InputError(f"{text}: no file matches the pattern")
+    raise InputError(f"{text}: no such file or directory")
+
+
+def _open(path: Path) -> list[tuple[str, Reader]]:
+    if not path.is_dir():
+        return [(str(path), lambda: read_file(path))]
+    found = list(_walk(path, 0, set(), [0]))
+    if not found:
+        raise InputError(f"{path}: no log in the directory: give a file, or see the import how-tos")
+    return found
+
+
+def read_file(path: Path) -> Tables:
+    """The tables of one file, whatever its format."""
+    check_file(path)
+    head = read_head(path)
+    name = path.stem
+    if not head.strip():
+        raise InputError(f"{path}: the file is empty")
+    if head.startswith(b"PAR1"):
+        return [read_parquet(path, name)]
+    if head.startswith(b"SQLite format 3\0"):
+        return read_trackio(path)
+    if head.startswith(wandb_local.MAGIC):
+        return [wandb_local.read_wandb(path)]
+    if tensorboard.is_event_file(head):
+        return [tensorboard.read_events([path], path.resolve().parent.name)]
+    if head.startswith((b"\x1f\x8b", b"PK\x03\x04")):
+        raise InputError(f"{path}: a compressed file: unpack it, or save a spreadsheet as CSV")
+    if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{path}: a binary file of no known format")
+    return [_read_text(path, head, name)]
+
+
+def _read_text(path: Path, head: bytes, name: str) -> Table:
+    if path.name == run_directory.FILE:
+        return run_directory.read_run_directory(path.parent)
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"["):
+        return read_json(path, name)
+    if start.startswith(b"{"):
+        first = start.splitlines()[0]
+        if b'"log_history"' in head or path.name == hugging_face.FILE:
+            return hugging_face.read_trainer_state(path)
+        # An object that goes on after its first line is one JSON value, not JSON Lines.
+        if first.strip() == b"{" or _is_column_object(path, first, len(head)):
+            return read_json(path, name)
+        return read_jsonl(path, name)
+    return read_delimited(path, name)
+
+
+def _is_column_object(path: Path, first: bytes, looked_at: int) -> bool:
+    if len(first) >= looked_at - 4 and path.suffix != ".json":
+        return False
+    value = parse(first.decode("utf-8", "replace"))
+    if isinstance(value, dict):
+        return bool(value) and all(isinstance(v, list) for v in value.values())
+    return path.suffix == ".json"
+
+
+def _walk(
+    folder: Path, depth: int, seen: set[str], entries: list[int]
+) -> Iterator[tuple[str, Reader]]:
+    """The runs and logs in a directory, sorted by name. A directory reached twice counts once."""
+    real = os.path.realpath(folder)
+    if depth > MAX_DEPTH or real in seen:
+        return
+    seen.add(real)
+    reader = _one_run(folder)
+    if reader is not None:
+        yield str(folder), reader
+        return
+    try:
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        if depth == 0:
+            raise InputError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
+        return
+    entries[0] += len(children)
+    if entries[0] > MAX_ENTRIES:
+        raise InputError(f"{folder}: over {MAX_ENTRIES} entries: name the log itself")
+    for child in children:
+        if child.is_dir():
+            if not child.name.startswith("."):
+                yield from _walk(child, depth + 1, seen, entries)
+        elif child.is_file() and _looks_like_a_log(child):
+            real = os.path.realpath(child)
+            if real not in seen:
+                seen.add(real)
+                yield str(child), _file_reader(child)
+
+
+def _one_run(folder: Path) -> Reader | None:
+    try:
+        if (folder / run_directory.FILE).is_file():
+            return lambda: [run_directory.read_run_directory(folder)]
+        state = hugging_face.find_trainer_state(folder)
+        if state is not None:
+            return lambda: [hugging_face.read_trainer_state(state)]
+        logs = sorted(folder.glob("*.wandb"))
+        if len(logs) == 1:
+            return lambda: [wandb_local.read_wandb(logs[0])]
+        events = sorted(p for p in folder.glob(tensorboard.PATTERN) if p.is_file())
+        if events and not any(child.is_dir() for child in folder.iterdir()):
+            return lambda: [tensorboard.read_events(events, folder.resolve().name)]
+    except OSError:
+        return None
+    return None
+
+
+def _file_reader(path: Path) -> Reader:
+    return lambda: read_file(path)
+
+
+def _looks_like_a_log(path: Path) -> bool:
+    if path.suffix.lower() in _LOGS or "tfevents" in path.name:
+        return True
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        return read_head(path, 64).lstrip().startswith(b"[")
+    except InputError:
+        return False

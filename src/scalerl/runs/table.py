@@ -1,0 +1,140 @@
+"""A table: what every importer makes of its file, before anything is chosen from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from numbers import Real
+
+import numpy as np
+
+from scalerl.runs.record import Array
+
+_MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "-", "<na>"})
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII)
+
+
+@dataclass
+class Table:
+    """Named columns of equal length, in log order, with None where a row has no value.
+
+    >>> Table("mine", {"step": [1, 2], "acc": [0.1, None]}).numbers("acc")
+    array([0.1, nan])
+    """
+
+    name: str
+    columns: dict[str, list[object]]
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+    #: Facts about the whole run (its configuration), for `group_by`.
+    facts: dict[str, str] = field(default_factory=dict)
+    group: str | None = None
+    #: Column names the format itself prefers; used before the table of known names.
+    x: str | None = None
+    y: str | None = None
+
+    def __len__(self) -> int:
+        return max((len(c) for c in self.columns.values()), default=0)
+
+    def numbers(self, column: str) -> Array:
+        """The column as floats, nan where there is no number."""
+        return np.array([to_float(v) for v in self.columns[column]], dtype=np.float64)
+
+    def is_numeric(self, column: str) -> bool:
+        """Whether at least half of the cells that hold something hold a finite number."""
+        found = full = 0
+        for value in self.columns[column]:
+            if not is_missing(value):
+                full += 1
+                found += math.isfinite(to_float(value))
+        return found > 0 and found * 2 >= full
+
+    def count_unreadable(self, column: str) -> int:
+        """Cells that hold something which is not a number."""
+        return sum(not is_missing(v) and math.isnan(to_float(v)) for v in self.columns[column])
+
+    def take(self, rows: list[int], name: str) -> Table:
+        """The table with only these rows, under another name."""
+        columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
+        return Table(
+            name, columns, self.source, list(self.notes), dict(self.facts), self.group,
+            self.x, self.y,
+        )  # fmt: skip
+
+
+def from_rows(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Columns from records whose keys may differ; nested mappings become `outer/inner`.
+
+    >>> from_rows([{"step": 1, "eval": {"acc": 0.5}}, {"step": 2}])
+    {'step': [1, 2], 'eval/acc': [0.5, None]}
+    """
+    columns: dict[str, list[object]] = {}
+    count = 0
+    for row in rows:
+        for key, value in flatten(row):
+            column = columns.setdefault(key, [])
+            column.extend([None] * (count - len(column)))
+            if len(column) == count:
+                column.append(value)
+            else:
+                column[count] = value
+        count += 1
+    for column in columns.values():
+        column.extend([None] * (count - len(column)))
+    return columns
+
+
+def flatten(row: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """The scalars of a nested mapping with their paths; lists are left out."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}/")
+        elif not isinstance(value, list | tuple):
+            yield f"{prefix}{key}", value
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell holds nothing: None, NaN, or text such as "", "NA" or "null"."""
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in {"NAType", "NaTType"}
+
+
+def to_float(value: object) -> float:
+    """The cell as a number, nan if it holds none. Truth values and `1_000` are not numbers.
+
+    >>> [to_float(v) for v in ("0.5", " 1e3 ", "1_000", True, None)]
+    [0.5, 1000.0, nan, nan, nan]
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        return float(text) if _NUMBER.fullmatch(text.lower()) else math.nan
+    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return math.nan
+
+
+def to_timestamp(value: object) -> float:
+    """Seconds since 1970 from a number (seconds or milliseconds) or an ISO 8601 text."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        try:
+            return moment.timestamp()
+        except (OverflowError, ValueError):
+            return math.nan
+    if isinstance(value, str) and math.isnan(number := to_float(value)):
+        try:
+            return to_timestamp(datetime.fromisoformat(value.strip()))
+        except ValueError:
+            return math.nan
+    else:
+        number = to_float(value)
+    return number / 1000 if number > 1e11 else number
