@@ -1,0 +1,131 @@
+"""How noisy one evaluation is, and how many evaluations there really are.
+
+Scores of a validation set scatter *less* than binomially, because the same questions are asked
+every time, and neighbouring evaluations are correlated, because they share most of their weights.
+So the variance of one score is read from the second differences of the curve, steadied by a
+fraction PHI of the binomial variance where the number of samples is known, and a mean of m
+neighbouring scores is given VIF times (less for small m) the variance of m independent ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.laws import tail_length
+
+Array = npt.NDArray[np.float64]
+
+#: Share of the binomial variance that evaluations on a fixed set of prompts show.
+PHI = 0.4
+#: Pseudo-observations behind the binomial guess of the variance.
+NU_BINOMIAL = 4.0
+#: Variance inflation of a mean of many neighbouring evaluations (lag-1 correlation about 1/3).
+VIF = 2.0
+#: A denser curve is averaged into this many bins of equal width in ln C.
+MAX_BINS = 40
+#: Variance of a score that the data say is noiseless.
+MIN_VARIANCE = 1e-6
+#: Evaluations of very unequal size are weighted by it, within these limits.
+WEIGHT_RANGE = (0.05, 20.0)
+#: Median of a chi-square variable with one degree of freedom.
+CHI2_MEDIAN = 0.455
+
+
+def mean_variance(m: npt.ArrayLike) -> Array:
+    """Variance of the mean of m neighbouring scores, in units of one score's variance."""
+    count = np.asarray(m, dtype=np.float64)
+    return (1.0 + (VIF - 1.0) * (1.0 - 1.0 / count)) / count
+
+
+def _robust_mean_square(d: Array) -> float:
+    """Mean of d^2 with each term clipped at 9 times its typical value."""
+    squares = d * d
+    typical = float(np.median(squares)) / CHI2_MEDIAN
+    return float(np.minimum(squares, 9.0 * typical).mean()) if typical > 0 else float(squares.mean())
+
+
+def score_variance(score: Array, n_eval: Array | None) -> float:
+    """Variance of one evaluation about the smooth curve."""
+    n = len(score)
+    observed = MIN_VARIANCE
+    if n >= 4:
+        observed = _robust_mean_square(np.diff(score, 2)) / 6.0
+    if n >= 60:
+        running = np.convolve(score, np.ones(9) / 9.0, mode="valid")
+        observed = max(observed, _robust_mean_square(score[4:-4] - running) * 9.0 / 8.0)
+    if n_eval is None:
+        return max(observed, MIN_VARIANCE)
+    size = float(np.median(n_eval))
+    level = float(score[-max(n // 3, min(3, n)) :].mean())
+    p = (3.0 * level * size + 0.5) / (3.0 * size + 1.0)
+    binomial = PHI * p * (1.0 - p) / size
+    seen = max(n - 3, 0)
+    return max((NU_BINOMIAL * binomial + seen * observed) / (NU_BINOMIAL + seen), 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A curve made ready: at most MAX_BINS points in t = ln C with the variance of each."""
+
+    t: Array
+    score: Array
+    variance: Array
+    #: True where C = 0, so that the law's fraction is exactly 0 there.
+    at_zero: npt.NDArray[np.bool_]
+    #: Variance of a single evaluation.
+    score_variance: float
+    #: Where the curve stands now, how far it has risen, and the size that random walks scale with.
+    level: float
+    rise: float
+    scale: float
+
+
+def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
+    """Sorted points with C >= 0 -> Points. An evaluation at C = 0 is put one halving before the
+    first other one, since ln 0 has no place on the axis."""
+    variance = score_variance(score, n_eval)
+    weight = np.ones(len(score))
+    if n_eval is not None:
+        weight = np.clip(n_eval / np.median(n_eval), *WEIGHT_RANGE)
+    positive = compute > 0
+    t = np.log(np.where(positive, compute, 1.0))
+    t = np.where(positive, t, t[positive][0] - np.log(2.0)) if positive.any() else t
+    y, relative = score, 1.0 / weight
+    at_zero = ~positive
+    if len(t) > MAX_BINS:
+        t, y, relative, at_zero = _bins(t, y, weight, at_zero)
+    top = np.sort(y)
+    rise = float(top[-2:].mean() - top[:2].mean()) if len(top) > 1 else 0.0
+    return Points(
+        t=t,
+        score=y,
+        variance=variance * relative,
+        at_zero=at_zero,
+        score_variance=variance,
+        level=float(score[-tail_length(len(score)) :].mean()),
+        rise=rise,
+        scale=max(rise, 0.1),
+    )
+
+
+def _bins(
+    t: Array, y: Array, weight: Array, at_zero: npt.NDArray[np.bool_]
+) -> tuple[Array, Array, Array, npt.NDArray[np.bool_]]:
+    """Weighted means in bins of ln C, and the variance of each in units of one score's."""
+    inner, w = t[~at_zero], weight[~at_zero]
+    edges = np.linspace(inner[0], inner[-1], MAX_BINS + 1)
+    index = np.clip(np.searchsorted(edges, inner, side="right") - 1, 0, MAX_BINS - 1)
+    count = np.bincount(index, minlength=MAX_BINS)
+    used = count > 0
+    total = np.bincount(index, w, MAX_BINS)[used]
+    m = count[used]
+    zeros = int(at_zero.sum())
+    return (
+        np.concatenate([t[at_zero], np.bincount(index, inner * w, MAX_BINS)[used] / total]),
+        np.concatenate([y[at_zero], np.bincount(index, y[~at_zero] * w, MAX_BINS)[used] / total]),
+        np.concatenate([1.0 / weight[at_zero], mean_variance(m) * m / total]),
+        np.concatenate([np.ones(zeros, dtype=bool), np.zeros(len(m), dtype=bool)]),
+    )

@@ -1,0 +1,149 @@
+"""The paper's own fitting procedure (arXiv 2510.13786, Appendix A.5), to the letter.
+
+1. drop the points below about 1.5k GPU-hours;
+2. a grid over A in {0.450, 0.455, ..., 0.800} and C_mid in 100 equally spaced values of [100, 40000];
+3. in each of the 7,100 cells fit only B, with scipy's curve_fit and its default start;
+4. keep the cell with the smallest sum of squared residuals.
+
+The grids are in the paper's unit and for its scores. For other data they are arguments, or rescaled:
+A from R_0 + 0.2 to R_0 + 2.5 times the rise seen, C_mid from 0.002 to 2 times the last compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.laws import Sigmoid, log_compute, logistic
+
+Array = npt.NDArray[np.float64]
+
+#: The paper's cut and grids, all in GPU-hours of its own runs.
+PAPER_CUT = 1500.0
+PAPER_A_GRID = np.linspace(0.450, 0.800, 71)
+PAPER_MID_GRID = np.linspace(100.0, 40000.0, 100)
+#: Rescaled grids: multiples of the rise above R_0, and of the last compute.
+A_RISES = (0.2, 2.5)
+MID_SPAN = (0.002, 2.0)
+#: The fast variant's bounds and steps for B.
+FAST_B = (1e-3, 60.0)
+FAST_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFit:
+    """The best cell, and the sum of squares of every cell for profile intervals."""
+
+    law: Sigmoid
+    sse: float
+    a_grid: Array
+    mid_grid: Array
+    #: (A, C_mid) cells; inf where no B could be fitted.
+    sse_grid: Array
+    b_grid: Array
+
+
+def is_paper_scale(compute: Array, score: Array, x_kind: str) -> bool:
+    """Whether the paper's own cut and grids apply: GPU-hours, runs of its size, scores it covers."""
+    return bool(
+        x_kind == "gpu_hours"
+        and 2 * PAPER_CUT <= compute[-1] <= 10 * PAPER_MID_GRID[-1]
+        and PAPER_A_GRID[0] <= score.max() <= PAPER_A_GRID[-1]
+    )
+
+
+def grids(compute: Array, score: Array, r0: float, paper_scale: bool) -> tuple[Array, Array]:
+    """The grids over A and C_mid for these points."""
+    if paper_scale:
+        return PAPER_A_GRID, PAPER_MID_GRID
+    rise = max(float(np.sort(score)[-2:].mean()) - r0, 0.02)
+    low, high = (min(r0 + k * rise, 1.0) for k in A_RISES)
+    end = float(compute[-1])
+    return (
+        np.linspace(low, high, len(PAPER_A_GRID)),
+        np.linspace(MID_SPAN[0] * end, MID_SPAN[1] * end, len(PAPER_MID_GRID)),
+    )
+
+
+def fit_paper(
+    compute: Array,
+    score: Array,
+    r0: float,
+    a_grid: Array,
+    mid_grid: Array,
+    progress: Callable[[float], None] | None = None,
+) -> PaperFit:
+    """One curve_fit per cell. Takes seconds: see `fit_paper_fast` for the same optimum sooner."""
+    import warnings
+
+    from scipy.optimize import OptimizeWarning, curve_fit
+
+    t = log_compute(compute)
+    sse = np.full((len(a_grid), len(mid_grid)), np.inf)
+    b_grid = np.full_like(sse, np.nan)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", OptimizeWarning)
+        for i, a in enumerate(a_grid):
+            for j, mid in enumerate(mid_grid):
+                law = _law_of_b(r0, a, t - np.log(mid))
+                try:
+                    (b,), _cov = curve_fit(law, compute, score)
+                except RuntimeError:  # no convergence in this cell
+                    continue
+                sse[i, j] = ((law(compute, b) - score) ** 2).sum()
+                b_grid[i, j] = b
+            if progress is not None:
+                progress((i + 1) / len(a_grid))
+    return _best(r0, a_grid, mid_grid, sse, b_grid)
+
+
+def _law_of_b(r0: float, a: float, z: Array) -> Callable[[Array, float], Array]:
+    """The law as a function of B alone, as curve_fit wants it: z = ln C - ln C_mid."""
+
+    def law(_compute: Array, b: float) -> Array:
+        return r0 + (a - r0) * logistic(b * z)
+
+    return law
+
+
+def fit_paper_fast(
+    compute: Array, score: Array, r0: float, a_grid: Array, mid_grid: Array
+) -> PaperFit:
+    """The same cells with B found in all of them at once, by a safeguarded Newton search in ln B.
+    Used as the rival in back-tests; the tests hold it to `fit_paper`'s sum of squares."""
+    t = log_compute(compute)
+    finite = np.isfinite(t)
+    base = float(((score[~finite] - r0) ** 2).sum())
+    z = t[finite][None, :] - np.log(mid_grid)[:, None]
+    y = score[finite] - r0
+    gain = (a_grid - r0)[:, None]
+
+    def cost(log_b: Array) -> Array:
+        f = logistic(np.exp(log_b)[..., None] * z[None, :, :])
+        return ((gain[..., None] * f - y) ** 2).sum(axis=-1)
+
+    # A coarse scan of B for each cell brackets the optimum; golden section does the rest.
+    scan = np.linspace(*np.log(FAST_B), 24)
+    f = logistic(np.exp(scan)[:, None, None] * z[None, :, :])
+    ff, fy = (f * f).sum(axis=-1), f @ y
+    sse = (gain**2)[..., None] * ff.T[None, :, :] - 2.0 * gain[..., None] * fy.T[None, :, :]
+    k = np.clip(np.argmin(sse, axis=-1), 1, len(scan) - 2)
+    low, high = scan[k - 1], scan[k + 1]
+    ratio = (np.sqrt(5.0) - 1.0) / 2.0
+    for _ in range(FAST_STEPS // 3):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        go_left = cost(left) < cost(right)
+        low, high = np.where(go_left, low, left), np.where(go_left, right, high)
+    log_b = (low + high) / 2.0
+    return _best(r0, a_grid, mid_grid, cost(log_b) + base, np.exp(log_b))
+
+
+def _best(r0: float, a_grid: Array, mid_grid: Array, sse: Array, b_grid: Array) -> PaperFit:
+    i, j = np.unravel_index(int(np.argmin(sse)), sse.shape)
+    law = Sigmoid(
+        R_0=r0, A=float(a_grid[i]), B=float(b_grid[i, j]), C_mid=float(mid_grid[j])
+    )
+    return PaperFit(law, float(sse[i, j]), a_grid, mid_grid, sse, b_grid)
