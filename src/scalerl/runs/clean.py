@@ -84,9 +84,7 @@ def _resolve_restarts(
         shared = np.intersect1d(compute[kept], compute[new]).size > 0
         if shared or (never_repeats and len(kept) >= 3 and len(new) >= 3):
             replaced = int((compute[kept] >= back_to).sum())
-            notes.append(
-                f"resumed at {back_to:g}: {replaced} points of the earlier attempt dropped"
-            )
+            notes.append(f"resumed at {back_to:g}: {replaced} earlier points left out")
             kept = kept[compute[kept] < back_to]
         elif _unsorted(kind) not in notes:
             notes.append(_unsorted(kind))

@@ -53,7 +53,11 @@ def load_runs(
     runs: list[Run] = []
     names: list[str] = []
     for source in sources:
-        found, seen = _load(source, choice, run, scale)
+        try:
+            found, seen = _load(source, choice, run, scale)
+        except InputError as error:
+            # Names come from files: they may hold line ends.
+            raise InputError(shorten(str(error), 600)) from None
         runs += found
         names += seen
     if not runs:
@@ -124,10 +128,10 @@ def _read(source: Any) -> tuple[list[Table], list[InputError]]:
 def _finish(
     curves: list[Curve], scale: str | float | None, problems: list[InputError]
 ) -> list[Run]:
-    """Bring scores to [0, 1], deciding once for each name, and clean every curve."""
+    """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve."""
     scaled: dict[int, tuple[Any, list[str]]] = {}
-    for y_name in dict.fromkeys(curve.y_name for curve in curves):
-        same = [i for i, curve in enumerate(curves) if curve.y_name == y_name]
+    for source, y_name in dict.fromkeys((curve.source, curve.y_name) for curve in curves):
+        same = [i for i, c in enumerate(curves) if (c.source, c.y_name) == (source, y_name)]
         pooled = np.concatenate([curves[i].y for i in same])
         try:
             values, notes = rescale(pooled, y_name, scale)
@@ -163,7 +167,7 @@ def _to_run(curve: Curve, score: Any, notes: list[str]) -> Run:
         n_eval=n_eval,
         group=curve.group,
         source=curve.source,
-        notes=(*curve.notes, *notes, *done.notes, *extra),
+        notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
     )
 
 

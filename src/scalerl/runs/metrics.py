@@ -158,7 +158,7 @@ def compute_columns(names: Iterable[str]) -> list[str]:
     >>> compute_columns(["loss", "num_tokens", "step", "epoch"])
     ['step', 'num_tokens', 'epoch']
     """
-    ranked: list[tuple[int, int, str]] = []
+    ranked: list[tuple[int, bool, int, str]] = []
     last = len(_KINDS)
     for order, name in enumerate(names):
         bare = name[_PREFIX.match(name).end() :].strip()  # type: ignore[union-attr]
@@ -168,8 +168,9 @@ def compute_columns(names: Iterable[str]) -> list[str]:
         if rank is None and bare.lower() in {"x", "c", "compute", "epoch"}:
             rank = last if bare.lower() != "epoch" else last + 1
         if rank is not None:
-            ranked.append((rank, order, name))
-    return [name for _, _, name in sorted(ranked)]
+            # W&B's own _step counts calls of log, not steps of training.
+            ranked.append((rank, name == "_step", order, name))
+    return [name for *_, name in sorted(ranked)]
 
 
 def score_columns(names: Iterable[str]) -> tuple[list[str], Stage | None]:

@@ -52,9 +52,7 @@ def read_delimited(path: Path, name: str) -> Table:
             f"{len(header)} columns"
         )
     if ragged:
-        notes.append(
-            f"{len(ragged)} rows with missing or extra columns left out (line {ragged[0]})"
-        )
+        notes.append(f"{len(ragged)} rows of another width left out (line {ragged[0]})")
     if not lines.complete and (not ragged or ragged[-1] != reader.line_num):
         notes.append("the last line has no line end: it may be cut off")
     columns: dict[str, list[object]] = {

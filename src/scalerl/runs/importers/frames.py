@@ -12,7 +12,7 @@ from scalerl.runs.table import Table
 
 def is_frame(source: object) -> bool:
     """Whether the object is a table: pandas, polars, pyarrow, or a mapping of columns."""
-    return isinstance(source, Mapping) or hasattr(source, "columns") or hasattr(source, "collect")
+    return isinstance(source, Mapping) or hasattr(source, "collect") or hasattr(source, "columns")
 
 
 def read_frame(frame: Any, name: str) -> Table:

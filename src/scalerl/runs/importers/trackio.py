@@ -50,7 +50,7 @@ def _tables(
     runs: dict[str, tuple[str, list[dict[str, object]]]] = {}
     bad: dict[str, int] = {}
     for run, run_name, step, timestamp, text in rows:
-        metrics = parse(text) if isinstance(text, str) else None
+        metrics = _json(text)
         _, records = runs.setdefault(str(run), (str(run_name), []))
         if isinstance(metrics, dict):
             records.append({"step": step, "timestamp": timestamp} | metrics)
@@ -77,10 +77,20 @@ def _configs(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
         return {}
     configs = {}
     for name, text in database.execute("SELECT run_name, config FROM configs"):
-        config = parse(text) if isinstance(text, str) else None
+        config = _json(text)
         if isinstance(config, dict):
             configs[str(name)] = {k: str(v) for k, v in flatten(config) if v is not None}
     return configs
+
+
+def _json(cell: object) -> object:
+    """The value of a JSON cell, which newer versions write as bytes."""
+    if isinstance(cell, bytes):
+        try:
+            cell = cell.decode()
+        except UnicodeDecodeError:
+            return None
+    return parse(cell) if isinstance(cell, str) else None
 
 
 @contextmanager
