@@ -1,1 +1,55 @@
-"""Every RL run comes with a forecast."""
+"""Every RL run comes with a forecast.
+
+>>> from scalerl import fit, load_run
+>>> fit(load_run("example:paper-8b"), lo=1500, hi=50000).forecast(100_000).quantiles([0.5]).shape
+(1, 1)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+#: Public names and the module each lives in: nothing is imported before it is used, so that
+#: `import scalerl` and `scalerl --help` stay instant.
+_HOME = {
+    "Fit": "scalerl.curves.fit",
+    "Forecast": "scalerl.curves.forecast",
+    "InputError": "scalerl.errors",
+    "Run": "scalerl.runs.record",
+    "backtest": "scalerl.curves.backtest",
+    "compare": "scalerl.curves.compare",
+    "fit": "scalerl.curves.fit",
+    "fit_all": "scalerl.curves.fit",
+    "forecast": "scalerl.curves.outlook",
+    "load_run": "scalerl.runs",
+    "load_runs": "scalerl.runs",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]
+
+if TYPE_CHECKING:
+    from scalerl.curves.backtest import backtest as backtest
+    from scalerl.curves.compare import compare as compare
+    from scalerl.curves.fit import Fit as Fit
+    from scalerl.curves.fit import fit as fit
+    from scalerl.curves.fit import fit_all as fit_all
+    from scalerl.curves.forecast import Forecast as Forecast
+    from scalerl.curves.outlook import forecast as forecast
+    from scalerl.errors import InputError as InputError
+    from scalerl.runs import load_run as load_run
+    from scalerl.runs import load_runs as load_runs
+    from scalerl.runs.record import Run as Run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'scalerl' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -95,7 +95,12 @@ class Sigmoid:
         slope = (self.A - self.R_0) * f * (1.0 - f)
         distance = np.where(slope != 0.0, log_compute(c) - np.log(self.C_mid), 0.0)
         return np.stack(
-            [1.0 - f, f, slope * np.where(slope != 0.0, distance, 0.0), -slope * self.B / self.C_mid],
+            [
+                1.0 - f,
+                f,
+                slope * np.where(slope != 0.0, distance, 0.0),
+                -slope * self.B / self.C_mid,
+            ],
             axis=-1,
         )
 

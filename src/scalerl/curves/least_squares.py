@@ -53,7 +53,9 @@ def fit_sigmoid(
     positive = t[np.isfinite(t)]
     axes = [
         np.linspace(*np.log(B_RANGE), CELLS[0]),
-        np.linspace(positive[0] + np.log(MID_RANGE[0]), positive[-1] + np.log(MID_RANGE[1]), CELLS[1]),
+        np.linspace(
+            positive[0] + np.log(MID_RANGE[0]), positive[-1] + np.log(MID_RANGE[1]), CELLS[1]
+        ),
     ]
     best = (np.inf, 0.0, 0.0, 0.0, 0.0)
     for _ in range(REFINE_ROUNDS + 1):
@@ -62,7 +64,13 @@ def fit_sigmoid(
         low, high, sse = _linear(f, y, r0, a)
         i = int(np.argmin(sse))
         if sse[i] < best[0]:
-            best = (float(sse[i]), float(low[i]), float(high[i]), float(log_b[i]), float(log_mid[i]))
+            best = (
+                float(sse[i]),
+                float(low[i]),
+                float(high[i]),
+                float(log_b[i]),
+                float(log_mid[i]),
+            )
         axes = [
             best[3 + k] + np.linspace(-1.0, 1.0, REFINE_CELLS) * (axis[1] - axis[0])
             for k, axis in enumerate(axes)

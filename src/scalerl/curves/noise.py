@@ -44,7 +44,9 @@ def _robust_mean_square(d: Array) -> float:
     """Mean of d^2 with each term clipped at 9 times its typical value."""
     squares = d * d
     typical = float(np.median(squares)) / CHI2_MEDIAN
-    return float(np.minimum(squares, 9.0 * typical).mean()) if typical > 0 else float(squares.mean())
+    return (
+        float(np.minimum(squares, 9.0 * typical).mean()) if typical > 0 else float(squares.mean())
+    )
 
 
 def score_variance(score: Array, n_eval: Array | None) -> float:

@@ -143,7 +143,5 @@ def fit_paper_fast(
 
 def _best(r0: float, a_grid: Array, mid_grid: Array, sse: Array, b_grid: Array) -> PaperFit:
     i, j = np.unravel_index(int(np.argmin(sse)), sse.shape)
-    law = Sigmoid(
-        R_0=r0, A=float(a_grid[i]), B=float(b_grid[i, j]), C_mid=float(mid_grid[j])
-    )
+    law = Sigmoid(R_0=r0, A=float(a_grid[i]), B=float(b_grid[i, j]), C_mid=float(mid_grid[j]))
     return PaperFit(law, float(sse[i, j]), a_grid, mid_grid, sse, b_grid)

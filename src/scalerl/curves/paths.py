@@ -31,7 +31,7 @@ class Future:
     #: sd of ln g at d = 0.7 (a doubling), growing like sqrt(d) up to twice that horizon.
     gain_sd: float = 0.3
     #: Rate in ln C at which the present departure from the law fades.
-    revert: float = 0.35
+    revert: float = 0.3
     #: Chance of a rougher future, and how much rougher.
     jump_chance: float = 0.05
     jump_size: float = 4.0

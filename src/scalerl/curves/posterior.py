@@ -11,12 +11,13 @@ integrated out exactly; what remains is a sum over B x C_mid x tau, computed as 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import logistic
+from scalerl.curves.laws import log_compute, logistic
 from scalerl.curves.noise import Points
 from scalerl.curves.walk import Walk
 
@@ -47,15 +48,13 @@ class Priors:
     r0_sd: float = 0.5
     a_step: float = 0.12
     a_sd: float = 0.35
-    #: A given R_0 is known to this precision.
-    r0_given_sd: float = 1e-3
     #: tau in units of the curve's rise, and the weight of each.
     tau: tuple[float, ...] = (0.006, 0.02, 0.06, 0.18)
     tau_weight: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
     #: s2 ~ inverse gamma with this many degrees of freedom about 1.
     nu0: float = 6.0
     #: How much faster the walk moves at the start of the window.
-    early: float = 6.0
+    early: float = 4.0
 
 
 #: Posterior draws behind every interval.
@@ -86,6 +85,17 @@ class Draws:
     def __len__(self) -> int:
         return len(self.a)
 
+    def every(self, k: int) -> Draws:
+        """Every k-th draw."""
+        return Draws(
+            self.r0[::k],
+            self.a[::k],
+            self.log_b[::k],
+            self.log_mid[::k],
+            self.s2[::k],
+            self.tau[::k],
+        )
+
     def law(self, t: Array) -> Array:
         """The law at ln C = t for every draw: (draws, len(t)). t = -inf is C = 0."""
         f = logistic(self.b[:, None] * (t[None, :] - self.log_mid[:, None]))
@@ -107,6 +117,12 @@ class Posterior:
     inside: float
     #: Grid spacing in (ln B, ln C_mid), by which reported values are spread out.
     spacing: tuple[float, float]
+
+    def median_law(self, compute: Array) -> Array:
+        """Median of the bare law, from every 16th draw, at up to 64 knots between."""
+        t = log_compute(np.maximum(compute, 1e-300))
+        knots = t if len(t) <= 64 else np.linspace(max(t[0], t[-1] - 30.0), t[-1], 64)
+        return np.interp(t, knots, np.median(self.draws.every(16).law(knots), axis=0))
 
     def inside_window(self, t: Array, rng: np.random.Generator) -> Array:
         """The pass rate at ln C = t within the window, (draws, len(t)): law plus u given the data.
@@ -196,7 +212,8 @@ def sample_posterior(
     priors: Priors,
     draws: int = DRAWS,
 ) -> Posterior:
-    """Draw from the posterior. `r0` given fixes R_0; None leaves it free around the first score."""
+    """Draw from the posterior. `r0` given pins R_0 to it within an evaluation's noise;
+    None leaves it free around the first score."""
     walk = Walk.of(points, points.scale * np.asarray(priors.tau), priors.early)
     grid = _Grid.whole(points, t_end, priors)
     cells, f = _weigh(points, walk, grid, t_end, r0, priors)
@@ -262,7 +279,11 @@ class _Grid:
         ranges: list[tuple[float, float]] = []
         shrink = 1.0
         for axis, (values, step) in enumerate(
-            zip((self.log_b[:: self.shape[1]], self.log_mid[: self.shape[1]]), self.spacing, strict=True)
+            zip(
+                (self.log_b[:: self.shape[1]], self.log_mid[: self.shape[1]]),
+                self.spacing,
+                strict=True,
+            )
         ):
             used = np.flatnonzero(heavy.any(axis=1 - axis))
             first, last = max(used[0] - 1, 0), min(used[-1] + 1, len(values) - 1)
@@ -281,7 +302,7 @@ def _weigh(
         float(points.score[0]) if r0 is None else r0,
         float(np.clip(points.level + priors.a_step, 0.0, 1.0)),
     )
-    prior_sd = (priors.r0_sd if r0 is None else priors.r0_given_sd, priors.a_sd)
+    prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), priors.a_sd)
     f = _fractions(points, np.exp(grid.log_b), grid.log_mid)
     white = walk.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
     cells = solve_cells(

@@ -1,0 +1,208 @@
+"""Would you have been right? Fit the first part of known runs, predict the rest, and keep score.
+
+For each run of at least MIN_RUN points and each fraction f: fit on compute <= f x the last compute
+(at least MIN_WINDOW points), predict the mean score of the last tenth of the points. Scores:
+absolute error of the median; CRPS as the mean of 2 x pinball loss over the levels 0.05 ... 0.95; how
+often the 50 % and 90 % intervals hold; their width; skill = 1 - CRPS / CRPS of "no change".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.fit import Fit, fit, fit_paper_run
+from scalerl.curves.noise import score_variance
+from scalerl.errors import InputError
+from scalerl.runs.record import Run
+
+Array = npt.NDArray[np.float64]
+
+MIN_RUN = 12
+MIN_WINDOW = 6
+LEVELS = np.arange(1, 20) / 20.0
+
+#: Name of each method in the tables, ours last.
+METHODS: dict[str, Callable[[Run], Fit]] = {
+    "no change": lambda run: fit(run, law="no-change"),
+    "paper": fit_paper_run,
+    "power law": lambda run: fit(run, law="power"),
+    "scalerl": lambda run: fit(run),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One method on one run and fraction."""
+
+    run: str
+    source: str
+    run_class: str
+    fraction: float
+    method: str
+    truth: float
+    median: float
+    crps: float
+    in50: bool
+    in90: bool
+    width90: float
+    #: The same over every held-out point, one by one.
+    point_crps: float
+    point_in90: float
+    alarm: bool
+
+    @property
+    def error(self) -> float:
+        return abs(self.truth - self.median)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backtest:
+    """All scores, and their summary by any of their fields."""
+
+    scores: tuple[Score, ...]
+    skipped: tuple[str, ...]
+
+    def summary(self, *by: str, **only: Any) -> list[dict[str, Any]]:
+        """One row per method and combination of the fields in `by`, for the scores that match
+        `only`: summary("fraction", run_class="healthy")."""
+        rows: dict[tuple[Any, ...], list[Score]] = {}
+        for s in self.scores:
+            if all(getattr(s, k) == v for k, v in only.items()):
+                rows.setdefault((*(getattr(s, k) for k in by), s.method), []).append(s)
+        base = {k[:-1]: _mean(v, "crps") for k, v in rows.items() if k[-1] == "no change"}
+        out = []
+        for key, found in rows.items():
+            reference = base.get(key[:-1], float("nan"))
+            crps = _mean(found, "crps")
+            out.append(
+                {
+                    **dict(zip((*by, "method"), key, strict=True)),
+                    "tasks": len(found),
+                    "median_error": float(np.median([s.error for s in found])),
+                    "mean_error": _mean(found, "error"),
+                    "crps": crps,
+                    "skill": 1.0 - crps / reference if reference > 0 else None,
+                    "cover50": _mean(found, "in50"),
+                    "cover90": _mean(found, "in90"),
+                    "width90": _mean(found, "width90"),
+                    "point_crps": _mean(found, "point_crps"),
+                    "point_cover90": _mean(found, "point_in90"),
+                }
+            )
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "overall": self.summary(),
+            "by_class": self.summary("run_class"),
+            "by_class_and_fraction": self.summary("run_class", "fraction"),
+            "by_class_and_source": self.summary("run_class", "source"),
+            "skipped": list(self.skipped),
+            "scores": [
+                {f: getattr(s, f) for f in Score.__dataclass_fields__} | {"error": s.error}
+                for s in self.scores
+            ],
+        }
+
+
+def _mean(scores: Sequence[Score], name: str) -> float:
+    return float(np.mean([getattr(s, name) for s in scores]))
+
+
+def classify(run: Run) -> str:
+    """healthy | declining | flat, judged from the whole run: a run is declining if its last tenth
+    lies more than 4 standard errors and 0.02 below its best tenth, flat if it never rose by more."""
+    k = max(2, len(run) // 10)
+    sums = np.concatenate([[0.0], np.cumsum(run.score)])
+    means = (sums[k:] - sums[:-k]) / k
+    margin = max(0.02, 4.0 * float(np.sqrt(2.0 * score_variance(run.score, run.n_eval) * 2.0 / k)))
+    rise = float(means.max() - means[0])
+    if means.max() - means[-1] > max(margin, 0.25 * max(rise, 0.0)):
+        return "declining"
+    return "healthy" if rise > margin else "flat"
+
+
+def backtest(
+    runs: Iterable[Run],
+    fractions: Sequence[float] = (0.25, 0.5, 0.75),
+    methods: Sequence[str] | None = None,
+    classes: dict[str, str] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Backtest:
+    """Back-test the methods on these runs. `classes` gives each run's class by name where it is
+    known; otherwise `classify` judges it from the whole run.
+
+    >>> from scalerl import load_runs
+    >>> result = backtest(load_runs("example:paper-8b"), methods=["no change", "scalerl"])
+    >>> [row["method"] for row in result.summary()]
+    ['no change', 'scalerl']
+    """
+    names = list(METHODS) if methods is None else list(methods)
+    for name in names:
+        if name not in METHODS:
+            raise InputError(f"no method {name!r} to back-test: choose from {', '.join(METHODS)}")
+    for f in fractions:
+        if not 0.0 < f < 1.0:
+            raise InputError(f"a fraction of the run must lie between 0 and 1, not {f:g}")
+    tasks: list[tuple[Run, float, Run, Run]] = []
+    skipped = []
+    for run in runs:
+        before = len(tasks)
+        if len(run) >= MIN_RUN:
+            for f in fractions:
+                window = run.window(None, f * run.compute[-1])
+                if len(window) >= MIN_WINDOW:
+                    rest = run.compute > f * run.compute[-1]
+                    tasks.append((run, f, window, run.window(run.compute[rest][0])))
+        if len(tasks) == before:
+            skipped.append(f"{run.name}: {len(run)} points are too few to hold some back")
+    if not tasks:
+        raise InputError(
+            f"nothing to back-test: a run needs {MIN_RUN} points, {MIN_WINDOW} of them in the window"
+        )
+    scores = []
+    for i, (run, f, window, rest) in enumerate(tasks):
+        kind = (classes or {}).get(run.name) or classify(run)
+        last = max(1, round(0.1 * len(run)))
+        scores += [_score(name, run, kind, f, window, rest, last) for name in names]
+        if progress is not None:
+            progress((i + 1) / len(tasks))
+    return Backtest(tuple(scores), tuple(skipped))
+
+
+def _score(
+    method: str, run: Run, kind: str, fraction: float, window: Run, rest: Run, last: int
+) -> Score:
+    fitted = METHODS[method](window)
+    truth = rest.score[-last:]
+    q = fitted.forecast(rest.compute[-last:]).mean_quantiles(LEVELS)
+    each = fitted.forecast(rest.compute).quantiles(LEVELS, observed=True)
+    inside = (each[:, 0] <= rest.score) & (rest.score <= each[:, -1])
+    y = float(truth.mean())
+    return Score(
+        run=run.name,
+        source=run.group or "",
+        run_class=kind,
+        fraction=fraction,
+        method=method,
+        truth=y,
+        median=float(q[9]),
+        crps=float(crps(q, y)),
+        in50=bool(q[4] <= y <= q[14]),
+        in90=bool(q[0] <= y <= q[18]),
+        width90=float(q[18] - q[0]),
+        point_crps=float(np.mean([crps(row, v) for row, v in zip(each, rest.score, strict=True)])),
+        point_in90=float(inside.mean()),
+        alarm=fitted.alarm is not None,
+    )
+
+
+def crps(quantiles: Array, truth: float) -> Array:
+    """Mean over LEVELS of twice the pinball loss."""
+    e = truth - quantiles
+    return np.mean(2.0 * np.maximum(LEVELS * e, (LEVELS - 1.0) * e), axis=-1)

@@ -1,0 +1,216 @@
+"""Answers for people: when will it reach a score, what does the next doubling buy, go on or stop?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.fit import Fit, fit
+from scalerl.curves.forecast import Forecast, tails
+from scalerl.errors import InputError
+from scalerl.runs.record import Run
+
+Array = npt.NDArray[np.float64]
+
+#: Targets are looked for up to this many times the compute spent so far.
+HORIZON = 100.0
+#: Extra compute that a recommendation may ask for, as multiples of what was spent.
+MULTIPLES = (1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """When a score will be reached. Times are inf where that many futures never get there."""
+
+    score: float
+    #: Chance that the true pass rate reaches it within HORIZON times the compute spent.
+    probability: float
+    median: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "score": self.score,
+            "probability": self.probability,
+            "within": HORIZON,
+            "compute": {
+                "median": _finite(self.median),
+                "interval": [_finite(v) for v in self.interval],
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What an amount of further compute buys, in pass rate."""
+
+    compute: float
+    median: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"compute": self.compute, "gain": self.median, "interval": list(self.interval)}
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Stop, or go on to `compute`, and what that is expected to be worth."""
+
+    action: str
+    compute: float
+    expected_net: float
+    probability_pays: float
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "action": self.action,
+            "compute": self.compute,
+            "expected_net": self.expected_net,
+            "probability_pays": self.probability_pays,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A fit's answers at once: scores ahead, targets, the next doubling, a recommendation."""
+
+    fit: Fit
+    at: Forecast
+    targets: tuple[Target, ...]
+    next_doubling: Gain
+    recommendation: Recommendation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.at.to_dict(),
+            "x": self.fit.run.x_kind,
+            "identified": self.fit.identified,
+            "targets": [t.to_dict() for t in self.targets],
+            "next_doubling": self.next_doubling.to_dict(),
+            "recommendation": None
+            if self.recommendation is None
+            else self.recommendation.to_dict(),
+            "warnings": list(self.fit.warnings),
+        }
+
+
+def forecast(
+    run: Fit | Run,
+    at: npt.ArrayLike | None = None,
+    target: Sequence[float] = (),
+    price: float | None = None,
+    value: float | None = None,
+    **options: Any,
+) -> Outlook:
+    """Everything `scalerl forecast` prints, for a run or a fit of it.
+
+    at      amounts of compute; by default twice what was spent
+    target  scores whose compute is wanted
+    price, value   cost of a unit of compute and worth of one point (0.01) of pass rate, in the
+            same currency: adds a recommendation to stop or go on
+
+    >>> from scalerl import load_run
+    >>> o = forecast(load_run("example:paper-8b"), at=[100_000], target=[0.6, 0.9])
+    >>> o.targets[0].probability > 0.9, o.targets[1].probability < 0.2
+    (True, True)
+    """
+    f = run if isinstance(run, Fit) else fit(run, **options)
+    compute = [2.0 * f.end] if at is None else at
+    advice = None
+    if (price is None) != (value is None):
+        raise InputError(
+            "a recommendation needs both a price per unit of compute and a value per point"
+        )
+    if price is not None and value is not None:
+        advice = recommend(f, price, value)
+    return Outlook(f, f.forecast(compute), reach(f, target), gain(f, 2.0), advice)
+
+
+def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:
+    """Compute at which the true pass rate first reaches each score, with its probability."""
+    if not len(scores):
+        return ()
+    for score in scores:
+        if not 0.0 < score <= 1.0:
+            raise InputError(f"a target is a score in (0, 1], not {score:g}")
+    first = f.points.compute[f.points.compute > 0][0]
+    knots = np.concatenate(
+        [np.geomspace(first, f.end, 24)[:-1], np.geomspace(f.end, HORIZON * f.end, 40)]
+    )
+    levels = f.belief.levels(knots)
+    return tuple(_reach(levels, np.log(knots), float(s), f.level) for s in scores)
+
+
+def _reach(levels: Array, log_knots: Array, score: float, level: float) -> Target:
+    above = levels >= score
+    reached = above.any(axis=1)
+    i = np.maximum(np.argmax(above, axis=1), 1)
+    rows = np.arange(len(levels))
+    before, after = levels[rows, i - 1], levels[rows, i]
+    share = np.clip((score - before) / np.where(after > before, after - before, 1.0), 0.0, 1.0)
+    when = np.exp(log_knots[i - 1] + share * (log_knots[i] - log_knots[i - 1]))
+    when = np.where(above[:, 0], np.exp(log_knots[0]), when)
+    when = np.where(reached, when, np.inf)
+    low, mid, high = _quantiles_with_inf(when, (tails(level)[0], 0.5, tails(level)[1]))
+    return Target(score, float(reached.mean()), mid, (low, high))
+
+
+def _quantiles_with_inf(values: Array, levels: Sequence[float]) -> list[float]:
+    """Order statistics: interpolating towards inf would give nan."""
+    ordered = np.sort(values)
+    index = [min(int(np.ceil(p * (len(ordered) - 1))), len(ordered) - 1) for p in levels]
+    return [float(ordered[i]) for i in index]
+
+
+def gain(f: Fit, multiple: float) -> Gain:
+    """What going on to `multiple` times the compute spent would add to the pass rate."""
+    levels = f.belief.levels(np.array([f.end, multiple * f.end]))
+    low, mid, high = sample_quantiles(
+        levels[:, 1] - levels[:, 0], (tails(f.level)[0], 0.5, tails(f.level)[1])
+    )
+    return Gain(multiple * f.end, float(mid), (float(low), float(high)))
+
+
+def beats(a: Fit, b: Fit, compute: float) -> float:
+    """Probability that run `a` scores higher than run `b` at this compute."""
+    at = np.array([float(compute)])
+    la, lb = a.belief.levels(at)[:, 0], b.belief.levels(at)[:, 0]
+    n = min(len(la), len(lb))
+    return float((la[:n] > lb[:n]).mean() + 0.5 * (la[:n] == lb[:n]).mean())
+
+
+def recommend(f: Fit, price: float, value: float) -> Recommendation:
+    """Stop or go on: the amount of compute with the best expected worth of gain minus cost."""
+    if price < 0 or value < 0:
+        raise InputError("price and value must be 0 or more")
+    if f.alarm is not None:
+        return Recommendation("stop", f.end, 0.0, 0.0, f"{f.alarm}: find the cause first")
+    ends = f.end * np.array((1.0, *MULTIPLES))
+    levels = f.belief.levels(ends)
+    net = 100.0 * value * (levels[:, 1:] - levels[:, :1]) - price * (ends[1:] - f.end)
+    expected = net.mean(axis=0)
+    best = int(np.argmax(expected))
+    chance = float((net[:, best] > 0).mean())
+    more = ends[1:][best]
+    if expected[best] <= 0:
+        return Recommendation(
+            "stop", f.end, 0.0, chance, "no amount of further compute is expected to pay for itself"
+        )
+    return Recommendation(
+        "continue",
+        float(more),
+        float(expected[best]),
+        chance,
+        f"going on to {more:.4g} is expected to be worth {expected[best]:.4g} more than it costs",
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
