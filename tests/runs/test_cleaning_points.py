@@ -61,6 +61,13 @@ def test_rows_without_numbers_are_dropped_and_counted() -> None:
     assert any("dropped" in note for note in run.notes)
 
 
+def test_a_hole_in_a_dense_column_is_counted_and_a_sparse_column_has_none() -> None:
+    dense = load_run({"step": range(1, 10), "acc": [0.1] * 4 + [None] + [0.1] * 4})
+    assert dense.notes == ("1 of 9 rows without a finite compute and score dropped",)
+    sparse = {"step": range(1, 10), "acc": [0.1] + [None] * 7 + [float("inf")]}
+    assert load_run(sparse).notes == ("1 of 2 rows without a finite compute and score dropped",)
+
+
 def test_zero_one_point_and_constant_runs_load() -> None:
     assert load_run({"step": [0], "acc": [0.5]}).compute.tolist() == [0]
     assert load_run({"step": [0, 1], "acc": [0, 0]}).score.tolist() == [0, 0]

@@ -35,7 +35,7 @@ CASES = [
     ("records.json", ["records"], "eval/accuracy", "steps", STEPS),
     ("history.parquet", ["history"], "validation/accuracy", "steps", STEPS),
     ("tensorboard", ["plain", "tensor"], "eval/accuracy", "steps", STEPS),
-    ("wandb", ["grpo-seed-1", "grpo-seed-2"], "eval/gsm8k/accuracy", "steps", STEPS),
+    ("wandb-offline", ["grpo-seed-1", "grpo-seed-2"], "eval/gsm8k/accuracy", "steps", STEPS),
     ("trackio.db", ["grpo-1", "grpo-2"], "eval/reward", "steps", STEPS),
     ("run-directories", ["seed-1", "seed-2"], "pass_rate", "gpu_hours", STEPS / 100),
 ]
@@ -113,7 +113,7 @@ def test_one_event_file_may_be_named() -> None:
 
 
 def test_wandb_files_carry_name_group_and_configuration() -> None:
-    runs = load_runs(FIXTURES / "wandb", group_by="recipe", x="_runtime*8")
+    runs = load_runs(FIXTURES / "wandb-offline", group_by="recipe", x="_runtime*8")
     assert {run.group for run in runs} == {"grpo"}
     assert runs[0].x_kind == "gpu_hours"
 

@@ -21,7 +21,7 @@ from scalerl.runs import Run, load_runs
 
 EVENTS = "tensorboard/plain/events.out.tfevents.1700000000.host.1.0"
 TENSORS = "tensorboard/tensor/events.out.tfevents.1700000000.host.1.0"
-WANDB = "wandb/offline-run-20260101_000000-run0/run-run0.wandb"
+WANDB = "wandb-offline/offline-run-20260101_000000-run0/run-run0.wandb"
 STATE = "trl-output/checkpoint-12/trainer_state.json"
 #: Mutations of each fixture; 10,000 together.
 COUNTS = {

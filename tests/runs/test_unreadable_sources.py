@@ -35,7 +35,7 @@ def other_sqlite(path: Path) -> None:
 
 
 EVENTS = "tensorboard/plain/events.out.tfevents.1700000000.host.1.0"
-WANDB = "wandb/offline-run-20260101_000000-run0/run-run0.wandb"
+WANDB = "wandb-offline/offline-run-20260101_000000-run0/run-run0.wandb"
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (text(""), "the file is empty"),

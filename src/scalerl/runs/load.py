@@ -136,7 +136,7 @@ def _finish(
         try:
             values, notes = rescale(pooled, y_name, scale)
         except InputError as error:
-            widest = max(same, key=lambda i: float(np.abs(curves[i].y).max(initial=0.0)))
+            widest = max(same, key=lambda i: np.nanmax(np.abs(curves[i].y), initial=0.0))
             raise InputError(f"{curves[widest].name}: {error}") from None
         ends = np.cumsum([len(curves[i].y) for i in same])[:-1]
         for i, part in zip(same, np.split(values, ends), strict=True):

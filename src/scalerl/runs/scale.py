@@ -33,12 +33,18 @@ _SLACK = 1e-9
 
 
 def rescale(score: Array, name: str, scale: str | float | None = None) -> tuple[Array, list[str]]:
-    """Scores in [0, 1], and a note where they were changed.
+    """Scores in [0, 1], and a note where they were changed. What is not finite stays as it is.
 
     >>> import numpy as np
     >>> rescale(np.array([12.0, 40.0]), "val_accuracy")
     (array([0.12, 0.4 ]), ['val_accuracy is in percent: divided by 100'])
     """
+    finite = np.isfinite(score)
+    if not finite.all():
+        inner, notes = rescale(score[finite], name, scale)
+        result = score.copy()
+        result[finite] = inner
+        return result, notes
     if not score.size:
         return score, []
     if scale is None:

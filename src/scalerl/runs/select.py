@@ -68,7 +68,7 @@ def to_curve(table: Table, choice: Choice) -> Curve:
     for column in dict.fromkeys((x_name, y_name)):
         if bad := table.count_unreadable(column) if column in numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
-    here = np.isfinite(y)
+    here = _rows_of_score(table.columns[y_name], y)
     n_eval = _read_n_eval(table, choice.n_eval, notes)
     return Curve(
         name=table.name,
@@ -82,6 +82,17 @@ def to_curve(table: Table, choice: Choice) -> Curve:
         source=table.source,
         notes=[*table.notes, *notes],
     )
+
+
+def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The rows that are meant to hold a score, whether or not they hold a finite one.
+
+    Where more than three rows in four have one, a row without is a hole, which cleaning counts.
+    Otherwise the log is sparse: rows without a score are rows of other metrics.
+    """
+    if np.isfinite(y).mean() > 0.75:
+        return np.ones(len(y), dtype=bool)
+    return np.array([not is_missing(cell) for cell in cells], dtype=bool)
 
 
 def _split_wandb_export(table: Table) -> list[Table]:

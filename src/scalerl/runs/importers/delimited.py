@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -22,8 +23,8 @@ _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 def read_delimited(path: Path, name: str) -> Table:
     """The table in a CSV or TSV file."""
-    lines = Lines(path)
-    delimiter = _sniff(list(islice((line for line in lines if line.strip()), 20)))
+    with closing(iter(Lines(path))) as start:
+        delimiter = _sniff(list(islice((line for line in start if line.strip()), 20)))
     notes: list[str] = []
     lines = Lines(path)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Lines:
     path: Path
     complete: bool = field(default=True, init=False)
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Generator[str, None, None]:
         head = read_head(self.path, 4)
         encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
         number = 0
