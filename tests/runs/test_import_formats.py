@@ -235,3 +235,25 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_run_is_the_record() -> None:
     assert isinstance(load_run("example:paper-8b"), Run)
+
+
+def test_runs_of_one_name_are_called_by_what_differs_in_their_path(tmp_path: Path) -> None:
+    for place in ("first", "second"):
+        shutil.copytree(FIXTURES / "run-directories/seed-1", tmp_path / place / "run")
+        shutil.copy(FIXTURES / "records.json", tmp_path / place / "log.json")
+    names = [run.name for run in load_runs(tmp_path)]
+    assert names == ["first/log", "first/run", "second/log", "second/run"]
+
+
+def test_event_files_of_a_resumed_job_are_one_run_beside_their_subdirectories(
+    tmp_path: Path,
+) -> None:
+    from torch_free_events import write_events
+
+    write_events(tmp_path / "job/events.out.tfevents.1.a", [(0, 0.1), (10, 0.2), (20, 0.3)])
+    write_events(tmp_path / "job/events.out.tfevents.2.a", [(10, 0.25), (20, 0.35), (30, 0.4)])
+    write_events(tmp_path / "job/other/events.out.tfevents.3.a", [(0, 0.5)])
+    job, other = load_runs(tmp_path)
+    assert (job.name, other.name) == ("job", "other")
+    assert job.compute.tolist() == [0, 10, 20, 30]
+    np.testing.assert_allclose(job.score, [0.1, 0.25, 0.35, 0.4])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,14 +182,26 @@ def _matching(runs: Iterable[Run], pattern: str | None) -> list[Run]:
 
 
 def _unique_names(runs: list[Run]) -> list[Run]:
-    """Runs of one name get the directory they lie in put before it, or a number after it."""
+    """Runs of one name get the part of their path that differs before it, or a number after it."""
+    counts = Counter(run.name for run in runs)
+    sources = {
+        name: [Path(run.source).parts[::-1] for run in runs if run.name == name]
+        for name, count in counts.items()
+        if count > 1
+    }
     taken: set[str] = set()
     result = []
     for run in runs:
         name = run.name
-        count = 2
+        if run.name in sources:
+            own = Path(run.source).parts[::-1]
+            columns = list(zip(*sources[run.name], strict=False))
+            differs = next((i for i, parts in enumerate(columns) if len(set(parts)) > 1), None)
+            if differs:
+                name = f"{own[differs]}/{run.name}"
+        plain, count = name, 2
         while name in taken:
-            name = f"{run.name} #{count}"
+            name = f"{plain} #{count}"
             count += 1
         taken.add(name)
         result.append(run if name == run.name else run.replace(name=name))

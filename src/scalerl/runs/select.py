@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast, get_args
 
 import numpy as np
@@ -141,7 +141,7 @@ def _pivot(table: Table) -> Table:
         if not is_missing(key):
             columns.setdefault(_text(key), [None] * length)[i] = cell
     found = {_text(k) for k in table.columns[metric] if not is_missing(k)}
-    table.columns = columns
+    table = replace(table, columns=columns, _numbers={})
     if len(found) == 1:
         table.y = found.pop()
     return table

@@ -32,11 +32,11 @@ Reader = Callable[[], Tables]
 
 def open_path(text: str | os.PathLike[str]) -> list[tuple[str, Reader]]:
     """The readers of everything a path stands for, each with the place it reads from."""
-    path = Path(text).expanduser()
     try:
+        path = Path(text).expanduser()
         exists = path.exists()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{text!s}: {error}") from None
     if exists:
         return _open(path)
     if glob.has_magic(str(path)):
@@ -125,6 +125,10 @@ def _walk(
     entries[0] += len(children)
     if entries[0] > MAX_ENTRIES:
         raise InputError(f"{folder}: over {MAX_ENTRIES} entries: name the log itself")
+    events = [child for child in children if "tfevents" in child.name and child.is_file()]
+    if events:
+        name = folder.resolve().name
+        yield str(folder), lambda: [tensorboard.read_events(events, name)]
     for child in children:
         if child.is_dir():
             if not child.name.startswith("."):
@@ -146,9 +150,6 @@ def _one_run(folder: Path) -> Reader | None:
         logs = sorted(folder.glob("*.wandb"))
         if len(logs) == 1:
             return lambda: [wandb_local.read_wandb(logs[0])]
-        events = sorted(p for p in folder.glob(tensorboard.PATTERN) if p.is_file())
-        if events and not any(child.is_dir() for child in folder.iterdir()):
-            return lambda: [tensorboard.read_events(events, folder.resolve().name)]
     except OSError:
         return None
     return None
@@ -159,7 +160,7 @@ def _file_reader(path: Path) -> Reader:
 
 
 def _looks_like_a_log(path: Path) -> bool:
-    if path.suffix.lower() in _LOGS or "tfevents" in path.name:
+    if path.suffix.lower() in _LOGS:
         return True
     if path.suffix.lower() != ".json":
         return False

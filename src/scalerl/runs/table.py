@@ -35,26 +35,31 @@ class Table:
     #: Column names the format itself prefers; used before the table of known names.
     x: str | None = None
     y: str | None = None
+    _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return max((len(c) for c in self.columns.values()), default=0)
 
     def numbers(self, column: str) -> Array:
         """The column as floats, nan where there is no number."""
-        return np.array([to_float(v) for v in self.columns[column]], dtype=np.float64)
+        if column not in self._numbers:
+            self._numbers[column] = _to_floats(self.columns[column])
+        return self._numbers[column]
 
     def is_numeric(self, column: str) -> bool:
         """Whether at least half of the cells that hold something hold a finite number."""
-        found = full = 0
-        for value in self.columns[column]:
-            if not is_missing(value):
-                full += 1
-                found += math.isfinite(to_float(value))
-        return found > 0 and found * 2 >= full
+        numbers = self.numbers(column)
+        found = int(np.isfinite(numbers).sum())
+        return found > 0 and found >= len(numbers) - found - self._count_missing(column)
 
     def count_unreadable(self, column: str) -> int:
         """Cells that hold something which is not a number."""
-        return sum(not is_missing(v) and math.isnan(to_float(v)) for v in self.columns[column])
+        return int(np.isnan(self.numbers(column)).sum()) - self._count_missing(column)
+
+    def _count_missing(self, column: str) -> int:
+        holes = np.flatnonzero(np.isnan(self.numbers(column)))
+        cells = self.columns[column]
+        return sum(is_missing(cells[i]) for i in holes)
 
     def take(self, rows: list[int], name: str) -> Table:
         """The table with only these rows, under another name."""
@@ -120,6 +125,15 @@ def to_float(value: object) -> float:
         except OverflowError:
             return math.inf
     return math.nan
+
+
+def _to_floats(cells: list[object]) -> Array:
+    if set(map(type, cells)) <= {int, float, type(None)}:
+        try:
+            return np.array(cells, dtype=np.float64)
+        except OverflowError:
+            pass
+    return np.array([to_float(cell) for cell in cells], dtype=np.float64)
 
 
 def to_timestamp(value: object) -> float:

@@ -18,8 +18,6 @@ from scalerl.runs.importers import wire
 from scalerl.runs.importers.files import read_bytes
 from scalerl.runs.table import Table, from_rows
 
-PATTERN = "*tfevents*"
-
 # TensorProto: data type -> (struct layout of its raw bytes, number of its own field).
 _DTYPES = {1: ("<f", 5), 2: ("<d", 6), 3: ("<i", 7), 9: ("<q", 10), 19: ("<e", 13)}
 
