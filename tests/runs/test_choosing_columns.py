@@ -119,6 +119,17 @@ def test_several_validation_scores_are_not_guessed_between() -> None:
     assert load_run(table, y="val-core/b/acc/mean@4").y_name.startswith("val-core/b")
 
 
+def test_a_pattern_of_scores_makes_one_run_of_each_column() -> None:
+    wide = {"step": STEPS, "seed 1": SCORES, "seed 2": SCORES}
+    assert [run.name for run in load_runs(wide, y="seed*")] == ["seed 1", "seed 2"]
+    mixed = {"step": STEPS, "loss": STEPS, "val-core/a/mean@4": SCORES, "val-core/b/mean@4": SCORES}
+    runs = load_runs(mixed, y="val-core/*")
+    assert [run.name for run in runs] == ["table val-core/a/mean@4", "table val-core/b/mean@4"]
+    assert load_run(mixed, y="*a/mean*").name == "table"
+    with pytest.raises(InputError, match="no column 'nothing"):
+        load_run(mixed, y="nothing*")
+
+
 def test_a_column_may_be_named_by_its_last_part() -> None:
     table = {"train/step": STEPS, "eval/acc": SCORES, "train/acc": SCORES, "eval/f1": SCORES}
     assert load_run(table, y="f1").y_name == "eval/f1"

@@ -257,3 +257,24 @@ def test_event_files_of_a_resumed_job_are_one_run_beside_their_subdirectories(
     assert (job.name, other.name) == ("job", "other")
     assert job.compute.tolist() == [0, 10, 20, 30]
     np.testing.assert_allclose(job.score, [0.1, 0.25, 0.35, 0.4])
+
+
+def test_json_of_every_layout_is_told_by_its_content(tmp_path: Path) -> None:
+    rows = [{"step": int(s), "acc": float(y)} for s, y in zip(STEPS, LOW, strict=True)]
+    columns = {"step": [row["step"] for row in rows], "acc": [row["acc"] for row in rows]}
+    state = {"epoch": 1, "log_history": rows}
+    for value, indent in [(v, i) for v in (rows, columns, state) for i in (None, 2)]:
+        path = tmp_path / "log.json"
+        path.write_text(json.dumps(value, indent=indent))
+        np.testing.assert_array_equal(load_run(path).score, LOW)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    np.testing.assert_array_equal(load_run(path).score, LOW)
+    path.write_text("{" + path.read_text())
+    assert len(load_run(path)) == len(STEPS) - 1
+
+
+def test_utf_16_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    for encoding in ("utf-8-sig", "utf-16"):
+        path = tmp_path / "log.csv"
+        path.write_text("step,acc\n1,0.1\n2,0.2\n", encoding=encoding)
+        assert len(load_run(path)) == 2

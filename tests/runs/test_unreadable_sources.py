@@ -34,6 +34,14 @@ def other_sqlite(path: Path) -> None:
         database.execute("CREATE TABLE metrics (name TEXT)")
 
 
+def endless_sqlite(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE VIEW metrics AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n)"
+            " SELECT i AS id, i AS run_name, i AS step, i AS metrics, i AS timestamp FROM n"
+        )
+
+
 EVENTS = "tensorboard/plain/events.out.tfevents.1700000000.host.1.0"
 WANDB = "wandb-offline/offline-run-20260101_000000-run0/run-run0.wandb"
 
@@ -64,6 +72,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut sqlite": (cut("trackio.db", 0.5), "SQLite"),
     "cut sqlite header": (cut("trackio.db", 0.001), "SQLite"),
     "other sqlite": (other_sqlite, "not trackio's"),
+    "endless sqlite": (endless_sqlite, "not trackio's"),
+    "one json object": (text('{"step": {"a": 1}}'), "no column|choose"),
     "damaged events": (
         lambda path: (
             path.write_bytes((FIXTURES / EVENTS).read_bytes().replace(b"eval", b"evil")) and None

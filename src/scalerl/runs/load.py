@@ -18,7 +18,7 @@ from scalerl.runs.importers.frames import is_frame, read_frame
 from scalerl.runs.importers.wandb_online import read_wandb_online
 from scalerl.runs.record import Run
 from scalerl.runs.scale import rescale
-from scalerl.runs.select import Choice, Curve, listing, shorten, split_runs, to_curve
+from scalerl.runs.select import Choice, Curve, listing, shorten, split_runs, split_scores, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.table import Table
 
@@ -38,7 +38,8 @@ def load_runs(
     `wandb:ENTITY/PROJECT[/RUN]`, a data frame, or a Run.
 
     x: the compute column, or `column*factor`, for example `hours*8` for 8 devices.
-    y: the score column. Found by name where the framework is known.
+    y: the score column. Found by name where the framework is known. A pattern such as
+        `val-core/*/mean@16` makes one run of each column it matches.
     run: keep only runs whose name matches this pattern.
     group_by: the column or configuration key that says which runs are replicates.
     n_eval: samples behind each score: a column or a number.
@@ -89,8 +90,13 @@ def _load(
     if isinstance(source, str) and source.startswith("example:"):
         example = load_example(source.removeprefix("example:"))
         return _matching([example], pattern), [example.name]
-    tables, problems = _read(source)
-    parts = [part for table in tables for part in split_runs(table)]
+    tables, problems = _read(source, pattern)
+    parts = [
+        piece
+        for table in tables
+        for part in split_runs(table)
+        for piece in split_scores(part, choice.y)
+    ]
     for part in parts:
         part.name = shorten(part.name, 200) or "run"
     names = [part.name for part in parts]
@@ -110,9 +116,10 @@ def _load(
     return runs, names
 
 
-def _read(source: Any) -> tuple[list[Table], list[InputError]]:
+def _read(source: Any, pattern: str | None) -> tuple[list[Table], list[InputError]]:
     if isinstance(source, str) and source.startswith("wandb:"):
-        return read_wandb_online(source.removeprefix("wandb:")), []
+        address = source.removeprefix("wandb:")
+        return read_wandb_online(address, lambda name: _matches(name, pattern)), []
     if isinstance(source, str | os.PathLike):
         tables: list[Table] = []
         problems: list[InputError] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import cast, get_args
 
@@ -55,6 +57,29 @@ def split_runs(table: Table) -> list[Table]:
     parts = [piece for part in parts for piece in _split_by(part, metrics.RUN, "{value}")]
     parts = [_pivot(part) for part in parts]
     return [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
+
+
+def split_scores(table: Table, asked: str | None) -> list[Table]:
+    """One table for each column that a pattern of scores matches, named after the column.
+
+    >>> t = Table("file", {"step": [1, 2], "seed-1": [0.1, 0.2], "seed-2": [0.2, 0.3]})
+    >>> [part.name for part in split_scores(t, "seed-*")]
+    ['seed-1', 'seed-2']
+    """
+    if asked is None or asked in table.columns or not set("*?[") & set(asked):
+        return [table]
+    computes = metrics.compute_columns(table.columns)
+    found = [
+        c
+        for c in table.columns
+        if fnmatch.fnmatchcase(c, asked) and c not in computes and table.is_numeric(c)
+    ]
+    parts = [replace(table, y=c, notes=table.notes[:]) for c in found]
+    if len(parts) > 1:
+        whole_table = len(parts) + len(computes) == len(table.columns)
+        for part in parts:
+            part.name = str(part.y) if whole_table else f"{table.name} {part.y}"
+    return parts or [table]
 
 
 def to_curve(table: Table, choice: Choice) -> Curve:
@@ -148,7 +173,8 @@ def _pivot(table: Table) -> Table:
 
 
 def _choose_y(table: Table, numeric: list[str], asked: str | None) -> tuple[str, list[str]]:
-    if asked is not None:
+    by_pattern = asked is not None and table.y is not None and fnmatch.fnmatchcase(table.y, asked)
+    if asked is not None and not by_pattern:
         return resolve(asked, table, numeric, "--y"), []
     if table.y is not None and table.y in numeric:
         return table.y, _training_note(table.y)
@@ -292,9 +318,9 @@ def suggest(asked: str, known: list[str], flag: str = "") -> str:
     return f"{use} {listing(near or known)}" if known else "the table has no such columns"
 
 
-def listing(names: object, most: int = 8) -> str:
+def listing(names: Iterable[object], most: int = 8) -> str:
     """At most eight names, and how many more there are."""
-    all_names = [shorten(str(n)) for n in names]  # type: ignore[attr-defined]
+    all_names = [shorten(str(name)) for name in names]
     text = ", ".join(all_names[:most])
     return text + (f" and {len(all_names) - most} more" if len(all_names) > most else "")
 

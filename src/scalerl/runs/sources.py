@@ -16,7 +16,7 @@ from scalerl.runs.importers import hugging_face, run_directory, tensorboard, wan
 from scalerl.runs.importers.delimited import read_delimited
 from scalerl.runs.importers.files import check_file, read_head
 from scalerl.runs.importers.parquet import read_parquet
-from scalerl.runs.importers.records import parse, read_json, read_jsonl
+from scalerl.runs.importers.records import is_json_lines, read_json, read_jsonl
 from scalerl.runs.importers.trackio import read_trackio
 from scalerl.runs.table import Table
 
@@ -82,26 +82,14 @@ def _read_text(path: Path, head: bytes, name: str) -> Table:
     if path.name == run_directory.FILE:
         return run_directory.read_run_directory(path.parent)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"["):
-        return read_json(path, name)
     if start.startswith(b"{"):
-        first = start.splitlines()[0]
-        if b'"log_history"' in head or path.name == hugging_face.FILE:
+        if is_json_lines(path):
+            return read_jsonl(path, name)
+        if path.name == hugging_face.FILE or b'"log_history"' in head:
             return hugging_face.read_trainer_state(path)
-        # An object that goes on after its first line is one JSON value, not JSON Lines.
-        if first.strip() == b"{" or _is_column_object(path, first, len(head)):
-            return read_json(path, name)
-        return read_jsonl(path, name)
+    if start.startswith((b"[", b"{")):
+        return read_json(path, name)
     return read_delimited(path, name)
-
-
-def _is_column_object(path: Path, first: bytes, looked_at: int) -> bool:
-    if len(first) >= looked_at - 4 and path.suffix != ".json":
-        return False
-    value = parse(first.decode("utf-8", "replace"))
-    if isinstance(value, dict):
-        return bool(value) and all(isinstance(v, list) for v in value.values())
-    return path.suffix == ".json"
 
 
 def _walk(

@@ -63,7 +63,15 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """The whole file as text."""
-    return "".join(Lines(path))
+    data = read_bytes(path)
+    encoding = _encoding(data)
+    try:
+        text = data.decode(encoding)
+    except UnicodeError:
+        raise InputError(f"{path}: not {encoding.upper()} text: save it as UTF-8") from None
+    if "\0" in text:
+        raise InputError(f"{path}: it has a NUL byte: the file is binary or damaged")
+    return text
 
 
 @dataclass
@@ -74,8 +82,7 @@ class Lines:
     complete: bool = field(default=True, init=False)
 
     def __iter__(self) -> Generator[str, None, None]:
-        head = read_head(self.path, 4)
-        encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
+        encoding = _encoding(read_head(self.path, 4))
         number = 0
         try:
             with self.path.open(encoding=encoding, newline="") as file:
@@ -99,6 +106,10 @@ class Lines:
             ) from None
         except OSError as error:
             raise InputError(f"{self.path}: {_reason(error)}") from None
+
+
+def _encoding(head: bytes) -> str:
+    return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -7,6 +7,8 @@ not JSON objects are left out and noted up to one in ten; more, and the file is 
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,21 @@ def read_json(path: Path, name: str) -> Table:
         if columns and len({len(v) for v in columns.values()}) == 1:
             return Table(name, columns, str(path))
     raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file that opens with a brace is JSON Lines, rather than one object.
+
+    It is when its first line is a whole record, or damaged but followed by another line that opens
+    one. An object whose values are all lists is a table by columns.
+    """
+    with closing(iter(Lines(path))) as lines:
+        first, second = islice(chain((line for line in lines if line.strip()), ("", "")), 2)
+    value = parse(first)
+    if isinstance(value, dict):
+        whole = "log_history" in value or all(isinstance(v, list) for v in value.values())
+        return bool(second) or not whole
+    return first.strip() != "{" and (not second or second.lstrip().startswith("{"))
 
 
 def load_json(path: Path) -> Any:

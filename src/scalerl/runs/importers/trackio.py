@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from scalerl.runs.importers.files import check_file
 from scalerl.runs.importers.records import parse
 from scalerl.runs.table import Table, flatten, from_rows
 
+#: Reading a project takes at most this long.
+MAX_SECONDS = 60.0
 _NEEDED = {"run_name", "step", "metrics", "timestamp"}
 
 
@@ -28,9 +31,10 @@ def read_trackio(path: Path) -> list[Table]:
     check_file(path)
     try:
         with _open(path) as database:
+            _limit(database)
             if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise InputError(f"{path}: the SQLite file is damaged")
-            present = {row[1] for row in database.execute("PRAGMA table_info(metrics)")}
+            present = _columns(database, "metrics")
             if not present >= _NEEDED:
                 raise InputError(f"{path}: an SQLite file, but not trackio's: it has no metrics")
             run = "run_id" if "run_id" in present else "run_name"
@@ -72,8 +76,7 @@ def _tables(
 
 
 def _configs(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
-    present = {row[1] for row in database.execute("PRAGMA table_info(configs)")}
-    if not present >= {"run_name", "config"}:
+    if not _columns(database, "configs") >= {"run_name", "config"}:
         return {}
     configs = {}
     for name, text in database.execute("SELECT run_name, config FROM configs"):
@@ -81,6 +84,21 @@ def _configs(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
         if isinstance(config, dict):
             configs[str(name)] = {k: str(v) for k, v in flatten(config) if v is not None}
     return configs
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    """The columns of a table; none if it is a view, which could compute anything."""
+    kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    if kind != ("table",):
+        return set()
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+
+
+def _limit(database: sqlite3.Connection) -> None:
+    """Stop statements that take longer than any real project needs."""
+    deadline = time.monotonic() + MAX_SECONDS
+    database.set_progress_handler(lambda: time.monotonic() > deadline, 1_000_000)
+    database.execute("PRAGMA trusted_schema=OFF")
 
 
 def _json(cell: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -12,10 +13,11 @@ from scalerl.errors import InputError
 from scalerl.runs.table import Table, flatten, from_rows
 
 
-def read_wandb_online(address: str) -> list[Table]:
+def read_wandb_online(address: str, wanted: Callable[[str], bool]) -> list[Table]:
     """The runs at ENTITY/PROJECT or ENTITY/PROJECT/RUN_ID, every row of their histories.
 
-    `scan_history` is complete; the shorter `history` is a sample of 500 rows.
+    Of runs whose name is not wanted nothing but the name is fetched. `scan_history` is complete;
+    the shorter `history` is a sample of 500 rows.
     """
     parts = [part for part in address.strip("/").split("/") if part]
     if len(parts) == 4 and parts[2] == "runs":
@@ -35,7 +37,7 @@ def read_wandb_online(address: str) -> list[Table]:
         api = wandb.Api(timeout=60)
         path = "/".join(parts)
         runs = [api.run(path)] if len(parts) == 3 else list(api.runs(path))
-        tables = [_table(run, path) for run in runs]
+        tables = [_table(run, path, wanted) for run in runs]
     except broken as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"wandb:{address}: {reason or type(error).__name__}") from None
@@ -44,10 +46,13 @@ def read_wandb_online(address: str) -> list[Table]:
     return tables
 
 
-def _table(run: Any, path: str) -> Table:
+def _table(run: Any, path: str, wanted: Callable[[str], bool]) -> Table:
+    name = run.name or run.id
+    if not wanted(name):
+        return Table(name, {})
     facts = {k: str(v) for k, v in flatten(dict(run.config)) if v is not None}
     return Table(
-        run.name or run.id,
+        name,
         from_rows(run.scan_history()),
         f"wandb:{path}",
         facts=facts,
