@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 #: Public names and the module each lives in: nothing is imported before it is used, so that
 #: `import scalerl` and `scalerl --help` stay instant.
 _HOME = {
-    "Fit": "scalerl.curves.fit",
+    "Fit": "scalerl.curves.result",
     "Forecast": "scalerl.curves.forecast",
     "InputError": "scalerl.errors",
     "Run": "scalerl.runs.record",
@@ -32,11 +32,11 @@ __all__ = [*sorted(_HOME), "__version__"]
 if TYPE_CHECKING:
     from scalerl.curves.backtest import backtest as backtest
     from scalerl.curves.compare import compare as compare
-    from scalerl.curves.fit import Fit as Fit
     from scalerl.curves.fit import fit as fit
     from scalerl.curves.fit import fit_all as fit_all
     from scalerl.curves.forecast import Forecast as Forecast
     from scalerl.curves.outlook import forecast as forecast
+    from scalerl.curves.result import Fit as Fit
     from scalerl.errors import InputError as InputError
     from scalerl.runs import load_run as load_run
     from scalerl.runs import load_runs as load_runs

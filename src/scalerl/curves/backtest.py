@@ -2,8 +2,8 @@
 
 For each run of at least MIN_RUN points and each fraction f: fit on compute <= f x the last compute
 (at least MIN_WINDOW points), predict the mean score of the last tenth of the points. Scores:
-absolute error of the median; CRPS as the mean of 2 x pinball loss over the levels 0.05 ... 0.95; how
-often the 50 % and 90 % intervals hold; their width; skill = 1 - CRPS / CRPS of "no change".
+absolute error of the median; CRPS as the mean of 2 x pinball loss over the levels 0.05 ... 0.95;
+how often the 50 % and 90 % intervals hold; their width; skill = 1 - CRPS / CRPS of "no change".
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.fit import Fit, fit, fit_paper_run
+from scalerl.curves.fit import fit
+from scalerl.curves.methods import fit_paper_run
 from scalerl.curves.noise import score_variance
+from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -115,8 +117,8 @@ def _mean(scores: Sequence[Score], name: str) -> float:
 
 
 def classify(run: Run) -> str:
-    """healthy | declining | flat, judged from the whole run: a run is declining if its last tenth
-    lies more than 4 standard errors and 0.02 below its best tenth, flat if it never rose by more."""
+    """healthy | declining | flat, judged from the whole run. Declining: its last tenth lies more
+    than 4 standard errors and 0.02 below its best tenth; flat: it never rose by more."""
     k = max(2, len(run) // 10)
     sums = np.concatenate([[0.0], np.cumsum(run.score)])
     means = (sums[k:] - sums[:-k]) / k
@@ -163,7 +165,7 @@ def backtest(
             skipped.append(f"{run.name}: {len(run)} points are too few to hold some back")
     if not tasks:
         raise InputError(
-            f"nothing to back-test: a run needs {MIN_RUN} points, {MIN_WINDOW} of them in the window"
+            f"nothing to back-test: a run needs {MIN_RUN} points, {MIN_WINDOW} in the window"
         )
     scores = []
     for i, (run, f, window, rest) in enumerate(tasks):
@@ -205,4 +207,4 @@ def _score(
 def crps(quantiles: Array, truth: float) -> Array:
     """Mean over LEVELS of twice the pinball loss."""
     e = truth - quantiles
-    return np.mean(2.0 * np.maximum(LEVELS * e, (LEVELS - 1.0) * e), axis=-1)
+    return np.asarray(np.mean(2.0 * np.maximum(LEVELS * e, (LEVELS - 1.0) * e), axis=-1))

@@ -6,171 +6,26 @@ noise (posterior.py). "paper" is the paper's own procedure (paper.py), to check 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves import least_squares as lsq
 from scalerl.curves import paper
-from scalerl.curves.alarm import Decline, find_decline
-from scalerl.curves.beliefs import (
-    Belief,
-    NoChangeBelief,
-    PointBelief,
-    SigmoidBelief,
-    normal_quantiles,
-    sample_quantiles,
+from scalerl.curves.methods import (
+    Window,
+    fit_no_change,
+    fit_paper_cells,
+    fit_posterior,
+    fit_power_law,
 )
-from scalerl.curves.forecast import Forecast, forecast_at, tails
-from scalerl.curves.laws import Law, NoChange, PowerLaw, Sigmoid
-from scalerl.curves.noise import prepare
-from scalerl.curves.paths import Future
-from scalerl.curves.posterior import DRAWS, Priors, sample_posterior
+from scalerl.curves.result import Fit, LawName, MethodName, R0Choice
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
 
-Array = npt.NDArray[np.float64]
-LawName = Literal["sigmoid", "power", "no-change"]
-MethodName = Literal["posterior", "paper"]
-R0Choice = float | Literal["first", "fit"] | None
-
 #: Fewer points than this cannot tell a law from noise.
 MIN_POINTS = 5
-#: The ceiling counts as identified when its 90 % interval is no wider than this.
-IDENTIFIED_WIDTH = 0.10
-#: An upper end of C_mid beyond this many times the window is set by the prior, not by the data.
-OPEN_MID = 12.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """A law fitted to a run.
-
-    >>> from scalerl import fit, load_run
-    >>> f = fit(load_run("example:paper-8b"), lo=1500)
-    >>> f.identified, f.law
-    (True, 'sigmoid')
-    >>> low, high = f.quantiles("A", [0.05, 0.95])
-    >>> bool(low < 0.645 < high)
-    True
-    """
-
-    #: The whole run; the fit used only the points inside `window`.
-    run: Run
-    window: tuple[float, float]
-    law: LawName
-    method: MethodName
-    level: float
-    #: "measured" (an evaluation at C = 0), "given", "first" (score of the window) or "fitted".
-    r0_source: str
-    params: dict[str, float]
-    identified: bool
-    alarm: str | None
-    rmse: float
-    warnings: tuple[str, ...]
-    belief: Belief = field(repr=False)
-    seed: int = field(repr=False, default=0)
-    decline: Decline | None = field(repr=False, default=None)
-    r0: R0Choice = field(repr=False, default=None)
-
-    @property
-    def name(self) -> str:
-        return self.run.name
-
-    @property
-    def points(self) -> Run:
-        """The points the fit used."""
-        return self.run.window(*self.window)
-
-    @property
-    def end(self) -> float:
-        """The last compute of the fitted window."""
-        return self.window[1]
-
-    def quantiles(self, name: str, levels: npt.ArrayLike) -> Array:
-        """Quantiles of "A" (where the run is heading), "B", "C_mid" or "R_0"."""
-        if name not in self.params:
-            raise InputError(f"no parameter {name!r}: choose one of {', '.join(self.params)}")
-        return sample_quantiles(self.belief.parameter(name), levels)
-
-    def interval(self, name: str, level: float | None = None) -> tuple[float, float]:
-        """Central interval of a parameter; its upper end is inf where the data do not bound it."""
-        low, high = self.quantiles(name, tails(self.level if level is None else level))
-        if name == "C_mid" and high > OPEN_MID * self.end:
-            high = np.inf
-        return float(low), float(high)
-
-    def forecast(self, at: npt.ArrayLike) -> Forecast:
-        """The pass rate at these amounts of compute, inside the window or beyond it."""
-        compute = np.atleast_1d(np.asarray(at, dtype=np.float64))
-        if compute.size == 0 or not np.isfinite(compute).all() or (compute < 0).any():
-            raise InputError("forecast needs one or more finite amounts of compute, 0 or more")
-        return forecast_at(
-            self.belief,
-            compute,
-            self.end,
-            run=self.name,
-            level=self.level,
-            seed=self.seed,
-            alarm=self.alarm,
-        )
-
-    def least_squares(self) -> lsq.PointFit:
-        """The law with the smallest sum of squares on the window, R_0 as in the fit."""
-        points = self.points
-        if self.law == "power":
-            return lsq.fit_power(points.compute, points.score)
-        fixed = self.params["R_0"] if self.r0_source in ("given", "first") else None
-        return lsq.fit_sigmoid(points.compute, points.score, r0=fixed)
-
-    def to_dict(self) -> dict[str, Any]:
-        bounds = {
-            k: [_finite(v) for v in self.interval(k)]
-            for k in ("A", "B", "C_mid")
-            if k in self.params
-        }
-        return {
-            "run": self.name,
-            "law": self.law,
-            "method": self.method,
-            "x": self.run.x_kind,
-            "n_points": len(self.points),
-            "window": list(self.window),
-            "params": dict(self.params),
-            "intervals": bounds,
-            "level": self.level,
-            "identified": self.identified,
-            "alarm": self.alarm,
-            "rmse": self.rmse,
-            "warnings": list(self.warnings),
-            "r0_source": self.r0_source,
-            "group": self.run.group,
-            "notes": list(self.run.notes),
-        }
-
-    def plot(self, path: str | None = None) -> Any:
-        """Draw points, fit, band and ceiling; returns the matplotlib figure."""
-        from scalerl.report.figures import plot_fit
-
-        return plot_fit(self, path)
-
-    def __repr__(self) -> str:
-        text = [f"Fit of {self.name!r}: {self.law}, {len(self.points)} points, {self.run.x_kind}"]
-        for name, value in self.params.items():
-            low, high = self.interval(name)
-            text.append(f"  {name:6s} {value:10.5g}  {self.level:.0%} [{low:.5g}, {high:.5g}]")
-        if not self.identified:
-            text.append("  the ceiling is not identified by these points")
-        return "\n".join(text)
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: an open end is null."""
-    return float(value) if np.isfinite(value) else None
 
 
 @overload
@@ -227,8 +82,9 @@ def fit(
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
     r0     a number: the score at zero compute is known; "first": it is the first score of the
-           window; "fit": it is a free parameter. By default free, steadied by an evaluation at C = 0
-           where there is one (method "paper": that evaluation, or what the source states, or first).
+           window; "fit": it is a free parameter. By default free, steadied by an evaluation at
+           C = 0 where there is one (method "paper": what the source states, or that evaluation,
+           or first).
     lo, hi use only the points with lo <= compute <= hi.
     a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones.
 
@@ -251,15 +107,15 @@ def fit(
         )
     inside = run.window(lo, hi)
     _check_points(inside, run, lo, hi)
-    window = (float(inside.compute[0]), float(inside.compute[-1]))
-    common = _Common(run, inside, window, level, r0, tuple(notes))
+    ends = (float(inside.compute[0]), float(inside.compute[-1]))
+    window = Window(run, inside, ends, level, r0, tuple(notes))
     if law == "power":
-        return _fit_power(common)
+        return fit_power_law(window)
     if law == "no-change":
-        return _fit_no_change(common)
+        return fit_no_change(window)
     if method == "paper":
-        return _fit_paper(common, paper_scale, a_grid, mid_grid, progress)
-    return _fit_posterior(common)
+        return fit_paper_cells(window, paper_scale, a_grid, mid_grid, progress)
+    return fit_posterior(window)
 
 
 def fit_all(
@@ -273,241 +129,6 @@ def fit_all(
         if progress is not None:
             progress((i + 1) / len(items))
     return fits
-
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """What every method needs."""
-
-    run: Run
-    inside: Run
-    window: tuple[float, float]
-    level: float
-    r0: R0Choice
-    notes: tuple[str, ...]
-
-    @property
-    def seed(self) -> int:
-        """From the data, so that the same points give the same answer and other points other luck."""
-        return zlib.crc32(self.inside.compute.tobytes() + self.inside.score.tobytes())
-
-    def decline(self) -> Decline | None:
-        points = prepare(self.inside.compute, self.inside.score, self.inside.n_eval)
-        return find_decline(self.inside.compute, self.inside.score, points)
-
-    def build(
-        self,
-        law: LawName,
-        method: MethodName,
-        belief: Belief,
-        params: dict[str, float],
-        curve: Array,
-        decline: Decline | None,
-        r0_source: str,
-        identified: bool,
-        warnings: Iterable[str] = (),
-    ) -> Fit:
-        found = [*self.notes, *warnings]
-        if decline is not None:
-            found.append(
-                "the law describes healthy runs; do not read a ceiling off a declining one"
-            )
-        if len(self.inside) < 10:
-            found.append(
-                f"only {len(self.inside)} points: intervals rest on the prior more than usual"
-            )
-        return Fit(
-            run=self.run,
-            window=self.window,
-            law=law,
-            method=method,
-            level=self.level,
-            r0_source=r0_source,
-            params=params,
-            identified=identified,
-            alarm=None if decline is None else str(decline),
-            rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
-            warnings=tuple(found),
-            belief=belief,
-            seed=self.seed,
-            decline=decline,
-            r0=self.r0,
-        )
-
-
-def _fit_posterior(c: _Common) -> Fit:
-    inside = c.inside
-    fixed: float | None = None
-    source = "measured" if inside.compute[0] == 0 else "fitted"
-    warnings = []
-    if c.r0 == "first":
-        fixed, source = float(inside.score[0]), "first"
-    elif isinstance(c.r0, int | float):
-        inside, source = _with_r0(inside, float(c.r0)), "given"
-    elif source == "fitted" and c.run.r0 is not None:
-        warnings.append(f"R_0 fitted; the source states {c.run.r0:g} (--r0 {c.run.r0:g} uses it)")
-    points = prepare(inside.compute, inside.score, inside.n_eval)
-    rng = np.random.default_rng((c.seed, 0))
-    posterior = sample_posterior(
-        points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), DRAWS
-    )
-    decline = find_decline(c.inside.compute, c.inside.score, points)
-    belief = SigmoidBelief(posterior, decline, Future(), c.seed)
-    samples = {k: belief.parameter(k) for k in Sigmoid.names}
-    params = {k: float(np.median(v)) for k, v in samples.items()}
-    low, high = sample_quantiles(samples["A"], tails(0.9))
-    identified = bool(high - low <= IDENTIFIED_WIDTH) and decline is None
-    if not identified and decline is None:
-        warnings.append(
-            f"ceiling not identified: 90 % interval [{low:.2f}, {high:.2f}] is wider than "
-            f"{IDENTIFIED_WIDTH:g}; train longer before quoting it"
-        )
-    curve = posterior.median_law(c.inside.compute)
-    return c.build(
-        "sigmoid", "posterior", belief, params, curve, decline, source, identified, warnings
-    )
-
-
-def _with_r0(run: Run, r0: float) -> Run:
-    """A given R_0 is an evaluation at C = 0, as noisy as the others; it replaces one that is there."""
-    positive = run.compute > 0
-    n_eval = run.n_eval
-    if n_eval is not None:
-        n_eval = np.concatenate([[np.median(n_eval)], n_eval[positive]])
-    return run.replace(
-        compute=np.concatenate([[0.0], run.compute[positive]]),
-        score=np.concatenate([[r0], run.score[positive]]),
-        n_eval=n_eval,
-    )
-
-
-def _fit_paper(
-    c: _Common,
-    paper_scale: bool,
-    a_grid: npt.ArrayLike | None,
-    mid_grid: npt.ArrayLike | None,
-    progress: Callable[[float], None] | None,
-) -> Fit:
-    inside = c.inside
-    warnings = []
-    if isinstance(c.r0, int | float):
-        r0, source = float(c.r0), "given"
-    elif c.r0 == "fit":
-        raise InputError("method 'paper' takes R_0 as known: give --r0 a number, or 'first'")
-    elif c.r0 is None and c.run.r0 is not None:
-        r0, source = c.run.r0, "given"
-    elif c.r0 is None and c.run.compute[0] == 0:
-        r0, source = float(c.run.score[0]), "measured"
-    else:
-        r0, source = float(inside.score[0]), "first"
-        warnings.append(f"R_0 taken from the first score ({r0:.3f}): the ceiling depends on it")
-    default_a, default_mid = paper.grids(inside.compute, inside.score, r0, paper_scale)
-    if not paper_scale and a_grid is None:
-        warnings.append("the paper's grids are for its own scale: rescaled to these points")
-    a_values = default_a if a_grid is None else np.asarray(a_grid, dtype=np.float64)
-    mids = default_mid if mid_grid is None else np.asarray(mid_grid, dtype=np.float64)
-    found = paper.fit_paper(inside.compute, inside.score, r0, a_values, mids, progress)
-    return _paper_result(c, found, source, warnings)
-
-
-def fit_paper_run(run: Run) -> Fit:
-    """The rival of the back-tests: the paper's cells by the fast search, R_0 = first evaluation."""
-    window = (float(run.compute[0]), float(run.compute[-1]))
-    c = _Common(run, run, window, 0.9, "first", ())
-    r0 = float(run.score[0])
-    grids = paper.grids(run.compute, run.score, r0, paper_scale=False)
-    return _paper_result(c, paper.fit_paper_fast(run.compute, run.score, r0, *grids), "first", [])
-
-
-def _paper_result(c: _Common, found: paper.PaperFit, source: str, warnings: list[str]) -> Fit:
-    inside = c.inside
-    degrees = max(len(inside) - 3, 1)
-    sd = float(np.sqrt(found.sse / degrees))
-    # A cell is as plausible as its sum of squares says, were the noise independent.
-    excess = (found.sse_grid - found.sse) / max(found.sse / degrees, 1e-12)
-    weight = np.exp(-0.5 * np.minimum(excess, 1400.0)).ravel()
-    total = np.cumsum(weight)
-    n = len(normal_quantiles())
-    cells = np.minimum(np.searchsorted(total, (np.arange(n) + 0.5) / n * total[-1]), len(total) - 1)
-    i, j = np.unravel_index(cells, found.sse_grid.shape)
-    law = found.law
-    samples = {
-        "R_0": np.full(n, law.R_0),
-        "A": found.a_grid[i],
-        "B": found.b_grid[i, j],
-        "C_mid": found.mid_grid[j],
-    }
-    if law.A in (found.a_grid[0], found.a_grid[-1]) or law.C_mid in (
-        found.mid_grid[0],
-        found.mid_grid[-1],
-    ):
-        warnings.append("the best cell lies on the edge of the grid: the optimum may be outside")
-    low, high = np.quantile(samples["A"], tails(0.9))
-    # The paper's own practice: its fits end at 1.4 to 4.6 C_mid, and 3 is where A can be quoted.
-    identified = bool(high - low <= IDENTIFIED_WIDTH and c.window[1] >= 3.0 * law.C_mid)
-    if not identified:
-        warnings.append(
-            f"ceiling not identified: the window ends at {c.window[1] / law.C_mid:.1f} C_mid"
-        )
-    return c.build(
-        "sigmoid",
-        "paper",
-        PointBelief(law, sd, samples),
-        law.params(),
-        law.value(inside.compute),
-        c.decline(),
-        source,
-        identified,
-        warnings,
-    )
-
-
-def _fit_power(c: _Common) -> Fit:
-    inside = c.inside
-    found = lsq.fit_power(inside.compute, inside.score)
-    law = found.law
-    assert isinstance(law, PowerLaw)
-    positive = inside.compute > 0
-    sd = float(np.sqrt(found.sse / max(int(positive.sum()) - 3, 1)))
-    n = len(normal_quantiles())
-    samples = {k: np.full(n, v) for k, v in law.params().items()}
-    warnings = ["the power law's ceiling comes without an honest interval: compare the sigmoid's"]
-    if law.A >= 1.0 - 1e-9:
-        warnings.append("the power law's ceiling ran into 1: not identified")
-    return c.build(
-        "power",
-        "posterior",
-        PointBelief(law, sd, samples),
-        law.params(),
-        _value_from_positive(law, inside.compute),
-        c.decline(),
-        "none",
-        False,
-        warnings,
-    )
-
-
-def _value_from_positive(law: Law, compute: Array) -> Array:
-    """The law's values, with that of the first positive compute standing in at C = 0."""
-    return law.value(np.maximum(compute, compute[compute > 0][0]))
-
-
-def _fit_no_change(c: _Common) -> Fit:
-    inside = c.inside
-    law = NoChange.starting_values(inside.compute, inside.score)
-    points = prepare(inside.compute, inside.score, inside.n_eval)
-    belief = NoChangeBelief(law, points, float(np.log(inside.compute[-1])))
-    return c.build(
-        "no-change",
-        "posterior",
-        belief,
-        law.params(),
-        law.value(inside.compute),
-        c.decline(),
-        "none",
-        False,
-        ["a reference, not a forecast"],
-    )
 
 
 def _as_run(

@@ -1,8 +1,8 @@
 """Plain least squares of the laws, at the global optimum: the point estimates the paper works with.
 
-Given (B, C_mid) the sigmoid is linear in (R_0, A), so only two parameters are searched: all cells of
-a grid at once, then ever finer grids around the best of them. Given B the power law is linear in
-(A, D).
+Given (B, C_mid) the sigmoid is linear in (R_0, A), so only two parameters are searched: all cells
+of a grid at once, then ever finer grids around the best of them. Given B the power law is linear
+in (A, D).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ B_RANGE = (0.05, 20.0)
 MID_RANGE = (0.2, 30.0)
 CELLS = (40, 64)
 #: Each refinement looks at this many cells around the best, at a spacing finer by the same factor.
-REFINE_CELLS = 9
-REFINE_ROUNDS = 10
+REFINE_CELLS = 7
+REFINE_ROUNDS = 8
+#: Points the widest search looks at.
+SCAN_POINTS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +46,29 @@ def fit_sigmoid(
     >>> law = Sigmoid(R_0=0.3, A=0.645, B=1.7, C_mid=8000)
     >>> c = np.linspace(500, 40000, 40)
     >>> found = fit_sigmoid(c, law.value(c)).law.params()
-    >>> {k: round(v, 3) for k, v in found.items()}
+    >>> {k: float(f"{v:.3g}") for k, v in found.items()}
     {'R_0': 0.3, 'A': 0.645, 'B': 1.7, 'C_mid': 8000.0}
     """
     c = np.asarray(compute, dtype=np.float64)
     y = np.asarray(score, dtype=np.float64)
-    t = log_compute(c)
-    positive = t[np.isfinite(t)]
+    all_t = log_compute(c)
+    positive = all_t[np.isfinite(all_t)]
     axes = [
-        np.linspace(*np.log(B_RANGE), CELLS[0]),
+        np.linspace(np.log(B_RANGE[0]), np.log(B_RANGE[1]), CELLS[0]),
         np.linspace(
             positive[0] + np.log(MID_RANGE[0]), positive[-1] + np.log(MID_RANGE[1]), CELLS[1]
         ),
     ]
     best = (np.inf, 0.0, 0.0, 0.0, 0.0)
-    for _ in range(REFINE_ROUNDS + 1):
+    for round_ in range(REFINE_ROUNDS + 1):
+        # The first, widest look needs no more than every few points of a dense curve.
+        thin = 1 if round_ else max(1, len(c) // SCAN_POINTS)
+        t, y_seen = all_t[::thin], y[::thin]
         log_b, log_mid = (g.ravel() for g in np.meshgrid(*axes, indexing="ij"))
         f = logistic(np.exp(log_b)[:, None] * (t[None, :] - log_mid[:, None]))
-        low, high, sse = _linear(f, y, r0, a)
+        low, high, sse = _linear(f, y_seen, r0, a)
         i = int(np.argmin(sse))
-        if sse[i] < best[0]:
+        if sse[i] < best[0] or round_ == 1:
             best = (
                 float(sse[i]),
                 float(low[i]),
@@ -81,33 +86,42 @@ def fit_sigmoid(
 
 
 def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Array, Array, Array]:
-    """Best (R_0, A) within 0 <= R_0 <= A <= 1 for each row of f, and its sum of squares."""
-    g = 1.0 - f
+    """Best (R_0, A) within 0 <= R_0 <= A <= 1 for each row of f, and its sum of squares. Only the
+    sums of f, f^2 and f y are needed; scores are centred so that little is lost in differences."""
+    n, rows, centre = len(y), len(f), float(y.mean())
+    d = y - centre
+    yy = float(d @ d)
+    s1, sff, sfy = f.sum(axis=1), np.einsum("ij,ij->i", f, f), f @ d
+    gg, gf, gy = n - 2.0 * s1 + sff, s1 - sff, -sfy  # with g = 1 - f; d sums to 0
+
+    def cost(low: Array, high: Array) -> Array:
+        p, q = low - centre, high - centre
+        sse: Array = p * p * gg + 2.0 * p * q * gf + q * q * sff - 2.0 * (p * gy + q * sfy) + yy
+        return sse
+
+    full, zero, one = np.full(rows, centre), np.zeros(rows), np.ones(rows)
     candidates: list[tuple[Array, Array]] = []
-    rows = len(f)
     if r0 is not None and a is not None:
         candidates.append((np.full(rows, r0), np.full(rows, a)))
     elif r0 is not None:
-        candidates.append((np.full(rows, r0), _ratio(f @ y - r0 * (f * g).sum(1), (f * f).sum(1))))
+        candidates.append((np.full(rows, r0), _ratio(sfy - (r0 - centre) * gf, sff) + centre))
     elif a is not None:
-        candidates.append((_ratio(g @ y - a * (f * g).sum(1), (g * g).sum(1)), np.full(rows, a)))
+        candidates.append((_ratio(gy - (a - centre) * gf, gg) + centre, np.full(rows, a)))
     else:
-        gg, ff, gf = (g * g).sum(1), (f * f).sum(1), (g * f).sum(1)
-        gy, fy = g @ y, f @ y
-        det = gg * ff - gf * gf
-        candidates.append((_ratio(ff * gy - gf * fy, det), _ratio(gg * fy - gf * gy, det)))
+        det = gg * sff - gf * gf
+        free = _ratio(sff * gy - gf * sfy, det), _ratio(gg * sfy - gf * gy, det)
+        candidates.append((free[0] + centre, free[1] + centre))
         # On the edges of the allowed region one of the two is fixed, or both are equal.
-        candidates.append((_ratio(gy - gf, gg), np.ones(rows)))
-        candidates.append((np.zeros(rows), _ratio(fy, ff)))
-        candidates.append((np.full(rows, y.mean()), np.full(rows, y.mean())))
-    best = np.full(rows, np.inf)
-    best_low, best_high = np.zeros(rows), np.zeros(rows)
+        candidates.append((_ratio(gy - (1.0 - centre) * gf, gg) + centre, one))
+        candidates.append((zero, _ratio(sfy + centre * gf, sff) + centre))
+        candidates.append((full, full))
+    best, best_low, best_high = np.full(rows, np.inf), zero, zero
     for low, high in candidates:
         if a is None:
             high = np.clip(high, low if r0 is not None else 0.0, 1.0)
         if r0 is None:
             low = np.clip(low, 0.0, high)
-        sse = ((low[:, None] * g + high[:, None] * f - y) ** 2).sum(1)
+        sse = cost(low, high)
         better = sse < best
         best = np.where(better, sse, best)
         best_low = np.where(better, low, best_low)

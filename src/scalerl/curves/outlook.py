@@ -1,4 +1,4 @@
-"""Answers for people: when will it reach a score, what does the next doubling buy, go on or stop?"""
+"""Answers for people: when will it reach a score, what does a doubling buy, go on or stop?"""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.beliefs import sample_quantiles
-from scalerl.curves.fit import Fit, fit
+from scalerl.curves.fit import fit
 from scalerl.curves.forecast import Forecast, tails
+from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 

@@ -1,12 +1,13 @@
 """The paper's own fitting procedure (arXiv 2510.13786, Appendix A.5), to the letter.
 
 1. drop the points below about 1.5k GPU-hours;
-2. a grid over A in {0.450, 0.455, ..., 0.800} and C_mid in 100 equally spaced values of [100, 40000];
+2. a grid over A in {0.450, 0.455, ..., 0.800} and 100 equally spaced C_mid in [100, 40000];
 3. in each of the 7,100 cells fit only B, with scipy's curve_fit and its default start;
 4. keep the cell with the smallest sum of squared residuals.
 
-The grids are in the paper's unit and for its scores. For other data they are arguments, or rescaled:
-A from R_0 + 0.2 to R_0 + 2.5 times the rise seen, C_mid from 0.002 to 2 times the last compute.
+The grids are in the paper's unit and for its scores. For other data they are arguments, or
+rescaled: A from R_0 + 0.2 to R_0 + 2.5 times the rise seen, C_mid from 0.002 to 2 times the last
+compute.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PaperFit:
 
 
 def is_paper_scale(compute: Array, score: Array, x_kind: str) -> bool:
-    """Whether the paper's own cut and grids apply: GPU-hours, runs of its size, scores it covers."""
+    """Whether the paper's own cut and grids apply: its unit, runs of its size, scores it covers."""
     return bool(
         x_kind == "gpu_hours"
         and 2 * PAPER_CUT <= compute[-1] <= 10 * PAPER_MID_GRID[-1]
@@ -123,10 +124,11 @@ def fit_paper_fast(
 
     def cost(log_b: Array) -> Array:
         f = logistic(np.exp(log_b)[..., None] * z[None, :, :])
-        return ((gain[..., None] * f - y) ** 2).sum(axis=-1)
+        sse: Array = ((gain[..., None] * f - y) ** 2).sum(axis=-1)
+        return sse
 
     # A coarse scan of B for each cell brackets the optimum; golden section does the rest.
-    scan = np.linspace(*np.log(FAST_B), 24)
+    scan = np.linspace(np.log(FAST_B[0]), np.log(FAST_B[1]), 24)
     f = logistic(np.exp(scan)[:, None, None] * z[None, :, :])
     ff, fy = (f * f).sum(axis=-1), f @ y
     sse = (gain**2)[..., None] * ff.T[None, :, :] - 2.0 * gain[..., None] * fy.T[None, :, :]

@@ -56,7 +56,8 @@ def ceiling(posterior: Posterior, future: Future) -> Array:
     present departure from the law. Narrower than the bare A on long windows."""
     now = posterior.draws.law(np.array([posterior.t_end]))[:, 0]
     g = np.exp(future.gain_sd * np.sqrt(2.0) * law_error(len(now)))
-    return np.clip(now + (posterior.draws.a - now) * g + posterior.u_end, 0.0, 1.0)
+    heading = now + (posterior.draws.a - now) * g + posterior.u_end
+    return np.asarray(np.clip(heading, 0.0, 1.0))
 
 
 def future_paths(
@@ -90,4 +91,4 @@ def future_paths(
         slide = future.decline_rate * decline.rate * d
     drop = rng.standard_exponential(n)[:, None] * slide[None, :]
     gain = np.where(falls[:, None], -drop, g * ahead)
-    return np.clip(now + gain + departure + walk, 0.0, 1.0)
+    return np.asarray(np.clip(now + gain + departure + walk, 0.0, 1.0))

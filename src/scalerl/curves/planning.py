@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.fit import Fit, fit
+from scalerl.curves.fit import fit
+from scalerl.curves.result import Fit
 from scalerl.runs.record import Run
 
 #: Multiples of the compute spent that are tried, ascending.
@@ -77,10 +78,10 @@ def to_identify(f: Fit) -> Need:
     def settled(multiple: float, rng: np.random.Generator) -> bool:
         return fit(continued(f, multiple, rng), r0=f.r0).identified
 
-    return _search("identify the ceiling", f.end, settled, f.seed)
+    return search("identify the ceiling", f.end, settled, f.seed)
 
 
-def _search(
+def search(
     question: str, spent: float, settled: Callable[[float, np.random.Generator], bool], seed: int
 ) -> Need:
     """The smallest multiple that settles it often enough, by bisection."""

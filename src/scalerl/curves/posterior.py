@@ -124,6 +124,10 @@ class Posterior:
         knots = t if len(t) <= 64 else np.linspace(max(t[0], t[-1] - 30.0), t[-1], 64)
         return np.interp(t, knots, np.median(self.draws.every(16).law(knots), axis=0))
 
+    def thinned(self, k: int) -> Posterior:
+        """The same posterior with every k-th draw."""
+        return replace(self, draws=self.draws.every(k), u_end=self.u_end[::k])
+
     def inside_window(self, t: Array, rng: np.random.Generator) -> Array:
         """The pass rate at ln C = t within the window, (draws, len(t)): law plus u given the data.
         Each column is exact; columns share their random number, as a smooth curve's would."""
@@ -278,12 +282,8 @@ class _Grid:
         heavy = weight > ZOOM_WEIGHT * weight.max()
         ranges: list[tuple[float, float]] = []
         shrink = 1.0
-        for axis, (values, step) in enumerate(
-            zip(
-                (self.log_b[:: self.shape[1]], self.log_mid[: self.shape[1]]),
-                self.spacing,
-                strict=True,
-            )
+        for axis, values in enumerate(
+            (self.log_b[:: self.shape[1]], self.log_mid[: self.shape[1]])
         ):
             used = np.flatnonzero(heavy.any(axis=1 - axis))
             first, last = max(used[0] - 1, 0), min(used[-1] + 1, len(values) - 1)

@@ -1,0 +1,226 @@
+"""The curve of a run that is still going on: points as they come, and what to log about them.
+
+Nothing here knows a trainer. `scalerl.callbacks` feeds it from Hugging Face and TRL.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from scalerl.curves.fit import MIN_POINTS, fit
+from scalerl.curves.outlook import gain
+from scalerl.curves.result import Fit
+from scalerl.curves.rules import Rule
+from scalerl.errors import InputError
+from scalerl.runs.record import ComputeKind, Run
+
+log = logging.getLogger("scalerl.callbacks")
+
+#: How a logged value becomes a pass rate: as it is, (r + 1) / 2, r / 100, or a function.
+Scale = Literal["pm1", "percent"] | Callable[[float], float] | None
+#: Float error around 0 and 1 that is forgiven.
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the points so far say: a fit, what to log of it, and why to stop (if so)."""
+
+    fit: Fit
+    #: Compute at which training would end by itself, where known.
+    end: float | None
+    numbers: dict[str, float]
+    reason: str | None
+
+
+class LiveCurve:
+    """Collects points by optimiser step; a step that is evaluated again replaces its point.
+
+    >>> curve = LiveCurve("eval_reward", "tokens", scale="pm1")
+    >>> curve.add(step=10, compute=5000, value=-0.5)
+    True
+    >>> curve.add(step=20, compute=10000, value=0.0)
+    True
+    >>> curve.run
+    Run('run', 2 points, tokens 5000..10000, score 0.25..0.5)
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        x_kind: ComputeKind,
+        *,
+        scale: Scale = None,
+        n_eval: int | None = None,
+        min_points: int = 6,
+        name: str = "run",
+    ) -> None:
+        if not (scale is None or scale in ("pm1", "percent") or callable(scale)):
+            raise InputError(f"scale must be None, 'pm1', 'percent' or a function, not {scale!r}")
+        if min_points < MIN_POINTS:
+            raise InputError(f"min_points must be {MIN_POINTS} or more, not {min_points}")
+        if n_eval is not None and n_eval < 1:
+            raise InputError(f"n_eval is the number of samples behind a score, not {n_eval}")
+        self.metric = metric
+        self.x_kind: ComputeKind = x_kind
+        self.scale = scale
+        self.n_eval = n_eval
+        self.min_points = min_points
+        self.name = name
+        self._points: dict[int, tuple[float, float]] = {}
+        self._warned: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    @property
+    def x_key(self) -> str:
+        """The name under which a point's compute is logged, so that a resumed run finds it."""
+        return f"forecast/{self.x_kind}"
+
+    @property
+    def last(self) -> tuple[int, float] | None:
+        """Step and compute of the latest point."""
+        if not self._points:
+            return None
+        step = max(self._points)
+        return step, self._points[step][0]
+
+    @property
+    def run(self) -> Run:
+        by_compute = dict(self._points.values())
+        compute = np.array(sorted(by_compute), dtype=np.float64)
+        return Run(
+            self.name,
+            compute=compute,
+            score=np.array([by_compute[c] for c in compute], dtype=np.float64),
+            x_kind=self.x_kind,
+            x_name=self.x_kind,
+            y_name=self.metric,
+            n_eval=None if self.n_eval is None else np.full(len(compute), float(self.n_eval)),
+        )
+
+    def add(self, step: int, compute: float, value: Any) -> bool:
+        """Take a point; False if it has no finite value (an evaluation that gave none).
+
+        A value that is no pass rate raises while the curve is empty: the scale is wrong and the
+        run is young. Later it is left out with one warning: a stray value may not end a long run.
+        """
+        if value is None or not math.isfinite(float(value)):
+            return False
+        try:
+            score = self._score(float(value))
+        except InputError as error:
+            if not self._points:
+                raise
+            self.warn_once("scale", f"{error}; the point at step {step} is left out")
+            return False
+        # A run that goes back to an earlier step has been resumed: what came after is void.
+        self._points = {s: p for s, p in self._points.items() if s < step}
+        self._points[step] = (float(compute), score)
+        return True
+
+    def _score(self, value: float) -> float:
+        if self.scale is None:
+            score = value
+        elif self.scale == "pm1":
+            score = (value + 1.0) / 2.0
+        elif self.scale == "percent":
+            score = value / 100.0
+        else:
+            score = float(self.scale(value))
+        if not -_SLACK <= score <= 1.0 + _SLACK:
+            mapped = "" if self.scale is None else f" (mapped to {score:g})"
+            raise InputError(
+                f"{self.metric} = {value:g}{mapped} is not a score in [0, 1]: use scale='pm1' for "
+                "a ±1 reward, scale='percent', or a function that maps it to a pass rate"
+            )
+        return min(max(score, 0.0), 1.0)
+
+    def rebuild(
+        self,
+        history: Iterable[Mapping[str, Any]],
+        compute_of: Callable[[Mapping[str, Any]], float | None],
+    ) -> None:
+        """Take the points of an earlier part of the run from its log records.
+
+        A point's compute is what this callback logged for its step, else what `compute_of` makes
+        of the record; a point for which neither knows it is left out with a warning.
+        """
+        records = list(history)
+        logged = {r["step"]: r[self.x_key] for r in records if self.x_key in r and "step" in r}
+        lost = 0
+        for record in records:
+            if self.metric not in record or "step" not in record:
+                continue
+            compute = logged.get(record["step"])
+            if compute is None:
+                compute = compute_of(record)
+            if compute is None:
+                lost += 1
+            else:
+                self.add(int(record["step"]), float(compute), record[self.metric])
+        if lost:
+            log.warning(
+                "%d earlier points of %s have no record of their %s and are left out",
+                lost,
+                self.metric,
+                self.x_kind,
+            )
+
+    def end(self, max_steps: int) -> float | None:
+        """Compute at which training ends, if each step to come costs what those so far cost."""
+        if self.last is None or self.last[0] <= 0 or max_steps <= 0:
+            return None
+        step, compute = self.last
+        return compute * max(max_steps / step, 1.0)
+
+    def look(self, end: float | None = None, rule: Rule | None = None) -> Look | None:
+        """Fit the points so far; None before `min_points`, and when that fails."""
+        if len(self) < self.min_points:
+            return None
+        try:
+            found = fit(self.run)
+            reason = None if rule is None else rule.check(found, end)
+            return Look(found, end, forecast_numbers(found, end), reason)
+        except Exception as error:
+            # Whatever went wrong in a forecast, the training run it watches is worth more.
+            self.warn_once("fit", f"no forecast at {len(self)} points: {error}")
+            return None
+
+    def warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            log.warning("%s", message)
+
+
+def forecast_numbers(f: Fit, end: float | None = None) -> dict[str, float]:
+    """What is logged about a fit; `end` is the compute at which training will end.
+
+    >>> from scalerl import fit, load_run
+    >>> numbers = forecast_numbers(fit(load_run("example:paper-8b")), end=120_000)
+    >>> round(numbers["forecast/at_end"], 1), numbers["forecast/alarm"]
+    (0.6, 0.0)
+    """
+    low, high = f.interval("A")
+    numbers = {
+        "A": f.params["A"],
+        "A_low": low,
+        "A_high": high,
+        "B": f.params["B"],
+        "C_mid": f.params["C_mid"],
+        "identified": float(f.identified),
+        "next_doubling": gain(f, 2.0).median,
+        "alarm": float(f.alarm is not None),
+    }
+    if end is not None:
+        q = (1.0 - f.level) / 2.0
+        at = f.forecast([max(end, f.end)]).quantiles([q, 0.5, 1.0 - q])[0]
+        numbers |= {"at_end_low": at[0], "at_end": at[1], "at_end_high": at[2]}
+    return {f"forecast/{name}": float(value) for name, value in numbers.items()}

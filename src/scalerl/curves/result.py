@@ -1,0 +1,151 @@
+"""Fit: what came out of fitting a law to a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves import least_squares as lsq
+from scalerl.curves.alarm import Decline
+from scalerl.curves.beliefs import Belief, sample_quantiles
+from scalerl.curves.forecast import Forecast, forecast_at, tails
+from scalerl.errors import InputError
+from scalerl.runs.record import Run
+
+Array = npt.NDArray[np.float64]
+LawName = Literal["sigmoid", "power", "no-change"]
+MethodName = Literal["posterior", "paper"]
+R0Choice = float | Literal["first", "fit"] | None
+
+#: An upper end of C_mid beyond this many times the window is set by the prior, not by the data.
+OPEN_MID = 12.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """A law fitted to a run.
+
+    >>> from scalerl import fit, load_run
+    >>> f = fit(load_run("example:paper-8b"), lo=1500)
+    >>> f.identified, f.law
+    (True, 'sigmoid')
+    >>> low, high = f.quantiles("A", [0.05, 0.95])
+    >>> bool(0.62 < low < high < 0.70)
+    True
+    """
+
+    #: The whole run; the fit used only the points inside `window`.
+    run: Run
+    window: tuple[float, float]
+    law: LawName
+    method: MethodName
+    level: float
+    #: "measured" (an evaluation at C = 0), "given", "first" (score of the window) or "fitted".
+    r0_source: str
+    params: dict[str, float]
+    identified: bool
+    alarm: str | None
+    rmse: float
+    warnings: tuple[str, ...]
+    belief: Belief = field(repr=False)
+    seed: int = field(repr=False, default=0)
+    decline: Decline | None = field(repr=False, default=None)
+    r0: R0Choice = field(repr=False, default=None)
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def points(self) -> Run:
+        """The points the fit used."""
+        return self.run.window(*self.window)
+
+    @property
+    def end(self) -> float:
+        """The last compute of the fitted window."""
+        return self.window[1]
+
+    def quantiles(self, name: str, levels: npt.ArrayLike) -> Array:
+        """Quantiles of "A" (where the run is heading), "B", "C_mid" or "R_0"."""
+        if name not in self.params:
+            raise InputError(f"no parameter {name!r}: choose one of {', '.join(self.params)}")
+        return sample_quantiles(self.belief.parameter(name), levels)
+
+    def interval(self, name: str, level: float | None = None) -> tuple[float, float]:
+        """Central interval of a parameter; its upper end is inf where the data do not bound it."""
+        low, high = self.quantiles(name, tails(self.level if level is None else level))
+        if name == "C_mid" and high > OPEN_MID * self.end:
+            high = np.inf
+        return float(low), float(high)
+
+    def forecast(self, at: npt.ArrayLike) -> Forecast:
+        """The pass rate at these amounts of compute, inside the window or beyond it."""
+        compute = np.atleast_1d(np.asarray(at, dtype=np.float64))
+        if compute.size == 0 or not np.isfinite(compute).all() or (compute < 0).any():
+            raise InputError("forecast needs one or more finite amounts of compute, 0 or more")
+        return forecast_at(
+            self.belief,
+            compute,
+            self.end,
+            run=self.name,
+            level=self.level,
+            seed=self.seed,
+            alarm=self.alarm,
+        )
+
+    def least_squares(self) -> lsq.PointFit:
+        """The law with the smallest sum of squares on the window, R_0 as in the fit."""
+        points = self.points
+        if self.law == "power":
+            return lsq.fit_power(points.compute, points.score)
+        fixed = self.params["R_0"] if self.r0_source in ("given", "first") else None
+        return lsq.fit_sigmoid(points.compute, points.score, r0=fixed)
+
+    def to_dict(self) -> dict[str, Any]:
+        bounds = {
+            k: [_finite(v) for v in self.interval(k)]
+            for k in ("A", "B", "C_mid")
+            if k in self.params
+        }
+        return {
+            "run": self.name,
+            "law": self.law,
+            "method": self.method,
+            "x": self.run.x_kind,
+            "n_points": len(self.points),
+            "window": list(self.window),
+            "params": dict(self.params),
+            "intervals": bounds,
+            "level": self.level,
+            "identified": self.identified,
+            "alarm": self.alarm,
+            "rmse": self.rmse,
+            "warnings": list(self.warnings),
+            "r0_source": self.r0_source,
+            "group": self.run.group,
+            "notes": list(self.run.notes),
+        }
+
+    def plot(self, path: str | None = None) -> Any:
+        """Draw points, fit, band and ceiling; returns the matplotlib figure."""
+        from scalerl.report.figures import plot_fit
+
+        return plot_fit(self, path)
+
+    def __repr__(self) -> str:
+        text = [f"Fit of {self.name!r}: {self.law}, {len(self.points)} points, {self.run.x_kind}"]
+        for name, value in self.params.items():
+            low, high = self.interval(name)
+            text.append(f"  {name:6s} {value:10.5g}  {self.level:.0%} [{low:.5g}, {high:.5g}]")
+        if not self.identified:
+            text.append("  the ceiling is not identified by these points")
+        return "\n".join(text)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: an open end is null."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,162 @@
+"""When to stop a run: a few words, parsed without eval, checked against a fit.
+
+    gain < NUMBER per doubling           even the upper end of the next doubling's gain is below it
+    median gain < NUMBER per doubling    the median gain is below it
+    end < NUMBER                         even the upper end of the final score is below it
+    median end < NUMBER                  the median of the final score is below it
+    P(end > NUMBER) < NUMBER             the chance that the final score exceeds it is small
+    alarm                                a decline is in progress
+
+joined with " or ". The upper end is that of the central 90 % interval of the true pass rate: a
+run stops when the data have ruled out that going on is worth it, not when they are silent.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.result import Fit
+from scalerl.errors import InputError
+
+#: Upper end of the central 90 % interval.
+UPPER = 0.95
+
+GRAMMAR = (
+    "gain < NUMBER per doubling",
+    "median gain < NUMBER per doubling",
+    "end < NUMBER",
+    "median end < NUMBER",
+    "P(end > NUMBER) < NUMBER",
+    "alarm",
+)
+
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+_GAIN = re.compile(rf"(median )?gain < {_NUMBER} per doubling")
+_END = re.compile(rf"(median )?end < {_NUMBER}")
+_CHANCE = re.compile(rf"p\(end > {_NUMBER}\) < {_NUMBER}")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of a rule."""
+
+    text: str
+    quantity: Literal["gain", "end", "chance", "alarm"]
+    #: What the quantity must stay below.
+    bound: float = 0.0
+    #: For gain and end: the quantile that is compared.
+    quantile: float = UPPER
+    #: For chance: the score that the end would have to exceed.
+    score: float = 0.0
+
+    def check(self, f: Fit, end: float | None) -> str | None:
+        if self.quantity == "alarm":
+            return None if f.alarm is None else f"{self.text}: {f.alarm}"
+        if self.quantity == "gain":
+            ahead = 2.0 * f.end
+            levels = f.belief.levels(np.array([f.end, ahead]))
+            what = f"gain of the next doubling (to {ahead:.4g} {f.run.x_kind})"
+            return self._compare(what, levels[:, 1] - levels[:, 0])
+        if end is None:
+            return None
+        final = f.belief.levels(np.array([max(end, f.end)]))[:, 0]
+        if self.quantity == "end":
+            return self._compare(f"score at the end ({end:.4g} {f.run.x_kind})", final)
+        chance = float((final > self.score).mean())
+        if chance >= self.bound:
+            return None
+        return f"{self.text}: the chance of more than {self.score:g} at the end is {chance:.3f}"
+
+    def _compare(
+        self, what: str, samples: np.ndarray[tuple[int], np.dtype[np.float64]]
+    ) -> str | None:
+        median, compared = (float(v) for v in sample_quantiles(samples, [0.5, self.quantile]))
+        if compared >= self.bound:
+            return None
+        at_most = "" if self.quantile == 0.5 else f", at most {compared:.4f} (95th percentile)"
+        return f"{self.text}: the {what} is {median:.4f} (median){at_most}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Conditions of which any one is enough.
+
+    >>> rule = parse_rule("gain < 0.01 per doubling or P(end > 0.6) < 0.05")
+    >>> len(rule.conditions)
+    2
+    """
+
+    text: str
+    conditions: tuple[Condition, ...]
+
+    def check(self, f: Fit, end: float | None = None) -> str | None:
+        """Why to stop, or None. `end` is the compute at which training would end by itself;
+        conditions about the end never hold without it.
+
+        >>> from scalerl import fit, load_run
+        >>> f = fit(load_run("example:paper-8b"))
+        >>> parse_rule("end < 0.9").check(f, end=120_000).split(":")[0]
+        'end < 0.9'
+        >>> parse_rule("end < 0.5 or alarm").check(f, end=120_000) is None
+        True
+        """
+        for condition in self.conditions:
+            reason = condition.check(f, end)
+            if reason is not None:
+                return reason
+        return None
+
+
+def parse_rule(text: str) -> Rule:
+    """Parse a stopping rule; one that is not in the grammar is refused with the grammar.
+
+    >>> parse_rule("alarm").conditions[0].quantity
+    'alarm'
+    >>> parse_rule("loss < 1")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    scalerl.errors.InputError: cannot read the stopping rule 'loss < 1': ...
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a stopping rule is text, not {type(text).__name__}: {_grammar()}")
+    parts = re.split(r"\s+or\s+", text.strip(), flags=re.IGNORECASE)
+    return Rule(text, tuple(_condition(part) for part in parts))
+
+
+def _condition(text: str) -> Condition:
+    words = _normal(text)
+    if words == "alarm":
+        return Condition(words, "alarm")
+    if m := _GAIN.fullmatch(words):
+        return Condition(words, "gain", _share(m[2], text), 0.5 if m[1] else UPPER)
+    if m := _END.fullmatch(words):
+        return Condition(words, "end", _share(m[2], text), 0.5 if m[1] else UPPER)
+    if m := _CHANCE.fullmatch(words):
+        bound = _share(m[2], text)
+        return Condition(f"P{words[1:]}", "chance", bound, score=_share(m[1], text))
+    raise InputError(f"cannot read the stopping rule {text!r}: {_grammar()}")
+
+
+def _normal(text: str) -> str:
+    """One spelling for the spaces around < and >, and for case."""
+    spaced = re.sub(r"\s*([<>])\s*", r" \1 ", text.lower())
+    spaced = re.sub(r"p\s*\(\s*", "p(", spaced)
+    return re.sub(r"\s+", " ", spaced.replace(" )", ")")).strip()
+
+
+def _share(number: str, text: str) -> float:
+    value = float(number)
+    if not 0.0 < value <= 1.0:
+        raise InputError(
+            f"{number} in the stopping rule {text!r} must lie in (0, 1]: "
+            "scores, gains and probabilities are fractions"
+        )
+    return value
+
+
+def _grammar() -> str:
+    return "use " + "; ".join(GRAMMAR) + "; joined with ' or '"

@@ -1,0 +1,184 @@
+"""The verdict on two groups of runs, from their posteriors.
+
+Draws of different runs are paired by index and share the law's error (paths.law_error), so the
+difference of two runs of one kind is known better than either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.result import Fit
+
+Array = npt.NDArray[np.float64]
+Name = Literal["higher-ceiling", "faster", "same", "undecided"]
+
+#: The paper's margin on A.
+MARGIN = 0.02
+#: A side is taken above this probability.
+SURE = 0.96
+#: Ceilings count as the same when they are within MARGIN with this probability.
+SAME = 0.80
+#: Two climbs count as alike when they differ by less than this in ln C.
+SAME_SPEED = 0.2
+#: Seeds alone move the ceiling and the ln C of a climb by about this much (sd).
+SEED_SD = 0.01
+SEED_LOG_COMPUTE_SD = 0.1
+#: Prior observations behind SEED_SD, when replicates say otherwise.
+SEED_NU = 6.0
+#: Curves are compared with every THIN-th draw, at this many knots behind and ahead.
+THIN = 4
+KNOTS_BEHIND = 32
+KNOTS_AHEAD = 24
+#: How far ahead a crossing is looked for, in multiples of the shorter run.
+CROSSING_HORIZON = 100.0
+
+
+class Group:
+    """Runs of one recipe, or a single run."""
+
+    def __init__(self, name: str, fits: tuple[Fit, ...]) -> None:
+        self.name = name
+        self.fits = fits
+
+    @property
+    def end(self) -> float:
+        return max(f.end for f in self.fits)
+
+    @cached_property
+    def ceiling(self) -> Array:
+        """Mean ceiling of the runs, per draw."""
+        return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
+
+    def levels(self, compute: Array) -> Array:
+        """Mean pass rate of the runs: (draws / THIN, len(compute))."""
+        each = [f.belief.thinned(THIN).levels(compute) for f in self.fits]
+        return np.asarray(np.mean(each, axis=0))
+
+    @cached_property
+    def behind(self) -> list[tuple[Array, Array]]:
+        """Per run: ln C inside its window, and its climb there (running maximum, per draw)."""
+        climbs = []
+        for f in self.fits:
+            positive = f.points.compute[f.points.compute > 0]
+            knots = np.geomspace(positive[0], f.end, KNOTS_BEHIND)
+            levels = f.belief.thinned(THIN).levels(knots)
+            climbs.append((np.log(knots), np.maximum.accumulate(levels, axis=1)))
+        return climbs
+
+    @property
+    def top(self) -> float:
+        """The score reached by now."""
+        return float(np.mean([np.median(levels[:, -1]) for _, levels in self.behind]))
+
+    @property
+    def start(self) -> float:
+        return float(np.mean([f.points.score[:2].mean() for f in self.fits]))
+
+    def log_compute_to(self, score: float) -> Array:
+        """ln C at which each draw first passes a score inside the window, averaged over runs."""
+        crossed = []
+        for position, levels in self.behind:
+            i = np.clip((levels < score).sum(axis=1), 1, len(position) - 1)
+            rows = np.arange(len(levels))
+            before, after = levels[rows, i - 1], levels[rows, i]
+            rise = np.where(after > before, after - before, 1.0)
+            share = np.clip((score - before) / rise, 0.0, 1.0)
+            crossed.append(position[i - 1] + share * (position[i] - position[i - 1]))
+        return np.asarray(np.mean(crossed, axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The run that is behind now overtakes, with this probability, at about this compute."""
+
+    compute: float | None
+    probability: float
+    overtakes: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "compute": self.compute,
+            "probability": self.probability,
+            "overtakes": self.overtakes,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What may honestly be said of two groups, and the samples it rests on."""
+
+    name: Name
+    winner: str | None
+    #: A_b - A_a per draw.
+    delta: Array
+    #: ln(C_b / C_a) per draw to reach `speed_score`, or None where no score was reached by both.
+    speed: Array | None
+    speed_score: float | None
+
+
+def decide(a: Group, b: Group, seed_sd: float) -> Verdict:
+    """higher-ceiling if the sign of A_b - A_a is SURE and the two are not the same within MARGIN;
+    faster / same if they are, and the climbs differ / do not; undecided otherwise. With seed_sd
+    above 0 the verdict is on recipes: what seeds alone do is added to the differences."""
+    delta = b.ceiling - a.ceiling
+    delta = delta + _seed_noise(a, b, seed_sd, len(delta), 41)
+    p_higher = float((delta > 0).mean())
+    p_same = float((np.abs(delta) < MARGIN).mean())
+    low, high = max(a.start, b.start), min(a.top, b.top)
+    speed, score = None, None
+    if high - low >= MARGIN:
+        score = (low + high) / 2.0
+        speed = b.log_compute_to(score) - a.log_compute_to(score)
+        log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
+        speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
+    name: Name = "undecided"
+    winner = None
+    if max(p_higher, 1.0 - p_higher) > SURE and p_same < SAME:
+        name, winner = "higher-ceiling", (b.name if p_higher > 0.5 else a.name)
+    elif p_same >= SAME and speed is not None:
+        p_faster = float((speed < 0).mean())
+        alike = float((np.abs(speed) < SAME_SPEED).mean())
+        if alike >= SAME:
+            name = "same"
+        elif max(p_faster, 1.0 - p_faster) > SURE:
+            name, winner = "faster", (b.name if p_faster > 0.5 else a.name)
+    return Verdict(name, winner, delta, speed, score)
+
+
+def _seed_noise(a: Group, b: Group, sd: float, n: int, stream: int) -> Array:
+    """What the seeds of two groups add to the difference of their means."""
+    if sd == 0.0:
+        return np.zeros(n)
+    rng = np.random.default_rng((a.fits[0].seed, b.fits[0].seed, stream))
+    scale = sd * np.sqrt(1.0 / len(a.fits) + 1.0 / len(b.fits))
+    return np.asarray(scale * rng.standard_normal(n))
+
+
+def seed_spread(groups: list[Group]) -> float:
+    """Spread of the ceiling between runs of one recipe: SEED_SD, corrected by the replicates."""
+    squares, degrees = 0.0, 0
+    for g in groups:
+        medians = np.array([np.median(f.belief.parameter("A")) for f in g.fits])
+        squares += float(((medians - medians.mean()) ** 2).sum())
+        degrees += len(medians) - 1
+    return float(np.sqrt((SEED_NU * SEED_SD**2 + squares) / (SEED_NU + degrees)))
+
+
+def find_crossing(a: Group, b: Group, delta: Array) -> Crossing | None:
+    """Does the one that is behind at the end of the shorter run probably end up ahead?"""
+    start = min(a.end, b.end)
+    knots = np.geomspace(start, CROSSING_HORIZON * start, KNOTS_AHEAD)
+    gap = np.median(b.levels(knots) - a.levels(knots), axis=0)
+    sign = 1.0 if gap[0] < 0.0 else -1.0
+    probability = float((sign * delta > 0.0).mean())
+    if probability < 0.5:
+        return None
+    ahead = np.flatnonzero(sign * gap > 0.0)
+    compute = float(knots[ahead[0]]) if len(ahead) else None
+    return Crossing(compute, probability, b.name if sign > 0 else a.name)
