@@ -36,6 +36,7 @@ CASES = [
     ("history.parquet", ["history"], "validation/accuracy", "steps", STEPS),
     ("tensorboard", ["plain", "tensor"], "eval/accuracy", "steps", STEPS),
     ("wandb-offline", ["grpo-seed-1", "grpo-seed-2"], "eval/gsm8k/accuracy", "steps", STEPS),
+    ("wandb-0.18", ["old-seed-1"], "eval/gsm8k/accuracy", "steps", STEPS),
     ("trackio.db", ["grpo-1", "grpo-2"], "eval/reward", "steps", STEPS),
     ("run-directories", ["seed-1", "seed-2"], "pass_rate", "gpu_hours", STEPS / 100),
 ]
@@ -116,6 +117,8 @@ def test_wandb_files_carry_name_group_and_configuration() -> None:
     runs = load_runs(FIXTURES / "wandb-offline", group_by="recipe", x="_runtime*8")
     assert {run.group for run in runs} == {"grpo"}
     assert runs[0].x_kind == "gpu_hours"
+    for source in ("wandb-offline", "wandb-0.18"):
+        assert load_runs(FIXTURES / source, group_by="optimizer/lr")[0].group == "1e-06"
 
 
 def test_trackio_is_opened_without_leaving_a_trace(tmp_path: Path) -> None:
@@ -205,7 +208,7 @@ def test_the_examples_are_figure_1() -> None:
 def test_patterns_and_directories_give_all_their_runs() -> None:
     assert len(load_runs(str(FIXTURES / "run-directories" / "*"))) == 2
     names = [run.name for run in load_runs(FIXTURES)]
-    assert len(names) == len(set(names)) == 22
+    assert len(names) == len(set(names)) == 23
 
 
 def test_exactly_one_run_or_a_line_that_names_them() -> None:

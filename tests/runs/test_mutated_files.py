@@ -22,16 +22,17 @@ from scalerl.runs import Run, load_runs
 EVENTS = "tensorboard/plain/events.out.tfevents.1700000000.host.1.0"
 TENSORS = "tensorboard/tensor/events.out.tfevents.1700000000.host.1.0"
 WANDB = "wandb-offline/offline-run-20260101_000000-run0/run-run0.wandb"
+OLD_WANDB = "wandb-0.18/run-20260101_000000-old1/run-old1.wandb"
 STATE = "trl-output/checkpoint-12/trainer_state.json"
 #: Mutations of each fixture; 10,000 together.
 COUNTS = {
     "long.csv": 1200, "metric-value.csv": 600, "percent.tsv": 800, "semicolon.csv": 800,
     "wandb-export.csv": 800, "verl.jsonl": 600, "prime-rl.jsonl": 800, "records.json": 800,
     "run-directories/seed-1/evals.jsonl": 700, STATE: 500, "history.parquet": 900,
-    "trackio.db": 500, EVENTS: 400, TENSORS: 200, WANDB: 400,
+    "trackio.db": 500, EVENTS: 400, TENSORS: 200, WANDB: 250, OLD_WANDB: 150,
 }  # fmt: skip
 #: Formats whose damage is caught by checksums, so that no other number can come out of them.
-CHECKED = {EVENTS, TENSORS, WANDB}
+CHECKED = {EVENTS, TENSORS, WANDB, OLD_WANDB}
 SECONDS = 5.0
 
 
