@@ -60,13 +60,13 @@ class Condition:
         if self.quantity == "gain":
             ahead = 2.0 * f.end
             levels = f.belief.levels(np.array([f.end, ahead]))
-            what = f"gain of the next doubling (to {ahead:.4g} {f.run.x_kind})"
+            what = f"gain of the next doubling (to {_amount(ahead, f)})"
             return self._compare(what, levels[:, 1] - levels[:, 0])
         if end is None:
             return None
         final = f.belief.levels(np.array([max(end, f.end)]))[:, 0]
         if self.quantity == "end":
-            return self._compare(f"score at the end ({end:.4g} {f.run.x_kind})", final)
+            return self._compare(f"score at the end ({_amount(end, f)})", final)
         chance = float((final > self.score).mean())
         if chance >= self.bound:
             return None
@@ -156,6 +156,11 @@ def _share(number: str, text: str) -> float:
             "scores, gains and probabilities are fractions"
         )
     return value
+
+
+def _amount(compute: float, f: Fit) -> str:
+    kind = f.run.x_kind
+    return f"{compute:.4g}" if kind == "unknown" else f"{compute:.4g} {kind.replace('_', ' ')}"
 
 
 def _grammar() -> str:
