@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,16 @@ def test_runs_without_a_score_are_left_out_and_said() -> None:
     runs = load_runs({"run": ["a", "a", "b"], "step": [1, 2, 1], "acc": [0.1, 0.2, None]})
     assert [run.name for run in runs] == ["a"]
     assert "1 left out: b:" in runs[0].notes[-1]
+
+
+def test_rows_that_name_no_run_are_counted() -> None:
+    [run] = load_runs({"run": ["a", "a", ""], "step": STEPS, "acc": SCORES})
+    assert run.notes == ("1 rows without a run left out",)
+
+
+def test_decimals_are_numbers() -> None:
+    scores = [Decimal("0.1"), Decimal("0.2"), Decimal("sNaN")]
+    assert load_run({"step": STEPS, "acc": scores}).score.tolist() == [0.1, 0.2]
 
 
 def test_runs_of_one_name_are_told_apart() -> None:

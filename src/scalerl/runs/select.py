@@ -147,6 +147,8 @@ def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
             rows.setdefault(_text(value), []).append(i)
     if not rows or ("{name}" in label and len(rows) == 1):
         return [table]
+    if nameless := len(values) - sum(map(len, rows.values())):
+        table.notes.append(f"{nameless} rows without a {column} left out")
     return [
         table.take(indices, label.format(name=table.name, value=value))
         for value, indices in rows.items()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from numbers import Real
 
 import numpy as np
@@ -119,11 +120,13 @@ def to_float(value: object) -> float:
     if isinstance(value, str):
         text = value.strip()
         return float(text) if _NUMBER.fullmatch(text.lower()) else math.nan
-    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+    if isinstance(value, Real | Decimal) and not isinstance(value, bool | np.bool_):
         try:
             return float(value)
         except OverflowError:
             return math.inf
+        except ValueError:  # a signalling NaN of decimal
+            return math.nan
     return math.nan
 
 
