@@ -1,0 +1,250 @@
+"""Figures for papers and pages: a fit, a forecast, a comparison, the efficiency re-plot, and the
+joint picture of ceiling and C_mid. Each returns a matplotlib Figure and, given a path that ends in
+.png or .svg, writes it. matplotlib is imported only when something is drawn."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalerl.curves.forecast import Forecast
+from scalerl.curves.result import Fit
+from scalerl.report import words
+from scalerl.report.joint_figure import plot_joint
+from scalerl.report.many_figures import plot_comparison, plot_efficiency
+from scalerl.report.series import Series, series
+from scalerl.report.theme import Theme, ThemeName, compute_axis, drawing, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_comparison", "plot_efficiency", "plot_fit", "plot_forecast", "plot_joint"]
+
+SIZE = (8.0, 4.8)
+
+
+def plot_fit(fit: Fit, path: str | Path | None = None, theme: ThemeName = "light") -> Figure:
+    """A run, its law inside the window and beyond, how sure that is, and where it ends.
+
+    >>> from scalerl import fit, load_run
+    >>> figure = plot_fit(fit(load_run("example:paper-8b"), lo=1500, hi=50_000))
+    >>> figure.axes[0].get_xlabel()
+    'GPU-hours, log scale'
+    """
+    s = series(fit)
+    with drawing(theme) as t:
+        fig, ax = new_figure(SIZE)
+        level = words.percent(fit.level)
+        ax.fill_between(
+            s.x, *s.seen.T, color=t.accent, alpha=0.10, lw=0, label=f"{level}: one evaluation"
+        )
+        ax.fill_between(
+            s.x, *s.band.T, color=t.accent, alpha=0.25, lw=0, label=f"{level}: true pass rate"
+        )
+        if s.power is not None:
+            ax.plot(
+                s.x,
+                s.power_curve(),
+                color=t.second,
+                lw=1.3,
+                ls=(0, (5, 3)),
+                label=f"power law, A = {s.power.A:.3f}",
+            )
+        law = "sigmoid, median" if fit.law == "sigmoid" else f"{fit.law} law, median"
+        ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=law)
+        ahead = ~s.inside
+        ahead[np.flatnonzero(s.inside)[-1]] = True
+        ax.plot(s.x[ahead], s.median[ahead], color=t.accent, lw=1.5)
+        _limits(ax, s)
+        _points(ax, s, t)
+        compute_axis(ax, fit.run.x_kind, t)
+        _window_end(ax, fit, t)
+        _ceiling(ax, fit, t)
+        _c_mid(ax, fit, t)
+        ax.set_ylabel("pass rate")
+        fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
+        _title(fig, ax, fit, t)
+        return save(fig, path)
+
+
+def _limits(ax: Axes, s: Series) -> None:
+    """Axes that hold every point, the curve and its band, and the ceiling if there is one."""
+    scores = np.concatenate([s.used[1], s.held[1], s.band.ravel(), s.median])
+    if s.fit.identified:
+        scores = np.append(scores, s.fit.interval("A"))
+    low, high = float(scores.min()), float(scores.max())
+    pad = 0.06 * max(high - low, 0.02)
+    ax.set_ylim(max(low - pad, -0.02), min(high + pad, 1.02))
+    positive = s.fit.run.compute[s.fit.run.compute > 0]
+    ax.set_xlim(float(min(positive[0], s.x[0])) / 1.12, float(s.x[-1]) * 1.02)
+
+
+def _points(ax: Axes, s: Series, t: Theme) -> None:
+    edge = ax.get_xlim()[0]
+    size = 4.2 if len(s.used[0]) + len(s.held[0]) < 80 else 2.8
+    kinds = ((s.used, t.ink, "points fitted"), (s.held, "none", "points held out"))
+    for (x, y), face, label in kinds:
+        if not len(x):
+            continue
+        # ln 0 is not on the axis: an evaluation at zero compute sits on its left edge.
+        ax.plot(
+            np.maximum(x, edge),
+            y,
+            ls="",
+            marker="o",
+            ms=size,
+            mfc=face,
+            mec=t.ink,
+            mew=0.9,
+            alpha=0.85,
+            clip_on=False,
+            zorder=3,
+            label=label,
+        )
+    if s.fit.run.compute[0] == 0:
+        ax.annotate(
+            "C = 0",
+            (edge, s.fit.run.score[0]),
+            (6, -3),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=t.muted,
+            va="top",
+        )
+
+
+def _window_end(ax: Axes, fit: Fit, t: Theme) -> None:
+    ax.axvline(fit.end, color=t.muted, lw=0.9, ls=(0, (1, 2)))
+    ax.text(
+        fit.end,
+        1.01,
+        "fitted | forecast",
+        transform=ax.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
+        fontsize=8,
+        color=t.muted,
+    )
+
+
+def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
+    """The ceiling's line, bracket and number if it is identified; otherwise the words."""
+    side = ax.get_yaxis_transform()
+    level = words.percent(fit.level)
+    low, high = fit.interval("A")
+    bottom, top = ax.get_ylim()
+    if fit.identified:
+        a = fit.params["A"]
+        ax.axhline(a, color=t.accent, lw=0.9, ls=(0, (2, 2)))
+        ax.plot([1.012] * 2, [low, high], transform=side, color=t.accent, lw=3, clip_on=False)
+        text = f"ceiling {a:.3f}\n{level}: {low:.3f}\nto {high:.3f}"
+        ax.text(1.026, a, text, transform=side, va="center", fontsize=8.5, color=t.ink)
+        return
+    if fit.alarm is not None:
+        text = "no ceiling:\nrun in decline"
+    elif fit.law != "sigmoid":
+        text = "ceiling not\nidentified"
+    else:
+        text = f"ceiling not\nidentified\n{level}: {words.ceiling_range(fit)}".replace(
+            " or", "\nor"
+        )
+        if low < top:
+            end = min(high, top)
+            ax.annotate(
+                "",
+                (1.012, end),
+                (1.012, max(low, bottom)),
+                xycoords=side,
+                arrowprops={
+                    "arrowstyle": "->" if high > top else "-",
+                    "color": t.accent,
+                    "lw": 1.4,
+                    "ls": (0, (2, 1.5)),
+                    "shrinkA": 0,
+                    "shrinkB": 0,
+                },
+                annotation_clip=False,
+            )
+    ax.text(1.026, 0.97, text, transform=ax.transAxes, va="top", fontsize=8.5, color=t.muted)
+
+
+def _c_mid(ax: Axes, fit: Fit, t: Theme) -> None:
+    mid = fit.params.get("C_mid")
+    low, high = ax.get_xlim()
+    if mid is None or fit.alarm is not None or not low < mid < high:
+        return
+    across = ax.get_xaxis_transform()
+    ax.plot([mid, mid], [0.0, 0.045], transform=across, color=t.accent, lw=1.6)
+    ax.text(
+        mid,
+        0.055,
+        f"C_mid {words.compute(mid)}",
+        transform=across,
+        ha="center",
+        va="bottom",
+        fontsize=8,
+        color=t.muted,
+    )
+
+
+def _title(fig: Figure, ax: Axes, fit: Fit, t: Theme) -> None:
+    ax.set_title(words.shorten(fit.name, 60), loc="left", fontsize=11, fontweight="bold", pad=18)
+    if fit.alarm is not None:
+        _banner(fig, fit.alarm, t)
+
+
+def _banner(fig: Figure, alarm: str, t: Theme) -> None:
+    """The alarm, above everything else."""
+    fig.suptitle(
+        textwrap.fill(f"ALARM  {alarm}", 100),
+        x=0.02,
+        ha="left",
+        fontsize=9,
+        fontweight="bold",
+        color=t.paper,
+        bbox={"boxstyle": "square,pad=0.5", "fc": t.alarm, "ec": "none"},
+    )
+
+
+def plot_forecast(
+    forecast: Forecast, path: str | Path | None = None, theme: ThemeName = "light"
+) -> Figure:
+    """The forecast at its amounts of compute: bands if there are many, bars if there are few."""
+    order = np.argsort(forecast.compute, kind="stable")
+    x = forecast.compute[order]
+    median = forecast.median[order]
+    true, seen = forecast.interval()[order], forecast.interval(observed=True)[order]
+    level = words.percent(forecast.level)
+    with drawing(theme) as t:
+        fig, ax = new_figure(SIZE)
+        labels = (f"{level}: one evaluation", f"{level}: true pass rate")
+        if len(x) > 8:
+            ax.fill_between(x, *seen.T, color=t.accent, alpha=0.10, lw=0, label=labels[0])
+            ax.fill_between(x, *true.T, color=t.accent, alpha=0.25, lw=0, label=labels[1])
+            ax.plot(x, median, color=t.accent, lw=2.2, label="median")
+        else:
+            ax.vlines(x, *seen.T, color=t.accent, lw=1.2, alpha=0.55, label=labels[0])
+            ax.vlines(x, *true.T, color=t.accent, lw=6, alpha=0.45, label=labels[1])
+            ax.plot(x, median, color=t.accent, lw=1, marker="o", ms=6, label="median")
+            for c, m in zip(x, median, strict=True):
+                ax.annotate(f"{m:.3f}", (c, m), (9, 0), textcoords="offset points", va="center")
+        now = float(np.median(forecast.now))
+        ax.axhline(now, color=t.muted, lw=0.9, ls=(0, (1, 2)))
+        side = ax.get_yaxis_transform()
+        ax.text(1.01, now, f"now {now:.3f}", transform=side, va="center", color=t.muted, fontsize=8)
+        positive = x[x > 0]
+        if len(positive):
+            ax.set_xlim(positive[0] / 1.25, x[-1] * 1.35)
+            compute_axis(ax, "unknown", t)
+        ax.set_xlabel("compute, log scale")
+        ax.set_ylabel("pass rate")
+        title = f"Forecast of {words.shorten(forecast.run, 50)}"
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=12)
+        if forecast.alarm is not None:
+            _banner(fig, forecast.alarm, t)
+        fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
+        return save(fig, path)

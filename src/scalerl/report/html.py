@@ -1,0 +1,154 @@
+"""The report: one HTML page that needs nothing else, figures as files, and the numbers as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from scalerl.curves.compare import Comparison, compare
+from scalerl.curves.outlook import Outlook, forecast
+from scalerl.curves.result import Fit
+from scalerl.errors import InputError
+from scalerl.report import page, payload, words
+from scalerl.report.figures import plot_comparison, plot_efficiency, plot_fit, plot_joint
+from scalerl.report.files import slugs, write_whole
+from scalerl.report.inline import inline_svg
+from scalerl.report.many_figures import plot_runs
+from scalerl.report.series import Series, many
+from scalerl.report.theme import drawing, render
+
+#: Runs that get figures of their own as files.
+MAX_FIGURES = 12
+#: Runs in the joint picture of ceiling and C_mid.
+MAX_JOINT = 7
+#: Size of the pictures inside the page, in inches: text stays readable on a phone.
+SMALL = (5.0, 3.9)
+
+
+def write_report(
+    fits: Sequence[Fit],
+    out_dir: str | Path,
+    comparison: Comparison | None = None,
+    outlooks: Sequence[Outlook] | None = None,
+    title: str | None = None,
+    command: str | None = None,
+) -> list[Path]:
+    """Write report.html, report.json and the figures into a directory, which is made if need be.
+
+    comparison  of these fits; by default made here, where the runs can be compared
+    outlooks    forecasts of these fits in their order; by default at twice the compute spent
+    command     the command line that asked for the report, shown on the page
+
+    Returns the files written, the page first.
+    """
+    fits = list(fits)
+    if not fits:
+        raise InputError("a report needs at least one fitted run")
+    ahead = [forecast(f) for f in fits] if outlooks is None else list(outlooks)
+    if comparison is None:
+        comparison = _comparable(fits)
+    heading = title or _title(fits)
+    drawn = _drawn(fits)
+    names = slugs(f.name for f in fits[:MAX_FIGURES])
+    out = Path(out_dir)
+    content: dict[str, bytes] = {}
+    content["report.json"] = payload.to_json(
+        payload.numbers(ahead, drawn, comparison, heading, command), indent=1
+    ).encode("utf-8", "backslashreplace")
+    content |= _figures(fits, names, comparison)
+    links = [[f"fit-{name}.png", f"fit-{name}.svg"] for name in names]
+    parts = {
+        "title": page.text(heading),
+        "answer": page.answer(ahead, comparison),
+        "chart_caption": page.chart_caption(fits),
+        "static_chart": _static_chart(fits),
+        "parameters": page.parameters(drawn),
+        "forecasts": page.forecasts(ahead),
+        "comparison": page.comparison(comparison),
+        "pictures": _pictures(fits, comparison),
+        "runs": page.runs(ahead, links),
+        "command": page.command(command),
+        "data": payload.embedded(payload.chart(drawn)),
+        "css": _asset("report.css"),
+        "js": _asset("report.js"),
+    }
+    document = Template(_asset("template.html")).substitute(parts)
+    content = {"report.html": document.encode("utf-8", "backslashreplace")} | content
+    # The page is written last: where it is there, all it links to is there.
+    order = [*list(content)[1:], "report.html"]
+    for name in order:
+        write_whole(out / name, content[name])
+    return [out / name for name in content]
+
+
+def _asset(name: str) -> str:
+    return (files("scalerl.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _title(fits: Sequence[Fit]) -> str:
+    if len(fits) == 1:
+        return f"Forecast of {words.shorten(fits[0].name, 80)}"
+    if len(fits) == 2:
+        return " and ".join(words.shorten(f.name, 40) for f in fits)
+    return f"Forecasts of {len(fits)} runs"
+
+
+def _comparable(fits: Sequence[Fit]) -> Comparison | None:
+    """A comparison where one makes sense: sigmoids of one method on one kind of compute."""
+    alike = len({(f.run.x_kind, f.method) for f in fits}) == 1
+    if len(fits) < 2 or not alike or any(f.law != "sigmoid" for f in fits):
+        return None
+    return compare(fits)
+
+
+def _drawn(fits: Sequence[Fit]) -> list[Series]:
+    """The series of all fits in their order, drawn over a common range per kind of compute."""
+    found: dict[int, Series] = {}
+    for kind in dict.fromkeys(f.run.x_kind for f in fits):
+        chosen = [i for i, f in enumerate(fits) if f.run.x_kind == kind]
+        found |= dict(zip(chosen, many([fits[i] for i in chosen]), strict=True))
+    return [found[i] for i in range(len(fits))]
+
+
+def _figures(
+    fits: Sequence[Fit], names: Sequence[str], comparison: Comparison | None
+) -> dict[str, bytes]:
+    """File name -> content of every figure."""
+    made = [
+        (f"fit-{name}", plot_fit(fit)) for fit, name in zip(fits[:MAX_FIGURES], names, strict=True)
+    ]
+    if comparison is not None:
+        made += [
+            ("comparison", plot_comparison(comparison)),
+            ("efficiency", plot_efficiency(comparison)),
+        ]
+    with drawing("light"):
+        return {f"{n}.{kind}": render(fig, kind) for n, fig in made for kind in ("png", "svg")}
+
+
+def _static_chart(fits: Sequence[Fit]) -> str:
+    """The chart for readers without scripts: the runs of the first kind of compute."""
+    kind = fits[0].run.x_kind
+    shown = [f for f in fits if f.run.x_kind == kind]
+    figure = plot_fit(shown[0]) if len(shown) == 1 else plot_runs(shown)
+    return inline_svg(figure, "static", f"Pass rate against {words.KIND[kind]} with forecasts")
+
+
+def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
+    """The efficiency re-plot, and the joint picture of ceiling and C_mid."""
+    out = []
+    if comparison is not None:
+        svg = inline_svg(
+            plot_efficiency(comparison, size=SMALL), "efficiency", page.efficiency_alt(comparison)
+        )
+        out.append(page.figure(svg, page.efficiency_caption(comparison)))
+    ranked = fits if comparison is None else [f for g in comparison.groups for f in g.fits]
+    shown = [f for f in ranked if f.law == "sigmoid" and f.run.x_kind == fits[0].run.x_kind]
+    shown = sorted(shown[:MAX_JOINT], key=list(fits).index)
+    if shown:
+        picture = plot_joint(shown[0] if len(fits) == 1 else shown, size=SMALL)
+        svg = inline_svg(picture, "joint", "Joint posterior of ceiling and C_mid")
+        out.append(page.figure(svg, page.joint_caption(len(shown), len(fits))))
+    return page.pictures(out)

@@ -1,0 +1,137 @@
+"""What the page's chart and report.json hold, as plain numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.compare import Comparison
+from scalerl.curves.outlook import Outlook
+from scalerl.report import words
+from scalerl.report.many_figures import fixed_ceiling
+from scalerl.report.series import Series, thin
+
+#: Points of all runs together that the chart draws without effort; a run keeps at least MIN_POINTS.
+MAX_POINTS = 9000
+MIN_POINTS = 80
+
+
+def chart(drawn: Sequence[Series]) -> dict[str, Any]:
+    """The data of the interactive chart."""
+    most = max(MIN_POINTS, MAX_POINTS // max(len(drawn), 1))
+    kinds = list(dict.fromkeys(s.fit.run.x_kind for s in drawn))
+    level = drawn[0].fit.level
+    return {
+        "level": words.percent(level),
+        "kinds": [words.KIND[k] for k in kinds],
+        "runs": [_run(s, kinds.index(s.fit.run.x_kind), most) for s in drawn],
+    }
+
+
+def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
+    fit = s.fit
+    ceiling = None
+    if fit.identified:
+        low, high = fit.interval("A")
+        ceiling = [_round(fit.params["A"]), _round(low), _round(high)]
+    return {
+        "name": words.shorten(fit.name, 120),
+        "kind": kind,
+        "end": _compute(fit.end),
+        "alarm": fit.alarm,
+        "ceiling": ceiling,
+        "used": _points(s.used, most),
+        "held": _points(s.held, most),
+        "x": [_compute(v) for v in s.x],
+        "median": _scores(s.median),
+        "low": _scores(s.band[:, 0]),
+        "high": _scores(s.band[:, 1]),
+        "seenLow": _scores(s.seen[:, 0]),
+        "seenHigh": _scores(s.seen[:, 1]),
+        "power": None if s.power is None else _scores(s.power_curve()),
+    }
+
+
+def _points(
+    points: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], most: int
+) -> list[list[float | None]]:
+    x, y = thin(*points, most)
+    return [[_compute(v) for v in x], _scores(y)]
+
+
+def _compute(value: float) -> float:
+    return float(f"{float(value):.5g}")
+
+
+def _round(value: float) -> float | None:
+    return round(float(value), 4) if math.isfinite(value) else None
+
+
+def _scores(values: npt.NDArray[np.float64]) -> list[float | None]:
+    return [_round(float(v)) for v in values]
+
+
+def numbers(
+    outlooks: Sequence[Outlook],
+    drawn: Sequence[Series],
+    comparison: Comparison | None,
+    title: str,
+    command: str | None,
+) -> dict[str, Any]:
+    """Everything the page shows, for report.json."""
+    fits = []
+    for s in drawn:
+        power = None if s.power is None else s.power.params()
+        fits.append(s.fit.to_dict() | {"power_law": power})
+    out: dict[str, Any] = {
+        "title": title,
+        "command": command,
+        "fits": fits,
+        "forecasts": [o.to_dict() for o in outlooks],
+        "comparison": None,
+        "efficiency": None,
+    }
+    if comparison is not None:
+        found = comparison.to_dict()
+        del found["runs"]
+        out["comparison"] = found
+        a = comparison.mean_a
+        laws = [(f.name, fixed_ceiling(f, a)) for f in comparison.fits]
+        out["efficiency"] = {
+            "A": a,
+            "runs": [{"run": name, "B": law.B, "C_mid": law.C_mid} for name, law in laws],
+        }
+    return out
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON in which an open end is null, since JSON has no infinity."""
+    return json.dumps(_open_ends(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _open_ends(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _open_ends(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_open_ends(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand inside a <script> element, whatever names are in it.
+
+    >>> embedded({"run": "</script><b>&"})
+    '{"run": "\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e\\\\u0026"}'
+    """
+    text = to_json(value)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    # Half of a surrogate pair cannot be written as UTF-8.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

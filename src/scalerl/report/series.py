@@ -1,0 +1,95 @@
+"""The numbers a picture of a fit shows: points, median, bands, and the power law's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.beliefs import MAX_KNOTS
+from scalerl.curves.fit import fit as fit_run
+from scalerl.curves.laws import PowerLaw
+from scalerl.curves.result import Fit
+
+Array = npt.NDArray[np.float64]
+
+#: A curve is drawn at least this far beyond its window, and this far beyond a held-out point.
+AHEAD = 2.0
+BEYOND_HELD = 1.3
+#: Beside longer runs, a short one is drawn at most this many times beyond its own window.
+MAX_AHEAD = 8.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One run as it is drawn."""
+
+    fit: Fit
+    used: tuple[Array, Array]
+    held: tuple[Array, Array]
+    #: At most 2 x MAX_KNOTS ascending amounts of compute, and the curve there.
+    x: Array
+    median: Array
+    #: (knots, 2): interval of the true pass rate, and of one evaluation.
+    band: Array
+    seen: Array
+    power: PowerLaw | None
+
+    @property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        return self.x <= self.fit.end
+
+    def power_curve(self) -> Array:
+        """The power law at `x`; nan where it falls below 0, as it does at small compute."""
+        assert self.power is not None
+        y = self.power.value(self.x)
+        return np.where(y >= 0.0, y, np.nan)
+
+
+def reach(fit: Fit) -> float:
+    """How far a picture of this fit goes."""
+    return max(AHEAD * fit.end, BEYOND_HELD * float(fit.run.compute[-1]))
+
+
+def series(fit: Fit, to: float | None = None) -> Series:
+    """What is drawn of a fit, up to the compute `to` (by default `reach`)."""
+    lo, hi = fit.window
+    run, points = fit.run, fit.points
+    outside = (run.compute < lo) | (run.compute > hi)
+    first = float(points.compute[points.compute > 0][0])
+    inner = fit.forecast(np.geomspace(first, hi, MAX_KNOTS))
+    ahead = fit.forecast(
+        np.geomspace(hi, max(reach(fit) if to is None else to, 1.01 * hi), MAX_KNOTS + 1)[1:]
+    )
+    return Series(
+        fit=fit,
+        used=(points.compute, points.score),
+        held=(run.compute[outside], run.score[outside]),
+        x=np.concatenate([inner.compute, ahead.compute]),
+        median=np.concatenate([inner.median, ahead.median]),
+        band=np.concatenate([inner.interval(), ahead.interval()]),
+        seen=np.concatenate([inner.interval(observed=True), ahead.interval(observed=True)]),
+        power=None if fit.law == "power" else power_answer(fit),
+    )
+
+
+def power_answer(fit: Fit) -> PowerLaw:
+    """The power law fitted to the same window."""
+    other = fit_run(fit.run, law="power", lo=fit.window[0], hi=fit.window[1])
+    return PowerLaw(**other.params)
+
+
+def many(fits: Sequence[Fit]) -> list[Series]:
+    """All runs drawn over a common range, as far as their own windows carry."""
+    far = max(reach(f) for f in fits)
+    return [series(f, max(reach(f), min(far, MAX_AHEAD * f.end))) for f in fits]
+
+
+def thin(x: Array, y: Array, most: int) -> tuple[Array, Array]:
+    """At most `most` of the points, evenly picked, first and last kept."""
+    if len(x) <= most:
+        return x, y
+    keep = np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))
+    return x[keep], y[keep]

@@ -1,0 +1,236 @@
+"""Terminal output: tables of at most 80 columns, a small curve, and a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from scalerl.curves.backtest import Backtest
+from scalerl.curves.compare import Comparison, Pair
+from scalerl.curves.outlook import Outlook
+from scalerl.curves.result import Fit
+from scalerl.report import words
+from scalerl.report.progress import Progress, progress
+from scalerl.report.terminal_curve import curve
+from scalerl.report.words import shorten
+
+__all__ = [
+    "Progress",
+    "backtest_table",
+    "comparison_table",
+    "curve",
+    "fit_table",
+    "forecast_table",
+    "printable",
+    "progress",
+    "wrap",
+]
+
+WIDTH = 80
+#: A comparison prints this many pairs, and says how many there are more.
+MAX_PAIRS = 40
+
+
+def wrap(text: str, indent: str = "", first: str | None = None) -> str:
+    """Text in lines of at most 80 columns; a word longer than a line is broken.
+
+    >>> wrap("only 7 points", first="warning: ")
+    'warning: only 7 points'
+    """
+    clean = "".join(ch if ch.isprintable() else " " for ch in text)
+    start = indent if first is None else first
+    return textwrap.fill(clean, WIDTH, initial_indent=start, subsequent_indent=indent)
+
+
+def _rows(head: Sequence[str], body: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+    """Columns of these widths, the first flush left and the others right."""
+    lines = []
+    for row in (head, *body):
+        cells = [
+            shorten(c, w).ljust(w) if i == 0 else shorten(c, w).rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(" ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def fit_table(fits: Sequence[Fit]) -> str:
+    """One row a run: what was fitted, the ceiling where it is identified, B, C_mid and flags.
+
+    >>> from scalerl import fit, load_run
+    >>> print(fit_table([fit(load_run("example:paper-8b"))]).splitlines()[0].split()[0])
+    run
+    """
+    level = fits[0].level if fits else 0.9
+    head = ("run", "x", "n", "end", f"A [{words.percent(level)}]", "B", "C_mid", "rmse", "")
+    body = []
+    for f in fits:
+        flags = ("!" if f.alarm else "") + ("*" if f.warnings else "")
+        body.append(
+            (
+                f.name,
+                words.SHORT_KIND[f.run.x_kind],
+                str(len(f.points)),
+                words.compute(f.end),
+                _ceiling(f),
+                _parameter(f, "B"),
+                _parameter(f, "C_mid"),
+                f"{f.rmse:.3f}",
+                flags,
+            )
+        )
+    # 9 columns and 8 spaces between: the run's name has what is left of 80.
+    table = _rows(head, body, (17, 6, 5, 5, 20, 5, 5, 5, 2))
+    notes = []
+    if any(f.alarm for f in fits):
+        notes.append("! alarm: the run departs from its own forecast")
+    if any(f.warnings for f in fits):
+        notes.append("* has warnings")
+    return "\n".join([table, *notes])
+
+
+def _ceiling(fit: Fit) -> str:
+    if fit.alarm is not None:
+        return "none: in decline"
+    if not fit.identified:
+        return "not identified"
+    return f"{fit.params['A']:.3f} {words.span(*fit.interval('A'))}"
+
+
+def _parameter(fit: Fit, name: str) -> str:
+    value = fit.params.get(name)
+    if value is None:
+        return "-"
+    return words.compute(value) if name == "C_mid" else f"{value:.2f}"
+
+
+def forecast_table(outlooks: Sequence[Outlook]) -> str:
+    """A block a run: scores ahead, targets, the next doubling, advice, and any alarm."""
+    return "\n\n".join(_outlook(o) for o in outlooks)
+
+
+def _outlook(o: Outlook) -> str:
+    f = o.fit
+    level = words.percent(f.level)
+    lines = [shorten(f.name, WIDTH)]
+    if f.alarm is not None:
+        lines.append(wrap(f.alarm, "  ", "  ! ALARM "))
+    head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
+    body = [
+        (f"  {words.compute(float(c))}", words.score(m), words.span(*true), words.span(*seen))
+        for c, m, true, seen in zip(
+            o.at.compute, o.at.median, o.at.interval(), o.at.interval(observed=True), strict=True
+        )
+    ]
+    lines.append(_rows(head, body, (30, 7, 17, 17)))
+    low, high = o.next_doubling.interval
+    lines.append(
+        f"  next doubling, to {words.compute(o.next_doubling.compute)}: "
+        f"{words.signed(o.next_doubling.median)} [{words.signed(low)}, {words.signed(high)}]"
+    )
+    for t in o.targets:
+        when = words.compute(t.median)
+        low_c, high_c = (words.compute(v) for v in t.interval)
+        lines.append(
+            f"  score {t.score:g}: probability {t.probability:.2f}, "
+            f"compute {when} [{low_c}, {high_c}]"
+        )
+    lines.append(wrap(words.ceiling_in_words(f), "  ", "  "))
+    if o.recommendation is not None:
+        r = o.recommendation
+        lines.append(wrap(f"{r.action}: {r.reason}", "  ", "  advice: "))
+    return "\n".join(lines)
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Every pair: our verdict in words, the difference of ceilings, the paper's verdict."""
+    what = "recipes" if comparison.scope == "recipes" else "runs"
+    lines = [f"{len(comparison.groups)} {what}, by ceiling"]
+    for i, g in enumerate(comparison.groups):
+        declining = any(f.alarm for f in g.fits)
+        if declining:
+            note = "in decline"
+        elif all(f.identified for f in g.fits):
+            note = words.score(float(sum(f.params["A"] for f in g.fits) / len(g.fits)))
+        else:
+            note = "not identified"
+        count = f" ({len(g.fits)} runs)" if len(g.fits) > 1 else ""
+        lines.append(f"{i + 1:4d}  {shorten(g.name + count, 52):52s}  {note}")
+    for pair in comparison.pairs[:MAX_PAIRS]:
+        lines += ["", *_pair(pair)]
+    if len(comparison.pairs) > MAX_PAIRS:
+        lines += ["", f"… and {len(comparison.pairs) - MAX_PAIRS} more pairs (--json has them)"]
+    return "\n".join(lines)
+
+
+def _pair(pair: Pair) -> list[str]:
+    low, high = pair.delta_a_interval
+    out = [
+        f"{shorten(pair.a, 37)} / {shorten(pair.b, 37)}",
+        wrap(words.verdict(pair), " " * 11, "  verdict: "),
+        f"  ΔA (second minus first): {words.signed(pair.delta_a)} "
+        f"[{words.signed(low)}, {words.signed(high)}]",
+        wrap(words.paper_verdict(pair), " " * 11, "  paper's rule: "),
+    ]
+    return out + [wrap(line, "  ", "  ") for line in words.pair_details(pair)]
+
+
+def backtest_table(backtest: Backtest) -> str:
+    """Every method on all runs, then per class of run and fraction, then per source."""
+    sections = [("all runs", backtest.summary())]
+    by_class = backtest.summary("run_class")
+    classes = sorted({row["run_class"] for row in by_class})
+    for name in classes:
+        if len(classes) > 1:
+            sections.append((name, [r for r in by_class if r["run_class"] == name]))
+        rows = backtest.summary("fraction", run_class=name)
+        for fraction in sorted({row["fraction"] for row in rows}):
+            title = f"{name}, fitted on the first {words.percent(fraction)}"
+            sections.append((title, [r for r in rows if r["fraction"] == fraction]))
+    rows = backtest.summary("run_class", "source")
+    sources = sorted({(row["run_class"], row["source"]) for row in rows})
+    if len({source for _, source in sources}) > 1:
+        for name, source in sources:
+            found = [r for r in rows if (r["run_class"], r["source"]) == (name, source)]
+            sections.append((f"{name}, source {source or '-'}", found))
+    head = ("", "tasks", "med.err", "crps", "skill", "in 50 %", "in 90 %", "width")
+    widths = (18, 6, 8, 8, 7, 8, 8, 8)
+    body = [_method(row) for _, found in sections for row in found]
+    top, rule, *lines = _rows(head, body, widths).splitlines()
+    out = [top, rule]
+    for title, found in sections:
+        out.append(shorten(title, WIDTH))
+        out += [lines.pop(0) for _ in found]
+    out += [wrap(line, "  ", "skipped: ") for line in backtest.skipped]
+    return "\n".join(out)
+
+
+def _method(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"  {row['method']}",
+        str(row["tasks"]),
+        f"{row['median_error']:.4f}",
+        f"{row['crps']:.4f}",
+        "-" if row["skill"] is None else f"{row['skill']:+.2f}",
+        f"{row['cover50']:.2f}",
+        f"{row['cover90']:.2f}",
+        f"{row['width90']:.3f}",
+    )
+
+
+def printable(text: str, encoding: str | None = None) -> str:
+    """The text as a terminal of this encoding (by default that of stdout) can show it.
+
+    >>> printable("ΔA of a…b", "ascii")
+    'dA of a~b'
+    """
+    coding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        text.encode(coding)
+    except (UnicodeEncodeError, LookupError):
+        plain = text.replace("Δ", "d").replace("…", "~").replace("·", ".")
+        return plain.encode("ascii", "replace").decode("ascii")
+    return text

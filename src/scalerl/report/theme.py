@@ -1,0 +1,154 @@
+"""How pictures look: one accent, the Okabe-Ito colours for many runs, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from scalerl.errors import InputError
+from scalerl.report import words
+from scalerl.report.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ThemeName = Literal["light", "dark"]
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+DPI = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of a picture. `runs` are told apart by colour-blind readers too, and never by colour
+    alone: each run also has its own marker."""
+
+    paper: str
+    ink: str
+    muted: str
+    faint: str
+    alarm: str
+    runs: tuple[str, ...]
+
+    @property
+    def accent(self) -> str:
+        return self.runs[0]
+
+    @property
+    def second(self) -> str:
+        return self.runs[1]
+
+    def colour(self, i: int) -> str:
+        return self.runs[i % len(self.runs)]
+
+
+THEMES: dict[str, Theme] = {
+    "light": Theme(
+        paper="#ffffff",
+        ink="#1b1f24",
+        muted="#5b6570",
+        faint="#e3e6ea",
+        alarm="#b3261e",
+        runs=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d5359"),
+    ),
+    "dark": Theme(
+        paper="#14171a",
+        ink="#e8eaed",
+        muted="#9aa4ae",
+        faint="#2c3238",
+        alarm="#ff8a80",
+        runs=("#56b4e9", "#e69f00", "#2fc09a", "#e39ac5", "#f0e442", "#ff7f50", "#c0c6cc"),
+    ),
+}
+
+
+def named(theme: str) -> Theme:
+    if theme not in THEMES:
+        raise InputError(f"no theme {theme!r}: choose light or dark")
+    return THEMES[theme]
+
+
+@contextmanager
+def drawing(theme: str) -> Iterator[Theme]:
+    """Draw and save inside this: fonts, colours, and nothing in the file that changes by itself."""
+    import matplotlib
+
+    t = named(theme)
+    style: dict[Any, Any] = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9.0,
+        "text.color": t.ink,
+        "axes.edgecolor": t.muted,
+        "axes.labelcolor": t.ink,
+        "axes.facecolor": "none",
+        "axes.linewidth": 0.8,
+        "xtick.color": t.muted,
+        "ytick.color": t.muted,
+        "figure.facecolor": t.paper,
+        "savefig.facecolor": "auto",
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "scalerl",
+        "text.usetex": False,
+        "text.parse_math": False,
+        "path.simplify": True,
+    }
+    with matplotlib.rc_context(style):
+        yield t
+
+
+def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure of one pair of axes, without the global state of pyplot."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    fig = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+    ax = fig.add_subplot()
+    ax.spines[["top", "right"]].set_visible(False)
+    return fig, ax
+
+
+def compute_axis(ax: Axes, x_kind: str, theme: Theme) -> None:
+    """A log axis of compute with SI suffixes, its kind named."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    subs: tuple[float, ...] = (1.0, 2.0, 5.0) if high / low < 300 else (1.0,)
+    if high / low < 8:
+        subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    ax.xaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.compute(v)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel(f"{words.KIND[x_kind]}, log scale")
+    ax.grid(axis="y", color=theme.faint, linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
+def render(fig: Figure, suffix: str, transparent: bool = False) -> bytes:
+    """The picture as bytes, the same for the same figure. Call inside `drawing`."""
+    import warnings
+
+    out = BytesIO()
+    form = suffix.removeprefix(".").lower()
+    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    colour = "none" if transparent else "auto"
+    with warnings.catch_warnings():
+        # A run's name may hold characters that no font here has: they are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        fig.savefig(out, format=form, dpi=DPI, metadata=metadata, facecolor=colour)
+    return out.getvalue()
+
+
+def save(fig: Figure, path: str | Path | None) -> Figure:
+    """Write the figure if a path is given, whose suffix says as what. Call inside `drawing`."""
+    if path is not None:
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".png", ".svg"):
+            raise InputError(f"a figure is written as .png or .svg, not {Path(path).name!r}")
+        write_whole(path, render(fig, suffix))
+    return fig

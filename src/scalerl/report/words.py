@@ -1,0 +1,170 @@
+"""How numbers, kinds of compute and verdicts are put into words, the same in every output."""
+
+from __future__ import annotations
+
+import math
+
+from scalerl.curves.compare import Pair
+from scalerl.curves.outlook import Outlook
+from scalerl.curves.result import Fit
+
+KIND = {
+    "gpu_hours": "GPU-hours",
+    "hours": "hours",
+    "flops": "FLOPs",
+    "tokens": "tokens",
+    "samples": "samples",
+    "steps": "optimizer steps",
+    "unknown": "compute (unit unknown)",
+}
+SHORT_KIND = {
+    "gpu_hours": "GPU-h",
+    "hours": "hours",
+    "flops": "FLOPs",
+    "tokens": "tokens",
+    "samples": "smpls",
+    "steps": "steps",
+    "unknown": "?",
+}
+_SUFFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+#: An upper end of the ceiling this close to 1 is set by the scale, not by the data.
+OPEN_CEILING = 0.99
+
+
+def compute(value: float) -> str:
+    """An amount of compute with three digits and an SI suffix.
+
+    >>> compute(12_345), compute(1.2e6), compute(0.25), compute(float("inf")), compute(3e25)
+    ('12.3k', '1.2M', '0.25', 'never', '30Y')
+    """
+    if math.isnan(value):
+        return "?"
+    if math.isinf(value):
+        return "never"
+    if value == 0 or abs(value) < 1e-3:
+        return f"{value:.3g}"
+    power = min(max(math.floor(math.log10(abs(value)) / 3), 0), len(_SUFFIXES) - 1)
+    text = f"{value / 1000.0**power:.3g}"
+    if text == "1e+03" and power + 1 < len(_SUFFIXES):
+        power, text = power + 1, "1"
+    return text + _SUFFIXES[power]
+
+
+def score(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def signed(value: float) -> str:
+    """A difference of scores, always with its sign.
+
+    >>> signed(0.0123), signed(-0.0004)
+    ('+0.012', '-0.000')
+    """
+    return f"{value:+.3f}"
+
+
+def percent(level: float) -> str:
+    return f"{100 * level:.3g} %"
+
+
+def span(low: float, high: float) -> str:
+    return f"[{low:.3f}, {high:.3f}]"
+
+
+def shorten(name: str, width: int) -> str:
+    """The name in at most `width` characters, cut in the middle; line breaks and other control
+    characters become visible dots.
+
+    >>> shorten("a-very-long-run-name", 11)
+    'a-ver…-name'
+    """
+    clean = "".join(ch if ch.isprintable() else "·" for ch in name)
+    if len(clean) <= width:
+        return clean
+    keep = max(width - 1, 0)
+    tail = keep // 2 if width > 4 else 0
+    return clean[: keep - tail] + "…" + (clean[len(clean) - tail :] if tail else "")
+
+
+def ceiling_range(fit: Fit) -> str:
+    """What the data allow the ceiling to be, with an open upper end where they do not bound it."""
+    low, high = fit.interval("A")
+    if fit.law == "power":
+        return "no interval"
+    return f"{low:.2f} or more" if high >= OPEN_CEILING else f"{low:.2f} to {high:.2f}"
+
+
+def ceiling_in_words(fit: Fit) -> str:
+    """One sentence on the ceiling; a number only where the data identify it."""
+    if fit.alarm is not None:
+        return "No ceiling is quoted for a run in decline."
+    if fit.identified:
+        low, high = fit.interval("A")
+        return (
+            f"It is heading for a ceiling of {fit.params['A']:.3f} "
+            f"({percent(fit.level)}: {low:.3f} to {high:.3f})."
+        )
+    if fit.law != "sigmoid":
+        return f"Its ceiling is not identified: the {fit.law} law gives no honest interval."
+    return f"Its ceiling is not identified: the points allow {ceiling_range(fit)}."
+
+
+def headline(outlook: Outlook) -> list[str]:
+    """The answer in a few sentences: where the run is, where it goes, what more compute buys."""
+    fit, ahead, gain = outlook.fit, outlook.at, outlook.next_doubling
+    unit = KIND[fit.run.x_kind]
+    level = percent(fit.level)
+    now = sorted(ahead.now)[len(ahead.now) // 2]
+    out = [f"{fit.name} scores {now:.3f} after {compute(fit.end)} {unit}."]
+    if fit.alarm is not None:
+        out.append(f"Alarm: {fit.alarm}.")
+    out.append(ceiling_in_words(fit))
+    for c, median, (low, high) in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
+        out.append(
+            f"At {compute(float(c))} {unit} the forecast is {median:.3f} "
+            f"({level}: {low:.3f} to {high:.3f})."
+        )
+    low, high = gain.interval
+    out.append(
+        f"The next doubling of compute buys {signed(gain.median)} "
+        f"({level}: {signed(low)} to {signed(high)})."
+    )
+    for t in outlook.targets:
+        out.append(
+            f"It reaches {t.score:g} with probability {t.probability:.2f}"
+            + (f", at about {compute(t.median)} {unit}." if math.isfinite(t.median) else ".")
+        )
+    if outlook.recommendation is not None:
+        out.append(f"Advice: {outlook.recommendation.action}. {outlook.recommendation.reason}.")
+    return out
+
+
+def verdict(pair: Pair) -> str:
+    """Our verdict on a pair, in words."""
+    if pair.alarm is not None:
+        return "undecided: one of them is in decline"
+    if pair.verdict == "undecided":
+        return f"undecided between {pair.a} and {pair.b}"
+    return str(pair)
+
+
+def paper_verdict(pair: Pair) -> str:
+    """What the paper's rule, which always decides, says of the pair."""
+    what = "higher ceiling" if pair.paper_verdict == "higher-ceiling" else "larger B at equal A"
+    return f"{pair.paper_winner}: {what}"
+
+
+def pair_details(pair: Pair) -> list[str]:
+    """Crossing and decision lines of a pair, if any."""
+    out = []
+    if pair.crossing is not None:
+        where = "" if pair.crossing.compute is None else f" near {compute(pair.crossing.compute)}"
+        out.append(
+            f"{pair.crossing.overtakes} overtakes{where} "
+            f"with probability {pair.crossing.probability:.2f}"
+        )
+    if pair.need is not None:
+        out.append(str(pair.need))
+    if pair.alarm is not None:
+        out.append(pair.alarm)
+    return out
