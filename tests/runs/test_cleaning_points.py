@@ -153,3 +153,13 @@ def test_the_owner_of_a_reward_may_say_what_it_is() -> None:
 def test_the_scale_is_one_for_all_runs_of_a_file() -> None:
     table = {"run": ["a", "a", "b", "b"], "step": [1, 2, 1, 2], "acc": [0.3, 0.9, 40.0, 50.0]}
     assert [r.score[1] for r in load_runs(table)] == pytest.approx([0.009, 0.5])
+    assert load_run(table, run="a").score[1] == pytest.approx(0.009)
+
+
+def test_one_run_outside_the_scale_does_not_spoil_the_file() -> None:
+    table = {"run": [*"aabbcc"], "step": [1, 2] * 3, "reward": [0.1, 0.2, 0.1, 0.2, 0.1, 2.0]}
+    runs = load_runs(table)
+    assert [run.name for run in runs] == ["a", "b"]
+    assert "1 left out: c: reward goes from 0.1 to 2" in runs[0].notes[-1]
+    with pytest.raises(InputError, match="c: reward goes from 0.1 to 2"):
+        load_runs(table, run="c")

@@ -34,7 +34,7 @@ class Clean:
     notes: tuple[str, ...]
 
 
-def clean(compute: Array, score: Array, kind: ComputeKind = "unknown", where: str = "") -> Clean:
+def clean(compute: Array, score: Array, kind: ComputeKind = "unknown") -> Clean:
     """Apply the rules above. `rows` are the indices into the input that stay.
 
     >>> import numpy as np
@@ -48,9 +48,9 @@ def clean(compute: Array, score: Array, kind: ComputeKind = "unknown", where: st
     if dropped := len(compute) - len(rows):
         notes.append(f"{dropped} of {len(compute)} rows without a finite compute and score dropped")
     if not len(rows):
-        raise InputError(f"{where}no row has both a compute and a score: check --x and --y")
+        raise InputError("no row has both a compute and a score: check --x and --y")
     if compute[rows].min() < 0:
-        raise InputError(f"{where}compute is negative ({compute[rows].min():g}): check --x")
+        raise InputError(f"compute is negative ({compute[rows].min():g}): check --x")
     rows = _resolve_restarts(rows, compute, kind, notes)
     # Stable, so that among equal values the last logged comes last.
     rows = rows[np.argsort(compute[rows], kind="stable")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.importers.frames import is_frame, read_frame
 from scalerl.runs.importers.wandb_online import read_wandb_online
-from scalerl.runs.record import Run
-from scalerl.runs.scale import rescale
-from scalerl.runs.select import Choice, Curve, listing, shorten, split_runs, split_scores, to_curve
+from scalerl.runs.names import listing, shorten
+from scalerl.runs.record import Array, Run
+from scalerl.runs.scale import guess_scale, rescale
+from scalerl.runs.select import Choice, Curve, to_curve
 from scalerl.runs.sources import open_path
+from scalerl.runs.split import split_runs, split_scores
 from scalerl.runs.table import Table
 
 
@@ -99,21 +100,29 @@ def _load(
     ]
     for part in parts:
         part.name = shorten(part.name, 200) or "run"
-    names = [part.name for part in parts]
-    curves: list[Curve] = []
-    for part in parts:
-        if _matches(part.name, pattern):
-            try:
-                curves.append(to_curve(part, choice))
-            except InputError as error:
-                problems.append(error)
-    runs = _finish(curves, scale, problems)
+    wanted = [part for part in parts if _matches(part.name, pattern)]
+    curves, more_problems = _curves(wanted, choice)
+    problems += more_problems
+    # The other runs of a file help to tell percent from fractions.
+    others, _ = _curves([part for part in parts if not _matches(part.name, pattern)], choice)
+    runs = _finish(curves, others, scale, problems)
     if not runs and problems:
         raise problems[0]
     if problems:
         left_out = f"{len(problems)} left out: {shorten(str(problems[0]), 160)}"
         runs = [run.replace(notes=(*run.notes, left_out)) for run in runs]
-    return runs, names
+    return runs, [part.name for part in parts]
+
+
+def _curves(tables: list[Table], choice: Choice) -> tuple[list[Curve], list[InputError]]:
+    curves: list[Curve] = []
+    problems: list[InputError] = []
+    for table in tables:
+        try:
+            curves.append(to_curve(table, choice))
+        except InputError as error:
+            problems.append(error)
+    return curves, problems
 
 
 def _read(source: Any, pattern: str | None) -> tuple[list[Table], list[InputError]]:
@@ -135,32 +144,46 @@ def _read(source: Any, pattern: str | None) -> tuple[list[Table], list[InputErro
 
 
 def _finish(
-    curves: list[Curve], scale: str | float | None, problems: list[InputError]
+    curves: list[Curve],
+    others: list[Curve],
+    scale: str | float | None,
+    problems: list[InputError],
 ) -> list[Run]:
     """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve."""
-    scaled: dict[int, tuple[Any, list[str]]] = {}
-    for source, y_name in dict.fromkeys((curve.source, curve.y_name) for curve in curves):
-        same = [i for i, c in enumerate(curves) if (c.source, c.y_name) == (source, y_name)]
-        pooled = np.concatenate([curves[i].y for i in same])
-        try:
-            values, notes = rescale(pooled, y_name, scale)
-        except InputError as error:
-            widest = max(same, key=lambda i: np.nanmax(np.abs(curves[i].y), initial=0.0))
-            raise InputError(f"{curves[widest].name}: {error}") from None
-        ends = np.cumsum([len(curves[i].y) for i in same])[:-1]
-        for i, part in zip(same, np.split(values, ends), strict=True):
-            scaled[i] = (part, notes)
+    kin: dict[tuple[str, str], list[Curve]] = {}
+    for curve in others:
+        kin.setdefault((curve.source, curve.y_name), []).append(curve)
+    mine: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        mine.setdefault((curve.source, curve.y_name), []).append(curve)
+    scales = {key: scale or _decide(group, kin.get(key, [])) for key, group in mine.items()}
     runs = []
-    for i, curve in enumerate(curves):
+    for curve in curves:
         try:
-            runs.append(_to_run(curve, *scaled[i]))
+            score, notes = rescale(curve.y, curve.y_name, scales[curve.source, curve.y_name])
+            runs.append(_to_run(curve, score, notes))
         except InputError as error:
-            problems.append(error)
+            problems.append(InputError(f"{curve.name}: {error}"))
     return runs
 
 
-def _to_run(curve: Curve, score: Any, notes: list[str]) -> Run:
-    done = clean(curve.x, score, curve.x_kind, where=f"{curve.name}: ")
+def _decide(curves: list[Curve], others: list[Curve]) -> str:
+    scores = np.concatenate([curve.y for curve in (*curves, *others)])
+    try:
+        return guess_scale(scores[np.isfinite(scores)], curves[0].y_name)
+    except InputError as error:
+        if others:
+            return _decide(curves, [])
+        inside = [np.nanmin(curve.y) >= 0 and np.nanmax(curve.y) <= 1 for curve in curves]
+        if sum(inside) * 2 > len(curves):
+            # Most are fractions: the others are refused one by one.
+            return "fraction"
+        widest = max(curves, key=lambda curve: np.nanmax(np.abs(curve.y), initial=0.0))
+        raise InputError(f"{widest.name}: {error}") from None
+
+
+def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
+    done = clean(curve.x, score, curve.x_kind)
     n_eval = None if curve.n_eval is None else curve.n_eval[done.rows]
     extra: list[str] = []
     if n_eval is not None and not (np.isfinite(n_eval) & (n_eval >= 1)).all():
@@ -190,23 +213,21 @@ def _matching(runs: Iterable[Run], pattern: str | None) -> list[Run]:
 
 def _unique_names(runs: list[Run]) -> list[Run]:
     """Runs of one name get the part of their path that differs before it, or a number after it."""
-    counts = Counter(run.name for run in runs)
-    sources = {
-        name: [Path(run.source).parts[::-1] for run in runs if run.name == name]
-        for name, count in counts.items()
-        if count > 1
+    same: dict[str, list[tuple[str, ...]]] = {}
+    for run in runs:
+        same.setdefault(run.name, []).append(Path(run.source).parts[::-1])
+    differs = {
+        name: next(
+            (i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0
+        )
+        for name, paths in same.items()
     }
     taken: set[str] = set()
     result = []
     for run in runs:
-        name = run.name
-        if run.name in sources:
-            own = Path(run.source).parts[::-1]
-            columns = list(zip(*sources[run.name], strict=False))
-            differs = next((i for i, parts in enumerate(columns) if len(set(parts)) > 1), None)
-            if differs:
-                name = f"{own[differs]}/{run.name}"
-        plain, count = name, 2
+        at = differs[run.name]
+        name = plain = f"{Path(run.source).parts[::-1][at]}/{run.name}" if at else run.name
+        count = 2
         while name in taken:
             name = f"{plain} #{count}"
             count += 1

@@ -8,7 +8,8 @@ never left 1 % is not read as a fraction beside a run that did:
   or accuracy and the largest is above 1.5, or the name says neither accuracy nor reward and the
   largest is above 10: percent, divided by 100 with a note;
 - anything else is refused with what to do. A reward that reaches 3 may be out of 3, 4 or 10, and
-  one that goes below 0 may be ±1 or penalised: nobody but its owner knows.
+  one that goes below 0 may be ±1 or penalised: nobody but its owner knows. In a file where most
+  runs are fractions only the runs outside are refused, and the others say so in a note.
 
 `scale` overrides: "fraction", "percent", "pm1" (from [-1, 1]) or a number to divide by.
 """
@@ -48,7 +49,7 @@ def rescale(score: Array, name: str, scale: str | float | None = None) -> tuple[
     if not score.size:
         return score, []
     if scale is None:
-        scale = _guess(score, name)
+        scale = guess_scale(score, name)
     if scale == "fraction":
         result, notes = score, []
     elif scale == "percent":
@@ -67,7 +68,13 @@ def rescale(score: Array, name: str, scale: str | float | None = None) -> tuple[
     return np.clip(result, 0.0, 1.0), notes
 
 
-def _guess(score: Array, name: str) -> str:
+def guess_scale(score: Array, name: str) -> str:
+    """What finite scores of this name are: "fraction" or "percent", else an InputError.
+
+    >>> import numpy as np
+    >>> guess_scale(np.array([0.2, 31.0, 40.0]), "val_acc")
+    'percent'
+    """
     low, high = float(score.min()), float(score.max())
     says_percent = bool(_PERCENT.search(name))
     if low < -_SLACK:

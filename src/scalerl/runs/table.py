@@ -130,6 +130,13 @@ def to_float(value: object) -> float:
     return math.nan
 
 
+def to_text(value: object) -> str:
+    """The cell as a name; whole floats, as pandas makes of integers with holes, as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
 def _to_floats(cells: list[object]) -> Array:
     if set(map(type, cells)) <= {int, float, type(None)}:
         try:

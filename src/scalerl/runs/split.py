@@ -1,0 +1,102 @@
+"""From the table of a file to the tables of its runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import replace
+
+from scalerl.runs import metrics
+from scalerl.runs.table import Table, is_missing, to_text
+
+_WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
+
+
+def split_runs(table: Table) -> list[Table]:
+    """One table for each run: by a run column, by W&B's `run - metric` headers, by compute kind.
+
+    >>> t = Table("file", {"run": ["a", "b"], "step": [1, 1], "acc": [0.1, 0.2]})
+    >>> [part.name for part in split_runs(t)]
+    ['a', 'b']
+    """
+    parts = _split_wandb_export(table)
+    parts = [piece for part in parts for piece in _split_by(part, metrics.RUN, "{value}")]
+    parts = [_pivot(part) for part in parts]
+    return [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
+
+
+def split_scores(table: Table, asked: str | None) -> list[Table]:
+    """One table for each column that a pattern of scores matches, named after the column.
+
+    >>> t = Table("file", {"step": [1, 2], "seed-1": [0.1, 0.2], "seed-2": [0.2, 0.3]})
+    >>> [part.name for part in split_scores(t, "seed-*")]
+    ['seed-1', 'seed-2']
+    """
+    if asked is None or asked in table.columns or not set("*?[") & set(asked):
+        return [table]
+    computes = metrics.compute_columns(table.columns)
+    found = [
+        c
+        for c in table.columns
+        if fnmatch.fnmatchcase(c, asked) and c not in computes and table.is_numeric(c)
+    ]
+    parts = [replace(table, y=c, notes=table.notes[:]) for c in found]
+    if len(parts) > 1:
+        whole_table = len(parts) + len(computes) == len(table.columns)
+        for part in parts:
+            part.name = str(part.y) if whole_table else f"{table.name} {part.y}"
+    return parts or [table]
+
+
+def _split_wandb_export(table: Table) -> list[Table]:
+    matches = {c: _WANDB_EXPORT.fullmatch(c) for c in table.columns}
+    shared = [c for c, m in matches.items() if m is None]
+    if len(shared) > 2 or len(shared) == len(matches) or not shared:
+        return [table]
+    runs: dict[str, dict[str, list[object]]] = {}
+    for column, match in matches.items():
+        if match is not None and match[3] is None and match[2] not in {"_step", "_timestamp"}:
+            runs.setdefault(match[1], {})[match[2]] = table.columns[column]
+    return [
+        Table(name, {c: table.columns[c] for c in shared} | columns, table.source, table.notes[:])
+        for name, columns in runs.items()
+    ]
+
+
+def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
+    lower = {c.strip().lower(): c for c in table.columns}
+    column = next((lower[n] for n in names if n in lower), None)
+    if column is None:
+        return [table]
+    values = table.columns[column]
+    rows: dict[str, list[int]] = {}
+    for i, value in enumerate(values):
+        if not is_missing(value):
+            rows.setdefault(to_text(value), []).append(i)
+    if not rows or ("{name}" in label and len(rows) == 1):
+        return [table]
+    if nameless := len(values) - sum(map(len, rows.values())):
+        table.notes.append(f"{nameless} rows without a {column} left out")
+    return [
+        table.take(indices, label.format(name=table.name, value=value))
+        for value, indices in rows.items()
+    ]
+
+
+def _pivot(table: Table) -> Table:
+    """A metric column and a value column become one column for each metric."""
+    lower = {c.strip().lower(): c for c in table.columns}
+    metric = next((lower[n] for n in metrics.METRIC if n in lower), None)
+    value = next((lower[n] for n in metrics.VALUE if n in lower), None)
+    if metric is None or value is None or table.is_numeric(metric):
+        return table
+    columns = {c: v for c, v in table.columns.items() if c not in (metric, value)}
+    length = len(table)
+    for i, (key, cell) in enumerate(zip(table.columns[metric], table.columns[value], strict=True)):
+        if not is_missing(key):
+            columns.setdefault(to_text(key), [None] * length)[i] = cell
+    found = {to_text(k) for k in table.columns[metric] if not is_missing(k)}
+    table = replace(table, columns=columns, _numbers={})
+    if len(found) == 1:
+        table.y = found.pop()
+    return table
