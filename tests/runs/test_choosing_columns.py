@@ -131,6 +131,16 @@ def test_a_pattern_of_scores_makes_one_run_of_each_column() -> None:
         load_run(mixed, y="nothing*")
 
 
+def test_a_wide_table_of_nothing_but_runs_is_read_as_such() -> None:
+    wide = {"step": STEPS, "seed 1": [30, 40, 50], "seed 2": [0.1, 0.2, 0.3]}
+    one_run, low = load_runs(wide)
+    assert (one_run.name, low.name) == ("seed 1", "seed 2")
+    assert low.score.tolist() == pytest.approx([0.001, 0.002, 0.003])
+    assert "each column beside step is read as a run" in low.notes
+    with pytest.raises(InputError, match="choose one with --y"):
+        load_runs(wide | {"loss": STEPS})
+
+
 def test_a_column_may_be_named_by_its_last_part() -> None:
     table = {"train/step": STEPS, "eval/acc": SCORES, "train/acc": SCORES, "eval/f1": SCORES}
     assert load_run(table, y="f1").y_name == "eval/f1"

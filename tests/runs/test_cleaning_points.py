@@ -161,5 +161,15 @@ def test_one_run_outside_the_scale_does_not_spoil_the_file() -> None:
     runs = load_runs(table)
     assert [run.name for run in runs] == ["a", "b"]
     assert "1 left out: c: reward goes from 0.1 to 2" in runs[0].notes[-1]
-    with pytest.raises(InputError, match="c: reward goes from 0.1 to 2"):
+    with pytest.raises(InputError, match=r"c: reward goes from 0\.1 to 2"):
         load_runs(table, run="c")
+
+
+def test_absurd_numbers_give_one_line_and_no_warnings() -> None:
+    big = {"hours": [1, 2, 3], "acc": [0.1, 0.2, 0.3]}
+    with pytest.raises(InputError, match="no row has both"):
+        load_run(big, x="hours*1e308" + "0" * 5)
+    with pytest.raises(InputError, match="outside"):
+        load_run(big, scale=5e-324)
+    run = load_run({"step": [0, 1, 2, 3, 4, 5, 1e308, "1e999"], "acc": [0.5] * 8})
+    assert run.compute[-1] == 1e308

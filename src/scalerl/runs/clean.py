@@ -102,7 +102,7 @@ def _gaps(compute: Array) -> list[str]:
     if len(compute) < 6:
         return []
     steps = np.diff(compute)
-    wide = np.flatnonzero(steps > 5 * np.median(steps))
+    wide = np.flatnonzero(steps / 5 > np.median(steps))
     if not len(wide):
         return []
     at = int(wide[np.argmax(steps[wide])])

@@ -58,7 +58,8 @@ def rescale(score: Array, name: str, scale: str | float | None = None) -> tuple[
         result, notes = (score + 1) / 2, [f"{name} mapped from [-1, 1] to [0, 1]"]
     else:
         by = _divisor(scale)
-        result, notes = score / by, [f"{name} divided by {by:g}"]
+        with np.errstate(over="ignore"):
+            result, notes = score / by, [f"{name} divided by {by:g}"]
     low, high = float(result.min()), float(result.max())
     if low < -_SLACK or high > 1 + _SLACK:
         raise InputError(

@@ -141,14 +141,16 @@ def _read_x(table: Table, name: str, factor: float) -> tuple[Array, ComputeKind]
     if stated is not None and unit == "" and name.lower() in {"x", "c", "compute"}:
         word = next((str(v).strip() for v in stated if not is_missing(v)), "")
         kind = cast(ComputeKind, word) if word in get_args(ComputeKind) else "unknown"
-    if unit == "moments":
-        moments = np.array([to_timestamp(v) for v in table.columns[name]], dtype=np.float64)
-        finite = moments[np.isfinite(moments)]
-        x = (moments - finite[0]) / 3600 if finite.size else moments
-    else:
-        x = table.numbers(name) / (3600 if unit == "seconds" else 1)
-    if factor != 1:
+    # Absurd numbers become infinite here, which cleaning drops and counts.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if unit == "moments":
+            moments = np.array([to_timestamp(v) for v in table.columns[name]], dtype=np.float64)
+            finite = moments[np.isfinite(moments)]
+            x = (moments - finite[0]) / 3600 if finite.size else moments
+        else:
+            x = table.numbers(name) / (3600 if unit == "seconds" else 1)
         x = x * factor
+    if factor != 1:
         kind = "gpu_hours" if kind in {"hours", "gpu_hours"} else "unknown"
     return x, kind
 

@@ -6,9 +6,15 @@ import fnmatch
 import re
 from dataclasses import replace
 
+import numpy as np
+
 from scalerl.runs import metrics
 from scalerl.runs.table import Table, is_missing, to_text
 
+_OTHER_METRIC = re.compile(
+    r"loss|lr|learning|kl|entropy|grad|norm|len|time|speed|std|err|clip|ratio|reward|memory|id$",
+    re.IGNORECASE,
+)
 _WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
 
 
@@ -32,7 +38,9 @@ def split_scores(table: Table, asked: str | None) -> list[Table]:
     >>> [part.name for part in split_scores(t, "seed-*")]
     ['seed-1', 'seed-2']
     """
-    if asked is None or asked in table.columns or not set("*?[") & set(asked):
+    if asked is None:
+        return _split_columns(table)
+    if asked in table.columns or not set("*?[") & set(asked):
         return [table]
     computes = metrics.compute_columns(table.columns)
     found = [
@@ -48,6 +56,31 @@ def split_scores(table: Table, asked: str | None) -> list[Table]:
     return parts or [table]
 
 
+def _split_columns(table: Table) -> list[Table]:
+    """A table of one compute column and otherwise only scores under no known name: one run each."""
+    computes = metrics.compute_columns(table.columns)
+    scores = [c for c in table.columns if c not in computes]
+    if len(computes) != 1 or len(scores) < 2 or table.y is not None:
+        return [table]
+    if metrics.score_columns(scores)[0] or any(_OTHER_METRIC.search(c) for c in scores):
+        return [table]
+    for column in scores:
+        numbers = table.numbers(column)
+        if not table.is_numeric(column) or np.nanmin(numbers) < 0 or np.nanmax(numbers) > 100:
+            return [table]
+    note = f"each column beside {computes[0]} is read as a run"
+    return [
+        Table(
+            column,
+            {computes[0]: table.columns[computes[0]], "score": table.columns[column]},
+            table.source,
+            [*table.notes, note],
+            y="score",
+        )
+        for column in scores
+    ]
+
+
 def _split_wandb_export(table: Table) -> list[Table]:
     matches = {c: _WANDB_EXPORT.fullmatch(c) for c in table.columns}
     shared = [c for c, m in matches.items() if m is None]
@@ -57,6 +90,8 @@ def _split_wandb_export(table: Table) -> list[Table]:
     for column, match in matches.items():
         if match is not None and match[3] is None and match[2] not in {"_step", "_timestamp"}:
             runs.setdefault(match[1], {})[match[2]] = table.columns[column]
+    if not runs:
+        return [table]
     return [
         Table(name, {c: table.columns[c] for c in shared} | columns, table.source, table.notes[:])
         for name, columns in runs.items()
