@@ -102,7 +102,8 @@ def _gaps(compute: Array) -> list[str]:
     if len(compute) < 6:
         return []
     steps = np.diff(compute)
-    wide = np.flatnonzero(steps / 5 > np.median(steps))
+    usual = np.sort(steps)[len(steps) // 2]
+    wide = np.flatnonzero(steps / 5 > usual)
     if not len(wide):
         return []
     at = int(wide[np.argmax(steps[wide])])

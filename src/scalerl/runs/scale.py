@@ -84,7 +84,7 @@ def guess_scale(score: Array, name: str) -> str:
     if high <= 1 + _SLACK and not says_percent:
         return "fraction"
     nonzero = score[score > 0]
-    mostly_above_1 = nonzero.size > 0 and float(np.median(nonzero)) > 1
+    mostly_above_1 = nonzero.size > 0 and float((nonzero > 1).mean()) >= 0.5
     if high <= 100 + _SLACK:
         if says_percent:
             return "percent"
