@@ -109,3 +109,13 @@ def test_a_decline_sets_off_the_alarm() -> None:
     f = fit(compute, np.clip(score, 0, 1))
     assert (parse_rule("alarm").check(f) or "").startswith("alarm: declining")
     assert parse_rule("alarm").check(curve(end=400)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_start_is_no_plateau_for_the_upper_gain(seed: int) -> None:
+    """The median takes it for one: this is why the plain rule compares the upper end."""
+    compute = np.arange(10.0, 160.0, 10.0)
+    noise = np.random.default_rng(seed).normal(0, 0.01, len(compute))
+    score = np.clip(0.1 + 0.5 / (1 + (600 / compute) ** 1.7) + noise, 0, 1)
+    rule = parse_rule("gain < 0.02 per doubling")
+    assert not any(rule.check(fit(compute[:n], score[:n])) for n in range(6, 16))
