@@ -13,6 +13,7 @@ from scalerl.curves.laws import Law, log_compute
 from scalerl.curves.noise import Points
 from scalerl.curves.paths import Future, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
+from scalerl.curves.threads import one_thread
 
 Array = npt.NDArray[np.float64]
 
@@ -51,6 +52,7 @@ class SigmoidBelief:
     future: Future
     seed: int
 
+    @one_thread
     def levels(self, compute: Array) -> Array:
         t = log_compute(compute)
         ahead = t > self.posterior.t_end

@@ -13,16 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.laws import Law, PowerLaw, Sigmoid, log_compute, logistic
+from scalerl.curves.threads import one_thread
 
 Array = npt.NDArray[np.float64]
 
 #: Search ranges: B, and C_mid in multiples of the first and last compute.
-B_RANGE = (0.05, 20.0)
+B_RANGE = (0.05, 200.0)
 MID_RANGE = (0.2, 30.0)
-CELLS = (40, 64)
-#: Each refinement looks at this many cells around the best, at a spacing finer by the same factor.
-REFINE_CELLS = 7
-REFINE_ROUNDS = 8
+CELLS = (44, 80)
+#: The deepest valleys of the grid are searched on together, then the best of them alone.
+VALLEYS = 3
+ROUNDS_IN_ALL_VALLEYS = 6
+ROUNDS_IN_THE_BEST = 10
+#: Cells looked at around a centre, in units of its step.
+_STAR = np.linspace(-1.0, 1.0, 7)
+AROUND = np.stack([g.ravel() for g in np.meshgrid(_STAR, _STAR, indexing="ij")], axis=1)
 #: Points the widest search looks at.
 SCAN_POINTS = 48
 
@@ -35,6 +40,7 @@ class PointFit:
     sse: float
 
 
+@one_thread
 def fit_sigmoid(
     compute: npt.ArrayLike,
     score: npt.ArrayLike,
@@ -59,30 +65,53 @@ def fit_sigmoid(
             positive[0] + np.log(MID_RANGE[0]), positive[-1] + np.log(MID_RANGE[1]), CELLS[1]
         ),
     ]
-    best = (np.inf, 0.0, 0.0, 0.0, 0.0)
-    for round_ in range(REFINE_ROUNDS + 1):
-        # The first, widest look needs no more than every few points of a dense curve.
-        thin = 1 if round_ else max(1, len(c) // SCAN_POINTS)
-        t, y_seen = all_t[::thin], y[::thin]
-        log_b, log_mid = (g.ravel() for g in np.meshgrid(*axes, indexing="ij"))
-        f = logistic(np.exp(log_b)[:, None] * (t[None, :] - log_mid[:, None]))
-        low, high, sse = _linear(f, y_seen, r0, a)
-        i = int(np.argmin(sse))
-        if sse[i] < best[0] or round_ == 1:
-            best = (
-                float(sse[i]),
-                float(low[i]),
-                float(high[i]),
-                float(log_b[i]),
-                float(log_mid[i]),
-            )
-        axes = [
-            best[3 + k] + np.linspace(-1.0, 1.0, REFINE_CELLS) * (axis[1] - axis[0])
-            for k, axis in enumerate(axes)
-        ]
-    _, low_, high_, lb, lm = best
-    law = Sigmoid(R_0=low_, A=high_, B=float(np.exp(lb)), C_mid=float(np.exp(lm)))
+    # The wide search needs no more than every few points of a dense curve.
+    thin = max(1, len(c) // SCAN_POINTS)
+    seen = all_t[::thin], y[::thin]
+    grid = np.stack([g.ravel() for g in np.meshgrid(*axes, indexing="ij")], axis=1)
+    centres = grid[_valleys(_sums_of_squares(grid, *seen, r0, a)[:, 2].reshape(CELLS))]
+    step = np.tile([axis[1] - axis[0] for axis in axes], (len(centres), 1))
+    for _ in range(ROUNDS_IN_ALL_VALLEYS):
+        centres, step, sse = _descend(centres, step, *seen, r0, a)
+    best = int(sse.argmin())
+    centres, step = centres[best : best + 1], step[best : best + 1]
+    for _ in range(ROUNDS_IN_THE_BEST):
+        centres, step, _ = _descend(centres, step, all_t, y, r0, a)
+    low, high, _ = _sums_of_squares(centres, all_t, y, r0, a)[0]
+    b, mid = np.exp(centres[0])
+    law = Sigmoid(R_0=float(low), A=float(high), B=float(b), C_mid=float(mid))
     return PointFit(law, float(((law.value(c) - y) ** 2).sum()))
+
+
+def _descend(
+    centres: Array, step: Array, t: Array, y: Array, r0: float | None, a: float | None
+) -> tuple[Array, Array, Array]:
+    """Move each centre to the best of the cells around it; a centre that moved less than a whole
+    step looks closer next time. Returns centres, steps and sums of squares."""
+    cells = centres[:, None, :] + AROUND[None, :, :] * step[:, None, :]
+    sse = _sums_of_squares(cells.reshape(-1, 2), t, y, r0, a)[:, 2].reshape(len(centres), -1)
+    i = sse.argmin(axis=1)
+    rows = np.arange(len(centres))
+    moved = np.abs(AROUND[i]).max(axis=1) >= 1.0
+    return cells[rows, i], np.where(moved[:, None], step, step / 3.0), sse[rows, i]
+
+
+def _valleys(sse: Array) -> npt.NDArray[np.intp]:
+    """Flat indices of the deepest cells that are no higher than their neighbours."""
+    padded = np.pad(sse, 1, constant_values=np.inf)
+    around = [
+        padded[1 + i : 1 + i + sse.shape[0], 1 + j : 1 + j + sse.shape[1]]
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+    ]
+    low = np.flatnonzero((sse <= np.min(around, axis=0)).ravel())
+    return low[np.argsort(sse.ravel()[low])[:VALLEYS]]
+
+
+def _sums_of_squares(cells: Array, t: Array, y: Array, r0: float | None, a: float | None) -> Array:
+    """(R_0, A, sum of squares) at the best R_0 and A for each cell (ln B, ln C_mid)."""
+    f = logistic(np.exp(cells[:, 0])[:, None] * (t[None, :] - cells[:, 1][:, None]))
+    return np.stack(_linear(f, y, r0, a), axis=1)
 
 
 def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Array, Array, Array]:
@@ -142,14 +171,14 @@ def fit_power(compute: npt.ArrayLike, score: npt.ArrayLike) -> PointFit:
     t = np.log(c / c[-1])  # scaled so that the powers stay near 1
     axis = np.linspace(np.log(1e-3), np.log(20.0), 200)
     best = (np.inf, 0.0, 0.0, 0.0)
-    for _ in range(REFINE_ROUNDS):
+    for _ in range(ROUNDS_IN_THE_BEST):
         b = np.exp(axis)
         h = np.exp(np.minimum(-b[:, None] * t[None, :], 300.0))
         a, d, sse = _linear_power(h, y)
         i = int(np.argmin(sse))
         if sse[i] < best[0]:
             best = (float(sse[i]), float(a[i]), float(d[i]), float(axis[i]))
-        axis = best[3] + np.linspace(-1.0, 1.0, 2 * REFINE_CELLS) * (axis[1] - axis[0])
+        axis = best[3] + np.linspace(-1.0, 1.0, 15) * (axis[1] - axis[0])
     sse_, a_, d_, lb = best
     b_ = float(np.exp(lb))
     scale = float(np.exp(np.clip(b_ * np.log(c[-1]), -700.0, 700.0)))

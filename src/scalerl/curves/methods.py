@@ -26,6 +26,7 @@ from scalerl.curves.noise import prepare
 from scalerl.curves.paths import Future
 from scalerl.curves.posterior import DRAWS, Priors, sample_posterior
 from scalerl.curves.result import Fit, LawName, MethodName, R0Choice
+from scalerl.curves.threads import one_thread
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -95,6 +96,7 @@ class Window:
         )
 
 
+@one_thread
 def fit_posterior(c: Window) -> Fit:
     inside = c.inside
     fixed: float | None = None

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.fit import fit
+from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.result import Fit
 from scalerl.runs.record import Run
 
 #: Multiples of the compute spent that are tried, ascending.
 MULTIPLES = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 #: Continuations per multiple, and the share of them that must settle it.
-TRIALS = 10
-ENOUGH = 0.8
+TRIALS = 12
+ENOUGH = 0.7
 #: A simulated continuation has at most this many new evaluations.
 MAX_NEW = 48
 
@@ -76,7 +76,8 @@ def to_identify(f: Fit) -> Need:
     """The compute that would identify the ceiling."""
 
     def settled(multiple: float, rng: np.random.Generator) -> bool:
-        return fit(continued(f, multiple, rng), r0=f.r0).identified
+        longer = fit(continued(f, multiple, rng), r0=f.r0)
+        return longer.identified or longer.alarm is not None
 
     return search("identify the ceiling", f.end, settled, f.seed)
 
@@ -99,3 +100,29 @@ def search(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return Need(question, MULTIPLES[high] * spent, MULTIPLES[high], share[high])
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The ceiling that another window of the same run gives."""
+
+    window: tuple[float, float]
+    a: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"window": list(self.window), "A": self.a, "interval": list(self.interval)}
+
+
+def sensitivity(f: Fit) -> list[Moved]:
+    """The ceiling when the first or the last 10 % or 25 % of the points are left out."""
+    points = f.points
+    found = []
+    for first, last in ((0.1, 0.0), (0.25, 0.0), (0.0, 0.1), (0.0, 0.25)):
+        lo = points.compute[int(first * len(points))]
+        hi = points.compute[len(points) - 1 - int(last * len(points))]
+        if len(points.window(lo, hi)) <= MIN_POINTS:
+            continue
+        again = fit(points, r0=f.r0, level=f.level, lo=float(lo), hi=float(hi))
+        found.append(Moved(again.window, again.params["A"], again.interval("A")))
+    return found

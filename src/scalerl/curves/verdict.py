@@ -21,7 +21,7 @@ Name = Literal["higher-ceiling", "faster", "same", "undecided"]
 #: The paper's margin on A.
 MARGIN = 0.02
 #: A side is taken above this probability.
-SURE = 0.96
+SURE = 0.97
 #: Ceilings count as the same when they are within MARGIN with this probability.
 SAME = 0.80
 #: Two climbs count as alike when they differ by less than this in ln C.

@@ -1,0 +1,7 @@
+"""`python -m scalerl` is `scalerl`."""
+
+import sys
+
+from scalerl.cli import main
+
+sys.exit(main())

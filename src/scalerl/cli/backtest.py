@@ -1,0 +1,68 @@
+"""scalerl backtest: would the forecast have been right on runs that are already known?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from scalerl.cli import options
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "backtest",
+        help="would the forecasts have been right?",
+        description="Fit the first part of known runs, predict the rest, and keep score.",
+        epilog="Example: scalerl backtest runs.csv --fractions 0.25,0.5,0.75",
+    )
+    options.add_sources(command)
+    command.add_argument(
+        "--fractions",
+        type=options.numbers,
+        default=[0.25, 0.5, 0.75],
+        metavar="F,F…",
+        help="parts of the compute that are shown to the fit",
+    )
+    command.add_argument(
+        "--group-by", metavar="NAME", help="column that names where a run comes from"
+    )
+    command.add_argument(
+        "--classes", metavar="CSV", help="a table with columns run_id and cls: class of each run"
+    )
+    options.add_json(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    runs = options.load(args, group_by=args.group_by)
+    from scalerl.curves.backtest import backtest
+    from scalerl.report.progress import progress
+
+    classes = _classes(args.classes) if args.classes else None
+    with progress("back-testing") as tick:
+        result = backtest(runs, args.fractions, classes=classes, progress=tick)
+    if args.json:
+        options.print_json(result.to_dict())
+        return 0
+    from scalerl.report import terminal
+
+    print(terminal.backtest_table(result))
+    return 0
+
+
+def _classes(path: str) -> dict[str, str]:
+    """Class of each run from a CSV; decline and collapse count as declining."""
+    import csv
+
+    from scalerl.errors import InputError
+
+    try:
+        with open(path, newline="", encoding="utf-8") as file:  # noqa: PTH123
+            rows = [(row["run_id"], row["cls"]) for row in csv.DictReader(file)]
+    except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no table with columns run_id and cls: {error!r}") from None
+    return {name: _simple(kind) for name, kind in rows}
+
+
+def _simple(kind: str) -> str:
+    return "declining" if kind in ("decline", "collapse", "declining") else "healthy"

@@ -1,0 +1,56 @@
+"""scalerl compare: a higher ceiling, a faster climb, no difference, or undecided."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from scalerl.cli import options
+
+#: Simulating what would decide takes about 0.5 s a pair: only for this many.
+MAX_PLANNED_PAIRS = 10
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="which run or recipe is better, and how?",
+        description="The paper's rule and ours, side by side, for every pair of runs or recipes.",
+        epilog="Example: scalerl compare runs.csv --group-by recipe",
+    )
+    options.add_sources(command)
+    command.add_argument(
+        "--group-by",
+        metavar="NAME",
+        help="runs that share this column (or config key) are replicates of one recipe",
+    )
+    command.add_argument(
+        "--seed-sd",
+        type=options.number,
+        metavar="SD",
+        help="how much seeds alone move the ceiling (default with --group-by: 0.01, corrected)",
+    )
+    options.add_fit_options(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    fits = options.fits(args, options.load(args, group_by=args.group_by))
+    from scalerl.curves.compare import compare
+    from scalerl.report.progress import progress
+
+    with progress("comparing") as tick:
+        comparison = compare(
+            fits,
+            group_by="recipe" if args.group_by else None,
+            seed_sd=args.seed_sd,
+            planning=len(fits) * (len(fits) - 1) // 2 <= MAX_PLANNED_PAIRS,
+            progress=tick,
+        )
+    if args.json:
+        options.print_json(comparison.to_dict())
+        return 0
+    from scalerl.report import terminal
+
+    print(terminal.comparison_table(comparison))
+    return 0

@@ -1,0 +1,65 @@
+"""scalerl fit: the law of a run, with intervals."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from scalerl.cli import options
+
+#: Simulating what would identify a ceiling takes 0.3 s a run: only for this many.
+MAX_PLANNED = 4
+MAX_CURVES = 3
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "fit",
+        help="fit the law to runs",
+        description="Fit R = R_0 + (A - R_0) / (1 + (C_mid/C)^B) and say how sure it is.",
+        epilog="Example: scalerl fit example:paper-8b --from 5000 --to 50000 --method paper",
+    )
+    options.add_sources(command)
+    options.add_fit_options(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    fits = options.fits(args, options.load(args))
+    from scalerl.curves.planning import sensitivity, to_identify
+
+    unclear = [f for f in fits if not f.identified and f.alarm is None and f.law == "sigmoid"]
+    needs = {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method == "posterior"}
+    moved = {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method == "posterior"}
+    if args.json:
+        options.print_json(
+            [
+                f.to_dict()
+                | {
+                    "would_identify": needs[id(f)].to_dict() if id(f) in needs else None,
+                    "sensitivity": [s.to_dict() for s in moved.get(id(f), [])],
+                }
+                for f in fits
+            ]
+        )
+        return 0
+    from scalerl.report import terminal
+    from scalerl.report.terminal_curve import curve
+
+    print(terminal.fit_table(fits))
+    for f in fits[:MAX_CURVES]:
+        print("\n" + curve(f))
+        if id(f) in needs:
+            print(terminal.wrap(f"To identify the ceiling: {needs[id(f)]}."))
+        if moved.get(id(f)):
+            print(terminal.wrap(_moves(moved[id(f)])))
+    return 0
+
+
+def _moves(found: list[Any]) -> str:
+    low = min(s.a for s in found)
+    high = max(s.a for s in found)
+    return (
+        f"Other windows (up to 25 % of the points left out at either end) put the ceiling at "
+        f"{low:.3f} to {high:.3f}."
+    )

@@ -1,0 +1,80 @@
+"""scalerl forecast: what a run will score, when it will reach a target, whether to go on."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from scalerl.cli import options
+
+#: Chances that one run beats another are worked out for this many runs.
+MAX_RIVALS = 12
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "forecast",
+        help="what will it score at more compute?",
+        description="Scores at given compute, compute to reach a target, stop or go on.",
+        epilog="Example: scalerl forecast example:paper-8b --to 25k --at 50k 100k --target 0.65",
+    )
+    options.add_sources(command)
+    ask = command.add_argument_group("what to ask")
+    ask.add_argument("--at", nargs="+", metavar="C", default=[], help="amounts of compute")
+    ask.add_argument("--target", nargs="+", metavar="R", default=[], help="scores to reach")
+    ask.add_argument("--price", type=options.number, help="cost of one unit of compute (GPU-hour)")
+    ask.add_argument("--value", type=options.number, help="worth of one point (0.01) of pass rate")
+    options.add_fit_options(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    at, target = values(args, args.at), values(args, args.target)
+    fits = options.fits(args, options.load(args))
+    from scalerl.curves.outlook import beats, forecast
+
+    outlooks = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
+    rivals = fits if 1 < len(fits) <= MAX_RIVALS and len({f.run.x_kind for f in fits}) == 1 else []
+    duels = [
+        (a.name, b.name, c, beats(a, b, c))
+        for i, a in enumerate(rivals)
+        for b in rivals[i + 1 :]
+        for c in at
+    ]
+    if args.json:
+        options.print_json(
+            [
+                o.to_dict()
+                | {
+                    "beats": [
+                        {"run": b, "compute": c, "probability": p}
+                        for a, b, c, p in duels
+                        if a == o.fit.name
+                    ]
+                }
+                for o in outlooks
+            ]
+        )
+        return 0
+    from scalerl.report import terminal, words
+
+    print(terminal.forecast_table(outlooks))
+    for a, b, c, p in duels:
+        print(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
+    return 0
+
+
+def values(args: argparse.Namespace, items: list[str]) -> list[float]:
+    """The numbers among the items, commas allowed; what is no number was meant as a source."""
+    from scalerl.errors import InputError
+
+    found: list[float] = []
+    for item in items:
+        try:
+            found += options.numbers(item)
+        except argparse.ArgumentTypeError as error:
+            if ":" in item or "/" in item or "." in item:
+                args.source.append(item)
+            else:
+                raise InputError(str(error)) from None
+    return found

@@ -1,0 +1,161 @@
+"""Options that the commands share, and what they load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalerl.curves.result import Fit, R0Choice
+    from scalerl.runs.record import Run
+
+SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def number(text: str) -> float:
+    """A number, with a suffix if that is handier.
+
+    >>> number("50k"), number("1.5M"), number("1e-3")
+    (50000.0, 1500000.0, 0.001)
+    """
+    scale = SUFFIXES.get(text[-1:])
+    try:
+        value = float(text[:-1]) * scale if scale else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number (try 50000 or 50k)") from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers with commas between.
+
+    >>> numbers("0.25,0.5")
+    [0.25, 0.5]
+    """
+    return [number(part) for part in text.split(",") if part]
+
+
+def r0(text: str) -> R0Choice:
+    """A score, "first" or "fit"."""
+    return text if text in ("first", "fit") else number(text)  # type: ignore[return-value]
+
+
+def add_sources(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "source",
+        nargs="+",
+        metavar="SOURCE",
+        help="a log file or directory, example:paper-8b, or wandb:ENTITY/PROJECT[/RUN]",
+    )
+    pick = command.add_argument_group("which numbers")
+    pick.add_argument("--run", metavar="GLOB", help="only runs whose name matches")
+    pick.add_argument("--x", metavar="NAME", help="compute column, or NAME*FACTOR: hours*8")
+    pick.add_argument("--y", metavar="NAME", help="score column")
+    pick.add_argument(
+        "--n-eval", metavar="NAME|N", help="samples behind each score: a column or a number"
+    )
+    pick.add_argument(
+        "--scale",
+        metavar="HOW",
+        help="score in percent, pm1 (a +1/-1 reward), fraction, or a number to divide by",
+    )
+
+
+def add_fit_options(command: argparse.ArgumentParser) -> None:
+    how = command.add_argument_group("how to fit")
+    how.add_argument(
+        "--r0", type=r0, metavar="VALUE|first|fit", help="score at zero compute (default: fit)"
+    )
+    how.add_argument("--from", dest="lo", type=number, metavar="C", help="leave out compute < C")
+    how.add_argument("--to", dest="hi", type=number, metavar="C", help="leave out compute > C")
+    how.add_argument("--law", choices=["sigmoid", "power"], default="sigmoid")
+    how.add_argument(
+        "--method", choices=["posterior", "paper"], default="posterior", help="paper: Appendix A.5"
+    )
+    how.add_argument("--level", type=number, default=0.9, help="of the intervals (default 0.9)")
+    add_json(command)
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON for machines")
+
+
+def load(args: argparse.Namespace, group_by: str | None = None) -> list[Run]:
+    """The runs the options name."""
+    from scalerl.runs import load_runs
+
+    return load_runs(
+        *args.source,
+        x=args.x,
+        y=args.y,
+        run=args.run,
+        group_by=group_by,
+        n_eval=_number_or_name(args.n_eval),
+        scale=_number_or_name(args.scale),
+    )
+
+
+def _number_or_name(text: str | None) -> str | float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
+    """Fit every run. One that cannot be fitted is named on stderr and left out; if none can, the
+    first reason is the error."""
+    from scalerl.curves.fit import fit
+    from scalerl.errors import InputError
+    from scalerl.report.progress import progress
+
+    done, problems = [], []
+    with progress("fitting") as tick:
+        for i, run in enumerate(runs):
+
+            def part(share: float, i: int = i) -> None:
+                tick((i + share) / len(runs))
+
+            try:
+                done.append(
+                    fit(
+                        run,
+                        r0=args.r0,
+                        law=args.law,
+                        method=args.method,
+                        level=args.level,
+                        lo=args.lo,
+                        hi=args.hi,
+                        progress=part,
+                    )
+                )
+            except InputError as error:
+                problems.append(error)
+            part(1.0)
+    if not done:
+        raise problems[0]
+    for problem in problems:
+        print(f"scalerl: left out: {problem}", file=sys.stderr)
+    return done
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON: numbers that JSON has no word for (nan, inf) are null."""
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """The value with nan and inf replaced by None, at any depth."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return None
+    return value

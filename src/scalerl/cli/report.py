@@ -1,0 +1,59 @@
+"""scalerl report: one page and its pictures for any number of runs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import Any
+
+from scalerl.cli import options
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "report",
+        help="write an HTML page and pictures",
+        description="A self-contained HTML page (works offline), PNG and SVG pictures, and JSON.",
+        epilog="Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/",
+    )
+    options.add_sources(command)
+    command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
+    command.add_argument("--title", help="heading of the page")
+    command.add_argument("--group-by", metavar="NAME", help="replicates, as in compare")
+    command.add_argument("--at", nargs="+", default=[], metavar="C", help="amounts of compute")
+    command.add_argument("--target", nargs="+", default=[], metavar="R", help="scores to reach")
+    options.add_fit_options(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.cli.forecast import values
+
+    at, target = values(args, args.at), values(args, args.target)
+    fits = options.fits(args, options.load(args, group_by=args.group_by))
+    from scalerl.curves.compare import compare
+    from scalerl.curves.outlook import forecast
+    from scalerl.report.html import write_report
+
+    outlooks = [forecast(f, at or None, target) for f in fits]
+    comparison = None
+    one_axis = len({f.run.x_kind for f in fits}) == 1 and all(f.law == "sigmoid" for f in fits)
+    if len(fits) > 1 and one_axis:
+        comparison = compare(
+            fits, group_by="recipe" if args.group_by else None, planning=len(fits) < 5
+        )
+    files = write_report(
+        fits,
+        args.out,
+        comparison=comparison,
+        outlooks=outlooks,
+        title=args.title,
+        command=shlex.join(["scalerl", *sys.argv[1:]]),
+    )
+    if args.json:
+        options.print_json([str(path) for path in files])
+        return 0
+    for path in files:
+        print(path)
+    return 0
