@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -21,7 +22,7 @@ from scalerl.report.theme import drawing, render
 
 #: Runs that get figures of their own as files.
 MAX_FIGURES = 12
-#: Runs in the joint picture of ceiling and C_mid.
+#: Runs in the page's pictures of efficiency and of ceiling and C_mid: one for each colour.
 MAX_JOINT = 7
 #: Size of the pictures inside the page, in inches: text stays readable on a phone.
 SMALL = (5.0, 3.9)
@@ -139,16 +140,24 @@ def _static_chart(fits: Sequence[Fit]) -> str:
 def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
     """The efficiency re-plot, and the joint picture of ceiling and C_mid."""
     out = []
+    heading = "Ceiling and C_mid"
+    order = {id(f): i for i, f in enumerate(fits)}
+    ranked = list(fits) if comparison is None else [f for g in comparison.groups for f in g.fits]
     if comparison is not None:
-        svg = inline_svg(
-            plot_efficiency(comparison, size=SMALL), "efficiency", page.efficiency_alt(comparison)
-        )
-        out.append(page.figure(svg, page.efficiency_caption(comparison)))
-    ranked = fits if comparison is None else [f for g in comparison.groups for f in g.fits]
-    shown = [f for f in ranked if f.law == "sigmoid" and f.run.x_kind == fits[0].run.x_kind]
-    shown = sorted(shown[:MAX_JOINT], key=list(fits).index)
+        heading = "Efficiency and ceiling"
+        few = comparison
+        if len(ranked) > MAX_JOINT:
+            few = replace(comparison, fits=tuple(ranked[:MAX_JOINT]))
+        picture = plot_efficiency(few, size=SMALL)
+        svg = inline_svg(picture, "efficiency", page.efficiency_alt(few))
+        out.append(page.figure(svg, page.efficiency_caption(comparison, len(few.fits))))
+    kind = fits[0].run.x_kind
+    shown = [f for f in ranked if f.law == "sigmoid" and f.alarm is None and f.run.x_kind == kind]
+    shown = sorted(shown[:MAX_JOINT], key=lambda f: order.get(id(f), 0))
     if shown:
-        picture = plot_joint(shown[0] if len(fits) == 1 else shown, size=SMALL)
+        # In the colours of the chart, unless these repeat.
+        colours = [order.get(id(f), 0) for f in shown] if len(fits) <= MAX_JOINT else None
+        picture = plot_joint(shown[0] if len(fits) == 1 else shown, size=SMALL, colours=colours)
         svg = inline_svg(picture, "joint", "Joint posterior of ceiling and C_mid")
         out.append(page.figure(svg, page.joint_caption(len(shown), len(fits))))
-    return page.pictures(out)
+    return page.pictures(out, heading)

@@ -32,28 +32,30 @@ def plot_joint(
     path: str | Path | None = None,
     theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
+    colours: Sequence[int] | None = None,
 ) -> Figure:
     """Where ceiling and C_mid may lie together: half of the posterior inside the inner contour,
     90 % inside the outer one. A long diagonal means that the points cannot tell a higher ceiling
-    from a slower climb."""
+    from a slower climb. `colours` are places in the theme's list, one a fit."""
     fits = [fit] if isinstance(fit, Fit) else list(fit)
     shown = [f for f in fits if f.law == "sigmoid"]
     if not shown:
         raise InputError("the joint picture of A and C_mid needs a fit of the sigmoid")
+    places = range(len(shown)) if colours is None else colours
     with drawing(theme) as t:
         fig, ax = new_figure(size or (6.0, 4.6))
-        corners = np.array([_draw(ax, f, i, t) for i, f in enumerate(shown)])
+        corners = np.array([_draw(ax, f, i, t) for i, f in zip(places, shown, strict=True)])
         _limits(ax, corners)
         compute_axis(ax, shown[0].run.x_kind, t)
         ax.set_xlabel(f"C_mid, {words.KIND[shown[0].run.x_kind]}")
         ax.set_ylabel("ceiling A")
-        title = words.shorten(shown[0].name, 44) if len(fits) == 1 else "Ceiling and C_mid together"
+        title = "Ceiling and C_mid together"
+        if len(fits) == 1:
+            title = words.shorten(shown[0].name, 30)
+            title += "" if shown[0].identified else ": ceiling not identified"
+        else:
+            fig.legend(loc="outside lower center", fontsize=7.5, labelcolor=t.ink)
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
-        if len(fits) == 1 and not shown[0].identified:
-            ax.text(0.02, 0.97, "ceiling not identified", transform=ax.transAxes, va="top")
-        if len(fits) > 1:
-            columns = 1 if len(fits) <= 3 else 2
-            fig.legend(loc="outside lower center", ncols=columns, fontsize=7.5, labelcolor=t.ink)
         return save(fig, path)
 
 
@@ -62,7 +64,7 @@ def _limits(ax: Axes, corners: Array) -> None:
     (x_low, y_low), (x_high, y_high) = corners[:, 0].min(axis=0), corners[:, 1].max(axis=0)
     pad_x, pad_y = 0.08 * max(x_high - x_low, 0.2), 0.08 * max(y_high - y_low, 0.02)
     ax.set_xlim(np.exp(x_low - pad_x), np.exp(x_high + pad_x))
-    ax.set_ylim(max(y_low - pad_y, 0.0), min(y_high + pad_y, 1.0))
+    ax.set_ylim(max(y_low - pad_y, 0.0), min(y_high + pad_y, 1.01))
 
 
 def _draw(ax: Axes, fit: Fit, i: int, t: Theme) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -80,12 +80,18 @@ def plot_runs(
 
 def _sentence(comparison: Comparison) -> str:
     if len(comparison.pairs) == 1:
-        return words.shorten(words.verdict(comparison.pairs[0]), 76)
+        pair = comparison.pairs[0]
+        if pair.verdict == "undecided":
+            return words.shorten(f"{pair.a} and {pair.b}: {words.verdict(pair)}", 76)
+        return words.shorten(words.verdict(pair), 76)
     return f"{len(comparison.fits)} runs and their forecasts"
 
 
 def _runs_limits(ax: Axes, drawn: list[Series]) -> None:
-    scores = np.concatenate([np.concatenate([s.used[1], s.held[1], s.median]) for s in drawn])
+    lines = [[s.used[1], s.held[1], s.median] for s in drawn]
+    if len(drawn) <= BANDS:
+        lines += [[s.band.ravel()] for s in drawn]
+    scores = np.concatenate([y for line in lines for y in line])
     pad = 0.05 * max(float(np.ptp(scores)), 0.02)
     ax.set_ylim(max(float(scores.min()) - pad, -0.02), min(float(scores.max()) + pad, 1.02))
     first = min(float(s.fit.run.compute[s.fit.run.compute > 0][0]) for s in drawn)
@@ -183,6 +189,7 @@ def _name_lines(
 
 
 def _legend(fig: Figure, ax: Axes, t: Theme) -> None:
+    narrow = fig.get_figwidth() < 7.0
     handles, labels = ax.get_legend_handles_labels()
     more = len(labels) - LEGEND
     if more > 0:
@@ -191,7 +198,7 @@ def _legend(fig: Figure, ax: Axes, t: Theme) -> None:
         handles[:LEGEND],
         labels[:LEGEND],
         loc="outside lower center",
-        ncols=2 if len(labels) <= 16 else 3,
+        ncols=1 if narrow else 2 if len(labels) <= 16 else 3,
         fontsize=7.5 if len(labels) <= 16 else 6.5,
         labelcolor=t.ink,
     )

@@ -14,6 +14,8 @@ from scalerl.report.series import Series
 #: Runs whose answer is spelled out at the top; pairs shown before the rest is folded away.
 MAX_ANSWERS = 4
 MAX_PAIRS = 12
+#: A table of more rows scrolls in a box of its own.
+LONG_TABLE = 14
 #: Above this many runs their cards are folded.
 OPEN_CARDS = 12
 
@@ -35,8 +37,9 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{c}</td>" for c in row[1:]) + "</tr>"
         for row in rows
     )
+    kind = "scroll long" if len(rows) > LONG_TABLE else "scroll"
     return (
-        f'<div class="scroll"><table><caption>{caption}</caption>'
+        f'<div class="{kind}" tabindex="0"><table><caption>{caption}</caption>'
         f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -53,20 +56,25 @@ def answer(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
         lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms]
         out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{_items(lines)}</div>')
     if len(outlooks) == 1:
-        out.append(f'<p class="lead">{text(" ".join(words.headline(outlooks[0])))}</p>')
+        out.append(f'<p class="lead">{_headline(outlooks[0])}</p>')
         out.append(_facts(outlooks[0]))
         return "".join(out)
     out.append(f'<p class="lead">{text(_summary(outlooks, comparison))}</p>')
-    for o in outlooks[:MAX_ANSWERS] if len(outlooks) <= MAX_ANSWERS else []:
-        out.append(f"<p>{text(' '.join(words.headline(o)))}</p>")
+    if len(outlooks) <= MAX_ANSWERS:
+        out += [f"<p>{_headline(o)}</p>" for o in outlooks]
     return "".join(out)
+
+
+def _headline(o: Outlook) -> str:
+    """The answer in words; the alarm has a banner of its own."""
+    return text(" ".join(words.headline(o, alarm=False)))
 
 
 def _summary(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
     sentences = []
     if comparison is not None and len(comparison.pairs) == 1:
-        sentence = words.verdict(comparison.pairs[0])
-        sentences.append(f"{sentence[0].upper()}{sentence[1:]}." if sentence else "")
+        level = comparison.fits[0].level
+        sentences.append(words.verdict_sentence(comparison.pairs[0], level))
     elif comparison is not None:
         decided = sum(p.verdict != "undecided" for p in comparison.pairs)
         sentences.append(f"{decided} of {len(comparison.pairs)} pairs of runs can be told apart.")
@@ -244,12 +252,12 @@ def figure(svg: str, caption: str) -> str:
     return f"<figure>{svg}<figcaption>{text(caption)}</figcaption></figure>"
 
 
-def pictures(figures: Sequence[str]) -> str:
+def pictures(figures: Sequence[str], heading: str) -> str:
     if not figures:
         return ""
     inside = "".join(figures)
     return (
-        '<section aria-labelledby="pictures"><h2 id="pictures">Efficiency and ceiling</h2>'
+        f'<section aria-labelledby="pictures"><h2 id="pictures">{heading}</h2>'
         f'<div class="pair">{inside}</div></section>'
     )
 
@@ -258,20 +266,25 @@ def efficiency_alt(found: Comparison) -> str:
     return f"Efficiency of {len(found.fits)} runs with the ceiling fixed at {found.mean_a:.3f}"
 
 
-def efficiency_caption(found: Comparison) -> str:
+def _which(shown: int, total: int) -> str:
+    return f"The {shown} runs with the highest ceilings. " if shown < total else ""
+
+
+def efficiency_caption(found: Comparison, shown: int) -> str:
+    differ = any(p.paper_verdict == "higher-ceiling" for p in found.pairs)
     return (
-        f"Efficiency re-plot. Every run refitted with A fixed at {found.mean_a:.3f}, the mean of "
-        "all: it becomes a straight line of slope B, and a steeper one climbs faster. Runs whose "
-        "ceilings differ cannot be compared this way."
+        f"Efficiency re-plot. {_which(shown, len(found.fits))}Every run refitted with A fixed at "
+        f"{found.mean_a:.3f}, the mean of all: it becomes a straight line of slope B, and the "
+        "steeper, the faster. Slopes can be compared between runs of equal ceiling only"
+        + (", which these are not." if differ else ".")
     )
 
 
 def joint_caption(shown: int, total: int) -> str:
-    which = f"The {shown} runs with the highest ceilings. " if shown < total else ""
     return (
-        f"{which}Where A and C_mid may lie together: half of the posterior inside the inner "
-        "contour, 90 % inside the outer. A long diagonal means that the points cannot tell a high ceiling "
-        "from a slow climb."
+        f"{_which(shown, total)}Where A and C_mid may lie together: half of the posterior inside "
+        "the inner contour, 90 % inside the outer. A long diagonal means that the points cannot "
+        "tell a high ceiling from a slow climb."
     )
 
 
@@ -281,7 +294,8 @@ def runs(outlooks: Sequence[Outlook], links: Sequence[Sequence[str]]) -> str:
     cards = []
     for i, o in enumerate(outlooks):
         f = o.fit
-        body = f"<p>{text(' '.join(words.headline(o)))}</p>"
+        # Of a few runs the page has said this at its top.
+        body = f"<p>{_headline(o)}</p>" if len(outlooks) > MAX_ANSWERS else ""
         if f.warnings:
             body += f"<h4>Warnings</h4>{_items(f.warnings)}"
         if f.run.notes:

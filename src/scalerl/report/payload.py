@@ -53,6 +53,7 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
         "high": _scores(s.band[:, 1]),
         "seenLow": _scores(s.seen[:, 0]),
         "seenHigh": _scores(s.seen[:, 1]),
+        "powerA": None if s.power is None else _round(s.power.A),
         "power": None if s.power is None else _scores(s.power_curve()),
     }
 

@@ -109,14 +109,14 @@ def ceiling_in_words(fit: Fit) -> str:
     return f"Its ceiling is not identified: the points allow {ceiling_range(fit)}."
 
 
-def headline(outlook: Outlook) -> list[str]:
+def headline(outlook: Outlook, alarm: bool = True) -> list[str]:
     """The answer in a few sentences: where the run is, where it goes, what more compute buys."""
     fit, ahead, gain = outlook.fit, outlook.at, outlook.next_doubling
     unit = KIND[fit.run.x_kind]
     level = percent(fit.level)
     now = sorted(ahead.now)[len(ahead.now) // 2]
     out = [f"{fit.name} scores {now:.3f} after {compute(fit.end)} {unit}."]
-    if fit.alarm is not None:
+    if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")
     out.append(ceiling_in_words(fit))
     for c, median, (low, high) in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
@@ -140,12 +140,28 @@ def headline(outlook: Outlook) -> list[str]:
 
 
 def verdict(pair: Pair) -> str:
-    """Our verdict on a pair, in words."""
+    """Our verdict on a pair whose names are beside it, in words."""
     if pair.alarm is not None:
         return "undecided: one of them is in decline"
-    if pair.verdict == "undecided":
-        return f"undecided between {pair.a} and {pair.b}"
-    return str(pair)
+    return "undecided" if pair.verdict == "undecided" else str(pair)
+
+
+def verdict_sentence(pair: Pair, level: float) -> str:
+    """Our verdict on a pair as a sentence of its own, with the interval of the difference."""
+    low, high = pair.delta_a_interval
+    if pair.verdict == "higher-ceiling":
+        if pair.winner == pair.a:
+            low, high = -high, -low
+        return (
+            f"{pair.winner} has the higher ceiling, by {abs(pair.delta_a):.3f} "
+            f"({percent(level)}: {low:.3f} to {high:.3f})."
+        )
+    if pair.verdict != "undecided":
+        return f"{verdict(pair)}."
+    return (
+        f"The points do not decide between {pair.a} and {pair.b}: the second ceiling minus the "
+        f"first lies between {signed(low)} and {signed(high)} ({percent(level)})."
+    )
 
 
 def paper_verdict(pair: Pair) -> str:

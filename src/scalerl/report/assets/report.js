@@ -93,7 +93,7 @@
     const ids = visible();
     const named = ids.length <= DIRECT && width > 640;
     const right = named ? 170 : ids.length === 1 ? 16 : 12;
-    const box = { left: 46, top: 22, right: width - right, bottom: height - 44 };
+    const box = { left: 46, top: 30, right: width - right, bottom: height - 44 };
     const r = range(ids);
     const start = state.log ? Math.log(r.first) : 0, stop = state.log ? Math.log(r.last) : r.last;
     const X = (v) => box.left + (box.right - box.left) * ((state.log ? Math.log(Math.max(v, r.first)) : v) - start) / (stop - start);
@@ -170,6 +170,11 @@
     const r = data.runs[i], { box, X, Y } = view, x = X(r.end);
     el("*line", { x1: x, x2: x, y1: box.top, y2: box.bottom, stroke: "var(--muted)", "stroke-dasharray": "1 3" }, svg);
     el("*text", { x, y: box.top - 8, "text-anchor": "middle" }, svg, "fitted | forecast");
+    if (state.power && r.power) {
+      const n = r.x.length - 1, side = r.power[n] < r.median[n] ? 16 : -7;
+      const y = Math.min(Math.max(Y(r.power[n]) + side, box.top + 8), box.bottom - 8);
+      el("*text", { x: box.right - 4, y, "text-anchor": "end", class: "halo" }, svg, `power law, A = ${r.powerA.toFixed(3)}`);
+    }
     if (!r.ceiling) return;
     const [a, low, high] = r.ceiling;
     el("*line", { x1: box.left, x2: box.right, y1: Y(a), y2: Y(a), stroke: colour(i), "stroke-dasharray": "2 3" }, svg);
@@ -224,8 +229,9 @@
 
   function readOut() {
     const { ids, box, X, Y } = view;
-    const ends = ids.map((i) => data.runs[i].end);
-    const x = state.at === null ? Math.min(2 * Math.max(...ends, 0), view.r.last) : state.at;
+    const ends = ids.map((i) => data.runs[i].end).sort((a, b) => a - b);
+    const usual = 2 * (ends.length > DIRECT ? ends[ends.length >> 1] : ends[ends.length - 1] || 1);
+    const x = state.at === null ? Math.min(usual, view.r.last) : state.at;
     let rows = ids.map((i) => ({ i, v: valueAt(data.runs[i], x) })).filter((r) => r.v);
     if (rows.length > ROWS) {
       const y = state.y === undefined ? 1 : state.y;
@@ -324,13 +330,19 @@
     }
   }
 
+  let latest = null;
   stage.addEventListener("pointermove", (event) => {
+    // Many moves may come between two frames: only the last of them is worth drawing.
+    if (latest === null) requestAnimationFrame(() => { const last = latest; latest = null; follow(last); });
+    latest = event;
+  });
+  function follow(event) {
     const place = stage.getBoundingClientRect();
     const scale = view.width / place.width;
     const { box, r } = view;
     const py = (event.clientY - place.top) * scale;
     moveTo(view.back((event.clientX - place.left) * scale), r.low + (r.high - r.low) * (box.bottom - py) / (box.bottom - box.top));
-  });
+  }
   stage.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
