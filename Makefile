@@ -1,0 +1,53 @@
+# From a fresh clone, with only Python >= 3.11 and make:
+#   make demo    fit the paper's own run at half its compute and write the report
+#   make test    lint, types and tests (what CI runs)
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := out/demo
+
+.PHONY: demo test lint types unit test-trl benchmark clean
+
+demo: .venv/core
+	$(BIN)/scalerl fit example:paper-8b --from 1500 --to 50000
+	$(BIN)/scalerl forecast example:paper-8b --from 1500 --to 50000 --at 50k 100k --target 0.64
+	$(BIN)/scalerl report example:paper-8b --from 1500 --to 50000 -o $(DEMO) \
+		--title "ScaleRL 8B: forecast at 50k GPU-hours, checked to 100k"
+	@echo; echo "Open $(DEMO)/report.html in a browser; pictures are beside it."
+
+test: lint types unit
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev
+	$(BIN)/mypy
+
+unit: .venv/dev
+	$(BIN)/pytest -n 2
+
+# A real TRL run with the callback attached; needs torch (CPU is enough), a few minutes.
+test-trl: .venv-trl/ready
+	.venv-trl/bin/pytest -n 0 tests/trl
+
+# Repeats every figure in docs/; results are written to benchmarks/results.
+benchmark: .venv/dev
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/synthetic.py
+
+.venv/core: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -e .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install -q -e ".[dev]"
+	@touch $@
+
+.venv-trl/ready: pyproject.toml requirements/trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install -q -r requirements/trl.txt -e .
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-trl out .mypy_cache .pytest_cache .ruff_cache

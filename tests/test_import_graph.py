@@ -1,0 +1,95 @@
+"""Dependencies point one way, and the forecasting half is light."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "scalerl"
+
+#: What each room may import from the others. `curves` results have a `.plot()` that reaches into
+#: `report` when called: the one import that points the other way, and only inside those methods.
+ALLOWED = {
+    "runs": {"errors"},
+    "curves": {"runs", "errors"},
+    "report": {"curves", "runs", "errors"},
+    "cli": {"report", "curves", "runs", "errors"},
+    "callbacks": {"curves", "runs", "errors"},
+    "errors": set(),
+}
+HEAVY = ["torch", "transformers", "pandas", "polars", "pyarrow", "tensorboard", "wandb"]
+
+
+def imports(path):
+    """(module, is inside a function called plot) for every import of ours in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    plots = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "plot"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module]
+            if node.module == "scalerl":
+                names = [f"scalerl.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("scalerl."):
+                yield name.split(".")[1], id(node) in plots
+
+
+def test_dependencies_point_one_way():
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        room = path.relative_to(SRC).parts[0].removesuffix(".py")
+        if room not in ALLOWED:
+            assert room in {"__init__", "__main__"}, f"{path} is in no known room"
+            continue
+        for target, in_plot in imports(path):
+            if target == room or target in ALLOWED[room] or target == "__version__":
+                continue
+            if room == "curves" and target == "report" and in_plot:
+                continue
+            wrong.append(f"{path.relative_to(SRC)} imports {target}")
+    assert not wrong
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+def test_the_forecasting_half_never_imports_anything_heavy():
+    code = (
+        "import sys, scalerl\n"
+        "from scalerl import backtest, compare, fit, forecast, load_runs\n"
+        "import scalerl.cli, scalerl.report.terminal, scalerl.report.html\n"
+        "runs = load_runs('example:paper-8b', 'example:paper-moe')\n"
+        "compare([fit(r) for r in runs]); forecast(runs[0])\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert python(code).strip() == "[]"
+
+
+def test_importing_the_package_does_not_even_load_numpy():
+    assert python("import sys, scalerl; print('numpy' in sys.modules)").strip() == "False"
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import scalerl"], ["-m", "scalerl", "--help"]])
+def test_start_is_instant(arguments):
+    """Under 0.3 s: the best of a few tries, since other work may share the machine."""
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=True, timeout=60)
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.3
