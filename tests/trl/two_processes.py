@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import plain
+import torch
 
 from scalerl.callbacks import ForecastCallback
 
@@ -21,3 +22,6 @@ record = {
     "forecasts": [r for r in trainer.state.log_history if "forecast/samples" in r],
 }
 (out / f"{rank}.json").write_text(json.dumps(record))
+# Left to the interpreter's exit, gloo's teardown aborts now and then.
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
