@@ -42,7 +42,10 @@ def test_fit_table_says_not_identified_and_alarm() -> None:
     assert "[" in rows["climbing"]
     assert "not identified" in rows["early"] and "0." + "9" * 3 not in rows["early"]
     assert "none: in decline" in rows["falling"] and "!" in rows["falling"]
-    assert "! alarm" in table
+    assert "! falling: declining" in table
+    assert "* early: ceiling not identified" in table
+    assert widest(table) <= 80
+    assert "! alarm" in fit_table([known(), unknown(), declining()] * 4)
 
 
 def test_forecast_table_has_scores_targets_doubling_and_advice() -> None:

@@ -7,18 +7,23 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from scalerl.curves.compare import Comparison, compare
 from scalerl.curves.outlook import Outlook, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
-from scalerl.report import page, payload, words
-from scalerl.report.figures import plot_comparison, plot_efficiency, plot_fit, plot_joint
+from scalerl.report import page, payload, tables, words
+from scalerl.report.figures import plot_efficiency, plot_fit, plot_joint
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.inline import inline_svg
-from scalerl.report.many_figures import plot_runs
+from scalerl.report.many_figures import plot_runs, sentence
+from scalerl.report.markup import text
 from scalerl.report.series import Series, many
 from scalerl.report.theme import drawing, render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Runs that get figures of their own as files.
 MAX_FIGURES = 12
@@ -58,16 +63,20 @@ def write_report(
     content["report.json"] = payload.to_json(
         payload.numbers(ahead, drawn, comparison, heading, command), indent=1
     ).encode("utf-8", "backslashreplace")
-    content |= _figures(fits, names, comparison)
+    kind = fits[0].run.x_kind
+    title_of_all = "" if comparison is None else sentence(comparison)
+    same = [s for s in drawn if s.fit.run.x_kind == kind]
+    together = plot_fit(same[0].fit) if len(same) == 1 else plot_runs(same, title=title_of_all)
+    content |= _figures(fits, names, together, comparison)
     links = [[f"fit-{name}.png", f"fit-{name}.svg"] for name in names]
     parts = {
-        "title": page.text(heading),
+        "title": text(heading),
         "answer": page.answer(ahead, comparison),
         "chart_caption": page.chart_caption(fits),
-        "static_chart": _static_chart(fits),
-        "parameters": page.parameters(drawn),
-        "forecasts": page.forecasts(ahead),
-        "comparison": page.comparison(comparison),
+        "static_chart": inline_svg(together, "static", page.static_alt(fits[0])),
+        "parameters": tables.parameters(drawn),
+        "forecasts": tables.forecasts(ahead),
+        "comparison": tables.comparison(comparison),
         "pictures": _pictures(fits, comparison),
         "runs": page.runs(ahead, links),
         "command": page.command(command),
@@ -114,27 +123,16 @@ def _drawn(fits: Sequence[Fit]) -> list[Series]:
 
 
 def _figures(
-    fits: Sequence[Fit], names: Sequence[str], comparison: Comparison | None
+    fits: Sequence[Fit], names: Sequence[str], together: Figure, comparison: Comparison | None
 ) -> dict[str, bytes]:
     """File name -> content of every figure."""
     made = [
         (f"fit-{name}", plot_fit(fit)) for fit, name in zip(fits[:MAX_FIGURES], names, strict=True)
     ]
     if comparison is not None:
-        made += [
-            ("comparison", plot_comparison(comparison)),
-            ("efficiency", plot_efficiency(comparison)),
-        ]
+        made += [("comparison", together), ("efficiency", plot_efficiency(comparison))]
     with drawing("light"):
         return {f"{n}.{kind}": render(fig, kind) for n, fig in made for kind in ("png", "svg")}
-
-
-def _static_chart(fits: Sequence[Fit]) -> str:
-    """The chart for readers without scripts: the runs of the first kind of compute."""
-    kind = fits[0].run.x_kind
-    shown = [f for f in fits if f.run.x_kind == kind]
-    figure = plot_fit(shown[0]) if len(shown) == 1 else plot_runs(shown)
-    return inline_svg(figure, "static", f"Pass rate against {words.KIND[kind]} with forecasts")
 
 
 def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:

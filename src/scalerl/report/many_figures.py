@@ -38,6 +38,8 @@ BANDS = 4
 LEGEND = 30
 #: Points drawn of one run, when there are many runs.
 FEW_POINTS = 40
+#: A ceiling suits a run if the error of its fit grows by no more than this factor.
+SUITS = 1.5
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -48,18 +50,17 @@ def plot_comparison(
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """All runs and their forecasts; each solid line ends where its fitted window ends."""
-    return plot_runs(comparison.fits, path, theme, size, _sentence(comparison))
+    return plot_runs(many(comparison.fits), path, theme, size, sentence(comparison))
 
 
 def plot_runs(
-    fits: Sequence[Fit],
+    drawn: Sequence[Series],
     path: str | Path | None = None,
     theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
     title: str = "",
 ) -> Figure:
     """The curves of runs that are measured in one kind of compute."""
-    drawn = many(fits)
     named = len(drawn) <= DIRECT_LABELS
     with drawing(theme) as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(drawn) <= 12 else 6.4))
@@ -78,7 +79,8 @@ def plot_runs(
         return save(fig, path)
 
 
-def _sentence(comparison: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
+    """What the picture of a comparison shows, as its title."""
     if len(comparison.pairs) == 1:
         pair = comparison.pairs[0]
         if pair.verdict == "undecided":
@@ -87,7 +89,7 @@ def _sentence(comparison: Comparison) -> str:
     return f"{len(comparison.fits)} runs and their forecasts"
 
 
-def _runs_limits(ax: Axes, drawn: list[Series]) -> None:
+def _runs_limits(ax: Axes, drawn: Sequence[Series]) -> None:
     lines = [[s.used[1], s.held[1], s.median] for s in drawn]
     if len(drawn) <= BANDS:
         lines += [[s.band.ravel()] for s in drawn]
@@ -214,6 +216,13 @@ def fixed_ceiling(fit: Fit, a: float) -> Sigmoid:
     return law
 
 
+def suits(fit: Fit, law: Sigmoid) -> bool:
+    """Whether the run can have this law's ceiling: it does not fit much worse with it."""
+    points = fit.points
+    rmse = float(np.sqrt(np.mean((law.value(points.compute) - points.score) ** 2)))
+    return rmse <= SUITS * fit.rmse + 0.002
+
+
 def plot_efficiency(
     comparison: Comparison,
     path: str | Path | None = None,
@@ -221,9 +230,15 @@ def plot_efficiency(
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """The paper's re-plot: log F against log C with A fixed to the runs' mean. Each run becomes a
-    straight line whose slope is its efficiency B."""
+    straight line whose slope is its efficiency B. Of many runs only those are drawn that this
+    ceiling suits: the slope of another says nothing."""
     fits, a = comparison.fits, comparison.mean_a
     laws = [fixed_ceiling(f, a) for f in fits]
+    title = f"Efficiency, with every ceiling fixed at {a:.3f}"
+    chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if suits(f, law)]
+    if len(fits) > DIRECT_LABELS and 2 <= len(chosen) < len(fits):
+        title += f" ({len(chosen)} of {len(fits)} runs it suits)"
+        fits, laws = tuple(fits[i] for i in chosen), [laws[i] for i in chosen]
     with drawing(theme) as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(fits) <= 12 else 6.4))
         ends = []
@@ -238,7 +253,6 @@ def plot_efficiency(
         compute_axis(ax, fits[0].run.x_kind, t)
         ax.yaxis.set_major_formatter(lambda v, _: _power_of_ten(v))
         ax.set_ylabel("F(R), log scale")
-        title = f"Efficiency, with every ceiling fixed at {a:.3f}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         if len(fits) <= DIRECT_LABELS:
             labels = [

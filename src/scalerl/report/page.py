@@ -1,51 +1,19 @@
-"""The parts of the report page, as HTML. Everything that comes from data passes through `text`."""
+"""The parts of the report page around its tables, as HTML."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
-from scalerl.curves.compare import Comparison, Pair
+from scalerl.curves.compare import Comparison
 from scalerl.curves.outlook import Outlook
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.series import Series
+from scalerl.report.markup import ceiling, items, text
 
-#: Runs whose answer is spelled out at the top; pairs shown before the rest is folded away.
+#: Runs whose answer is spelled out at the top.
 MAX_ANSWERS = 4
-MAX_PAIRS = 12
-#: A table of more rows scrolls in a box of its own.
-LONG_TABLE = 14
 #: Above this many runs their cards are folded.
 OPEN_CARDS = 12
-
-
-def text(value: str) -> str:
-    """Any string as harmless text: markup escaped, control characters made visible."""
-    return html.escape("".join(ch if ch.isprintable() else "·" for ch in value), quote=True)
-
-
-def _items(lines: Sequence[str], kind: str = "") -> str:
-    name = f' class="{kind}"' if kind else ""
-    return f"<ul{name}>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>"
-
-
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells are HTML already, and the first of a row heads it."""
-    top = "".join(f'<th scope="col">{h}</th>' for h in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{c}</td>" for c in row[1:]) + "</tr>"
-        for row in rows
-    )
-    kind = "scroll long" if len(rows) > LONG_TABLE else "scroll"
-    return (
-        f'<div class="{kind}" tabindex="0"><table><caption>{caption}</caption>'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _with_range(value: str, low: str, high: str) -> str:
-    return f'{value} <span class="range">{low} to {high}</span>'
 
 
 def answer(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
@@ -54,7 +22,7 @@ def answer(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
     alarms = [o.fit for o in outlooks if o.fit.alarm is not None]
     if alarms:
         lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms]
-        out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{_items(lines)}</div>')
+        out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
     if len(outlooks) == 1:
         out.append(f'<p class="lead">{_headline(outlooks[0])}</p>')
         out.append(_facts(outlooks[0]))
@@ -107,7 +75,7 @@ def _facts(o: Outlook) -> str:
             f"{first:.3f}",
             f"{at_low:.3f} to {at_high:.3f}",
         ),
-        ("Ceiling", *_ceiling(f)),
+        ("Ceiling", *ceiling(f)),
         (
             "Next doubling",
             words.signed(o.next_doubling.median),
@@ -121,16 +89,6 @@ def _facts(o: Outlook) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
-def _ceiling(f: Fit) -> tuple[str, str]:
-    """The ceiling and its range, or why there is none."""
-    if f.alarm is not None:
-        return "none", "run in decline"
-    if f.identified:
-        low, high = f.interval("A")
-        return f"{f.params['A']:.3f}", f"{low:.3f} to {high:.3f}"
-    return "not identified", words.ceiling_range(f)
-
-
 def chart_caption(fits: Sequence[Fit]) -> str:
     kinds = " and ".join(dict.fromkeys(words.KIND[f.run.x_kind] for f in fits))
     level = words.percent(fits[0].level)
@@ -141,111 +99,8 @@ def chart_caption(fits: Sequence[Fit]) -> str:
     )
 
 
-def parameters(drawn: Sequence[Series]) -> str:
-    level = words.percent(drawn[0].fit.level)
-    head = ("Run", "Points", "Window", "Ceiling A", "B", "C_mid", "RMSE", "Power law says")
-    rows = []
-    for s in drawn:
-        f = s.fit
-        a, a_range = _ceiling(f)
-        power = "" if s.power is None else f"{s.power.A:.3f}"
-        rows.append(
-            (
-                text(words.shorten(f.name, 60)),
-                str(len(f.points)),
-                f"{words.compute(f.window[0])} to {words.compute(f.window[1])} "
-                f'<span class="range">{text(words.KIND[f.run.x_kind])}</span>',
-                f'{a} <span class="range">{a_range}</span>',
-                _parameter(f, "B"),
-                _parameter(f, "C_mid"),
-                f"{f.rmse:.4f}",
-                power,
-            )
-        )
-    return _table(f"Fitted law, with {level} intervals", head, rows)
-
-
-def _parameter(f: Fit, name: str) -> str:
-    if name not in f.params:
-        return ""
-    if f.alarm is not None:
-        return '<span class="range">run in decline</span>'
-    low, high = f.interval(name)
-    if name == "C_mid":
-        top = "open" if high == float("inf") else words.compute(high)
-        return _with_range(words.compute(f.params[name]), words.compute(low), top)
-    return _with_range(f"{f.params[name]:.2f}", f"{low:.2f}", f"{high:.2f}")
-
-
-def forecasts(outlooks: Sequence[Outlook]) -> str:
-    level = words.percent(outlooks[0].fit.level)
-    head = ("Run", "At", "True pass rate", "One evaluation shows", "Next doubling buys")
-    rows = []
-    for o in outlooks:
-        unit = text(words.KIND[o.fit.run.x_kind])
-        seen = o.at.interval(observed=True)
-        true = o.at.interval()
-        low, high = (words.signed(v) for v in o.next_doubling.interval)
-        gain = _with_range(words.signed(o.next_doubling.median), low, high)
-        for i, c in enumerate(o.at.compute):
-            rows.append(
-                (
-                    text(words.shorten(o.fit.name, 60)),
-                    f'{words.compute(float(c))} <span class="range">{unit}</span>',
-                    _with_range(f"{o.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
-                    " to ".join(f"{v:.3f}" for v in seen[i]),
-                    gain if i == 0 else "",
-                )
-            )
-    out = _table(f"Forecasts, with {level} intervals", head, rows)
-    targets = [(o, t) for o in outlooks for t in o.targets]
-    if targets:
-        out += _table(
-            "Targets",
-            ("Run", "Score", "Probability", "Compute"),
-            [
-                (
-                    text(words.shorten(o.fit.name, 60)),
-                    f"{t.score:g}",
-                    f"{t.probability:.2f}",
-                    _with_range(words.compute(t.median), *(words.compute(v) for v in t.interval)),
-                )
-                for o, t in targets
-            ],
-        )
-    return out
-
-
-def comparison(found: Comparison | None) -> str:
-    """The pairs and what can be said of them, the first few open and the rest folded."""
-    if found is None:
-        return ""
-    shown = _pairs(found, found.pairs[:MAX_PAIRS])
-    rest = found.pairs[MAX_PAIRS:]
-    if rest:
-        shown += (
-            f"<details><summary>{len(rest)} more pairs</summary>{_pairs(found, rest)}</details>"
-        )
-    return f'<section aria-labelledby="compare"><h2 id="compare">Comparison</h2>{shown}</section>'
-
-
-def _pairs(found: Comparison, pairs: Sequence[Pair]) -> str:
-    level = words.percent(found.fits[0].level)
-    head = ("Pair", "Verdict", "Second minus first ceiling", "The paper's rule says")
-    rows = []
-    for p in pairs:
-        low, high = (words.signed(v) for v in p.delta_a_interval)
-        details = "".join(f"<br><small>{text(line)}</small>" for line in words.pair_details(p))
-        rows.append(
-            (
-                f"{text(words.shorten(p.a, 44))}<br>{text(words.shorten(p.b, 44))}",
-                f"<strong>{text(words.verdict(p))}</strong>{details}",
-                _with_range(words.signed(p.delta_a), low, high),
-                text(words.paper_verdict(p)),
-            )
-        )
-    what = "recipes, seeds allowed for" if found.scope == "recipes" else "these runs"
-    return _table(f"Verdicts on {what}, with {level} intervals", head, rows)
+def static_alt(fit: Fit) -> str:
+    return f"Pass rate against {words.KIND[fit.run.x_kind]} with forecasts"
 
 
 def figure(svg: str, caption: str) -> str:
@@ -297,9 +152,9 @@ def runs(outlooks: Sequence[Outlook], links: Sequence[Sequence[str]]) -> str:
         # Of a few runs the page has said this at its top.
         body = f"<p>{_headline(o)}</p>" if len(outlooks) > MAX_ANSWERS else ""
         if f.warnings:
-            body += f"<h4>Warnings</h4>{_items(f.warnings)}"
+            body += f"<h4>Warnings</h4>{items(f.warnings)}"
         if f.run.notes:
-            body += f"<h4>Import</h4>{_items(f.run.notes)}"
+            body += f"<h4>Import</h4>{items(f.run.notes)}"
         facts = [f"{f.law} law, method {f.method}, R_0 {f.r0_source}"]
         facts += [f"read from {f.run.source}"] if f.run.source else []
         body += f'<p class="small">{text("; ".join(facts))}</p>'

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 WIDTH = 80
+#: Up to this many runs have their warnings spelled out below the table.
+FEW = 6
 #: A comparison prints this many pairs, and says how many there are more.
 MAX_PAIRS = 40
 
@@ -84,12 +86,22 @@ def fit_table(fits: Sequence[Fit]) -> str:
         )
     # 9 columns and 8 spaces between: the run's name has what is left of 80.
     table = _rows(head, body, (17, 6, 5, 5, 20, 5, 5, 5, 2))
+    return "\n".join([table, *_notes(fits)])
+
+
+def _notes(fits: Sequence[Fit]) -> list[str]:
+    """What the flags stand for: in full for a few runs, else what kind of thing they are."""
+    if len(fits) <= FEW:
+        of = [f"{shorten(f.name, 30)}: " if len(fits) > 1 else "" for f in fits]
+        lines = [("!", f"{n}{f.alarm}") for n, f in zip(of, fits, strict=True) if f.alarm]
+        lines += [("*", n + w) for n, f in zip(of, fits, strict=True) for w in f.warnings]
+        return [wrap(line, "  ", f"{sign} ") for sign, line in lines]
     notes = []
     if any(f.alarm for f in fits):
         notes.append("! alarm: the run departs from its own forecast")
     if any(f.warnings for f in fits):
-        notes.append("* has warnings")
-    return "\n".join([table, *notes])
+        notes.append("* has warnings (--json has them)")
+    return notes
 
 
 def _ceiling(fit: Fit) -> str:

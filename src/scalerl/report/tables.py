@@ -1,0 +1,122 @@
+"""The tables of the report page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scalerl.curves.compare import Comparison, Pair
+from scalerl.curves.outlook import Outlook
+from scalerl.curves.result import Fit
+from scalerl.report import words
+from scalerl.report.markup import ceiling, table, text, with_range
+from scalerl.report.series import Series
+
+#: Pairs shown before the rest is folded away.
+MAX_PAIRS = 12
+
+
+def parameters(drawn: Sequence[Series]) -> str:
+    level = words.percent(drawn[0].fit.level)
+    head = ("Run", "Points", "Window", "Ceiling A", "B", "C_mid", "RMSE", "Power law says")
+    rows = []
+    for s in drawn:
+        f = s.fit
+        a, a_range = ceiling(f)
+        power = "" if s.power is None else f"{s.power.A:.3f}"
+        rows.append(
+            (
+                text(words.shorten(f.name, 60)),
+                str(len(f.points)),
+                f"{words.compute(f.window[0])} to {words.compute(f.window[1])} "
+                f'<span class="range">{text(words.KIND[f.run.x_kind])}</span>',
+                f'{a} <span class="range">{a_range}</span>',
+                _parameter(f, "B"),
+                _parameter(f, "C_mid"),
+                f"{f.rmse:.4f}",
+                power,
+            )
+        )
+    return table(f"Fitted law, with {level} intervals", head, rows)
+
+
+def _parameter(f: Fit, name: str) -> str:
+    if name not in f.params:
+        return ""
+    if f.alarm is not None:
+        return '<span class="range">run in decline</span>'
+    low, high = f.interval(name)
+    if name == "C_mid":
+        top = "open" if high == float("inf") else words.compute(high)
+        return with_range(words.compute(f.params[name]), words.compute(low), top)
+    return with_range(f"{f.params[name]:.2f}", f"{low:.2f}", f"{high:.2f}")
+
+
+def forecasts(outlooks: Sequence[Outlook]) -> str:
+    level = words.percent(outlooks[0].fit.level)
+    head = ("Run", "At", "True pass rate", "One evaluation shows", "Next doubling buys")
+    rows = []
+    for o in outlooks:
+        unit = text(words.KIND[o.fit.run.x_kind])
+        seen = o.at.interval(observed=True)
+        true = o.at.interval()
+        low, high = (words.signed(v) for v in o.next_doubling.interval)
+        gain = with_range(words.signed(o.next_doubling.median), low, high)
+        for i, c in enumerate(o.at.compute):
+            rows.append(
+                (
+                    text(words.shorten(o.fit.name, 60)),
+                    f'{words.compute(float(c))} <span class="range">{unit}</span>',
+                    with_range(f"{o.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
+                    " to ".join(f"{v:.3f}" for v in seen[i]),
+                    gain if i == 0 else "",
+                )
+            )
+    out = table(f"Forecasts, with {level} intervals", head, rows)
+    targets = [(o, t) for o in outlooks for t in o.targets]
+    if targets:
+        out += table(
+            "Targets",
+            ("Run", "Score", "Probability", "Compute"),
+            [
+                (
+                    text(words.shorten(o.fit.name, 60)),
+                    f"{t.score:g}",
+                    f"{t.probability:.2f}",
+                    with_range(words.compute(t.median), *(words.compute(v) for v in t.interval)),
+                )
+                for o, t in targets
+            ],
+        )
+    return out
+
+
+def comparison(found: Comparison | None) -> str:
+    """The pairs and what can be said of them, the first few open and the rest folded."""
+    if found is None:
+        return ""
+    shown = _pairs(found, found.pairs[:MAX_PAIRS])
+    rest = found.pairs[MAX_PAIRS:]
+    if rest:
+        shown += (
+            f"<details><summary>{len(rest)} more pairs</summary>{_pairs(found, rest)}</details>"
+        )
+    return f'<section aria-labelledby="compare"><h2 id="compare">Comparison</h2>{shown}</section>'
+
+
+def _pairs(found: Comparison, pairs: Sequence[Pair]) -> str:
+    level = words.percent(found.fits[0].level)
+    head = ("Pair", "Verdict", "Second minus first ceiling", "The paper's rule says")
+    rows = []
+    for p in pairs:
+        low, high = (words.signed(v) for v in p.delta_a_interval)
+        details = "".join(f"<br><small>{text(line)}</small>" for line in words.pair_details(p))
+        rows.append(
+            (
+                f"{text(words.shorten(p.a, 44))}<br>{text(words.shorten(p.b, 44))}",
+                f"<strong>{text(words.verdict(p))}</strong>{details}",
+                with_range(words.signed(p.delta_a), low, high),
+                text(words.paper_verdict(p)),
+            )
+        )
+    what = "recipes, seeds allowed for" if found.scope == "recipes" else "these runs"
+    return table(f"Verdicts on {what}, with {level} intervals", head, rows)
