@@ -16,6 +16,11 @@ ALARM_Z = 4.0
 #: ... and by at least this much, or this share of the rise.
 ALARM_DROP = 0.02
 ALARM_SHARE = 0.1
+#: A collapse so violent that it passes for noise: the tail is below all scores of the best stretch,
+#: by this much, this share of it, and this many standard errors.
+COLLAPSE_DROP = 0.1
+COLLAPSE_SHARE = 0.4
+COLLAPSE_Z = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,13 @@ def find_decline(compute: Array, score: Array, points: Points) -> Decline | None
     best = int(np.argmax(earlier))
     drop = float(earlier[best] - means[-1])
     z = drop / np.sqrt(2.0 * points.score_variance * float(mean_variance(k)))
-    if z <= ALARM_Z or drop <= max(ALARM_DROP, ALARM_SHARE * points.rise):
+    clear = z > ALARM_Z and drop > max(ALARM_DROP, ALARM_SHARE * points.rise)
+    collapse = (
+        z > COLLAPSE_Z
+        and drop > max(COLLAPSE_DROP, COLLAPSE_SHARE * float(earlier[best]))
+        and float(score[-k:].max()) < float(score[best : best + k].min())
+    )
+    if not (clear or collapse):
         return None
     since = float(compute[best : best + k].mean())
     tail = float(compute[-k:].mean())
