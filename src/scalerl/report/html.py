@@ -17,7 +17,7 @@ from scalerl.report import page, payload, tables, words
 from scalerl.report.figures import plot_efficiency, plot_fit, plot_joint
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.inline import inline_svg
-from scalerl.report.many_figures import plot_runs, sentence
+from scalerl.report.many_figures import fixed_ceiling, plot_runs, sentence, suits
 from scalerl.report.markup import text
 from scalerl.report.series import Series, many
 from scalerl.report.theme import drawing, render
@@ -135,6 +135,14 @@ def _figures(
         return {f"{n}.{kind}": render(fig, kind) for n, fig in made for kind in ("png", "svg")}
 
 
+def _near_mean(comparison: Comparison) -> Comparison:
+    """The runs whose ceiling is nearest to the mean, for which alone the re-plot has a meaning."""
+    a = comparison.mean_a
+    suited = [f for f in comparison.fits if suits(f, fixed_ceiling(f, a))]
+    near = sorted(suited or comparison.fits, key=lambda f: abs(f.params["A"] - a))[:MAX_JOINT]
+    return replace(comparison, fits=tuple(f for f in comparison.fits if f in near))
+
+
 def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
     """The efficiency re-plot, and the joint picture of ceiling and C_mid."""
     out = []
@@ -145,7 +153,7 @@ def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
         heading = "Efficiency and ceiling"
         few = comparison
         if len(ranked) > MAX_JOINT:
-            few = replace(comparison, fits=tuple(ranked[:MAX_JOINT]))
+            few = _near_mean(comparison)
         picture = plot_efficiency(few, size=SMALL)
         svg = inline_svg(picture, "efficiency", page.efficiency_alt(few))
         out.append(page.figure(svg, page.efficiency_caption(comparison, len(few.fits))))

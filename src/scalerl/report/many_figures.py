@@ -217,10 +217,12 @@ def fixed_ceiling(fit: Fit, a: float) -> Sigmoid:
 
 
 def suits(fit: Fit, law: Sigmoid) -> bool:
-    """Whether the run can have this law's ceiling: it does not fit much worse with it."""
+    """Whether the run can have this law's ceiling: it does not fit much worse with it, and most of
+    its points lie between R_0 and the ceiling."""
     points = fit.points
     rmse = float(np.sqrt(np.mean((law.value(points.compute) - points.score) ** 2)))
-    return rmse <= SUITS * fit.rmse + 0.002
+    drawable = len(law.efficiency(points.compute, points.score)[0])
+    return rmse <= SUITS * fit.rmse + 0.002 and drawable > len(points) / 2
 
 
 def plot_efficiency(
@@ -234,10 +236,10 @@ def plot_efficiency(
     ceiling suits: the slope of another says nothing."""
     fits, a = comparison.fits, comparison.mean_a
     laws = [fixed_ceiling(f, a) for f in fits]
-    title = f"Efficiency, with every ceiling fixed at {a:.3f}"
+    title = f"Efficiency, A fixed at {a:.3f}"
     chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if suits(f, law)]
     if len(fits) > DIRECT_LABELS and 2 <= len(chosen) < len(fits):
-        title += f" ({len(chosen)} of {len(fits)} runs it suits)"
+        title += f" ({len(chosen)} of {len(fits)} runs)"
         fits, laws = tuple(fits[i] for i in chosen), [laws[i] for i in chosen]
     with drawing(theme) as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(fits) <= 12 else 6.4))

@@ -12,6 +12,8 @@ from scalerl.report.markup import ceiling, items, text
 
 #: Runs whose answer is spelled out at the top.
 MAX_ANSWERS = 4
+#: Alarms spelled out at the top.
+MAX_ALARMS = 6
 #: Above this many runs their cards are folded.
 OPEN_CARDS = 12
 
@@ -21,7 +23,9 @@ def answer(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
     out = []
     alarms = [o.fit for o in outlooks if o.fit.alarm is not None]
     if alarms:
-        lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms]
+        lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms[:MAX_ALARMS]]
+        if len(alarms) > MAX_ALARMS:
+            lines.append(f"and {len(alarms) - MAX_ALARMS} more, marked under Runs")
         out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
     if len(outlooks) == 1:
         out.append(f'<p class="lead">{_headline(outlooks[0])}</p>')
@@ -121,14 +125,12 @@ def efficiency_alt(found: Comparison) -> str:
     return f"Efficiency of {len(found.fits)} runs with the ceiling fixed at {found.mean_a:.3f}"
 
 
-def _which(shown: int, total: int) -> str:
-    return f"The {shown} runs with the highest ceilings. " if shown < total else ""
-
-
 def efficiency_caption(found: Comparison, shown: int) -> str:
-    differ = any(p.paper_verdict == "higher-ceiling" for p in found.pairs)
+    few = shown < len(found.fits)
+    differ = not few and any(p.paper_verdict == "higher-ceiling" for p in found.pairs)
+    which = f"The {shown} runs nearest to the mean ceiling. " if few else ""
     return (
-        f"Efficiency re-plot. {_which(shown, len(found.fits))}Every run refitted with A fixed at "
+        f"Efficiency re-plot. {which}Every run refitted with A fixed at "
         f"{found.mean_a:.3f}, the mean of all: it becomes a straight line of slope B, and the "
         "steeper, the faster. Slopes can be compared between runs of equal ceiling only"
         + (", which these are not." if differ else ".")
@@ -136,8 +138,9 @@ def efficiency_caption(found: Comparison, shown: int) -> str:
 
 
 def joint_caption(shown: int, total: int) -> str:
+    which = f"The {shown} runs with the highest ceilings. " if shown < total else ""
     return (
-        f"{_which(shown, total)}Where A and C_mid may lie together: half of the posterior inside "
+        f"{which}Where A and C_mid may lie together: half of the posterior inside "
         "the inner contour, 90 % inside the outer. A long diagonal means that the points cannot "
         "tell a high ceiling from a slow climb."
     )

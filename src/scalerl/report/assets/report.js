@@ -28,6 +28,8 @@
     return String(+(v / 1000 ** power).toPrecision(3)) + ["", "k", "M", "G", "T", "P", "E", "Z", "Y"][power];
   }
 
+  const short = (name, n) => name.length > n ? name.slice(0, n >> 1) + "…" + name.slice(1 - (n >> 1)) : name;
+
   // ---- marks: every run has a shape of its own, for readers who do not tell the colours apart
   function mark(i, x, y, r) {
     const s = r * 0.9, t = r * 1.2;
@@ -192,8 +194,7 @@
     for (const l of labels) {
       const r = data.runs[l.i], x = view.X(r.x[r.x.length - 1]);
       el("*path", { d: `M${x} ${l.y}L${box.right + 12} ${l.at}`, stroke: colour(l.i), fill: "none", opacity: 0.7 }, svg);
-      const name = r.name.length > 22 ? r.name.slice(0, 11) + "…" + r.name.slice(-10) : r.name;
-      el("*text", { x: box.right + 16, y: l.at - 2, class: "name" }, svg, name);
+      el("*text", { x: box.right + 16, y: l.at - 2, class: "name" }, svg, short(r.name, 22));
       const note = r.alarm ? "alarm: in decline" : r.ceiling ? `ceiling ${r.ceiling[0].toFixed(3)}` : "ceiling not identified";
       el("*text", { x: box.right + 16, y: l.at + 13 }, svg, note);
     }
@@ -250,7 +251,7 @@
     for (const { i, v } of rows) {
       const row = el("tr", {}, body), head = el("th", { scope: "row" }, row);
       head.appendChild(swatch(i));
-      head.append(" " + data.runs[i].name + (x > data.runs[i].end ? " (forecast)" : ""));
+      head.append(" " + short(data.runs[i].name, view.width > 640 ? 60 : 18) + (x > data.runs[i].end ? " (forecast)" : ""));
       el("td", {}, row, v.median.toFixed(3));
       el("td", {}, row, `${v.low.toFixed(3)} to ${v.high.toFixed(3)}`);
       el("td", {}, row, `${v.seenLow.toFixed(3)} to ${v.seenHigh.toFixed(3)}`);
