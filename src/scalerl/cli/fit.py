@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     for f in fits[:MAX_CURVES]:
         print("\n" + curve(f))
         if id(f) in needs:
-            print(terminal.wrap(f"To identify the ceiling: {needs[id(f)]}."))
+            need = str(needs[id(f)])
+            print(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
         if moved.get(id(f)):
             print(terminal.wrap(_moves(moved[id(f)])))
     return 0

@@ -39,7 +39,7 @@ class Need:
                 f"{self.question}"
             )
         return (
-            f"about {self.compute:.3g} ({self.multiple:g} times the compute so far) would "
+            f"going on to {_amount(self.compute)} ({self.multiple:g} times the compute so far) would "
             f"{self.question}, in {self.settled:.0%} of simulated continuations"
         )
 
@@ -50,6 +50,10 @@ class Need:
             "multiple": self.multiple,
             "settled": self.settled,
         }
+
+
+def _amount(compute: float) -> str:
+    return f"{compute:,.0f}" if compute >= 100.0 else f"{compute:.3g}"
 
 
 def continued(f: Fit, multiple: float, rng: np.random.Generator) -> Run:

@@ -1,0 +1,304 @@
+"""Fill the docs from the code and from committed benchmark results.
+
+python docs/build.py            write
+python docs/build.py --check    exit 1 if anything is out of date
+
+Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table NAME; the pages
+in docs/reference are written whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def scores(rows: list[dict[str, Any]], *labels: str) -> str:
+    head = [*labels, "tasks", "median error", "CRPS", "skill", "50 % holds", "90 % holds", "width"]
+    body = [
+        [
+            *(str(row[k]) for k in labels),
+            str(row["tasks"]),
+            f"{row['median_error']:.4f}",
+            f"{row['crps']:.4f}",
+            "" if row["skill"] is None else f"{row['skill']:+.2f}",
+            f"{row['cover50']:.2f}",
+            f"{row['cover90']:.2f}",
+            f"{row['width90']:.3f}",
+        ]
+        for row in rows
+    ]
+    return markdown(head, body)
+
+
+def backtest_healthy() -> str:
+    rows = [r for r in result("backtest")["by_class"] if r["run_class"] == "healthy"]
+    return scores(rows, "method")
+
+
+def backtest_classes() -> str:
+    rows = [r for r in result("backtest")["by_class"] if r["method"] == "scalerl"]
+    return scores(rows, "run_class")
+
+
+def backtest_fractions() -> str:
+    return scores(result("backtest")["healthy_by_fraction"], "fraction", "method")
+
+
+def backtest_sources() -> str:
+    return scores(result("backtest")["healthy_by_source"], "source", "method")
+
+
+def backtest_axes() -> str:
+    found = result("backtest")
+    rows = [
+        {"axis": key.removeprefix("axis_"), **row}
+        for key, rows in found.items()
+        if key.startswith("axis_")
+        for row in rows
+    ]
+    return scores(rows, "axis", "method")
+
+
+def backtest_disturbed() -> str:
+    return scores(result("backtest")["disturbed"], "change")
+
+
+def synthetic_coverage() -> str:
+    rows = [
+        [f"{r['window']:g} C_mid", f"{r['cover90']:.2f}", f"{r['width90']:.3f}"]
+        for r in result("synthetic")["coverage"]
+    ]
+    return markdown(["window ends at", "90 % interval of A holds", "mean width"], rows)
+
+
+def synthetic_identification() -> str:
+    rows = [
+        [f"{r['window']:g} C_mid", f"{r['low']:.3f} to {r['high']:.3f}", f"{r['identified']:.2f}"]
+        for r in result("synthetic")["identification"]
+    ]
+    return markdown(["window ends at", "mean 95 % interval of A (truth 0.645)", "identified"], rows)
+
+
+def synthetic_ranking() -> str:
+    found = result("synthetic")
+    rows = [
+        [
+            "recipes" if r["seed_sd"] else "runs",
+            f"{r['window']:g} C_mid",
+            f"{r['right']:.2f} / {r['wrong']:.2f}",
+            f"{r['false']:.2f}",
+            f"{r['paper_right']:.2f} / {r['paper_wrong']:.2f}",
+            f"{r['paper_false']:.2f}",
+        ]
+        for r in [*found["ranking"], *found["ranking_recipes"]]
+    ]
+    head = [
+        "verdict on",
+        "window ends at",
+        "ours right / wrong (ΔA .03)",
+        "ours decides (ΔA 0)",
+        "paper's rule right / wrong",
+        "paper's rule decides (ΔA 0)",
+    ]
+    return markdown(head, rows)
+
+
+def speed() -> str:
+    found = result("speed")
+    paper = found["against_paper"]
+    many, cli = found["many"], found["command_line"]
+    rows = [
+        ["fit with intervals, 100 points", f"{1e3 * paper['ours']['median']:.1f} ms"],
+        [
+            "the paper's procedure, same points",
+            f"{paper['paper']['median']:.2f} s ({paper['ratio']:.0f} times as long)",
+        ],
+        [f"{many['runs']:,} runs × {many['points']} points, fitted", f"{many['fit_s']:.1f} s"],
+        ["the same, compared", f"{many['compare_s']:.1f} s"],
+        ["`scalerl fit run.csv`, end to end", f"{cli['fit_csv']['median']:.2f} s"],
+        ["`scalerl --help`", f"{cli['help']['median']:.2f} s"],
+    ]
+    return markdown(["what", "time"], rows)
+
+
+def speed_growth() -> str:
+    rows = [
+        [f"{r['points']:,}", f"{r['fit_ms']:.1f}", str(r["forecasts"]), f"{r['forecast_ms']:.1f}"]
+        for r in result("speed")["growth"]
+    ]
+    return markdown(["points", "fit, ms", "forecasts", "forecast, ms"], rows)
+
+
+def stop_rules() -> str:
+    rows = [
+        [
+            f"{r['end']:g} C_mid",
+            f"{r['noise']:g}",
+            _stops(r["upper"]),
+            _stops(r["median"]),
+        ]
+        for r in result("stop_rules")["scenarios"]
+    ]
+    head = [
+        "run ends at",
+        "noise of an evaluation",
+        "`gain < 0.02` stopped (wrongly)",
+        "`median gain < 0.02` stopped (wrongly)",
+    ]
+    return markdown(head, rows)
+
+
+def _stops(found: dict[str, Any]) -> str:
+    text = f"{found['stopped']} ({found['wrong']})"
+    return text if found["typical"] is None else f"{text}, at evaluation {found['typical']:g}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    f.__name__.replace("_", "-"): f
+    for f in (
+        backtest_healthy,
+        backtest_classes,
+        backtest_fractions,
+        backtest_sources,
+        backtest_axes,
+        backtest_disturbed,
+        synthetic_coverage,
+        synthetic_identification,
+        synthetic_ranking,
+        speed,
+        speed_growth,
+        stop_rules,
+    )
+}
+
+
+def fill(text: str) -> str:
+    """Replace every marked table."""
+
+    def table(found: re.Match[str]) -> str:
+        return f"<!-- begin {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end {found[1]} -->"
+
+    return re.sub(r"<!-- begin (\S+) -->.*?<!-- end \1 -->", table, text, flags=re.DOTALL)
+
+
+def cli_page() -> str:
+    from scalerl.cli import parser
+
+    top = parser()
+    (commands,) = [a for a in top._actions if isinstance(a, argparse._SubParsersAction)]
+    parts = [
+        "# Command line",
+        "",
+        "Written by `docs/build.py` from the commands themselves. Exit "
+        "codes: 0 done, 1 the answer is no, 2 bad input (one line on stderr says what to do). "
+        "Amounts may be written `50k`, `1.5M`.",
+    ]
+    for name, command in commands.choices.items():
+        parts += ["", f"## scalerl {name}", "", str(command.description), ""]
+        rows = []
+        for action in command._actions:
+            if isinstance(action, argparse._HelpAction):
+                continue
+            flags = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+            value = action.metavar or ("|".join(action.choices) if action.choices else "")
+            if action.nargs == 0 or not action.option_strings:
+                value = ""
+            label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
+            rows.append([label, (action.help or "").replace("|", "\\|")])
+        parts += [markdown(["option", "meaning"], rows), "", f"```sh\n{_example(command)}\n```"]
+    return "\n".join(parts) + "\n"
+
+
+def _example(command: argparse.ArgumentParser) -> str:
+    return str(command.epilog).removeprefix("Example: ")
+
+
+def python_page() -> str:
+    import scalerl
+
+    parts = [
+        "# Python",
+        "",
+        "Written by `docs/build.py` from the docstrings; the examples run as "
+        "tests. Everything is imported from `scalerl`.",
+    ]
+    for name in scalerl.__all__:
+        thing = getattr(scalerl, name)
+        if name.startswith("__"):
+            continue
+        heading = name
+        if not inspect.isclass(thing):
+            given = inspect.signature(thing).parameters.values()
+            heading = f"{name}({', '.join(_parameter(p) for p in given)})"
+        parts += ["", f"## `{heading}`", "", _docstring(thing)]
+        if inspect.isclass(thing):
+            for method, value in vars(thing).items():
+                doc = inspect.getdoc(value)
+                if not method.startswith("_") and callable(value) and doc:
+                    parts.append(f"- `.{method}()`: {doc.splitlines()[0]}")
+    return "\n".join(parts) + "\n"
+
+
+def _parameter(p: inspect.Parameter) -> str:
+    name = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name
+    return name if p.default is p.empty else f"{name}={p.default!r}"
+
+
+def _docstring(thing: Any) -> str:
+    """The docstring with its doctest as a code block and its option list kept as it is."""
+    out: list[str] = []
+    inside = False
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        code = line.startswith((">>>", "...")) or (inside and line.strip() != "")
+        if code != inside:
+            out.append("```python" if code else "```")
+            inside = code
+        out.append(line)
+    return "\n".join([*out, "```"] if inside else out)
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file and its text."""
+    found = {
+        path: fill(path.read_text(encoding="utf-8"))
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    }
+    found[ROOT / "docs" / "reference" / "cli.md"] = cli_page()
+    found[ROOT / "docs" / "reference" / "python.md"] = python_page()
+    return found
+
+
+def main() -> int:
+    stale = []
+    for path, text in pages().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if "--check" not in sys.argv:
+                path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(path.relative_to(ROOT))
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
