@@ -6,6 +6,7 @@ import math
 
 from scalerl.curves.compare import Pair
 from scalerl.curves.outlook import Outlook
+from scalerl.curves.planning import MULTIPLES, Need
 from scalerl.curves.result import Fit
 
 KIND = {
@@ -158,9 +159,26 @@ def verdict_sentence(pair: Pair, level: float) -> str:
         )
     if pair.verdict != "undecided":
         return f"{verdict(pair)}."
+    if pair.alarm is not None:
+        return f"No verdict on {pair.a} and {pair.b}: one of them is in decline."
     return (
         f"The points do not decide between {pair.a} and {pair.b}: the second ceiling minus the "
         f"first lies between {signed(low)} and {signed(high)} ({percent(level)})."
+        + (f" {need(pair.need)}." if pair.need is not None else "")
+    )
+
+
+def need(found: Need) -> str:
+    """How much more compute would settle a question.
+
+    >>> need(Need("identify it", 24_000.0, 2.0, 0.9))
+    'About 24k, 2 times the compute so far, would identify it (in 90 % of simulated continuations)'
+    """
+    if found.compute is None or found.multiple is None:
+        return f"Not even {MULTIPLES[-1]:g} times the compute so far would {found.question}"
+    return (
+        f"About {compute(found.compute)}, {found.multiple:g} times the compute so far, would "
+        f"{found.question} (in {percent(round(found.settled, 2))} of simulated continuations)"
     )
 
 
@@ -180,7 +198,7 @@ def pair_details(pair: Pair) -> list[str]:
             f"with probability {pair.crossing.probability:.2f}"
         )
     if pair.need is not None:
-        out.append(str(pair.need))
+        out.append(need(pair.need))
     if pair.alarm is not None:
         out.append(pair.alarm)
     return out
