@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := out/demo
 
-.PHONY: demo test lint types unit test-trl benchmark clean
+.PHONY: demo test lint types unit test-trl benchmark docs clean
 
 demo: .venv/core
 	$(BIN)/scalerl fit example:paper-8b --from 1500 --to 50000
@@ -34,6 +34,10 @@ test-trl: .venv-trl/ready
 benchmark: .venv/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/synthetic.py
+	$(BIN)/python benchmarks/stop_rules.py
+
+docs: .venv/dev
+	$(BIN)/python docs/build.py
 
 .venv/core: pyproject.toml
 	$(PYTHON) -m venv .venv
