@@ -10,7 +10,7 @@ mere change of seed makes (about 0.01 in the ceiling), learned from replicates w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -66,7 +66,9 @@ class Pair:
     speed: tuple[float, float, float] | None
     speed_score: float | None
     p_b_faster: float | None
-    fixed_a: dict[str, float]
+    #: A fixed to the mean of both, and B of each with it; among very many runs None where the
+    #: paper's rule does not need it.
+    fixed_a: dict[str, float] | None
     crossing: Crossing | None
     need: Need | None = None
     alarm: str | None = None
@@ -92,7 +94,7 @@ class Pair:
             "p_b_higher_ceiling": self.p_b_higher,
             "p_same_ceiling": self.p_same_ceiling,
             "speed": speed,
-            "fixed_A": dict(self.fixed_a),
+            "fixed_A": None if self.fixed_a is None else dict(self.fixed_a),
             "crossing": None if self.crossing is None else self.crossing.to_dict(),
             "would_decide": None if self.need is None else self.need.to_dict(),
             "alarm": self.alarm,
@@ -170,14 +172,18 @@ def compare(
     sd = seed_sd or 0.0
     if scope == "recipes" and seed_sd is None:
         sd = seed_spread(groups)
-    chosen: Sequence[tuple[Group, Group]] = list(combinations(groups, 2))
-    if len(groups) > MAX_ALL_PAIRS:
-        chosen = [(groups[0], g) for g in groups[1:]]
+    refit = len(groups) <= MAX_ALL_PAIRS
+    chosen: Iterable[tuple[Group, Group]] = combinations(groups, 2)
+    count = len(groups) * (len(groups) - 1) // 2
+    if not refit:
+        # Fresh groups, one after the other: what they keep for later would fill the memory.
+        chosen = ((groups[0], Group(g.name, g.fits)) for g in groups[1:])
+        count = len(groups) - 1
     pairs = []
     for i, (a, b) in enumerate(chosen):
-        pairs.append(_pair(a, b, sd, scope, points, planning))
+        pairs.append(_pair(a, b, sd, scope, points, planning, refit))
         if progress is not None:
-            progress((i + 1) / len(chosen))
+            progress((i + 1) / count)
     mean_a = float(np.mean([p.A for p in points.values()]))
     matrix = _all_pairs(groups, sd)
     return Comparison(tuple(given), tuple(groups), tuple(pairs), scope, matrix, mean_a, sd)
@@ -239,19 +245,23 @@ def _point(f: Fit) -> Sigmoid:
 
 
 def _paper_rule(
-    a: Group, b: Group, points: dict[int, Sigmoid]
-) -> tuple[Literal["higher-ceiling", "faster"], str, dict[str, float]]:
+    a: Group, b: Group, points: dict[int, Sigmoid], refit: bool
+) -> tuple[Literal["higher-ceiling", "faster"], str, dict[str, float] | None]:
     """|delta A| > MARGIN: the higher ceiling wins. Otherwise refit with A fixed to the mean of the
-    two, and the larger B wins."""
+    two, and the larger B wins. `refit` does so in either case, for the record."""
     ceilings = [float(np.mean([points[id(f)].A for f in g.fits])) for g in (a, b)]
+    differ = abs(ceilings[0] - ceilings[1]) > MARGIN
+    higher = a.name if ceilings[0] > ceilings[1] else b.name
+    if differ and not refit:
+        return "higher-ceiling", higher, None
     fixed = (ceilings[0] + ceilings[1]) / 2.0
     slopes = []
     for g in (a, b):
         laws = [_with_ceiling(f, points[id(f)].R_0, fixed) for f in g.fits]
         slopes.append(float(np.mean([law.B for law in laws])))
     result = {"A": fixed, "B_a": slopes[0], "B_b": slopes[1]}
-    if abs(ceilings[0] - ceilings[1]) > MARGIN:
-        return "higher-ceiling", (a.name if ceilings[0] > ceilings[1] else b.name), result
+    if differ:
+        return "higher-ceiling", higher, result
     return "faster", (a.name if slopes[0] >= slopes[1] else b.name), result
 
 
@@ -262,7 +272,13 @@ def _with_ceiling(f: Fit, r0: float, a: float) -> Sigmoid:
 
 
 def _pair(
-    a: Group, b: Group, sd: float, scope: Scope, points: dict[int, Sigmoid], planning: bool
+    a: Group,
+    b: Group,
+    sd: float,
+    scope: Scope,
+    points: dict[int, Sigmoid],
+    planning: bool,
+    refit: bool,
 ) -> Pair:
     found = decide(a, b, sd)
     name, winner, alarm = found.name, found.winner, None
@@ -273,7 +289,7 @@ def _pair(
     low, high = tails(a.fits[0].level)
     delta = sample_quantiles(found.delta, (low, 0.5, high))
     speed = None if found.speed is None else sample_quantiles(found.speed, (low, 0.5, high))
-    paper_verdict, paper_winner, fixed = _paper_rule(a, b, points)
+    paper_verdict, paper_winner, fixed = _paper_rule(a, b, points, refit)
     need = None
     if name == "undecided" and alarm is None and planning:
         need = to_decide(a, b, sd)

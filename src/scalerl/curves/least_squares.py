@@ -23,7 +23,7 @@ MID_RANGE = (0.2, 30.0)
 CELLS = (44, 80)
 #: The deepest valleys of the grid are searched on together, then the best of them alone.
 VALLEYS = 3
-ROUNDS_IN_ALL_VALLEYS = 6
+ROUNDS_IN_ALL_VALLEYS = 5
 ROUNDS_IN_THE_BEST = 10
 #: Cells looked at around a centre, in units of its step.
 _STAR = np.linspace(-1.0, 1.0, 7)

@@ -39,8 +39,8 @@ class Need:
                 f"{self.question}"
             )
         return (
-            f"going on to {_amount(self.compute)} ({self.multiple:g} times the compute so far) would "
-            f"{self.question}, in {self.settled:.0%} of simulated continuations"
+            f"going on to {_amount(self.compute)} ({self.multiple:g} times the compute so far) "
+            f"would {self.question}, in {self.settled:.0%} of simulated continuations"
         )
 
     def to_dict(self) -> dict[str, Any]:

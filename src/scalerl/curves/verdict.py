@@ -45,6 +45,7 @@ class Group:
     def __init__(self, name: str, fits: tuple[Fit, ...]) -> None:
         self.name = name
         self.fits = fits
+        self._levels: dict[bytes, Array] = {}
 
     @property
     def end(self) -> float:
@@ -56,9 +57,13 @@ class Group:
         return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
 
     def levels(self, compute: Array) -> Array:
-        """Mean pass rate of the runs: (draws / THIN, len(compute))."""
-        each = [f.belief.thinned(THIN).levels(compute) for f in self.fits]
-        return np.asarray(np.mean(each, axis=0))
+        """Mean pass rate of the runs: (draws / THIN, len(compute)). Kept, since a leader is
+        compared with many at the same compute."""
+        key = compute.tobytes()
+        if key not in self._levels:
+            each = [f.belief.thinned(THIN).levels(compute) for f in self.fits]
+            self._levels[key] = np.asarray(np.mean(each, axis=0))
+        return self._levels[key]
 
     @cached_property
     def behind(self) -> list[tuple[Array, Array]]:

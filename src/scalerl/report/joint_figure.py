@@ -22,9 +22,9 @@ Array = npt.NDArray[np.float64]
 
 #: Shares of the posterior inside the two contours.
 SHARES = (0.9, 0.5)
-BINS = 56
+BINS = 72
 #: Smoothing, in bins.
-SMOOTH = 1.6
+SMOOTH = 2.4
 
 
 def plot_joint(
@@ -98,7 +98,7 @@ def density(x: Array, y: Array) -> tuple[Array, Array, Array, list[float]] | Non
 
     ranges = []
     for v in (x, y):
-        low, high = np.quantile(v, (0.002, 0.998))
+        low, high = np.quantile(v, (0.01, 0.99))
         if high - low < 1e-9:
             return None
         ranges.append((low - 0.15 * (high - low), high + 0.15 * (high - low)))

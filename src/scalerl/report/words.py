@@ -135,9 +135,25 @@ def headline(outlook: Outlook, alarm: bool = True) -> list[str]:
             f"It reaches {t.score:g} with probability {t.probability:.2f}"
             + (f", at about {compute(t.median)} {unit}." if math.isfinite(t.median) else ".")
         )
+    out += held_out(fit)
     if outlook.recommendation is not None:
         out.append(f"Advice: {outlook.recommendation.action}. {outlook.recommendation.reason}.")
     return out
+
+
+def held_out(fit: Fit) -> list[str]:
+    """How the points after the window fared, where there are some."""
+    after = fit.run.compute > fit.end
+    count = int(after.sum())
+    if count == 0:
+        return []
+    low, high = fit.forecast(fit.run.compute[after]).interval(observed=True).T
+    score = fit.run.score[after]
+    inside = int(((low <= score) & (score <= high)).sum())
+    points = "the one evaluation" if count == 1 else f"the {count} evaluations"
+    return [
+        f"Of {points} after the fitted window, {inside} lie inside the {percent(fit.level)} band."
+    ]
 
 
 def verdict(pair: Pair) -> str:
