@@ -82,6 +82,17 @@ def test_r0_is_recorded_with_its_source():
     assert fit(load_run("example:paper-8b")).warnings[0].startswith("R_0 fitted; the source states")
 
 
+def test_unknown_evaluation_sizes_are_not_guessed_into_the_fit():
+    c, y = example()
+    n = np.full(len(c), 1000.0)
+    some = np.where(np.arange(len(c)) % 3 == 0, np.nan, n)
+    assert fit(c, y, some).params == fit(c, y, n).params
+    assert fit(c, y, np.full(len(c), np.nan)).params == fit(c, y).params
+    assert fit(c, y, 1000).params == fit(c, y, n).params
+    with pytest.raises(InputError):
+        fit(c, y, 0)
+
+
 def test_window_keeps_the_rest_as_held_out():
     run = load_run("example:paper-8b")
     f = fit(run, lo=1500, hi=25000)

@@ -24,6 +24,8 @@ from scalerl.curves.result import Fit, LawName, MethodName, R0Choice
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
 
+Array = npt.NDArray[np.float64]
+
 #: Fewer points than this cannot tell a law from noise.
 MIN_POINTS = 5
 
@@ -151,11 +153,9 @@ def _as_run(
     if len(x) != len(y) or (n is not None and len(n) != len(x)):
         raise InputError(f"compute has {len(x)} values and score {len(y)}: they must pair up")
     keep = np.isfinite(x) & np.isfinite(y)
-    if n is not None and not (n[keep] > 0).all():
-        raise InputError("n_eval must be positive: the number of samples behind each score")
     notes = () if keep.all() else (f"{int((~keep).sum())} points without a finite value dropped",)
     x, y = x[keep], y[keep]
-    n = None if n is None else n[keep]
+    n = None if n is None else _known_sizes(n[keep])
     if (x < 0).any():
         raise InputError("compute must be 0 or more")
     if len(y) and (y.min() < -1e-9 or y.max() > 1.0 + 1e-9):
@@ -174,6 +174,14 @@ def _as_run(
         x_kind=x_kind,
         notes=notes,
     )
+
+
+def _known_sizes(n: Array) -> Array | None:
+    """Evaluation sizes with the median in place of unknown ones (nan); None if all are unknown."""
+    if (n <= 0).any():
+        raise InputError("n_eval must be positive: the number of samples behind each score")
+    known = np.isfinite(n)
+    return np.where(known, n, np.median(n[known])) if known.any() else None
 
 
 def _check_options(r0: R0Choice, level: float, law: str, method: str) -> None:
