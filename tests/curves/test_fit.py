@@ -89,6 +89,8 @@ def test_unknown_evaluation_sizes_are_not_guessed_into_the_fit():
     assert fit(c, y, some).params == fit(c, y, n).params
     assert fit(c, y, np.full(len(c), np.nan)).params == fit(c, y).params
     assert fit(c, y, 1000).params == fit(c, y, n).params
+    run = Run("r", c, y, x_kind="steps", n_eval=some)
+    assert fit(run).params == fit(c, y, n).params
     with pytest.raises(InputError):
         fit(c, y, 0)
 

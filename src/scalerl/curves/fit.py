@@ -108,6 +108,8 @@ def fit(
             f"points below {lo:g} GPU-hours left out, as in the paper (--from 0 keeps them)"
         )
     inside = run.window(lo, hi)
+    if inside.n_eval is not None:
+        inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)
     ends = (float(inside.compute[0]), float(inside.compute[-1]))
     window = Window(run, inside, ends, level, r0, tuple(notes))
@@ -155,7 +157,7 @@ def _as_run(
     keep = np.isfinite(x) & np.isfinite(y)
     notes = () if keep.all() else (f"{int((~keep).sum())} points without a finite value dropped",)
     x, y = x[keep], y[keep]
-    n = None if n is None else _known_sizes(n[keep])
+    n = None if n is None else n[keep]
     if (x < 0).any():
         raise InputError("compute must be 0 or more")
     if len(y) and (y.min() < -1e-9 or y.max() > 1.0 + 1e-9):
