@@ -28,7 +28,7 @@ unit: .venv/dev
 
 # A real TRL run with the callback attached; needs torch (CPU is enough), a few minutes.
 test-trl: .venv-trl/ready
-	.venv-trl/bin/pytest -n 0 tests/trl
+	.venv-trl/bin/pytest tests/trl
 
 # Repeats every figure in docs/; results are written to benchmarks/results.
 benchmark: .venv/dev
