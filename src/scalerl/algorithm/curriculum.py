@@ -1,0 +1,262 @@
+"""Which prompts come next: No-Positive-Resampling and uniform sampling (paper, section 3.7).
+
+No-Positive-Resampling keeps the pass rate of every prompt and removes a prompt *permanently from
+later epochs* once that rate reaches 0.9 (an easy prompt stays easy). The prompt stays in the epoch
+that is going on. With 16 rollouts a group that means 15 of 16 correct. The rival, uniform
+sampling, asks every prompt once an epoch for ever.
+
+The order of epoch e is a pure function of (seed, e, prompts left at its start): prompts sorted by a
+hash of (seed, e, prompt). There is no generator state to save, a removed prompt does not reshuffle
+the others, and the order is the same on every platform and version.
+
+>>> prompts = Curriculum(["a", "b", "c"], NoPositiveResampling(), seed=0)
+>>> first = prompts.draw(3)
+>>> prompts.record("b", n_correct=15, n_rollouts=16)
+>>> sorted(prompts.draw(2)), prompts.retired
+(['a', 'c'], 1)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, Literal, Protocol
+
+from scalerl.errors import InputError
+
+PromptId = int | str
+
+
+class OutOfPrompts(InputError):
+    """Every prompt has been retired and the last epoch is over: there is nothing left to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of one prompt: its latest group, and all its rollouts so far."""
+
+    latest_correct: int = 0
+    latest_rollouts: int = 0
+    correct: int = 0
+    rollouts: int = 0
+
+    def plus(self, n_correct: int, n_rollouts: int) -> History:
+        return History(n_correct, n_rollouts, self.correct + n_correct, self.rollouts + n_rollouts)
+
+    @property
+    def latest(self) -> float:
+        """Pass rate of the latest group."""
+        return self.latest_correct / self.latest_rollouts
+
+    @property
+    def mean(self) -> float:
+        """Pass rate over all rollouts so far: a group of 16 weighs twice a group of 8."""
+        return self.correct / self.rollouts
+
+
+class Rule(Protocol):
+    """Decides, from a prompt's history (at least one rollout), whether it is asked again."""
+
+    def retires(self, history: History) -> bool: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoPositiveResampling:
+    """Retire a prompt whose pass rate is at least `threshold`. The paper does not say whether the
+    rate is that of the latest group or of all groups: `history` chooses (`latest` | `mean`)."""
+
+    threshold: float = 0.9
+    history: Literal["latest", "mean"] = "latest"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise InputError(
+                f"no-positive-resampling threshold {self.threshold} is not in (0, 1]: "
+                "give a pass rate such as 0.9, or choose uniform sampling to keep every prompt"
+            )
+        if self.history not in ("latest", "mean"):
+            raise InputError(f"history rule {self.history!r} is unknown: use 'latest' or 'mean'")
+
+    def retires(self, history: History) -> bool:
+        rate = history.latest if self.history == "latest" else history.mean
+        return rate >= self.threshold
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": "no-positive-resampling", **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every prompt once an epoch, whatever its pass rate."""
+
+    def retires(self, history: History) -> bool:
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": "uniform"}
+
+
+def epoch_order(seed: int, epoch: int, prompts: Iterable[PromptId]) -> list[PromptId]:
+    """The prompts in the order in which epoch `epoch` asks them."""
+
+    def key(prompt: PromptId) -> bytes:
+        # repr tells the id 1 from the id "1"; the hash makes the order independent of removals.
+        return hashlib.blake2b(f"{seed}|{epoch}|{prompt!r}".encode(), digest_size=16).digest()
+
+    return sorted(prompts, key=key)
+
+
+class Curriculum:
+    """Hands out prompts, epoch after epoch, and drops the retired ones between epochs.
+
+    Made for an asynchronous pipeline with one owner: prompts are drawn long before their pass rate
+    is known, and the answer may come back after the next epoch began. Whenever it comes, a
+    retirement holds from the next epoch to begin. Once reached, the threshold is not un-reached: a
+    later, worse group does not bring the prompt back.
+    """
+
+    def __init__(self, prompts: Sequence[PromptId], rule: Rule, seed: int) -> None:
+        self._prompts = list(prompts)
+        self._known = set(self._prompts)
+        if not self._prompts:
+            raise InputError("a curriculum needs at least one prompt: the task gave none")
+        if len(self._known) != len(self._prompts):
+            twice = next(p for p, n in Counter(self._prompts).items() if n > 1)
+            raise InputError(f"prompt {twice!r} is given twice: prompt ids must be unique")
+        self._rule = rule
+        self._seed = seed
+        self._histories: dict[PromptId, History] = {}
+        self._retired: set[PromptId] = set()
+        self._returned: deque[PromptId] = deque()
+        self._drawn: Counter[PromptId] = Counter()  # draws not given back, over all epochs
+        self._begin(epoch=0, absent=frozenset())
+
+    def _begin(self, epoch: int, absent: frozenset[PromptId]) -> None:
+        self._epoch = epoch
+        self._absent = absent
+        self._order = epoch_order(self._seed, epoch, (p for p in self._prompts if p not in absent))
+        self._position = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest draw, from 0."""
+        return self._epoch
+
+    @property
+    def retired(self) -> int:
+        """How many prompts are retired, those that leave only when this epoch ends included."""
+        return len(self._retired)
+
+    @property
+    def exhausted(self) -> bool:
+        """True when `draw` would raise: this epoch is over and no prompt is left for another."""
+        over = self._position == len(self._order) and not self._returned
+        return over and len(self._retired) == len(self._prompts)
+
+    def history(self, prompt: PromptId) -> History | None:
+        """What is known of a prompt; None before its first record."""
+        return self._histories.get(prompt)
+
+    def draw(self, n: int) -> list[PromptId]:
+        """The next n prompts: first those given back, then the rest of the epoch, then the next
+        epoch, which begins only when a draw needs it. Fewer than n come when the last prompts are
+        retired meanwhile; when none is left, `OutOfPrompts` is raised."""
+        if n < 0:
+            raise InputError(f"cannot draw {n} prompts: give a number from 0")
+        taken: list[PromptId] = []
+        while len(taken) < n and not self.exhausted:
+            if self._returned:
+                taken.append(self._returned.popleft())
+            elif self._position < len(self._order):
+                taken.append(self._order[self._position])
+                self._position += 1
+            else:
+                self._begin(self._epoch + 1, frozenset(self._retired))
+        if n > 0 and not taken:
+            raise OutOfPrompts(
+                f"all {len(self._prompts)} prompts are retired after epoch {self._epoch}: "
+                "add prompts, raise the threshold, or end the run here"
+            )
+        self._drawn.update(taken)
+        return taken
+
+    def record(self, prompt: PromptId, n_correct: int, n_rollouts: int) -> None:
+        """Note the result of one group. A group without rollouts (all failed) says nothing."""
+        self._check_known(prompt)
+        if not 0 <= n_correct <= n_rollouts:
+            raise InputError(
+                f"prompt {prompt!r}: {n_correct} correct of {n_rollouts} rollouts is impossible: "
+                "give 0 <= n_correct <= n_rollouts"
+            )
+        if n_rollouts == 0:
+            return
+        history = self._histories.get(prompt, History()).plus(n_correct, n_rollouts)
+        self._histories[prompt] = history
+        if self._rule.retires(history):
+            self._retired.add(prompt)
+
+    def give_back(self, prompts: Iterable[PromptId]) -> None:
+        """Take back prompts that were drawn but never trained on: they are the next to be drawn,
+        as part of the epoch they were drawn in, so that none is lost or doubled. A prompt that left
+        the curriculum since (retired, and its epoch over) does not come again."""
+        back = list(prompts)
+        for prompt, n in Counter(back).items():
+            self._check_known(prompt)
+            if n > self._drawn[prompt]:
+                raise InputError(
+                    f"prompt {prompt!r} is given back {n} times but was drawn "
+                    f"{self._drawn[prompt]}: give back only what was drawn"
+                )
+        self._drawn.subtract(back)
+        self._returned.extend(p for p in back if p not in self._absent)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly from here, as plain JSON."""
+        return {
+            "seed": self._seed,
+            "rule": self._rule.to_dict(),
+            "prompts": self._fingerprint(),
+            "epoch": self._epoch,
+            "position": self._position,
+            "absent": self._in_order(self._absent),
+            "retired": self._in_order(self._retired),
+            "returned": list(self._returned),
+            "drawn": [[p, self._drawn[p]] for p in self._prompts if self._drawn[p]],
+            "histories": [
+                [p, *astuple(self._histories[p])] for p in self._prompts if p in self._histories
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly from where `state_dict` was taken; same prompts, rule and seed only."""
+        own = {"seed": self._seed, "rule": self._rule.to_dict(), "prompts": self._fingerprint()}
+        for name, value in own.items():
+            if state[name] != value:
+                raise InputError(
+                    f"the saved curriculum has other {name} ({state[name]}) than this one "
+                    f"({value}): resume with the recipe and task it was saved with"
+                )
+        self._begin(state["epoch"], frozenset(state["absent"]))
+        self._position = state["position"]
+        self._retired = set(state["retired"])
+        self._returned = deque(state["returned"])
+        self._drawn = Counter(dict(state["drawn"]))
+        self._histories = {prompt: History(*numbers) for prompt, *numbers in state["histories"]}
+
+    def _check_known(self, prompt: PromptId) -> None:
+        if prompt not in self._known:
+            raise InputError(f"prompt {prompt!r} is not in this curriculum: check the task's ids")
+
+    def _in_order(self, prompts: Iterable[PromptId]) -> list[PromptId]:
+        chosen = set(prompts)
+        return [p for p in self._prompts if p in chosen]
+
+    def _fingerprint(self) -> str:
+        """Changes when the set of prompts does; their sequence does not matter."""
+        names = sorted(map(repr, self._prompts))
+        digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
+        return f"{len(names)} prompts, {digest}"
