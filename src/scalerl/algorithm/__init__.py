@@ -1,0 +1,1 @@
+"""What a recipe computes, as pure functions and small frozen objects."""

@@ -1,0 +1,106 @@
+"""What to watch in a batch: is it still nearly on-policy, and do the two sides agree?
+
+ratio        mean, max, min of rho = pi_train / pi_gen over tokens in the loss, and the share
+             that the loss truncated or clipped
+ess          effective sample size of the ratios as a share of the tokens: (sum w)^2 / (n sum w^2);
+             1 on-policy, near 0 when a few tokens carry all the weight
+logprob_gap  |log pi_train - log pi_gen|: mean and max, and the k3 estimate of KL(gen || train).
+             At version = trainer's own (staleness 0) it is kernel mismatch and nothing else
+entropy      mean over tokens, if the trainer computed it
+staleness    trainer's version minus each token's: mean, max and histogram
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """Numbers of one batch (or part); a batch without tokens has the values of a perfect one."""
+
+    tokens: int
+    ratio_mean: float
+    ratio_max: float
+    ratio_min: float
+    ratio_truncated: float
+    ess: float
+    gap_mean: float
+    gap_max: float
+    kl_gen_train: float
+    #: Tokens left out because a log-prob was not finite.
+    non_finite: int
+    entropy: float | None
+    staleness_mean: float
+    staleness_max: int
+    staleness_histogram: dict[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the run record has it."""
+        return {
+            "tokens": self.tokens,
+            "ratio": {
+                "mean": self.ratio_mean,
+                "max": self.ratio_max,
+                "min": self.ratio_min,
+                "truncated": self.ratio_truncated,
+            },
+            "ess": self.ess,
+            "logprob_gap": {"mean": self.gap_mean, "max": self.gap_max, "kl": self.kl_gen_train},
+            "non_finite": self.non_finite,
+            "entropy": self.entropy,
+            "staleness": {
+                "mean": self.staleness_mean,
+                "max": self.staleness_max,
+                "histogram": {str(k): v for k, v in self.staleness_histogram.items()},
+            },
+        }
+
+
+@torch.no_grad()
+def diagnose(
+    logprobs_BT: Tensor,
+    batch: LossBatch,
+    tokens: TokenLoss,
+    version: int,
+    entropy_BT: Tensor | None = None,
+) -> Diagnostics:
+    """Diagnostics of a batch that the trainer has just scored at `version`."""
+    log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
+    gap = log_rho_BT[usable_BT].double()
+    n = gap.numel()
+    versions = batch.versions_BT[batch.mask_BT & (batch.versions_BT >= 0)]
+    staleness = (version - versions).double()
+    ages, counts = torch.unique(staleness.long(), return_counts=True)
+    non_finite = int((batch.mask_BT & ~usable_BT).sum())
+    histogram = dict(zip(ages.tolist(), counts.tolist(), strict=True))
+    old = float(staleness.mean()) if staleness.numel() else 0.0
+    oldest = int(staleness.max()) if staleness.numel() else 0
+    if n == 0:
+        return Diagnostics(
+            0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, non_finite, None, old, oldest, histogram
+        )
+    rho = gap.exp()
+    entropy = None if entropy_BT is None else float(entropy_BT[usable_BT].double().mean())
+    return Diagnostics(
+        tokens=n,
+        ratio_mean=float(rho.mean()),
+        ratio_max=float(rho.max()),
+        ratio_min=float(rho.min()),
+        ratio_truncated=float(tokens.truncated_BT[usable_BT].double().mean()),
+        ess=float(rho.sum() ** 2 / (n * (rho * rho).sum())),
+        gap_mean=float(gap.abs().mean()),
+        gap_max=float(gap.abs().max()),
+        kl_gen_train=float((torch.expm1(gap) - gap).mean()),
+        non_finite=non_finite,
+        entropy=entropy,
+        staleness_mean=old,
+        staleness_max=oldest,
+        staleness_histogram=histogram,
+    )

@@ -1,0 +1,90 @@
+"""Which rollouts a step learns from, and how many fell away: numbers for the ledger.
+
+unscored        a rollout without a finite reward cannot be learnt from
+truncated       cut off by its budget; left out if the recipe says so (paper section 3.9)
+zero variance   all rewards of a prompt equal, so no advantage (section 3.6): ScaleRL drops the
+                prompt and lets the batch shrink; `keep` leaves it in the denominators; `refill`
+                (DAPO's dynamic sampling) drops it and asks for as many new prompts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.advantages import centred
+
+ZeroVariance = Literal["drop", "keep", "refill"]
+Truncated = Literal["keep", "drop"]
+
+#: Rewards closer than this are equal.
+SAME_REWARD = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filtered:
+    """Rows that stay, and what was dropped."""
+
+    kept_B: Tensor
+    prompts: int
+    rollouts: int
+    unscored: int
+    truncated: int
+    zero_variance_prompts: int
+    effective_prompts: int
+    effective_rollouts: int
+    #: New prompts to draw so that the batch is full again ("refill" only).
+    refill: int
+
+    @property
+    def zero_variance_rate(self) -> float:
+        return self.zero_variance_prompts / self.prompts if self.prompts else 0.0
+
+    def to_dict(self) -> dict[str, int]:
+        names = (
+            "prompts", "rollouts", "unscored", "truncated", "zero_variance_prompts",
+            "effective_prompts", "effective_rollouts", "refill",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+def has_variance(rewards_B: Tensor, prompt_B: Tensor) -> Tensor:
+    """For every row, whether the rewards of its prompt differ: 0 < n_correct < G."""
+    if len(rewards_B) == 0:
+        return torch.zeros(0, dtype=torch.bool, device=rewards_B.device)
+    a_B, index_B, count_P = centred(rewards_B, prompt_B)
+    spread_P = torch.zeros_like(count_P).index_add_(0, index_B, a_B * a_B)
+    return (spread_P > SAME_REWARD**2)[index_B]
+
+
+def filter_rows(
+    rewards_B: Tensor,
+    prompt_B: Tensor,
+    truncated_B: Tensor,
+    *,
+    zero_variance: ZeroVariance = "drop",
+    truncated: Truncated = "keep",
+) -> Filtered:
+    """Apply the filters in the order above. Rewards may be NaN for unscored rollouts."""
+    scored_B = torch.isfinite(rewards_B)
+    usable_B = scored_B & ~truncated_B if truncated == "drop" else scored_B
+    varies_B = torch.zeros_like(usable_B)
+    varies_B[usable_B] = has_variance(rewards_B[usable_B], prompt_B[usable_B])
+    kept_B = usable_B if zero_variance == "keep" else varies_B
+    prompts = len(torch.unique(prompt_B))
+    informative = len(torch.unique(prompt_B[varies_B]))
+    effective = len(torch.unique(prompt_B[kept_B]))
+    return Filtered(
+        kept_B=kept_B,
+        prompts=prompts,
+        rollouts=len(rewards_B),
+        unscored=int((~scored_B).sum()),
+        truncated=int(truncated_B.sum()),
+        zero_variance_prompts=prompts - informative,
+        effective_prompts=effective,
+        effective_rollouts=int(kept_B.sum()),
+        refill=prompts - informative if zero_variance == "refill" else 0,
+    )

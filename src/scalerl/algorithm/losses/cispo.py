@@ -1,0 +1,28 @@
+"""CISPO (paper section 3.2 and Eq. 4; first in MiniMax-M1), the loss of ScaleRL.
+
+    rho_t  = pi_train(y_t) / pi_gen(y_t)
+    loss_t = - sg( min(rho_t, ratio_cap) ) * A * log pi_train(y_t)
+
+sg stops the gradient: every token keeps its gradient, only its weight is truncated. One-sided:
+small ratios are left alone. `ratio_cap` is the *absolute* cap on rho, not an epsilon added to 1:
+other frameworks' cap of 1 + 4 is 5 here. The paper tried 4, 5 and 8 and saw no difference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.losses.registry import LOSSES
+
+
+@LOSSES.register("cispo")
+def cispo(logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float = 5.0) -> TokenLoss:
+    """CISPO with an absolute one-sided cap on the ratio."""
+    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
+    rho_BT = log_rho_BT.detach().exp()
+    weight_BT = rho_BT.clamp(max=ratio_cap)
+    loss_BT = -weight_BT * batch.advantages_B[:, None] * safe_BT
+    truncated_BT = usable_BT & (rho_BT > ratio_cap)
+    return TokenLoss(torch.where(usable_BT, loss_BT, 0.0), rho_BT, truncated_BT, usable_BT)

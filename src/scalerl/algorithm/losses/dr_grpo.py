@@ -1,0 +1,23 @@
+"""Dr. GRPO: GRPO's clipped loss without its two biases.
+
+The loss of a token is GRPO's. What makes it Dr. GRPO is around it: advantages are centred and
+*not* divided by a std (`normalisation = none`), and the sum over tokens is divided by a constant
+instead of each answer's length (`aggregation = constant`). A reference to compare with, not a
+recipe of the paper.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from scalerl.algorithm.batch import LossBatch, TokenLoss
+from scalerl.algorithm.losses.clipped import clipped_surrogate
+from scalerl.algorithm.losses.registry import LOSSES
+
+
+@LOSSES.register("dr-grpo")
+def dr_grpo(
+    logprobs_BT: Tensor, batch: LossBatch, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> TokenLoss:
+    """The clipped loss; see the module for what goes with it."""
+    return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)

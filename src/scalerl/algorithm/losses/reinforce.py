@@ -1,0 +1,30 @@
+"""REINFORCE, with truncated importance weights if asked: the plainest reference.
+
+    loss_t = - w_t * A * log pi_train(y_t),      w_t = 1, or sg( min(rho_t, ratio_cap) )
+
+With weights it coincides with CISPO; without, it ignores that the sampler was another policy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.losses.cispo import cispo
+from scalerl.algorithm.losses.registry import LOSSES
+
+
+@LOSSES.register("reinforce")
+def reinforce(
+    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float | None = None
+) -> TokenLoss:
+    """REINFORCE; a `ratio_cap` turns importance weights on."""
+    if ratio_cap is not None:
+        return cispo(logprobs_BT, batch, ratio_cap=ratio_cap)
+    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
+    loss_BT = -batch.advantages_B[:, None] * safe_BT
+    nowhere_BT = torch.zeros_like(usable_BT)
+    return TokenLoss(
+        torch.where(usable_BT, loss_BT, 0.0), log_rho_BT.detach().exp(), nowhere_BT, usable_BT
+    )

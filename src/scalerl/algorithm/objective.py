@@ -1,0 +1,147 @@
+"""From groups of rollouts to the scalar that is minimised (paper section 3.1), in two steps.
+
+`prepare` decides everything about a batch once: who stays, advantages, aggregation weights.
+`objective` turns the trainer's log-probs for any part of it into a loss: the parts add up to the
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.advantages import Normalisation, Population, advantages
+from scalerl.algorithm.aggregation import aggregation_weights
+from scalerl.algorithm.batch import LossBatch, TokenLoss
+from scalerl.algorithm.filters import Filtered, Truncated, ZeroVariance, filter_rows
+from scalerl.algorithm.losses import LOSSES, kl_term
+from scalerl.algorithm.rollout import Group, Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a recipe selects among; the defaults are ScaleRL's."""
+
+    loss: str = "cispo"
+    constants: Mapping[str, Any] | None = None
+    aggregation: str = "prompt"
+    #: Length that aggregation "constant" divides by, in tokens.
+    constant_length: float = 0.0
+    #: Whether tokens forced by the length control count as length in the aggregation.
+    count_forced: bool = False
+    normalisation: Normalisation = "batch"
+    population: Population = "kept"
+    ddof: int = 0
+    epsilon: float = 1e-6
+    zero_variance: ZeroVariance = "drop"
+    truncated: Truncated = "keep"
+    kl_coefficient: float = 0.0
+    kl_estimator: str = "k3"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A batch ready for the trainer: the kept rollouts, row for row, and what fell away."""
+
+    batch: LossBatch
+    rollouts: tuple[Rollout, ...]
+    filtered: Filtered
+
+
+def prepare(
+    groups: Sequence[Group], options: Options, dtype: torch.dtype = torch.float32
+) -> Prepared:
+    """Filters, then advantages, then aggregation weights, for the whole batch at once."""
+    rollouts = [r for group in groups for r in group.rollouts]
+    prompt_B = torch.tensor([p for p, g in enumerate(groups) for _ in g.rollouts], dtype=torch.long)
+    rewards = [float(r.reward) if r.scored and r.reward is not None else np.nan for r in rollouts]
+    rewards_B = torch.tensor(rewards, dtype=dtype)
+    truncated_B = torch.tensor([r.truncated for r in rollouts], dtype=torch.bool)
+    found = filter_rows(
+        rewards_B,
+        prompt_B,
+        truncated_B,
+        zero_variance=options.zero_variance,
+        truncated=options.truncated,
+    )
+    # Advantages are taken among the rollouts that could be learnt from, kept or not: a prompt that
+    # is dropped for lack of variance still belongs to the population "all".
+    eligible_B = torch.isfinite(rewards_B)
+    if options.truncated == "drop":
+        eligible_B &= ~truncated_B
+    a_B = torch.zeros_like(rewards_B)
+    a_B[eligible_B] = advantages(
+        rewards_B[eligible_B],
+        prompt_B[eligible_B],
+        normalisation=options.normalisation,
+        population=options.population,
+        kept_B=found.kept_B[eligible_B],
+        ddof=options.ddof,
+        epsilon=options.epsilon,
+    )
+    index = torch.nonzero(found.kept_B).flatten()
+    kept = tuple(rollouts[i] for i in index.tolist())
+    return Prepared(_collate(kept, a_B[index], prompt_B[index], options, dtype), kept, found)
+
+
+def _collate(
+    rollouts: tuple[Rollout, ...],
+    advantages_B: Tensor,
+    prompt_B: Tensor,
+    options: Options,
+    dtype: torch.dtype,
+) -> LossBatch:
+    width = max((len(r) for r in rollouts), default=0)
+    shape = (len(rollouts), width)
+    logprobs = np.zeros(shape, dtype=np.float64)
+    versions = np.full(shape, -1, dtype=np.int64)
+    mask, length = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    for i, r in enumerate(rollouts):
+        n = len(r)
+        logprobs[i, :n], versions[i, :n] = r.logprobs, r.versions
+        mask[i, :n] = ~r.forced
+        length[i, :n] = True
+    mask_BT = torch.from_numpy(mask)
+    counted = torch.from_numpy(length) if options.count_forced else None
+    weights_BT = aggregation_weights(
+        options.aggregation,
+        mask_BT,
+        prompt_B,
+        counted_BT=counted,
+        constant_length=options.constant_length,
+        dtype=dtype,
+    )
+    generator_BT = torch.from_numpy(logprobs).to(dtype)
+    return LossBatch(
+        generator_BT, advantages_B, mask_BT, weights_BT, prompt_B, torch.from_numpy(versions)
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objective:
+    """The loss of a part of a batch, and what diagnostics need."""
+
+    loss: Tensor
+    tokens: TokenLoss
+    kl: float
+
+
+def objective(logprobs_BT: Tensor, part: LossBatch, options: Options) -> Objective:
+    """Weighted sum of the part's token losses. An empty or fully masked part gives 0, with a graph,
+    so that it can take part in a collective backward pass."""
+    tokens = LOSSES[options.loss](logprobs_BT, part, **(options.constants or {}))
+    weights_BT = part.weights_BT.to(tokens.loss_BT.dtype)
+    zero = torch.zeros((), dtype=logprobs_BT.dtype, device=logprobs_BT.device)
+    anchor = torch.where(torch.isfinite(logprobs_BT), logprobs_BT, zero).sum() * 0.0
+    loss = (weights_BT * tokens.loss_BT).sum() + anchor
+    kl = 0.0
+    if options.kl_coefficient:
+        penalty = (weights_BT * kl_term(logprobs_BT, part, options.kl_estimator)).sum()
+        loss = loss + options.kl_coefficient * penalty
+        kl = float(penalty.detach())
+    return Objective(loss, tokens, kl)
