@@ -4,7 +4,7 @@ Three prompts, rewards +1 / -1, two to three rollouts of one to three tokens.
 
     prompt a   y1 reward +1, 2 tokens    y2 reward -1, 1 token
     prompt b   y1 reward +1, 1 token     y2 reward +1, 2 tokens      no variance: dropped
-    prompt c   y1 reward +1, 1 token     y2 reward -1, 3 tokens, two forced     y3 reward -1, 1 token
+    prompt c   y1 reward +1, 1 token     y2 reward -1, 3 tokens, two forced    y3 reward -1, 1 token
 
 Centred advantages   a: +1, -1        c: mean is -1/3, so +4/3, -2/3, -2/3
 Std over the kept    1, -1, 4/3, -2/3, -2/3: mean 0, squares 1 + 1 + 16/9 + 4/9 + 4/9 = 14/3,

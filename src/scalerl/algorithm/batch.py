@@ -8,6 +8,7 @@ into micro-batches or spread over ranks by rows in any way: the sum of the parts
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +38,8 @@ class LossBatch:
 
     def rows(self, index: Tensor | slice) -> LossBatch:
         """Some of the rows, with their weights unchanged: a micro-batch."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return LossBatch(**{k: None if v is None else v[index] for k, v in values.items()})
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return LossBatch(**{k: v if v is None else v[index] for k, v in values.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
