@@ -39,7 +39,8 @@ class LossBatch:
     def rows(self, index: Tensor | slice) -> LossBatch:
         """Some of the rows, with their weights unchanged: a micro-batch."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return LossBatch(**{k: v if v is None else v[index] for k, v in values.items()})
+        chosen: dict[str, Any] = {k: v if v is None else v[index] for k, v in values.items()}
+        return LossBatch(**chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
