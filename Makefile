@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := out/demo
 
-.PHONY: demo test lint types unit test-trl benchmark docs clean
+.PHONY: demo test lint types unit parity benchmark docs clean
 
 demo: .venv/core
 	$(BIN)/scalerl fit example:paper-8b --from 1500 --to 50000
@@ -26,17 +26,19 @@ types: .venv/dev
 unit: .venv/dev
 	$(BIN)/pytest -n 2
 
-# A real TRL run with the callback attached; needs torch (CPU is enough), a few minutes.
-test-trl: .venv-trl/ready
-	.venv-trl/bin/pytest tests/trl
+# Only the tests against TRL's own code: the callback in real runs, and the losses.
+parity: .venv/dev
+	$(BIN)/pytest tests/trl
 
 # Repeats every figure in docs/; results are written to benchmarks/results.
 benchmark: .venv/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/stop_rules.py
+	$(BIN)/python benchmarks/logprobs.py
 
 docs: .venv/dev
+	$(BIN)/python docs/draw_losses.py
 	$(BIN)/python docs/build.py
 
 .venv/core: pyproject.toml
@@ -44,14 +46,9 @@ docs: .venv/dev
 	$(BIN)/pip install -q -e .
 	@touch $@
 
-.venv/dev: .venv/core
-	$(BIN)/pip install -q -e ".[dev]"
-	@touch $@
-
-.venv-trl/ready: pyproject.toml requirements/trl.txt
-	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install -q -r requirements/trl.txt -e .
+.venv/dev: .venv/core requirements/test.txt
+	$(BIN)/pip install -q -r requirements/test.txt -e ".[dev]"
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-trl out .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv out .mypy_cache .pytest_cache .ruff_cache

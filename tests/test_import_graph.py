@@ -16,7 +16,9 @@ ALLOWED = {
     "runs": {"errors"},
     "curves": {"runs", "errors"},
     "report": {"curves", "runs", "errors"},
-    "cli": {"report", "curves", "runs", "errors"},
+    "recipe": {"errors"},
+    "algorithm": {"recipe", "errors"},
+    "cli": {"report", "curves", "runs", "recipe", "errors"},
     "callbacks": {"curves", "runs", "errors"},
     "errors": set(),
 }
