@@ -1,0 +1,25 @@
+"""How a field of a recipe is written down: default, meaning, unit, and source of the default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Where a number comes from. "paper" is arXiv 2510.13786 (ScaleRL); "derived" is arithmetic on it;
+#: "community" is another project's code; "not stated" means that the paper is silent and we chose.
+MARKS = ("paper", "derived", "community", "not stated", "ours")
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, strict about types, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def field(default: Any, meaning: str, source: str, *, unit: str = "", **limits: Any) -> Any:
+    """A field with its one-line meaning, its unit, and the source of its default."""
+    if not source.startswith(MARKS):
+        raise ValueError(f"{source!r} must start with one of {', '.join(MARKS)}")
+    about: dict[str, Any] = {"unit": unit, "source": source}
+    return Field(default, description=meaning, json_schema_extra=about, **limits)

@@ -1,0 +1,148 @@
+"""What an import returns, and the bookkeeping that lets no key be dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.recipe.load import merge, nest
+from scalerl.recipe.schema import Recipe
+
+
+#: So many keys about logging and the like are named on a terminal.
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing to know about an import."""
+
+    key: str  #: as the other framework writes it
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A recipe made from another framework's config, and what did not survive the move."""
+
+    recipe: Recipe
+    converted: tuple[Note, ...]  #: mapped, with another convention or only approximately
+    unmapped: tuple[Note, ...]  #: set in the config, may matter, and has no counterpart
+    housekeeping: tuple[str, ...]  #: logging, saving and the like: not part of a recipe
+
+    def lines(self) -> list[str]:
+        """The notes for a reader, one line each."""
+        lines = [f"converted: {note.key} = {note.value}: {note.why}" for note in self.converted]
+        lines += [f"not mapped: {note.key} = {note.value}: {note.why}" for note in self.unmapped]
+        shown, more = self.housekeeping[:SHOWN], len(self.housekeeping) - SHOWN
+        if shown:
+            rest = f" and {more} more (--json lists all)" if more > 0 else ""
+            lines.append("not part of a recipe: " + ", ".join(shown) + rest)
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.to_dict(),
+            "converted": [asdict(note) for note in self.converted],
+            "unmapped": [asdict(note) for note in self.unmapped],
+            "housekeeping": list(self.housekeeping),
+        }
+
+
+class Reader:
+    """A flat config that remembers which keys were read."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = dict(config)
+        self.left = dict(config)
+        self.changes: dict[str, Any] = {}
+        self.converted: list[Note] = []
+        self.unmapped: list[Note] = []
+
+    def take(self, *keys: str, default: Any = None) -> Any:
+        """The value of the first of these keys that is set; all of them count as read."""
+        values = [self.left.pop(key, None) for key in keys]
+        return next((value for value in values if value is not None), default)
+
+    def number(self, *keys: str, default: Any = None) -> Any:
+        """As `take`, but a number; YAML leaves 1e-6 a string, which is read as one as well."""
+        value = self.take(*keys, default=default)
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                raise InputError(f"{keys[0]} = {value!r} is not a number; give one") from None
+        if value is not None and not isinstance(value, int | float):
+            raise InputError(f"{keys[0]} = {value!r} is not a number; give one")
+        return value
+
+    def whole(self, *keys: str, default: Any = None) -> Any:
+        """As `number`, but a whole one."""
+        value = self.number(*keys, default=default)
+        if value is not None and value != int(value):
+            raise InputError(f"{keys[0]} = {value} is not a whole number; give one")
+        return value if value is None else int(value)
+
+    def set(self, path: str, value: Any) -> None:
+        """Set a key of the recipe, unless there is nothing to set."""
+        if value is not None:
+            self.changes[path] = value
+
+    def convert(self, key: str, why: str) -> None:
+        """Say that a key was mapped with another convention."""
+        self.converted.append(Note(key, self.config.get(key, "(default)"), why))
+
+    def drop(self, key: str, why: str) -> None:
+        """Say that a key has no counterpart."""
+        self.left.pop(key, None)
+        self.unmapped.append(Note(key, self.config.get(key, "(default)"), why))
+
+    def finish(self, name: str, source: str, housekeeping: Callable[[str], bool]) -> Imported:
+        """The recipe, and every key that nobody read: housekeeping, switched off, or unmapped."""
+        quiet = []
+        for key, value in self.left.items():
+            if housekeeping(key):
+                quiet.append(key)
+            elif not switched_off(value):
+                self.unmapped.append(Note(key, value, "no counterpart in a recipe"))
+        data = merge({"name": name, "source": source}, nest(self.changes))
+        recipe = Recipe.from_dict(data)
+        return Imported(recipe, tuple(self.converted), tuple(self.unmapped), tuple(quiet))
+
+
+def switched_off(value: Any) -> bool:
+    """Whether a value says "not used": nothing, false, or an empty collection."""
+    return value is None or value is False or value in ("", [], {}, ())
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys.
+
+    >>> flatten({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def prompts_of(completions: int, generations: int, what: str) -> int:
+    """Prompts of a batch of completions, or why there is no whole number of them."""
+    if generations < 1 or completions % generations:
+        raise InputError(
+            f"{what} gives {completions} completions a step, which is no multiple of "
+            f"{generations} per prompt: change one of them"
+        )
+    return completions // generations
+
+
+def words(items: Iterable[str]) -> frozenset[str]:
+    """A set from blocks of words."""
+    return frozenset(word for item in items for word in item.split())

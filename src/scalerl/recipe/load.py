@@ -1,0 +1,151 @@
+"""From presets, files and `dotted.key=value` overrides to a recipe.
+
+Layers are laid over each other key by key. Where a layer chooses another loss, length control or
+curriculum, the constants of the old choice go with it: an epsilon of 0.2 means nothing to GSPO.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.recipe.learning import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS, LOSS_CONSTANTS
+from scalerl.recipe.problems import known_fields, nearest, unknown_key
+from scalerl.recipe.schema import Recipe
+
+PRESETS = resources.files("scalerl.recipe") / "presets"
+
+#: Section → the field that chooses, and the constants that belong to a choice.
+SWITCHES: dict[str, tuple[str, set[str]]] = {
+    "loss": ("name", {k for table in LOSS_CONSTANTS.values() for k in table}),
+    "length": ("control", {k for table in LENGTH_CONSTANTS.values() for k in table}),
+    "curriculum": ("name", {k for table in CURRICULUM_CONSTANTS.values() for k in table}),
+}
+#: The order in which presets are listed; any others follow.
+ORDER = (
+    *("scalerl", "base", "deepseek-grpo", "qwen-dapo", "magistral", "minimax-m1"),
+    *("scalerl-32k", "scalerl-bs512", "scalerl-bs2048"),
+    *("scalerl-8gen", "scalerl-24gen", "scalerl-32gen", "scalerl-scout"),
+)
+
+
+def presets() -> dict[str, str]:
+    """Names of the presets that come with the package, each with its one-line summary."""
+    found = {}
+    for path in PRESETS.iterdir():
+        if path.name.endswith(".toml"):
+            first = path.read_text(encoding="utf-8").splitlines()[0]
+            found[path.name.removesuffix(".toml")] = first.removeprefix("# ")
+    rank = {name: i for i, name in enumerate(ORDER)}
+    return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], 99), item[0])))
+
+
+def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """See `Recipe.load`."""
+    data: dict[str, Any] = {}
+    for source in sources:
+        label, layer = read(source)
+        problem = unknown_key(layer, label)
+        if problem:
+            raise InputError(problem)
+        if label and "name" not in layer and data:
+            layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
+        data = merge(data, layer)
+    changes = dict(parse_override(text) for text in overrides)
+    return Recipe.from_dict(merge(data, nest(changes)))
+
+
+def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A short name for the source, and what it says: a preset, a TOML file or a mapping."""
+    if isinstance(source, Mapping):
+        return "", dict(source)
+    names = presets()
+    if isinstance(source, str) and source in names:
+        label, text = source, (PRESETS / f"{source}.toml").read_text(encoding="utf-8")
+    else:
+        path = Path(source)
+        if not path.is_file():
+            close = nearest(str(source), names)
+            hint = f"did you mean {close}?" if close else "see `scalerl recipe list`"
+            raise InputError(f"{source} is neither a preset nor a file; {hint}")
+        try:
+            label, text = path.stem, path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read as text ({error}); give a TOML file") from None
+    try:
+        return label, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source} is not TOML: {error}") from None
+
+
+def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """`upper` laid over `lower`, section by section."""
+    merged = dict(lower)
+    for key, item in upper.items():
+        below = merged.get(key)
+        if not (isinstance(item, Mapping) and isinstance(below, Mapping)):
+            merged[key] = item
+            continue
+        if key in SWITCHES:
+            switch, constants = SWITCHES[key]
+            if switch in item and item[switch] != below.get(switch, item[switch]):
+                below = {k: v for k, v in below.items() if k not in constants}
+        merged[key] = merge(below, item)
+    return merged
+
+
+def nest(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections.
+
+    >>> nest({"seed": 1, "loss.name": "dapo"})
+    {'seed': 1, 'loss': {'name': 'dapo'}}
+    """
+    nested: dict[str, Any] = {}
+    for path, item in changes.items():
+        *sections, leaf = path.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = item
+    return nested
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`dotted.key=value`, the value as TOML; a bare word is a string and nothing unsets the key.
+
+    >>> parse_override("loss.ratio_cap=4"), parse_override("loss.name=dapo")
+    (('loss.ratio_cap', 4), ('loss.name', 'dapo'))
+    >>> parse_override("budget.gpu_hours=")
+    ('budget.gpu_hours', None)
+    """
+    path, equals, raw = text.partition("=")
+    path, raw = path.strip(), raw.strip()
+    if not equals or not path:
+        raise InputError(f"{text!r} is not an override; write section.key=value")
+    known = known_fields()
+    base = "task.options" if path.startswith("task.options.") else path
+    if base not in known:
+        sections = {k.partition(".")[0] for k in known if "." in k}
+        if path in sections:
+            raise InputError(f"{path} is a section, not a value; write {path}.KEY=VALUE")
+        guess = nearest(path, known)
+        hint = f"did you mean {guess}?" if guess else "see `scalerl recipe show scalerl`"
+        raise InputError(f"{path} is not a key of a recipe; {hint}")
+    return path, _parse_value(path, raw)
+
+
+def _parse_value(path: str, raw: str) -> Any:
+    if not raw:
+        return None
+    if "\n" not in raw:
+        try:
+            return tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            pass
+    if raw[0] in "\"'[{" or "\n" in raw:
+        raise InputError(f"{path}={raw!r} is not a TOML value; quote text, close brackets")
+    return raw

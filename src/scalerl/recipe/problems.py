@@ -1,0 +1,134 @@
+"""What is wrong with a recipe, in one line that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from scalerl.recipe.fields import Section
+
+#: What other frameworks call some of our keys.
+ELSEWHERE = {
+    "learning_rate": "optimiser.lr",
+    "max_grad_norm": "optimiser.grad_clip",
+    "max_norm": "optimiser.grad_clip",
+    "adam_epsilon": "optimiser.eps",
+    "num_generations": "batch.generations",
+    "group_size": "batch.generations",
+    "rollouts_per_example": "batch.generations",
+    "max_steps": "budget.steps",
+    "beta": "loss.kl_coefficient",
+    "epsilon_max": "loss.ratio_cap",
+    "loss_type": "loss.name",
+    "max_async_level": "schedule.k",
+    "max_staleness": "schedule.k",
+    "scale_rewards": "advantage.normalisation",
+}
+
+
+def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field with its dotted path, in the order of the schema."""
+    for name, info in section.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from fields(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name, info
+
+
+def known_fields() -> dict[str, FieldInfo]:
+    """Dotted path → field, for a whole recipe."""
+    from scalerl.recipe.schema import Recipe
+
+    return dict(fields(Recipe))
+
+
+def nearest(path: str, known: Mapping[str, Any]) -> str | None:
+    """The known dotted path most like this one: the same last word elsewhere, or a similar word."""
+    section, _, leaf = path.rpartition(".")
+    if ELSEWHERE.get(leaf) in known:
+        return ELSEWHERE[leaf]
+    here = [k for k in known if k.rpartition(".")[0] == section]
+    inside = difflib.get_close_matches(path, here, n=1, cutoff=0.75)
+    if inside:
+        return inside[0]
+    same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return max(same_leaf, key=lambda k: difflib.SequenceMatcher(None, k, path).ratio())
+    close = difflib.get_close_matches(path, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def unknown_key(data: Mapping[str, Any], where: str = "") -> str | None:
+    """The first key that no recipe has, in words; None if all are known."""
+    known = known_fields()
+    sections = {path.rpartition(".")[0] for path in known} - {""}
+    start = f"{where}: " if where else ""
+    for key, value in data.items():
+        if key in known:
+            continue
+        if key not in sections:
+            inner = next(iter(value), "") if isinstance(value, Mapping) else ""
+            full = f"{key}.{inner}" if inner else key
+            section = difflib.get_close_matches(key, sorted(sections), n=1, cutoff=0.6)
+            guess = nearest(full, known) or (section[0] if section else None)
+            if inner and section and f"{section[0]}.{inner}" in known:
+                guess = f"{section[0]}.{inner}"
+            return f"{start}{full} is not a key of a recipe; " + _advice(guess)
+        if not isinstance(value, Mapping):
+            return f"{start}{key} is a section, not a value; give {key}.KEY = VALUE"
+        for name in value:
+            path = f"{key}.{name}"
+            if path not in known:
+                return f"{start}{path} is not a key of a recipe; {_advice(nearest(path, known))}"
+    return None
+
+
+def _advice(guess: str | None) -> str:
+    if guess:
+        return f"did you mean {guess}?"
+    return "see `scalerl recipe show scalerl` for all of them"
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem that pydantic found, as one line."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
+    elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
+        line = (
+            f"loss.ratio_cap = {first['input']} would shrink even on-policy tokens: it is the "
+            "absolute cap on the ratio, so a clip written as 1 + 4 elsewhere is 5 here"
+        )
+    elif path == "batch.generations" and first["type"] == "greater_than_equal":
+        line = (
+            "batch.generations must be at least 2: advantages are centred within a prompt, and a "
+            "group of one has none"
+        )
+    elif first["input"] is None:
+        line = f"{path} cannot be unset; give a value"
+    elif reason.startswith("Input should be "):
+        reason = reason.removeprefix("Input should be ").replace("'", '"')
+        line = f"{path} must be {reason}, not {_shown(first['input'])}"
+    else:
+        line = f"{path} = {_shown(first['input'])}: {reason}"
+    more = len(problems) - 1
+    return line.replace("\n", " ") + (
+        f" (and {more} more problem{'s' * (more > 1)})" if more else ""
+    )
+
+
+def _names_a_key(reason: str) -> bool:
+    return any(path in reason for path in known_fields() if "." in path)
+
+
+def _shown(value: Any) -> str:
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

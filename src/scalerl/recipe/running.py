@@ -1,0 +1,137 @@
+"""The sections of a recipe that say how a run is run: precision, schedule, optimiser, budget …"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import StrictFloat, model_validator
+
+from scalerl.recipe.fields import Section, field
+
+Head = Literal["fp32", "model", "bf16-emulated"]
+
+
+class Precision(Section):
+    """The precision of the language-model head, which decides how well the ratio is known."""
+
+    trainer_head: Head = field(
+        "fp32", "head of the trainer: fp32, the model's dtype, or bf16 rounding emulated", "paper"
+    )
+    generator_head: Head = field(
+        "fp32", "head of the generator; fp32 on one side only is refused", "paper"
+    )
+
+    @model_validator(mode="after")
+    def _both_sides(self) -> Precision:
+        if (self.trainer_head == "fp32") != (self.generator_head == "fp32"):
+            raise ValueError(
+                f"precision.trainer_head is {self.trainer_head} and precision.generator_head is "
+                f"{self.generator_head}: with an FP32 head on one side only, the log-probs of "
+                "trainer and generator stay apart; set both to fp32, or neither"
+            )
+        return self
+
+
+class Schedule(Section):
+    """Who waits for whom. Under off-policy, a generation phase makes k batches of prompts
+    (B = k x batch.prompts) with one set of weights, and k optimiser steps follow. Under pipeline,
+    generators never stop, and the trainer waits before a token would be more than k steps old."""
+
+    name: Literal["pipeline", "off-policy"] = field(
+        "pipeline",
+        "generators stream (pipeline) or take turns with the trainer (off-policy)",
+        "paper",
+    )
+    k: int = field(
+        8,
+        "pipeline: most optimiser steps the weights may be ahead of a token; "
+        "off-policy: steps per generation phase",
+        "paper",
+        unit="steps",
+        ge=1,
+    )
+
+
+class Optimiser(Section):
+    """One AdamW, with a constant rate after a linear warm-up."""
+
+    name: Literal["adamw"] = field("adamw", "the optimiser", "paper")
+    lr: float = field(5e-7, "learning rate after warm-up, constant", "paper", gt=0)
+    warmup_steps: int = field(
+        100, "steps over which the rate rises linearly from 0", "paper", unit="steps", ge=0
+    )
+    weight_decay: float = field(0.01, "decoupled weight decay", "paper", ge=0)
+    eps: float = field(
+        1e-15,
+        "added to the root of the second moment; small, so that updates survive",
+        "paper",
+        gt=0,
+    )
+    betas: tuple[StrictFloat, StrictFloat] = field(
+        (0.9, 0.95), "decay of the first and second moment", "not stated", strict=False
+    )
+    grad_clip: float = field(
+        1.0,
+        "largest norm of the gradient; longer ones are scaled down; 0 is off",
+        "not stated",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _betas_below_one(self) -> Optimiser:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("optimiser.betas must both be from 0 to below 1")
+        return self
+
+
+class Validation(Section):
+    """How the pass rate of the curve is measured: mean over k answers to held-out prompts."""
+
+    prompts: int = field(1000, "prompts held out of training", "paper", unit="prompts", gt=0)
+    k: int = field(16, "rollouts per held-out prompt (mean@k)", "paper", unit="rollouts", gt=0)
+    every: int = field(100, "optimiser steps between validations", "paper", unit="steps", gt=0)
+    temperature: float = field(
+        1.0, "softmax temperature of validation; 0 is greedy", "not stated: as in training", ge=0
+    )
+    length_control: bool = field(
+        True, "whether interruption acts in validation as well", "not stated: as in training"
+    )
+
+
+class Compute(Section):
+    """What the curve is plotted against."""
+
+    axis: Literal["gpu_hours", "flops", "tokens", "samples", "steps"] = field(
+        "gpu_hours", "compute that the forecast is made on; the others are recorded too", "paper"
+    )
+    count_validation: bool = field(
+        False, "whether time spent on validation counts as compute", "not stated"
+    )
+
+
+class Budget(Section):
+    """When to stop: at whichever comes first of those given, or at the end of the curriculum."""
+
+    steps: int | None = field(None, "optimiser steps", "ours", unit="steps", gt=0)
+    gpu_hours: float | None = field(
+        None,
+        "device-hours times devices, as the compute axis counts them",
+        "ours",
+        unit="GPU-h",
+        gt=0,
+    )
+    minutes: float | None = field(None, "time on the clock", "ours", unit="minutes", gt=0)
+
+
+class Placement(Section):
+    """Where the parts run."""
+
+    generators: int = field(64, "devices that generate", "paper", unit="devices", ge=1)
+    trainers: int = field(16, "devices that train", "paper", unit="devices", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = field("cuda", "kind of device", "paper: GB200")
+    backend: Literal["local", "ray"] = field(
+        "ray", "processes on this machine, or Ray over many", "not stated"
+    )
+    engine: Literal["local", "vllm"] = field(
+        "vllm", "who writes the text: the engine that comes with scalerl, or vLLM", "not stated"
+    )

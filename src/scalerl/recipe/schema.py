@@ -1,0 +1,148 @@
+"""A recipe: everything that decides what a run does, typed, frozen and complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+
+from scalerl.errors import InputError
+from scalerl.recipe.fields import Section, field
+from scalerl.recipe.learning import (
+    Advantage,
+    Batch,
+    Curriculum,
+    Filter,
+    Length,
+    Loss,
+    Model,
+    Sampling,
+    Task,
+)
+from scalerl.recipe.running import (
+    Budget,
+    Compute,
+    Optimiser,
+    Placement,
+    Precision,
+    Schedule,
+    Validation,
+)
+
+#: Fields that say which recipe this is; they change nothing that a run does.
+IDENTITY = ("name", "description", "source")
+
+
+class Recipe(Section):
+    """One run, described to the last number.
+
+    >>> recipe = Recipe.load("scalerl", overrides=["loss.ratio_cap=4"])
+    >>> recipe.loss.ratio_cap, recipe.batch.completions
+    (4.0, 768)
+    """
+
+    name: str = field("scalerl", "what the run is called", "ours", min_length=1)
+    description: str = field("", "one line about it", "ours")
+    source: str = field("", "what the numbers are taken from", "ours")
+    seed: int = field(0, "seed of every random choice of the run", "not stated", ge=0)
+    model: Model = Model()
+    task: Task = Task()
+    sampling: Sampling = Sampling()
+    batch: Batch = Batch()
+    loss: Loss = Loss()
+    advantage: Advantage = Advantage()
+    filter: Filter = Filter()
+    curriculum: Curriculum = Curriculum()
+    length: Length = Length()
+    precision: Precision = Precision()
+    schedule: Schedule = Schedule()
+    optimiser: Optimiser = Optimiser()
+    validation: Validation = Validation()
+    compute: Compute = Compute()
+    budget: Budget = Budget()
+    placement: Placement = Placement()
+
+    @property
+    def generation_prompts(self) -> int:
+        """Prompts of one generation phase (B of the paper): k batches under off-policy, one batch
+        under pipeline, where generators never stop."""
+        phases = self.schedule.k if self.schedule.name == "off-policy" else 1
+        return phases * self.batch.prompts
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Longest prompt plus longest completion, without the tokens of a forced phrase."""
+        return self.sampling.max_prompt_tokens + self.length.max_tokens
+
+    @classmethod
+    def load(
+        cls, *sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+    ) -> Recipe:
+        """A recipe from presets and files, later ones laid over earlier ones, then overrides.
+
+        >>> Recipe.load("scalerl", "tiny", overrides=["schedule.k=2"]).batch.completions
+        512
+        """
+        from scalerl.recipe.load import load
+
+        return load(*sources, overrides=overrides)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The recipe in `data`: what is missing has its default, what is wrong is an InputError."""
+        from scalerl.recipe.problems import explain, unknown_key
+
+        unknown = unknown_key(data)
+        if unknown:
+            raise InputError(unknown)
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise InputError(explain(error)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, section by section; None where a field is unset."""
+        return self.model_dump(mode="json")
+
+    def to_toml(self) -> str:
+        """The complete recipe as TOML; `Recipe.load` of it gives this recipe back."""
+        from scalerl.recipe.toml import write
+
+        return write(self.to_dict())
+
+    def replace(self, changes: Mapping[str, Any]) -> Recipe:
+        """This recipe with dotted keys changed; a new loss starts from its own constants.
+
+        >>> Recipe().replace({"loss.name": "dapo"}).loss.clip_high
+        0.26
+        """
+        from scalerl.recipe.load import merge, nest
+
+        return Recipe.from_dict(merge(self.to_dict(), nest(changes)))
+
+    @model_validator(mode="after")
+    def _possible(self) -> Recipe:
+        phase, generators = self.generation_prompts, self.placement.generators
+        if self.schedule.name == "off-policy":
+            if phase % generators:
+                raise ValueError(
+                    "off-policy gives every generator the same share of a generation phase, but "
+                    f"schedule.k x batch.prompts = {self.schedule.k} x {self.batch.prompts} = "
+                    f"{phase} prompts cannot be split among placement.generators = {generators}: "
+                    "change one of the three"
+                )
+            if self.filter.zero_variance == "refill":
+                raise ValueError(
+                    'filter.zero_variance = "refill" needs schedule.name = "pipeline": the prompts '
+                    "of an off-policy phase are handed out beforehand, so none are left to refill"
+                )
+        if self.loss.name == "dr-grpo" and (
+            self.loss.aggregation != "constant" or self.advantage.normalisation != "none"
+        ):
+            raise ValueError(
+                'dr-grpo is the clipped loss with loss.aggregation = "constant" and '
+                'advantage.normalisation = "none": set both, or set loss.name = "grpo"'
+            )
+        return self

@@ -1,0 +1,72 @@
+"""Writing a recipe as TOML. (Reading is the standard library's tomllib.)
+
+Our own writer, rather than tomli-w, for two things that it has no words for: a comment where a
+field is unset, and a comment after a number that says where it comes from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def string(text: str) -> str:
+    """
+    >>> print(string('say "hi"'))
+    "say \\"hi\\""
+    """
+    out = []
+    for c in text:
+        if c in _ESCAPES:
+            out.append(_ESCAPES[c])
+        elif ord(c) < 0x20 or ord(c) == 0x7F:
+            out.append(f"\\u{ord(c):04x}")
+        else:
+            out.append(c)
+    return '"' + "".join(out) + '"'
+
+
+def value(item: Any) -> str:
+    """A value as TOML: a string, a number, a truth value, an array or an inline table.
+
+    >>> value([1, 2.5]), value({"a b": True}), value(5e-7)
+    ('[1, 2.5]', '{"a b" = true}', '5e-07')
+    """
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    if isinstance(item, int | float):
+        return repr(item)
+    if isinstance(item, str):
+        return string(item)
+    if isinstance(item, list | tuple):
+        return "[" + ", ".join(value(part) for part in item) + "]"
+    if isinstance(item, Mapping):
+        pairs = (f"{_key(k)} = {value(v)}" for k, v in item.items())
+        return "{" + ", ".join(pairs) + "}"
+    raise TypeError(f"TOML has no word for {item!r}")
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else string(name)
+
+
+def write(data: Mapping[str, Any], marks: Mapping[str, str] | None = None) -> str:
+    """A mapping of values and of sections as TOML. Unset fields are comments; `marks` (dotted
+    path → text) become comments after their values."""
+    marks = marks or {}
+    lines = [_line(k, v, marks.get(k)) for k, v in data.items() if not isinstance(v, Mapping)]
+    for section, body in data.items():
+        if isinstance(body, Mapping):
+            lines += ["", f"[{_key(section)}]"]
+            lines += [_line(k, v, marks.get(f"{section}.{k}")) for k, v in body.items()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _line(key: str, item: Any, mark: str | None) -> str:
+    if item is None:
+        return f"# {key} is unset"
+    return f"{_key(key)} = {value(item)}" + (f"  # {mark}" if mark else "")
