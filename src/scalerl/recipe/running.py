@@ -34,8 +34,9 @@ class Precision(Section):
 
 class Schedule(Section):
     """Who waits for whom. Under off-policy, a generation phase makes k batches of prompts
-    (B = k x batch.prompts) with one set of weights, and k optimiser steps follow. Under pipeline,
-    generators never stop, and the trainer waits before a token would be more than k steps old."""
+    (B = k x batch.prompts) with one set of weights, and k optimiser steps follow; its rollouts must
+    split evenly among the generators. Under pipeline, generators never stop, and the trainer waits
+    before a token would be more than k steps old."""
 
     name: Literal["pipeline", "off-policy"] = field(
         "pipeline",

@@ -124,14 +124,16 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
-        phase, generators = self.generation_prompts, self.placement.generators
         if self.schedule.name == "off-policy":
-            if phase % generators:
+            # The paper hands out prompts, yet its 48 at k = 1 are fewer than its 64 generators:
+            # only rollouts can have been shared evenly.
+            k, completions = self.schedule.k, self.batch.completions
+            if k * completions % self.placement.generators:
                 raise ValueError(
                     "off-policy gives every generator the same share of a generation phase, but "
-                    f"schedule.k x batch.prompts = {self.schedule.k} x {self.batch.prompts} = "
-                    f"{phase} prompts cannot be split among placement.generators = {generators}: "
-                    "change one of the three"
+                    f"schedule.k x completions = {k} x {completions} = {k * completions} rollouts "
+                    "cannot be split evenly among placement.generators = "
+                    f"{self.placement.generators}: change one of the three"
                 )
             if self.filter.zero_variance == "refill":
                 raise ValueError(

@@ -10,7 +10,6 @@ from scalerl.errors import InputError
 from scalerl.recipe.load import merge, nest
 from scalerl.recipe.schema import Recipe
 
-
 #: So many keys about logging and the like are named on a terminal.
 SHOWN = 8
 

@@ -1,0 +1,177 @@
+"""Layers, overrides and the one-line errors of both."""
+
+import json
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+from scalerl.recipe.load import merge, parse_override
+from scalerl.recipe.problems import known_fields
+from scalerl.recipe.toml import string, value
+
+
+def refusal(*overrides, preset="scalerl"):
+    with pytest.raises(InputError) as caught:
+        Recipe.load(preset, overrides=overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_later_layers_win_and_overrides_win_over_all(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("[batch]\nprompts = 10\n[loss]\nratio_cap = 8\n")
+    recipe = Recipe.load("scalerl", "tiny", path, overrides=["loss.ratio_cap=4"])
+    assert recipe.batch.prompts == 10  # the file's
+    assert recipe.batch.generations == 16  # tiny's
+    assert recipe.loss.ratio_cap == 4.0  # the override's
+    assert recipe.optimiser.eps == 1e-15  # scalerl's
+    assert recipe.name == "scalerl+tiny+mine"
+
+
+def test_a_recipe_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Recipe().batch.prompts = 3
+
+
+def test_another_loss_starts_from_its_own_constants():
+    recipe = Recipe.load("scalerl", overrides=["loss.name=gspo"])
+    assert (recipe.loss.ratio_cap, recipe.loss.clip_low, recipe.loss.clip_high) == (
+        None,
+        3e-3,
+        5e-3,
+    )
+    recipe = Recipe.load("qwen-dapo", overrides=["loss.name=gspo", "loss.clip_high=4e-3"])
+    assert (recipe.loss.clip_low, recipe.loss.clip_high) == (3e-3, 4e-3)
+    same = Recipe.load("qwen-dapo", overrides=["loss.name=dapo"])
+    assert same == Recipe.load("qwen-dapo")
+
+
+def test_a_loss_of_ones_own_is_an_import_path():
+    recipe = Recipe.load("scalerl", overrides=["loss.name=mine.losses:soft", "loss.clip_low=0.1"])
+    assert recipe.loss.clip_low == 0.1 and recipe.loss.ratio_cap is None
+    assert "is no loss" in refusal("loss.name=mine.losses")
+
+
+def test_overrides_are_toml_values_or_bare_words():
+    assert parse_override("optimiser.betas=[0.9, 0.99]") == ("optimiser.betas", [0.9, 0.99])
+    assert parse_override('task.name="a b"') == ("task.name", "a b")
+    assert parse_override("model.path=Qwen/Qwen3-8B") == ("model.path", "Qwen/Qwen3-8B")
+    assert parse_override("length.control=none") == ("length.control", "none")
+    assert parse_override("loss.count_forced_tokens=true") == ("loss.count_forced_tokens", True)
+
+
+def test_an_empty_value_unsets_what_may_be_unset():
+    assert Recipe.load("scalerl", overrides=["budget.gpu_hours="]).budget.gpu_hours is None
+    assert refusal("seed=") == "seed cannot be unset; give a value"
+
+
+def test_task_options_are_free():
+    recipe = Recipe.load("scalerl", "tiny", overrides=["task.options.items_max=20"])
+    assert recipe.task.options == {"items_min": 2, "items_max": 20, "prompts": 4000}
+    assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
+
+
+def test_several_tasks_and_their_shares():
+    recipe = Recipe.load("scalerl", overrides=["task.name=math+code", "task.weights=[3, 1]"])
+    assert recipe.task.names == ("math", "code") and recipe.task.weights == (3.0, 1.0)
+    assert "one each" in refusal("task.weights=[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("loss.ratio_cp", "loss.ratio_cap"),
+        ("optimizer.lr", "optimiser.lr"),
+        ("optimiser.learning_rate", "optimiser.lr"),
+        ("lr", "optimiser.lr"),
+        ("batch.group_size", "batch.generations"),
+        ("loss.threshold", "curriculum.threshold"),
+        ("schedul.k", "schedule.k"),
+        ("advantage.normalization", "advantage.normalisation"),
+        ("max_async_level", "schedule.k"),
+    ],
+)
+def test_unknown_keys_suggest_the_nearest(wrong, meant, tmp_path):
+    expected = f"{wrong} is not a key of a recipe; did you mean {meant}?"
+    assert refusal(f"{wrong}=1") == expected
+    section, _, leaf = wrong.rpartition(".")
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[{section}]\n{leaf} = 1\n" if section else f"{leaf} = 1\n")
+    with pytest.raises(InputError) as caught:
+        Recipe.load("scalerl", path)
+    assert str(caught.value) == f"mine: {expected}"
+
+
+def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text("[loss\n")
+    with pytest.raises(InputError, match=r"bad.toml is not TOML"):
+        Recipe.load(path)
+    path.write_text("loss = 3\n")
+    with pytest.raises(InputError, match="loss is a section"):
+        Recipe.load(path)
+    with pytest.raises(InputError, match="did you mean scalerl"):
+        Recipe.load("scalrl")
+    with pytest.raises(InputError, match="neither a preset nor a file"):
+        Recipe.load(str(tmp_path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        Recipe.load(path)
+
+
+def test_overrides_that_are_none_say_so():
+    assert "write section.key=value" in refusal("loss.name")
+    assert "is a section" in refusal("loss=cispo")
+    assert "TOML value" in refusal('loss.name="cispo')
+
+
+words = st.sampled_from(
+    ["true", "0", "-1", "1", "2", "0.5", "1e-3", "1e400", "nan", "inf", "cispo", "dapo", "none"]
+    + ["penalty", "fp32", "off-policy", "uniform", "[1, 2]", "[]", "{a = 1}", '""', "", "7", "64"]
+)
+overrides = st.lists(
+    st.tuples(st.sampled_from(sorted(known_fields())), words | st.text(max_size=6)).map("=".join),
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["scalerl", "base", "tiny"]), overrides)
+def test_any_overrides_give_a_recipe_or_a_one_line_error(preset, texts):
+    try:
+        recipe = Recipe.load(preset, overrides=texts)
+    except InputError as error:
+        assert str(error) and "\n" not in str(error)
+    else:
+        assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
+        json.dumps(recipe.to_dict(), allow_nan=False)
+
+
+printable = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(printable)
+def test_any_text_survives_toml(text):
+    assert tomllib.loads(f"x = {string(text)}")["x"] == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        printable, st.integers() | st.booleans() | st.floats(allow_nan=False) | printable
+    )
+)
+def test_any_table_survives_toml(table):
+    assert tomllib.loads(f"x = {value(table)}")["x"] == table
+
+
+def test_merging_leaves_its_arguments_alone():
+    lower, upper = {"loss": {"name": "cispo", "ratio_cap": 5}}, {"loss": {"name": "dapo"}}
+    assert merge(lower, upper) == {"loss": {"name": "dapo"}}
+    assert lower == {"loss": {"name": "cispo", "ratio_cap": 5}}

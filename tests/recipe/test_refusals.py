@@ -1,0 +1,85 @@
+"""Impossible combinations are refused, with the reason."""
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+
+CASES = [
+    # one-sided FP32, either way
+    (["precision.trainer_head=model"], "set both to fp32, or neither"),
+    (["precision.generator_head=bf16-emulated"], "set both to fp32, or neither"),
+    # every generator has the same share of the k batches of a phase
+    (["schedule.name=off-policy", "schedule.k=3", "batch.prompts=50"], "3 x 800 = 2400 rollouts"),
+    (["schedule.name=off-policy", "filter.zero_variance=refill"], "none are left to refill"),
+    (["schedule.k=0"], "schedule.k must be greater than or equal to 1"),
+    # constants of another loss
+    (["loss.clip_high=0.2"], "loss.clip_high is not used by cispo"),
+    (["loss.name=dapo", "loss.ratio_cap=5"], "loss.ratio_cap is not used by dapo"),
+    (["loss.name=grpo", "loss.clip_high=0.28"], "grpo clips symmetrically"),
+    (["loss.name=dr-grpo"], "advantage.normalisation"),
+    # a cap that was meant as an epsilon
+    (["loss.ratio_cap=0.28"], "absolute cap on the ratio"),
+    (["loss.ratio_cap=0"], "absolute cap on the ratio"),
+    (["loss.ratio_cap=inf"], "loss.ratio_cap must be a finite number"),
+    (["loss.name=nonsense"], "is no loss; choose from cispo"),
+    # lengths
+    (["length.think_tokens_min=13000"], "is above length.think_tokens_max"),
+    (["length.max_tokens=14000"], "could not finish its answer"),
+    (["length.control=penalty"], "needs length.penalty_max and length.penalty_cache"),
+    (["length.penalty_max=100"], "length.penalty_max is not used by interruption"),
+    (
+        ["length.control=penalty", "length.penalty_max=20000", "length.penalty_cache=100"],
+        "it would never act",
+    ),
+    (
+        ["length.control=penalty", "length.penalty_max=10", "length.penalty_cache=100"],
+        "even an empty answer",
+    ),
+    (["length.truncation_warn=0.2"], "is above length.truncation_critical"),
+    # groups, validation, curriculum, rewards, optimiser
+    (["batch.generations=1"], "a group of one has none"),
+    (["batch.prompts=0"], "batch.prompts must be greater than 0"),
+    (["validation.prompts=0"], "validation.prompts must be greater than 0"),
+    (["curriculum.threshold=1.5"], "curriculum.threshold must be less than or equal to 1"),
+    (["curriculum.name=uniform", "curriculum.threshold=0.9"], "is not used by uniform"),
+    (["task.reward_wrong=1"], "task.reward_correct must be above"),
+    (["optimiser.betas=[0.9, 1.0]"], "from 0 to below 1"),
+    (["optimiser.betas=[0.9]"], "optimiser.betas"),
+    (["optimiser.lr=fast"], 'optimiser.lr must be a valid number, not "fast"'),
+    (["batch.prompts=true"], "batch.prompts must be a valid integer"),
+    (["batch.prompts=48.0"], "batch.prompts must be a valid integer"),
+    (["compute.axis=hours"], 'not "hours"'),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), CASES, ids=lambda case: str(case)[:60])
+def test_what_is_impossible_is_refused_with_the_reason(overrides, reason):
+    with pytest.raises(InputError) as caught:
+        Recipe.load("scalerl", overrides=overrides)
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["schedule.name=off-policy", "schedule.k=1"],
+        ["schedule.k=3", "batch.prompts=50"],
+        ["precision.trainer_head=model", "precision.generator_head=bf16-emulated"],
+        ["loss.name=dr-grpo", "loss.aggregation=constant", "advantage.normalisation=none"],
+        ["length.control=penalty", "length.penalty_max=14336", "length.penalty_cache=2048"],
+        ["length.control=none", "length.max_tokens=100"],
+        ["filter.zero_variance=refill"],
+        ["loss.ratio_cap=1"],
+    ],
+)
+def test_what_is_possible_is_allowed(overrides):
+    Recipe.load("scalerl", overrides=overrides)
+
+
+def test_batch_prompts_mean_the_same_under_both_schedules():
+    pipeline = Recipe.load("scalerl")
+    off_policy = pipeline.replace({"schedule.name": "off-policy"})
+    assert off_policy.batch.completions == pipeline.batch.completions == 768
+    assert off_policy.generation_prompts == 8 * 48  # B = k x 48 of the paper
+    assert pipeline.generation_prompts == 48
