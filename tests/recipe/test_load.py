@@ -131,8 +131,32 @@ def test_overrides_that_are_none_say_so():
 
 
 words = st.sampled_from(
-    ["true", "0", "-1", "1", "2", "0.5", "1e-3", "1e400", "nan", "inf", "cispo", "dapo", "none"]
-    + ["penalty", "fp32", "off-policy", "uniform", "[1, 2]", "[]", "{a = 1}", '""', "", "7", "64"]
+    [
+        "true",
+        "0",
+        "-1",
+        "1",
+        "2",
+        "7",
+        "64",
+        "0.5",
+        "1e-3",
+        "1e400",
+        "nan",
+        "inf",
+        "[1,2]",
+        "[]",
+        "{a=1}",
+        "2020-01-01",
+        "cispo",
+        "dapo",
+        "none",
+        "penalty",
+        "fp32",
+        "off-policy",
+        "uniform",
+        '""',
+    ]
 )
 overrides = st.lists(
     st.tuples(st.sampled_from(sorted(known_fields())), words | st.text(max_size=6)).map("=".join),

@@ -159,7 +159,7 @@ def _sampling(reader: Reader) -> None:
     reader.set("sampling.top_k", max(0, reader.whole("top_k", default=0)))
     reader.set("sampling.max_prompt_tokens", reader.whole("max_prompt_length"))
     reader.set("length.control", "none")
-    reader.set("length.max_tokens", reader.whole("max_completion_length", default=256))
+    reader.set("length.max_tokens", reader.whole("max_completion_length", default=512))
 
 
 def _loss(reader: Reader) -> None:
