@@ -18,7 +18,10 @@ ALLOWED = {
     "report": {"curves", "runs", "errors"},
     "recipe": {"errors"},
     "algorithm": {"recipe", "errors"},
-    "cli": {"report", "curves", "runs", "recipe", "errors"},
+    "engine": {"algorithm", "recipe", "errors"},
+    "tasks": {"algorithm", "recipe", "errors"},
+    "trainer": {"algorithm", "recipe", "errors"},
+    "cli": {"tasks", "report", "curves", "runs", "recipe", "errors"},
     "callbacks": {"curves", "runs", "errors"},
     "errors": set(),
 }

@@ -1,0 +1,65 @@
+"""Drawing tokens, reproducibly: one random number per rollout and position, from its seed alone.
+
+A rollout's draws do not depend on who shares its batch, so that it can be repeated, and continued
+after an interruption, by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# SplitMix64 (Steele et al. 2014): multipliers and shifts, as signed 64-bit numbers.
+_GOLDEN = -7046029254386353131
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch shifts signed numbers arithmetically."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
+    """A number in [0, 1) for each (seed, position), as float64."""
+    x = seed_B * _GOLDEN + (position_B + 1) * _MIX_1
+    for _ in range(2):
+        x = x + _GOLDEN
+        x = (x ^ _shift_right(x, 30)) * _MIX_1
+        x = (x ^ _shift_right(x, 27)) * _MIX_2
+        x = x ^ _shift_right(x, 31)
+    return _shift_right(x, 11).double() / float(1 << 53)
+
+
+def sample(
+    logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
+    greedy_B = temperature_B <= 0
+    scale_B1 = torch.where(greedy_B, 1.0, temperature_B)[:, None]
+    logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B1, dim=-1)
+    if bool(((top_p_B < 1) | (top_k_B > 0)).any()):
+        logprobs_BV = _truncate(logprobs_BV, top_p_B, top_k_B)
+    cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
+    # The total may miss 1 by float error: draw within it. The last token with weight is the limit.
+    target_B1 = (u_B * cumulative_BV[:, -1])[:, None]
+    drawn_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+    last_B = (logprobs_BV > -torch.inf).long().cumsum(dim=-1).argmax(dim=-1)
+    drawn_B = torch.minimum(drawn_B, last_B)
+    token_B = torch.where(greedy_B, logits_BV.argmax(dim=-1), drawn_B)
+    logprob_B = logprobs_BV.gather(1, token_B[:, None])[:, 0]
+    return token_B, torch.where(greedy_B, 0.0, logprob_B)
+
+
+def _truncate(logprobs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
+    """Keep the top k, then the smallest set of those with probability top_p; renormalise."""
+    ordered_BV, index_BV = logprobs_BV.sort(dim=-1, descending=True)
+    rank_V = torch.arange(ordered_BV.shape[-1], device=ordered_BV.device)
+    k_B1 = torch.where(top_k_B > 0, top_k_B, ordered_BV.shape[-1])[:, None]
+    kept_BV = rank_V[None, :] < k_B1
+    within_BV = torch.where(kept_BV, ordered_BV, -torch.inf).softmax(dim=-1)
+    before_BV = within_BV.cumsum(dim=-1) - within_BV
+    kept_BV &= before_BV < top_p_B[:, None]
+    kept_BV[:, 0] = True
+    ordered_BV = torch.where(kept_BV, ordered_BV, -torch.inf).log_softmax(dim=-1)
+    return torch.empty_like(ordered_BV).scatter_(1, index_BV, ordered_BV)

@@ -1,0 +1,245 @@
+"""The local engine: greedy equals transformers.generate, whoever joins and leaves; sampling is
+reproducible and says the truth about its probabilities; weights change in flight."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+)
+
+from scalerl.algorithm.length import Interruption, Limit
+from scalerl.engine.interface import Request, Sampling
+from scalerl.engine.local import LocalEngine
+from scalerl.engine.sampling import sample, uniform
+from scalerl.errors import InputError
+
+VOCABULARY = 40
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3,
+         "pad_token_id": None, "eos_token_id": None, "bos_token_id": None}  # fmt: skip
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL, intermediate_size=64, num_key_value_heads=2),
+    "qwen2": Qwen2Config(**SMALL, intermediate_size=64, num_key_value_heads=2),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256,
+                       initializer_range=0.3, bos_token_id=None, eos_token_id=None),
+    "mixtral": MixtralConfig(**SMALL, intermediate_size=48, num_key_value_heads=2,
+                             num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+}  # fmt: skip
+
+
+def model_of(name, seed=0):
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+
+
+def prompts(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return [tuple(rng.integers(0, VOCABULARY, rng.integers(1, 12)).tolist()) for _ in range(n)]
+
+
+def finish_all(engine, limit=2000):
+    done = {}
+    for _ in range(limit):
+        done |= {w.id: w for w in engine.step()}
+        if not engine.running and not engine.waiting:
+            return done
+    raise AssertionError("the engine did not finish")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_equals_transformers_generate_with_requests_joining_and_leaving(name):
+    model = model_of(name)
+    engine = LocalEngine(model, slots=3, columns=64)
+    rng = np.random.default_rng(1)
+    asked = {f"r{i}": (p, int(rng.integers(1, 25))) for i, p in enumerate(prompts(10))}
+    for key, (prompt, n) in asked.items():
+        engine.submit([Request(key, prompt, Limit(n), Sampling(temperature=0.0))])
+    done = finish_all(engine)
+    assert set(done) == set(asked)
+    for key, (prompt, n) in asked.items():
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n,
+                                  do_sample=False, eos_token_id=None, pad_token_id=0)  # fmt: skip
+        assert done[key].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+        assert done[key].finish == "length"
+
+
+def test_logprobs_are_those_of_the_distribution_drawn_from():
+    """Scored again in one forward pass, with the same temperature."""
+    model = model_of("llama")
+    engine = LocalEngine(model, slots=4, columns=64)
+    how = Sampling(temperature=0.7)
+    asked = {f"r{i}": p for i, p in enumerate(prompts(6))}
+    engine.submit([Request(k, p, Limit(15), how, seed=i) for i, (k, p) in enumerate(asked.items())])
+    for key, written in finish_all(engine).items():
+        ids = torch.tensor([[*asked[key], *written.token_ids.tolist()]])
+        logits = model(ids).logits[0, len(asked[key]) - 1 : -1].detach()
+        expected = torch.log_softmax(logits / 0.7, -1)
+        expected = expected.gather(1, ids[0, len(asked[key]) :, None])
+        np.testing.assert_allclose(written.logprobs, expected[:, 0], atol=2e-5)
+
+
+def test_a_rollout_depends_on_its_seed_and_not_on_its_neighbours():
+    model = model_of("qwen2")
+    request = Request("mine", (3, 4, 5), Limit(20), Sampling(), seed=77)
+    alone = LocalEngine(model, slots=1, columns=64)
+    alone.submit([request])
+    crowd = LocalEngine(model, slots=4, columns=64)
+    crowd.submit(Request(f"o{i}", p, Limit(9), seed=i) for i, p in enumerate(prompts(5)))
+    crowd.submit([request])
+    mine = finish_all(crowd)["mine"].token_ids.tolist()
+    assert mine == finish_all(alone)["mine"].token_ids.tolist()
+    other = LocalEngine(model, slots=1, columns=64)
+    other.submit([Request("mine", (3, 4, 5), Limit(20), Sampling(), seed=78)])
+    assert finish_all(other)["mine"].token_ids.tolist() != mine
+
+
+def test_weights_change_in_flight_and_the_cache_is_kept():
+    """Tokens before the change come from the old weights; those after it equal a replay that reads
+    the old keys and values with the new weights."""
+    old, new = model_of("llama", 0), model_of("llama", 1)
+    engine = LocalEngine(copy.deepcopy(old), slots=2, columns=64, version=5)
+    prompt = (1, 2, 3, 4)
+    engine.submit([Request("a", prompt, Limit(12), Sampling(temperature=0.0))])
+    for _ in range(4):
+        engine.step()
+    engine.load_weights(dict(new.named_parameters()), version=6)
+    written = finish_all(engine)["a"]
+    assert written.versions.tolist() == [5] * 5 + [6] * 7
+
+    from transformers import DynamicCache
+
+    cache, tokens = DynamicCache(), []
+    with torch.no_grad():
+        logits = old(torch.tensor([prompt]), past_key_values=cache).logits[0, -1]
+        for i in range(12):
+            tokens.append(int(logits.argmax()))
+            model = old if i < 4 else new
+            logits = model(torch.tensor([[tokens[-1]]]), past_key_values=cache).logits[0, -1]
+    assert written.token_ids.tolist() == tokens
+
+
+def test_forced_interruption_writes_the_phrase_flagged_and_goes_on():
+    model = model_of("llama")
+    phrase, end = (7, 8, 9), (9,)
+    control = Interruption(phrase, end, think_min=4, think_max=4, answer_tokens=3, stop_ids=())
+    engine = LocalEngine(model, slots=2, columns=64)
+    engine.submit([Request(f"r{i}", p, control, seed=i) for i, p in enumerate(prompts(4))])
+    interrupted = 0
+    for written in finish_all(engine).values():
+        if written.forced.any():
+            interrupted += 1
+            assert written.token_ids[4:7].tolist() == list(phrase)
+            assert written.forced.tolist() == [False] * 4 + [True] * 3 + [False] * 3
+            assert (written.logprobs[written.forced] == 0).all()
+            assert len(written.token_ids) == 10
+    assert interrupted >= 2
+
+
+def test_tokens_after_the_phrase_are_drawn_given_the_phrase():
+    model = model_of("llama")
+    control = Interruption((7, 8, 9), (9,), 3, 3, answer_tokens=4)
+    engine = LocalEngine(model, slots=1, columns=64)
+    engine.submit([Request("r", (1, 2), control, Sampling(temperature=0.0))])
+    written = finish_all(engine)["r"]
+    if written.forced.any():
+        prefix = torch.tensor([[1, 2, *written.token_ids[:6].tolist()]])
+        expected = model.generate(prefix, attention_mask=torch.ones_like(prefix),
+                                  max_new_tokens=4, do_sample=False, pad_token_id=0)  # fmt: skip
+        assert written.token_ids[6:].tolist() == expected[0, 8:].tolist()
+
+
+def test_stop_tokens_end_a_rollout_and_belong_to_it():
+    model = model_of("llama")
+    greedy = LocalEngine(model, slots=1, columns=64)
+    greedy.submit([Request("r", (5, 6), Limit(10), Sampling(temperature=0.0))])
+    tokens = finish_all(greedy)["r"].token_ids.tolist()
+    stop = tokens[3]
+    engine = LocalEngine(model, slots=1, columns=64)
+    engine.submit([Request("r", (5, 6), Limit(10, stop_ids=(stop,)), Sampling(temperature=0.0))])
+    written = finish_all(engine)["r"]
+    assert written.finish == "stop"
+    assert written.token_ids.tolist() == tokens[: tokens.index(stop) + 1]
+
+
+def test_abort_returns_what_was_written_and_frees_the_row():
+    engine = LocalEngine(model_of("llama"), slots=1, columns=64)
+    engine.submit([Request("a", (1,), Limit(20)), Request("b", (2,), Limit(2))])
+    engine.step()
+    engine.step()
+    (partial,) = engine.abort(["a"])
+    assert partial.finish is None and len(partial.token_ids) >= 2
+    assert set(finish_all(engine)) == {"b"}
+    assert engine.health().running == 0
+
+
+def test_columns_are_reused_when_they_run_out():
+    """Many more tokens pass through than there are columns."""
+    model = model_of("llama")
+    engine = LocalEngine(model, slots=2, columns=24)
+    engine.submit(Request(f"r{i}", p[:4], Limit(15), Sampling(temperature=0.0))
+                  for i, p in enumerate(prompts(12)))  # fmt: skip
+    for key, written in finish_all(engine).items():
+        ids = torch.tensor([prompts(12)[int(key[1:])][:4]])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15,
+                                  do_sample=False, pad_token_id=0)  # fmt: skip
+        assert written.token_ids.tolist() == expected[0, ids.shape[1] :].tolist()
+
+
+def test_requests_that_cannot_fit_and_wrong_weights_are_refused():
+    engine = LocalEngine(model_of("llama"), slots=1, columns=16)
+    with pytest.raises(InputError, match="do not fit"):
+        engine.submit([Request("a", (1,) * 10, Limit(7))])
+    with pytest.raises(InputError, match="empty prompt"):
+        engine.submit([Request("a", (), Limit(7))])
+    with pytest.raises(InputError, match="do not fit the model"):
+        engine.load_weights({"nothing": torch.zeros(1)}, 1)
+
+
+def test_uniform_numbers_are_uniform_and_independent_of_order():
+    seeds = torch.arange(2000)
+    u = uniform(seeds, torch.zeros(2000, dtype=torch.long))
+    assert u.min() >= 0 and u.max() < 1
+    histogram = torch.histc(u, 20, 0, 1)
+    assert ((histogram - 100) ** 2 / 100).sum() < 45  # chi-square, 19 degrees, p about 0.001
+    next_ones = uniform(seeds, torch.ones(2000, dtype=torch.long))
+    assert abs(np.corrcoef(u, next_ones)[0, 1]) < 0.06
+    assert uniform(seeds[5:6], torch.zeros(1, dtype=torch.long)) == u[5]
+
+
+def test_sampling_frequencies_follow_the_probabilities():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    n = 20000
+    u = uniform(torch.arange(n), torch.zeros(n, dtype=torch.long))
+    ones = torch.ones(n)
+    tokens, logprobs = sample(logits.expand(n, -1), ones, ones, torch.zeros(n).long(), u)
+    shares = torch.bincount(tokens, minlength=4) / n
+    np.testing.assert_allclose(shares, [0.5, 0.3, 0.15, 0.05], atol=0.012)
+    np.testing.assert_allclose(logprobs.exp(), logits[0].exp()[tokens], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"), [(0.75, 0, 2), (1.0, 3, 3), (0.6, 3, 2), (0.01, 0, 1)]
+)
+def test_top_p_and_top_k_cut_and_renormalise(top_p, top_k, kept):
+    probabilities = torch.tensor([0.3, 0.5, 0.05, 0.15])
+    n = 4000
+    u = uniform(torch.arange(n), torch.zeros(n, dtype=torch.long))
+    tokens, logprobs = sample(
+        probabilities.log().expand(n, -1),
+        torch.ones(n),
+        torch.full((n,), top_p),
+        torch.full((n,), top_k),
+        u,
+    )
+    best = probabilities.sort(descending=True).indices[:kept]
+    assert set(tokens.tolist()) == set(best.tolist())
+    expected = probabilities / probabilities[best].sum()
+    np.testing.assert_allclose(logprobs.exp(), expected[tokens], rtol=1e-5)
