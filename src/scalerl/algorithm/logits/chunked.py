@@ -1,0 +1,277 @@
+"""Log-probabilities and entropies of given tokens, without the tokens × vocabulary matrix.
+
+For hidden states h_n, targets y_n and temperatures T_n, with logits z_n = head(h_n):
+
+    logprob_n = z_n[y_n] / T_n − log Σ_v exp(z_n[v] / T_n)
+    entropy_n = − Σ_v p_n[v] log p_n[v],      p_n = softmax(z_n / T_n)
+
+Both are of the distribution that tokens are sampled from at that temperature, so a trainer that
+uses the generator's temperature gets the generator's log-probs.
+
+The logits exist one block of C_n tokens × C_v words at a time: the forward pass keeps a running
+maximum and running sums per token (online log-sum-exp), the backward pass computes each block again
+and turns it into gradients at once. Beyond inputs and results, with D the width of the model, 4
+bytes a number:
+
+    forward   4 · (3·C_n·C_v + C_v·D + C_n·D + 8·N)
+    backward  4 · (3·C_n·C_v + 2·C_v·D + C_n·D + 2·N·D + 8·N)
+
+Nothing grows with N·V. The price is one more product, 4 instead of 3 of N·V·D multiply-adds, won
+back on memory traffic unless D is large: blocks stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, cast, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from scalerl.algorithm.logits.head import Head, project, rounded, wide
+from scalerl.errors import InputError
+
+#: Tokens × words of a block. On a CPU a block should stay in the cache (4 MiB; the fastest of those
+#: measured by benchmarks/logprobs.py); a GPU needs larger ones to be busy (128 MiB).
+CPU_CHUNK = (512, 2048)
+GPU_CHUNK = (4096, 8192)
+
+#: exp(-1e4) is 0 in FP32 and FP64. Keeps 0 · (−inf) out of the entropy where a logit is −inf.
+FLOOR = -1e4
+
+
+def plain_logprobs(
+    logits_NV: Tensor, target_N: Tensor, temperature: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same two numbers per token from logits that exist already, as when sampling."""
+    logits = logits_NV.to(wide(logits_NV.dtype))
+    inverse = _inverse_temperature(temperature, logits)
+    if inverse is not None:
+        logits = logits * inverse[:, None]
+    logp_NV = torch.log_softmax(logits, dim=-1)
+    known_NV = logp_NV.detach()
+    entropy_N = -torch.linalg.vecdot(known_NV.exp(), known_NV.clamp(min=FLOOR))
+    return logp_NV.gather(1, target_N[:, None])[:, 0], entropy_N
+
+
+@overload
+def chunked_logprobs(
+    hidden_ND: Tensor, head: Head, target_N: Tensor, temperature: float | Tensor = ...,
+    *, with_entropy: Literal[True] = ..., chunk: tuple[int, int] | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def chunked_logprobs(
+    hidden_ND: Tensor, head: Head, target_N: Tensor, temperature: float | Tensor = ...,
+    *, with_entropy: bool, chunk: tuple[int, int] | None = ...,
+) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
+def chunked_logprobs(
+    hidden_ND: Tensor,
+    head: Head,
+    target_N: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    with_entropy: bool = True,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs (differentiable) and entropies (detached: a diagnostic) of target_N, in FP32.
+
+    `temperature` is one number or one per token; `chunk` is tokens × words of a block. Gradients
+    reach hidden_ND and the head's weight and bias, summed in FP32 and returned in each one's dtype.
+    A token whose log-prob receives no gradient (masked, zero advantage) costs nothing in the
+    backward pass and adds nothing to any gradient, even where its log-prob is NaN or infinite. A
+    token with NaN or infinite logits has a log-prob of NaN and disturbs no other.
+    """
+    weight = head.weight
+    chunk = chunk or (CPU_CHUNK if hidden_ND.device.type == "cpu" else GPU_CHUNK)
+    _check(hidden_ND, weight, target_N, chunk)
+    inverse_N = _inverse_temperature(temperature, hidden_ND)
+    options = (head, with_entropy, chunk)
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        logprobs_N, entropy_N = cast(
+            tuple[Tensor, Tensor],
+            _ChunkedLogProbs.apply(hidden_ND, weight, head.bias, target_N, inverse_N, options),  # type: ignore[no-untyped-call]
+        )
+    return logprobs_N, entropy_N if with_entropy else None
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        inverse_N: Tensor | None,
+        options: tuple[Head, bool, tuple[int, int]],
+    ) -> tuple[Tensor, Tensor]:
+        head, with_entropy, (chunk_tokens, chunk_vocab) = options
+        N, dtype = len(hidden_ND), wide(weight_VD.dtype)
+        # Running maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) and the target's logit.
+        top, total, moment, chosen = (
+            torch.full((N,), value, dtype=dtype, device=hidden_ND.device)
+            for value in (torch.finfo(dtype).min, 0.0, 0.0, 0.0)
+        )
+        for words in _chunks(len(weight_VD), chunk_vocab):
+            weight, bias = _operands(weight_VD, bias_V, words, head)
+            for rows in _chunks(N, chunk_tokens):
+                z = _logits(hidden_ND[rows], weight, bias, head)
+                if inverse_N is not None:
+                    z *= inverse_N[rows, None]
+                at, inside = _within(target_N[rows], words)
+                chosen[rows] = torch.where(inside, z.gather(1, at[:, None])[:, 0], chosen[rows])
+                new_top = torch.maximum(top[rows], z.amax(1))
+                drop = (top[rows] - new_top).clamp_(min=FLOOR)
+                z.sub_(new_top[:, None])
+                if with_entropy:
+                    z.clamp_(min=FLOOR)
+                    weights = z.exp()
+                    moved = moment[rows] + total[rows] * drop
+                    moment[rows] = moved * drop.exp() + torch.linalg.vecdot(weights, z)
+                else:
+                    weights = z.exp_()
+                total[rows] = total[rows] * drop.exp() + weights.sum(1)
+                top[rows] = new_top
+        log_total = total.log()
+        normaliser = top + log_total
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, inverse_N, normaliser)
+        ctx.options = options
+        entropy_N = log_total - moment / total
+        ctx.mark_non_differentiable(entropy_N)
+        return chosen - normaliser, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, target_N, inverse_N, normaliser = ctx.saved_tensors
+        head, _, (chunk_tokens, chunk_vocab) = ctx.options
+        to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
+        dtype = normaliser.dtype
+
+        active = grad_N.nonzero()[:, 0]
+        hidden_AD = hidden_ND[active]
+        target_A, normaliser_A, grad_A = target_N[active], normaliser[active], grad_N[active]
+        inverse_A = None if inverse_N is None else inverse_N[active]
+        slope_A = grad_A * head.scale if inverse_A is None else grad_A * inverse_A * head.scale
+
+        grad_hidden_AD = torch.zeros(hidden_AD.shape if to_hidden else (0,), dtype=dtype,
+                                     device=grad_N.device)  # fmt: skip
+        grad_weight_VD = torch.empty_like(weight_VD) if to_weight else None
+        grad_bias_V = torch.empty_like(bias_V) if to_bias else None
+        for words in _chunks(len(weight_VD), chunk_vocab):
+            weight, bias = _operands(weight_VD, bias_V, words, head)
+            wide_weight = weight.to(dtype)
+            d_weight = torch.zeros_like(wide_weight) if to_weight else None
+            d_bias = torch.zeros(len(weight), dtype=dtype, device=grad_N.device)
+            for rows in _chunks(len(active), chunk_tokens):
+                hidden = hidden_AD[rows]
+                z = _logits(hidden, weight, bias, head)
+                bend = None if head.softcap is None else 1 - (z / head.softcap) ** 2
+                if inverse_A is not None:
+                    z *= inverse_A[rows, None]
+                # d logprob / d z = (one-hot of the target − p), times what lies behind z.
+                d_z = z.sub_(normaliser_A[rows, None]).exp_().mul_(-slope_A[rows, None])
+                at, inside = _within(target_A[rows], words)
+                d_z.scatter_add_(1, at[:, None], (slope_A[rows] * inside)[:, None])
+                if bend is not None:
+                    d_z *= bend
+                if to_hidden:
+                    grad_hidden_AD[rows].addmm_(d_z, wide_weight)
+                if d_weight is not None:
+                    d_weight.addmm_(d_z.t(), _used(hidden, head, dtype))
+                if to_bias:
+                    d_bias += d_z.sum(0)
+            if grad_weight_VD is not None and d_weight is not None:
+                grad_weight_VD[words] = d_weight
+            if grad_bias_V is not None:
+                grad_bias_V[words] = d_bias
+        grad_hidden_ND = None
+        if to_hidden:
+            grad_hidden_ND = torch.zeros_like(hidden_ND)
+            grad_hidden_ND[active] = grad_hidden_AD.to(hidden_ND.dtype)
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+
+
+def _chunks(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _used(x: Tensor, head: Head, dtype: torch.dtype) -> Tensor:
+    """An operand of the head as it enters the product, in `dtype`."""
+    return rounded(x, dtype) if head.precision == "bf16-emulated" else x.to(dtype)
+
+
+def _operands(
+    weight_VD: Tensor, bias_V: Tensor | None, words: slice, head: Head
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of some words, converted once for all tokens."""
+    weight, bias = weight_VD[words], None if bias_V is None else bias_V[words]
+    if head.precision == "model":
+        return weight, bias
+    dtype = wide(weight.dtype)
+    return _used(weight, head, dtype), None if bias is None else _used(bias, head, dtype)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head) -> Tensor:
+    """One block of `head.logits`, in memory of its own."""
+    z = project(hidden, weight, bias, head.precision)
+    z = z.to(wide(z.dtype))
+    if head.scale != 1.0:
+        z *= head.scale
+    if head.softcap is not None:
+        z.div_(head.softcap).tanh_().mul_(head.softcap)
+    return z
+
+
+def _within(target: Tensor, words: slice) -> tuple[Tensor, Tensor]:
+    """Position of each target among the words of a block (clamped), and whether it is there."""
+    at = target - words.start
+    inside = (at >= 0) & (at < words.stop - words.start)
+    return at.clamp_(0, words.stop - words.start - 1), inside
+
+
+def _inverse_temperature(temperature: float | Tensor, like: Tensor) -> Tensor | None:
+    """1 / T per token; None where T is 1 throughout."""
+    if isinstance(temperature, Tensor):
+        if temperature.shape != like.shape[:1]:
+            raise InputError(
+                f"temperatures of shape {tuple(temperature.shape)} for {len(like)} tokens: "
+                "give one number, or one per token"
+            )
+        fits = bool((temperature > 0).all()) and bool(temperature.isfinite().all())
+        inverse = temperature.detach().to(like.device, wide(like.dtype)).reciprocal()
+    else:
+        if temperature == 1.0:
+            return None
+        fits = 0 < temperature < float("inf")
+        inverse = torch.full(
+            like.shape[:1], 1 / temperature if fits else 0.0,
+            dtype=wide(like.dtype), device=like.device,
+        )  # fmt: skip
+    if not fits:
+        raise InputError(
+            "a temperature is not above 0 and finite: greedy tokens have no log-prob under a "
+            "sampling distribution; give the temperature they were sampled at"
+        )
+    return inverse
+
+
+def _check(hidden: Tensor, weight: Tensor, target: Tensor, chunk: tuple[int, int]) -> None:
+    if hidden.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise InputError(
+            f"hidden states of shape {tuple(hidden.shape)} do not fit a head of width "
+            f"{weight.shape[1]}: give tokens × width"
+        )
+    if target.shape != hidden.shape[:1] or target.dtype != torch.int64:
+        raise InputError(
+            f"targets of shape {tuple(target.shape)} and type {target.dtype} for {len(hidden)} "
+            "tokens: give one int64 token id per hidden state"
+        )
+    if min(chunk) < 1:
+        raise InputError(f"chunk {chunk}: give tokens × words of a block, both at least 1")
+    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < len(weight):
+        raise InputError(
+            f"target ids from {int(target.min())} to {int(target.max())} for a vocabulary of "
+            f"{len(weight)}: drop padding such as -100 before asking for log-probs"
+        )

@@ -1,0 +1,253 @@
+"""The LM head in FP32, whatever the model's dtype (paper, section 3.10).
+
+Generator and trainer run different kernels; in BF16 their logits differ enough to distort the
+importance ratio. So the head, on both sides, takes the model's hidden states and weight as they
+are, converts both to FP32 (exactly: every BF16 number is an FP32 number) and multiplies there.
+
+Three precisions:
+
+- `fp32`: as above.
+- `model`: in the dtype of the weight; what the model itself would do.
+- `bf16-emulated`: hidden states, weight, bias and result are rounded to BF16, the product is summed
+  in FP32. That is what BF16 hardware does, at the speed of FP32, for studies on a CPU. Rounding is
+  passed straight through in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scalerl.errors import InputError
+
+Precision = Literal["model", "fp32", "bf16-emulated"]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What is computed in: FP32, or FP64 for a model in FP64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rounded to BF16, held in `dtype`; the gradient passes as if nothing had been rounded."""
+    return cast(Tensor, _StraightThrough.apply(x.to(dtype)))  # type: ignore[no-untyped-call]
+
+
+def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:
+    """hidden @ weight.T + bias in the given precision, also inside an autocast region. The result
+    is FP32, but for `model`, whose result has the dtype of the weight.
+
+    In `fp32` a BF16 weight is converted for each call: V·D·4 bytes, no copy that could go stale.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        if precision == "model":
+            return F.linear(hidden.to(weight.dtype), weight, bias)
+        dtype = wide(weight.dtype)
+        if precision == "fp32":
+            return F.linear(
+                hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            )
+        product = F.linear(
+            rounded(hidden, dtype),
+            rounded(weight, dtype),
+            None if bias is None else rounded(bias, dtype),
+        )
+        return rounded(product, dtype)
+
+
+class HeadModule(Protocol):
+    """What holds the head's parameters: an `nn.Linear`, or anything with these two."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A live view of a model's LM head: logits = softcap(scale · (hidden @ weight.T + bias)).
+
+    It refers to the model's own module and copies nothing, so it always uses the weights as they
+    are now: after an optimiser step, a weight update or a re-tying.
+    """
+
+    module: HeadModule
+    #: Granite, Cohere, Falcon-H1 and others multiply their logits by a constant.
+    scale: float = 1.0
+    #: Gemma's cap · tanh(logits / cap).
+    softcap: float | None = None
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        _check_precision(self.precision)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.module.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.module.bias
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All logits of these positions, in FP32 (scale and softcap too). Materialises positions ×
+        vocabulary: for sampling, not for training."""
+        logits = project(hidden, self.weight, self.bias, self.precision)
+        logits = logits.to(wide(logits.dtype))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+class HeadLinear(nn.Linear):
+    """An `nn.Linear` that shares another's parameters and multiplies in a given precision."""
+
+    def __init__(self, source: nn.Linear, precision: Precision) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight = source.weight
+        self.register_parameter("bias", source.bias)
+        self.precision = precision
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return project(hidden, self.weight, self.bias, self.precision)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, precision={self.precision}"
+
+
+def use_head_precision(model: nn.Module, precision: Precision = "fp32") -> None:
+    """Make the model itself, `model(...).logits` and `model.generate(...)`, use a precision for its
+    head. Parameters, their names, tying and checkpoints stay as they are; `model` undoes it."""
+    _check_precision(precision)
+    lm: Any = model
+    lm.set_output_embeddings(HeadLinear(_linear_head(model), precision))
+
+
+def head_of(model: nn.Module, precision: Precision = "fp32", *, verify: bool = True) -> Head:
+    """The head of a Hugging Face causal LM. Call it once and keep it: it follows the weights.
+
+    Architectures differ in what they do around the head. Those known here are handled; with
+    `verify`, four tokens are run through the model to prove that `head` and `final_hidden` give its
+    own logits, so that an unknown one is refused rather than trained on wrong log-probs.
+    """
+    head = Head(_linear_head(model), _scale(model), _softcap(model), precision)
+    if verify:
+        _verify(model, head)
+    return head
+
+
+def final_hidden(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The hidden states BTD that a causal LM feeds to its head; `options` go to its body."""
+    lm: Any = model
+    body = getattr(lm, "base_model", lm)
+    if body is lm:
+        raise InputError(
+            f"{type(model).__name__} has no body apart from its head: "
+            "use a Hugging Face causal language model"
+        )
+    given = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+    asked = {name: value for name, value in given.items() if value is not None} | options
+    hidden = getattr(body(input_ids=input_ids, **asked), "last_hidden_state", None)
+    if not isinstance(hidden, Tensor):
+        raise InputError(
+            f"{type(body).__name__} gives no last_hidden_state: "
+            "use a Hugging Face causal language model"
+        )
+    return hidden
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise InputError(
+            f"head precision {precision!r} is unknown: use one of {', '.join(get_args(Precision))}"
+        )
+
+
+def _linear_head(model: nn.Module) -> nn.Linear:
+    find = getattr(model, "get_output_embeddings", None)
+    module = find() if callable(find) else None
+    if not isinstance(module, nn.Linear):
+        raise InputError(
+            f"{type(model).__name__} has no linear LM head (found {type(module).__name__}): "
+            "use a Hugging Face causal language model"
+        )
+    return module
+
+
+def _text_config(model: nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _softcap(model: nn.Module) -> float | None:
+    config = _text_config(model)
+    for name in ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"):
+        cap = getattr(config, name, None)
+        if cap:
+            return float(cap)
+    return None
+
+
+def _scale(model: nn.Module) -> float:
+    """Constants that multiply or divide the logits (or, the same without a bias, the hidden)."""
+    lm, config = model, _text_config(model)
+    multiplier = getattr(lm, "logit_scale", None)  # Cohere
+    if multiplier is None:
+        multiplier = getattr(getattr(lm, "model", None), "lm_head_multiplier", None)  # Falcon-H1
+    if multiplier is not None:
+        return float(multiplier)
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is None:
+        return 1.0
+    if str(getattr(config, "model_type", "")).startswith("hyperclovax"):
+        return float(scaling)
+    return 1.0 / float(scaling)  # Granite, MiniCPM3
+
+
+@torch.no_grad()
+def _verify(model: nn.Module, head: Head) -> None:
+    weight = head.weight
+    ids = (torch.arange(1, 5, device=weight.device) % weight.shape[0])[None]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        lm: Any = model
+        theirs = lm(input_ids=ids, use_cache=False).logits.to(wide(weight.dtype))
+        ours = head.logits(final_hidden(model, ids))
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    # A head of another kind is off by the size of the logits, rounding by a few units in the last
+    # place of the coarser of the two.
+    coarsest = torch.bfloat16 if head.precision == "bf16-emulated" else weight.dtype
+    allowed = 16 * torch.finfo(coarsest).eps * max(1e-6, float(theirs.abs().max()))
+    if theirs.shape != ours.shape or not float((theirs - ours).abs().max()) <= allowed:
+        raise InputError(
+            f"the logits of {type(model).__name__} are not those of its linear head: it needs a "
+            "rule of its own in scalerl.algorithm.logits.head"
+        )
