@@ -7,6 +7,7 @@ into micro-batches or spread over ranks by rows in any way: the sum of the parts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -38,9 +39,20 @@ class LossBatch:
 
     def rows(self, index: Tensor | slice) -> LossBatch:
         """Some of the rows, with their weights unchanged: a micro-batch."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        chosen: dict[str, Any] = {k: v if v is None else v[index] for k, v in values.items()}
-        return LossBatch(**chosen)
+        return self._each(lambda v: v[index])
+
+    def columns(self, width: int) -> LossBatch:
+        """The first `width` tokens of every row: all that rows of at most that length have."""
+        return self._each(lambda v: v[:, :width] if v.dim() == 2 else v)
+
+    def to(self, device: torch.device) -> LossBatch:
+        """The same batch on another device."""
+        return self._each(lambda v: v.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> LossBatch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {k: v if v is None else change(v) for k, v in values.items()}
+        return LossBatch(**changed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

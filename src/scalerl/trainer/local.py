@@ -1,0 +1,206 @@
+"""The trainer in one process: micro-batches, accumulation, clipping, AdamW, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from scalerl.algorithm.diagnostics import diagnose
+from scalerl.algorithm.logits import Precision, chunked_logprobs, final_hidden, head_of
+from scalerl.algorithm.objective import Options, Prepared, objective
+from scalerl.errors import InputError
+from scalerl.trainer.interface import NonFiniteGradient, StepReport, TokenIds
+from scalerl.trainer.micro import micro_batches, pad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser:
+    """AdamW as the paper has it (section 3.12). It does not state betas and gradient clip: these
+    are the usual ones."""
+
+    lr: float = 5e-7
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    eps: float = 1e-15
+    betas: tuple[float, float] = (0.9, 0.95)
+    grad_clip: float = 1.0
+
+
+class LocalTrainer:
+    """A Trainer over a model in this process.
+
+    temperature   of the sampler: log-probs are taken under the distribution it drew from
+    token_budget  tokens of a micro-batch, padding included
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        optimiser: Optimiser,
+        *,
+        head_precision: Precision = "fp32",
+        temperature: float = 1.0,
+        token_budget: int = 8192,
+    ) -> None:
+        self.model = model
+        self.options = options
+        self.settings = optimiser
+        self.temperature = temperature
+        self.token_budget = token_budget
+        self.head = head_of(model, head_precision)
+        self.device = next(model.parameters()).device
+        self._version = 0
+        self._names = [n for n, p in model.named_parameters() if p.requires_grad]
+        self.optimiser = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=optimiser.lr,
+            betas=optimiser.betas,
+            eps=optimiser.eps,
+            weight_decay=optimiser.weight_decay,
+        )
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def lr(self) -> float:
+        """Linear warm-up, then constant."""
+        share = (self._version + 1) / max(self.settings.warmup_steps, 1)
+        return self.settings.lr * min(share, 1.0)
+
+    def logprobs(
+        self, prompts: Sequence[TokenIds], completions: Sequence[TokenIds]
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs, entropies) of the completions' tokens under the present weights, padded to
+        (rows, longest completion) with zeros."""
+        ids, mask, rows, columns = (t.to(self.device) for t in pad(prompts, completions))
+        width = max(len(c) for c in completions)
+        hidden = final_hidden(self.model, ids, attention_mask=mask)
+        found, entropy = chunked_logprobs(
+            hidden[rows, columns], self.head, ids[rows, columns + 1], self.temperature
+        )
+        starts = torch.tensor([len(p) - 1 for p in prompts], device=self.device)
+        place = (rows, columns - starts[rows])
+        shape = (len(prompts), width)
+        return (
+            torch.zeros(shape, dtype=found.dtype, device=self.device).index_put(place, found),
+            torch.zeros(shape, dtype=entropy.dtype, device=self.device).index_put(place, entropy),
+        )
+
+    def step(self, prompts: Sequence[TokenIds], prepared: Prepared) -> StepReport:
+        """One optimiser step. Raises NonFiniteGradient, with nothing changed, rather than learn
+        from a gradient that is not finite."""
+        start = time.perf_counter()
+        completions = [r.token_ids for r in prepared.rollouts]
+        lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+        parts = micro_batches(lengths, self.token_budget)
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        shape = prepared.batch.mask_BT.shape
+        scored_BT, entropy_BT = torch.zeros(shape), torch.zeros(shape)
+        total = 0.0
+        for rows in parts:
+            total += self._backward(rows, prompts, completions, prepared, scored_BT, entropy_BT)
+        norm = self._clip(parts, prepared)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.lr
+        lr = self.lr
+        if parts:
+            self.optimiser.step()
+        found = objective(scored_BT, prepared.batch, self.options).tokens
+        report = diagnose(scored_BT, prepared.batch, found, self._version, entropy_BT)
+        self._version += 1
+        return StepReport(
+            version=self._version,
+            loss=total,
+            grad_norm=norm,
+            lr=lr,
+            forward_tokens=sum(len(rows) * lengths[rows[0]] for rows in parts),
+            loss_tokens=int(prepared.batch.mask_BT.sum()),
+            micro_batches=len(parts),
+            seconds=time.perf_counter() - start,
+            diagnostics=report,
+        )
+
+    def _backward(
+        self,
+        rows: list[int],
+        prompts: Sequence[TokenIds],
+        completions: Sequence[TokenIds],
+        prepared: Prepared,
+        scored_BT: Tensor,
+        entropy_BT: Tensor,
+    ) -> float:
+        """Add the gradient of some rows; note their log-probs and entropies for the diagnostics."""
+        logprobs, entropy = self.logprobs(
+            [prompts[i] for i in rows], [completions[i] for i in rows]
+        )
+        width = logprobs.shape[1]
+        index = torch.tensor(rows)
+        part = prepared.batch.rows(index).columns(width).to(self.device)
+        loss = objective(logprobs, part, self.options).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        scored_BT[index, :width] = logprobs.detach().float().cpu()
+        entropy_BT[index, :width] = entropy.float().cpu()
+        return loss.item()
+
+    def _clip(self, parts: list[list[int]], prepared: Prepared) -> float:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
+        value = norm.item()
+        if parts and not math.isfinite(value):
+            self.optimiser.zero_grad(set_to_none=True)
+            rows = len(prepared.rollouts)
+            raise NonFiniteGradient(
+                f"the gradient of step {self._version + 1} is {value} ({rows} rollouts of "
+                f"{len(set(prepared.batch.prompt_B.tolist()))} prompts): nothing was changed"
+            )
+        return value
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def save(self, path: Path) -> None:
+        """Model in Hugging Face layout, optimiser state beside it, all as safetensors."""
+        path.mkdir(parents=True, exist_ok=True)
+        model: Any = self.model
+        model.save_pretrained(path)
+        tensors: dict[str, Tensor] = {}
+        state = self.optimiser.state_dict()["state"]
+        for i, name in enumerate(self._names):
+            for key, value in state.get(i, {}).items():
+                tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous().clone()
+        save_file(tensors, path / "optimiser.safetensors")
+        (path / "trainer.json").write_text(json.dumps({"version": self._version}))
+
+    def load(self, path: Path) -> None:
+        """Everything `save` wrote: the next step is the one that would have followed."""
+        try:
+            version = int(json.loads((path / "trainer.json").read_text())["version"])
+            tensors = load_file(path / "optimiser.safetensors")
+            weights = load_file(path / "model.safetensors")
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path} is no whole checkpoint: {error}") from None
+        model: Any = self.model
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        tied = set(getattr(model, "_tied_weights_keys", None) or ())
+        if unexpected or set(missing) - tied:
+            raise InputError(f"{path} is a checkpoint of another model")
+        state: dict[int, dict[str, Tensor]] = {}
+        places = {name: i for i, name in enumerate(self._names)}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            state.setdefault(places[name], {})[kind] = value
+        saved = self.optimiser.state_dict()
+        self.optimiser.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        self._version = version
