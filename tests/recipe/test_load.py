@@ -51,6 +51,18 @@ def test_another_loss_starts_from_its_own_constants():
     assert same == Recipe.load("qwen-dapo")
 
 
+def test_a_choice_that_is_no_text_is_refused_in_one_line():
+    for key in ("loss.name", "length.control", "curriculum.name"):
+        assert refusal(f"{key}=[1, 2]").startswith(f"{key} must be")
+
+
+def test_reinforce_weighs_by_the_ratio_only_if_given_a_cap():
+    plain = Recipe.load("scalerl", overrides=["loss.name=reinforce"])
+    assert plain.loss.ratio_cap is None
+    capped = Recipe.load("scalerl", overrides=["loss.name=reinforce", "loss.ratio_cap=2"])
+    assert capped.loss.ratio_cap == 2.0
+
+
 def test_a_loss_of_ones_own_is_an_import_path():
     recipe = Recipe.load("scalerl", overrides=["loss.name=mine.losses:soft", "loss.clip_low=0.1"])
     assert recipe.loss.clip_low == 0.1 and recipe.loss.ratio_cap is None
@@ -74,6 +86,12 @@ def test_task_options_are_free():
     recipe = Recipe.load("scalerl", "tiny", overrides=["task.options.items_max=20"])
     assert recipe.task.options == {"items_min": 2, "items_max": 20, "prompts": 4000}
     assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
+    one_fewer = Recipe.load("scalerl", "tiny", overrides=["task.options.items_min="])
+    assert one_fewer.task.options == {"items_max": 16, "prompts": 4000}
+    for wrong in ("[1]", "nan", "2020-01-01", "{a = [1]}"):
+        assert refusal(f"task.options.x={wrong}") == (
+            "task.options.x must be text, a number, true or false, or a table of those"
+        )
 
 
 def test_several_tasks_and_their_shares():
@@ -132,30 +150,9 @@ def test_overrides_that_are_none_say_so():
 
 words = st.sampled_from(
     [
-        "true",
-        "0",
-        "-1",
-        "1",
-        "2",
-        "7",
-        "64",
-        "0.5",
-        "1e-3",
-        "1e400",
-        "nan",
-        "inf",
-        "[1,2]",
-        "[]",
-        "{a=1}",
-        "2020-01-01",
-        "cispo",
-        "dapo",
-        "none",
-        "penalty",
-        "fp32",
-        "off-policy",
-        "uniform",
-        '""',
+        *("true", "0", "-1", "1", "2", "7", "64", "0.5", "1e-3", "1e400", "nan", "inf", '""'),
+        *("[1,2]", "[]", "{a=1}", "2020-01-01", "cispo", "dapo", "reinforce", "none", "penalty"),
+        *("fp32", "off-policy", "uniform"),
     ]
 )
 overrides = st.lists(

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from scalerl.recipe import Difference, Recipe
 
 WIDTH = 80
-SOURCES = "a preset (see `scalerl recipe list`) or a TOML file; later ones are laid over earlier"
+SOURCES = (
+    "a preset (see `scalerl recipe list`) or a TOML file, later ones laid over earlier; "
+    "or a field to change, as in loss.ratio_cap=4"
+)
 
 
 def add(commands: Any) -> None:
@@ -79,11 +82,15 @@ def add(commands: Any) -> None:
 
 def _add(actions: Any, name: str, handler: Any, about: str, example: str) -> Any:
     action = actions.add_parser(
-        name, help=about, description=about[0].upper() + about[1:], epilog=f"Example: {example}"
+        name, help=about, description=_sentence(about), epilog=f"Example: {example}"
     )
     options.add_json(action)
     action.set_defaults(handler=handler)
     return action
+
+
+def _sentence(about: str) -> str:
+    return about[0].upper() + about[1:] + ("" if about.endswith("?") else ".")
 
 
 def run_list(args: argparse.Namespace) -> int:

@@ -6,55 +6,15 @@ from typing import Any, Literal
 
 from pydantic import StrictFloat, field_validator, model_validator
 
+from scalerl.recipe.choices import (
+    CURRICULUM_CONSTANTS,
+    LENGTH_CONSTANTS,
+    LOSS_CONSTANTS,
+    with_constants,
+)
 from scalerl.recipe.fields import Section, field
 
 Scalar = str | bool | int | float
-
-PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-
-#: Constants each built-in loss has, with their defaults. A loss given by import path may use any.
-LOSS_CONSTANTS: dict[str, dict[str, float]] = {
-    "cispo": {"ratio_cap": 5.0},
-    "reinforce": {"ratio_cap": 5.0},
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.26},
-    "dr-grpo": {"clip_low": 0.2, "clip_high": 0.2},
-    "gspo": {"clip_low": 3e-3, "clip_high": 5e-3},
-}
-#: Constants of each way to control length; None has to be given.
-LENGTH_CONSTANTS: dict[str, dict[str, Any]] = {
-    "interruption": {
-        "phrase": PHRASE,
-        "think_tokens_min": 10240,
-        "think_tokens_max": 12288,
-        "answer_tokens": 2048,
-    },
-    "penalty": {"penalty_max": None, "penalty_cache": None},
-    "none": {},
-}
-CURRICULUM_CONSTANTS: dict[str, dict[str, Any]] = {
-    "no-positive-resampling": {"threshold": 0.9, "history": "latest"},
-    "uniform": {},
-}
-
-
-def chosen(data: Any, path: str, table: dict[str, dict[str, Any]], default: str) -> Any:
-    """`data` with the constants of the choice filled in; refuses those of the other choices."""
-    if not isinstance(data, dict):
-        return data
-    section, switch = path.split(".")
-    data = {key: value for key, value in data.items() if value is not None}
-    choice = data.get(switch, default)
-    if choice not in table:
-        return data
-    for key in {k for constants in table.values() for k in constants} - set(table[choice]):
-        if key in data:
-            users = " and ".join(name for name, constants in table.items() if key in constants)
-            raise ValueError(f"{section}.{key} is not used by {choice}, only by {users}")
-    missing = [f"{section}.{k}" for k, v in table[choice].items() if v is None and k not in data]
-    if missing:
-        raise ValueError(f'{path} = "{choice}" needs {" and ".join(missing)}')
-    return {**{k: v for k, v in table[choice].items() if v is not None}, **data}
 
 
 class Model(Section):
@@ -107,6 +67,13 @@ class Task(Section):
     def names(self) -> tuple[str, ...]:
         """The names in `name`, one by one."""
         return tuple(part.strip() for part in self.name.split("+"))
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _without_unset(cls, options: Any) -> Any:
+        if not isinstance(options, dict):
+            return options
+        return {key: value for key, value in options.items() if value is not None}
 
     @model_validator(mode="after")
     def _weights_match(self) -> Task:
@@ -173,7 +140,8 @@ class Loss(Section):
     )
     ratio_cap: float | None = field(
         None,
-        "absolute, one-sided cap on the ratio (cispo, reinforce): 5 means min(ratio, 5), not 1 + 5",
+        "absolute, one-sided cap on the ratio (cispo, reinforce): 5 means min(ratio, 5), not 1 + 5;"
+        " reinforce without it ignores the ratio",
         "community: 5 in TRL; the paper finds 4, 5 and 8 alike",
         unit="ratio",
         ge=1,
@@ -214,7 +182,7 @@ class Loss(Section):
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, data: Any) -> Any:
-        return chosen(data, "loss.name", LOSS_CONSTANTS, "cispo")
+        return with_constants(data, "loss.name", LOSS_CONSTANTS, "cispo")
 
     @field_validator("name")
     @classmethod
@@ -296,7 +264,9 @@ class Curriculum(Section):
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, data: Any) -> Any:
-        return chosen(data, "curriculum.name", CURRICULUM_CONSTANTS, "no-positive-resampling")
+        return with_constants(
+            data, "curriculum.name", CURRICULUM_CONSTANTS, "no-positive-resampling"
+        )
 
 
 class Length(Section):
@@ -360,7 +330,7 @@ class Length(Section):
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, data: Any) -> Any:
-        return chosen(data, "length.control", LENGTH_CONSTANTS, "interruption")
+        return with_constants(data, "length.control", LENGTH_CONSTANTS, "interruption")
 
     @model_validator(mode="after")
     def _possible(self) -> Length:

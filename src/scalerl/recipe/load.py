@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.recipe.learning import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS, LOSS_CONSTANTS
+from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS, LOSS_CONSTANTS
 from scalerl.recipe.problems import known_fields, nearest, unknown_key
 from scalerl.recipe.schema import Recipe
 

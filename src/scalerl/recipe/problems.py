@@ -100,6 +100,9 @@ def explain(error: ValidationError) -> str:
     first = problems[0]
     path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
     reason = first["msg"].removeprefix("Value error, ")
+    if path.startswith("task.options."):
+        names = ".".join(str(part) for part in first["loc"][:3])
+        return f"{names} must be text, a number, true or false, or a table of those"
     if first["type"] == "value_error":
         line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
     elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
@@ -112,6 +115,8 @@ def explain(error: ValidationError) -> str:
             "batch.generations must be at least 2: advantages are centred within a prompt, and a "
             "group of one has none"
         )
+    elif first["type"] in ("missing", "too_long"):
+        line = f"{path} = {_shown(first['input'])} has the wrong number of values"
     elif first["input"] is None:
         line = f"{path} cannot be unset; give a value"
     elif reason.startswith("Input should be "):

@@ -46,7 +46,7 @@ class Recipe(Section):
     name: str = field("scalerl", "what the run is called", "ours", min_length=1)
     description: str = field("", "one line about it", "ours")
     source: str = field("", "what the numbers are taken from", "ours")
-    seed: int = field(0, "seed of every random choice of the run", "not stated", ge=0)
+    seed: int = field(0, "seed of every random choice", "not stated", ge=0, lt=2**32)
     model: Model = Model()
     task: Task = Task()
     sampling: Sampling = Sampling()

@@ -34,8 +34,8 @@ class Imported:
 
     def lines(self) -> list[str]:
         """The notes for a reader, one line each."""
-        lines = [f"converted: {note.key} = {note.value}: {note.why}" for note in self.converted]
-        lines += [f"not mapped: {note.key} = {note.value}: {note.why}" for note in self.unmapped]
+        lines = [f"not mapped: {note.key} = {note.value}: {note.why}" for note in self.unmapped]
+        lines += [f"converted: {note.key} = {note.value}: {note.why}" for note in self.converted]
         shown, more = self.housekeeping[:SHOWN], len(self.housekeeping) - SHOWN
         if shown:
             rest = f" and {more} more (--json lists all)" if more > 0 else ""

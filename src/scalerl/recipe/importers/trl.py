@@ -163,7 +163,7 @@ def _sampling(reader: Reader) -> None:
 
 
 def _loss(reader: Reader) -> None:
-    kind = reader.take("loss_type", default="dapo")
+    kind = str(reader.take("loss_type", default="dapo"))
     low = float(reader.number("epsilon", default=0.2))
     given = reader.number("epsilon_high")
     high = low if given is None else float(given)
@@ -188,7 +188,7 @@ def _loss(reader: Reader) -> None:
         return
     if sequence:
         reader.set("loss.name", "gspo")
-    elif kind == "dr_grpo" and NORMALISATION.get(reader.left.get("scale_rewards")) == "none":
+    elif kind == "dr_grpo" and reader.left.get("scale_rewards") in (False, "none"):
         reader.set("loss.name", "dr-grpo")
     else:
         reader.set("loss.name", "grpo" if low == high else "dapo")
@@ -198,7 +198,7 @@ def _loss(reader: Reader) -> None:
 
 def _advantage(reader: Reader) -> None:
     scale = reader.take("scale_rewards", default="group")
-    if scale not in NORMALISATION:
+    if not isinstance(scale, str | bool) or scale not in NORMALISATION:
         raise InputError(f"scale_rewards = {scale!r} is not group, batch or none")
     reader.set("advantage.normalisation", NORMALISATION[scale])
     reader.set("advantage.population", "all")
