@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -141,6 +142,14 @@ def test_yaml_numbers_that_yaml_leaves_as_text_are_read(tmp_path):
     with pytest.raises(InputError, match="is not valid yaml") as caught:
         import_config(path)
     assert "\n" not in str(caught.value)
+
+
+def test_without_pyyaml_a_yaml_file_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "grpo.yaml"
+    path.write_text("beta: 0.04\n")
+    with pytest.raises(InputError, match="pip install pyyaml"):
+        import_config(path)
 
 
 def test_files_that_are_no_config_say_so(tmp_path):

@@ -51,8 +51,8 @@ def from_prime_rl(config: Mapping[str, Any]) -> Imported:
 
 
 def _batch(reader: Reader) -> None:
-    group = "orchestrator.rollouts_per_example"
-    generations = reader.whole("orchestrator.group_size", group, default=1)
+    names = ("group_size", "rollouts_per_example", "train.group_size")
+    generations = reader.whole(*(f"orchestrator.{name}" for name in names), default=1)
     if "orchestrator.token_batch_size" in reader.left:
         reader.drop("orchestrator.token_batch_size", "batches here are counted in prompts")
     completions = reader.whole("orchestrator.batch_size", "batch_size", default=128)
@@ -168,8 +168,10 @@ def _optimiser(reader: Reader) -> None:
     if reader.take(f"{home}type", default="adamw") != "adamw":
         reader.drop(f"{home}type", "only AdamW here")
     reader.set("optimiser.lr", float(reader.number(f"{home}lr", default=1e-6)))
-    decay = reader.take(f"{home}weight_decay", default=0.0)
-    reader.set("optimiser.weight_decay", 0.0 if decay == "auto" else float(decay))
+    if reader.left.get(f"{home}weight_decay") == "auto":  # 0 for RL
+        reader.take(f"{home}weight_decay")
+    decay = reader.number(f"{home}weight_decay", default=0.0)
+    reader.set("optimiser.weight_decay", float(decay))
     reader.set("optimiser.eps", float(reader.number(f"{home}eps", default=1e-8)))
     betas = [reader.number(f"{home}betas1"), reader.number(f"{home}betas2")]
     reader.set("optimiser.betas", [float(betas[0] or 0.9), float(betas[1] or 0.999)])

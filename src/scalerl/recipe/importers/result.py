@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from scalerl.errors import InputError
@@ -68,22 +69,27 @@ class Reader:
 
     def number(self, *keys: str, default: Any = None) -> Any:
         """As `take`, but a number; YAML leaves 1e-6 a string, which is read as one as well."""
-        value = self.take(*keys, default=default)
+        value = given = self.take(*keys, default=default)
+        if value is None:
+            return None
         if isinstance(value, str):
             try:
                 value = float(value)
             except ValueError:
-                raise InputError(f"{keys[0]} = {value!r} is not a number; give one") from None
-        if value is not None and not isinstance(value, int | float):
-            raise InputError(f"{keys[0]} = {value!r} is not a number; give one")
+                value = None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise InputError(f"{keys[0]} = {given!r} is not a number; give one")
         return value
 
-    def whole(self, *keys: str, default: Any = None) -> Any:
-        """As `number`, but a whole one."""
+    def whole(self, *keys: str, default: Any = None, least: int | None = None) -> Any:
+        """As `number`, but a whole one, and at least this."""
         value = self.number(*keys, default=default)
-        if value is not None and value != int(value):
-            raise InputError(f"{keys[0]} = {value} is not a whole number; give one")
-        return value if value is None else int(value)
+        if value is None:
+            return None
+        if value != int(value) or (least is not None and value < least):
+            wanted = "a whole number" + ("" if least is None else f" from {least}")
+            raise InputError(f"{keys[0]} = {value} is not {wanted}; give one")
+        return int(value)
 
     def set(self, path: str, value: Any) -> None:
         """Set a key of the recipe, unless there is nothing to set."""

@@ -121,9 +121,9 @@ def _model(reader: Reader) -> None:
 
 
 def _batch(reader: Reader, processes: int) -> None:
-    per_device = reader.whole("per_device_train_batch_size", default=8)
-    accumulation = reader.whole("gradient_accumulation_steps", default=1)
-    generations = reader.whole("num_generations", default=8)
+    per_device = reader.whole("per_device_train_batch_size", default=8, least=1)
+    accumulation = reader.whole("gradient_accumulation_steps", default=1, least=1)
+    generations = reader.whole("num_generations", default=8, least=1)
     micro = per_device * processes
     completions = micro * accumulation
     sizes = "per_device_train_batch_size x gradient_accumulation_steps x processes"
