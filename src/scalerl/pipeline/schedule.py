@@ -1,0 +1,82 @@
+"""The two schedules (paper section 3.11), as rules about who may start and what may be trained on.
+
+pipeline-k     Generators stream; new weights are published after every step. A token written at
+               version v may be trained on up to version v + k. New groups are only started while
+               every group that is under way can still be trained on in time, and the trainer waits
+               rather than leave a group behind: nothing is ever too old, or thrown away.
+off-policy-k   Generate k batches with one set of weights, then make k updates, then publish.
+               off-policy-1 is the synchronous baseline.
+
+Pure: no processes, no clocks. `tests/pipeline/test_schedule.py` runs it through random worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A group under way. `oldest` is the oldest version one of its tokens can have: that of the
+    generator when it was started, or what its tokens say once it is finished."""
+
+    serial: int
+    oldest: int
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Groups for the next batch, or why the trainer waits."""
+
+    serials: tuple[int, ...]
+    waits_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`prompts` groups make a batch."""
+
+    name: Literal["pipeline", "off-policy"]
+    k: int
+    prompts: int
+
+    def room(self, trainer: int, generator: int, under_way: Sequence[Ticket]) -> int:
+        """How many new groups may be started, given the versions of trainer and generator."""
+        if self.name == "off-policy":
+            begins = trainer % self.k == 0 and generator == trainer and not under_way
+            return self.k * self.prompts if begins else 0
+        # A group started now may be trained on at versions trainer .. generator + k: that many
+        # batches must hold everything under way. One finished batch in store is enough.
+        in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - len(under_way)
+        in_store = sum(t.finished for t in under_way)
+        return max(in_time, 0) if in_store < self.prompts else 0
+
+    def choose(self, trainer: int, under_way: Sequence[Ticket]) -> Choice:
+        """The batch for the step that trainer's version would take, oldest tokens first."""
+        ready = sorted((t for t in under_way if t.finished), key=lambda t: (t.oldest, t.serial))
+        writing = [t for t in under_way if not t.finished]
+        if self.name == "off-policy" and writing and trainer % self.k == 0:
+            return Choice((), f"{len(writing)} groups of this phase")
+        if len(ready) < self.prompts:
+            return Choice((), f"{self.prompts - len(ready)} more groups")
+        batch, rest = ready[: self.prompts], [*ready[self.prompts :], *writing]
+        late = self._too_late_after(trainer, rest) if self.name == "pipeline" else None
+        if late is not None:
+            return Choice((), f"group {late.serial}, written from version {late.oldest} on")
+        return Choice(tuple(t.serial for t in batch))
+
+    def _too_late_after(self, trainer: int, rest: Sequence[Ticket]) -> Ticket | None:
+        """A group that would be too old before its turn came, if this step were taken without it:
+        the i-th most urgent needs a place in the next (oldest + k - trainer) batches."""
+        urgent = sorted(rest, key=lambda t: (t.oldest, t.finished, t.serial))
+        for i, ticket in enumerate(urgent, start=1):
+            if i > self.prompts * (ticket.oldest + self.k - trainer):
+                return next((t for t in urgent if not t.finished), ticket)
+        return None
+
+    def publishes(self, version: int) -> bool:
+        """Whether generators are given the weights of this version."""
+        return self.name == "pipeline" or version % self.k == 0
