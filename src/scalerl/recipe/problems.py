@@ -102,7 +102,7 @@ def explain(error: ValidationError) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if path.startswith("task.options."):
         names = ".".join(str(part) for part in first["loc"][:3])
-        return f"{names} must be text, a number, true or false, or a table of those"
+        return f"{names} must be text, a number, true or false, or a list or table of those"
     if first["type"] == "value_error":
         line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
     elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
