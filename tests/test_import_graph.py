@@ -21,7 +21,8 @@ ALLOWED = {
     "engine": {"algorithm", "recipe", "errors"},
     "tasks": {"algorithm", "recipe", "errors"},
     "trainer": {"algorithm", "recipe", "errors"},
-    "cli": {"tasks", "report", "curves", "runs", "recipe", "errors"},
+    "pipeline": {"engine", "trainer", "algorithm", "tasks", "recipe", "runs", "errors"},
+    "cli": {"pipeline", "tasks", "report", "curves", "runs", "recipe", "errors"},
     "callbacks": {"curves", "runs", "errors"},
     "errors": set(),
 }

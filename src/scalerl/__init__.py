@@ -17,6 +17,7 @@ _HOME = {
     "Fit": "scalerl.curves.result",
     "Forecast": "scalerl.curves.forecast",
     "InputError": "scalerl.errors",
+    "Recipe": "scalerl.recipe.schema",
     "Run": "scalerl.runs.record",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from scalerl.curves.outlook import forecast as forecast
     from scalerl.curves.result import Fit as Fit
     from scalerl.errors import InputError as InputError
+    from scalerl.recipe.schema import Recipe as Recipe
     from scalerl.runs import load_run as load_run
     from scalerl.runs import load_runs as load_runs
     from scalerl.runs.record import Run as Run

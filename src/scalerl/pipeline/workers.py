@@ -31,7 +31,9 @@ HEARTBEAT = 0.5
 def load_model(path: str, dtype: str, device: str) -> Any:
     """A causal LM from a directory or hub id."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
