@@ -1,0 +1,26 @@
+"""What is asked, and how an answer is checked.
+
+>>> from scalerl.tasks import make_task
+>>> task = make_task("running-sums")
+>>> prompt = task.validation_prompts(1)[0]
+>>> task.check(prompt, "no idea").reward
+-1.0
+"""
+
+from scalerl.tasks.mixture import Mixture, PassRate, pass_rates
+from scalerl.tasks.registry import TASKS, make_task, task_of
+from scalerl.tasks.task import Checked, Prompt, Rules, Task, make_prompt
+
+__all__ = [
+    "TASKS",
+    "Checked",
+    "Mixture",
+    "PassRate",
+    "Prompt",
+    "Rules",
+    "Task",
+    "make_prompt",
+    "make_task",
+    "pass_rates",
+    "task_of",
+]

@@ -1,0 +1,183 @@
+"""Prompts from rows: JSONL, Parquet, or a Hugging Face dataset, with the columns people use.
+
+| what | columns, first found |
+|---|---|
+| question | `prompt`, `problem`, `question` (text, or chat messages) |
+| answer | `answer`, `solution`, `ground_truth`, `reward_model.ground_truth` (verl) |
+| difficulty | `difficulty` (Polaris writes "5/8": the share of its rollouts that was right) |
+
+All other columns are kept for reward functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from scalerl.errors import InputError
+from scalerl.tasks.task import DEFAULT_RULES, Prompt, Question, Rules, Task, make_prompt
+
+QUESTION = ("prompt", "problem", "question")
+ANSWER = ("answer", "solution", "ground_truth")
+#: Name of a curve, and the file or dataset behind it.
+Downstream: TypeAlias = Mapping[str, str]
+
+
+class RowsTask(Task):
+    """A task whose prompts are the rows of a file or dataset. Repeated questions count once."""
+
+    def __init__(
+        self,
+        name: str,
+        dataset: str,
+        *,
+        rules: Rules = DEFAULT_RULES,
+        held_out_share: float = 0.05,
+        split: str = "train",
+        downstream: Downstream | None = None,
+        needs_answer: bool = True,
+    ) -> None:
+        super().__init__(name, rules=rules, held_out_share=held_out_share)
+        if not dataset:
+            raise InputError(f"task {name} has no prompts: set task.dataset to a file or dataset")
+        self._needs_answer = needs_answer
+        self._prompts = self._read(dataset, split)
+        self._downstream = {
+            label: self._read(source, "test" if split == "train" and not is_file(source) else split)
+            for label, source in (downstream or {}).items()
+        }
+
+    def prompts(self) -> list[Prompt]:
+        return self._prompts
+
+    def downstream(self) -> dict[str, list[Prompt]]:
+        return self._downstream
+
+    def answer_of(self, row: Mapping[str, Any], where: str) -> Any:
+        """What the check needs of a row."""
+        found = first(row, ANSWER)
+        if found is None and isinstance(row.get("reward_model"), Mapping):
+            found = row["reward_model"].get("ground_truth")
+        if found is None and self._needs_answer:
+            raise InputError(f"{where}: no answer; name the column {' or '.join(ANSWER)}")
+        return found
+
+    def question_of(self, question: Question, row: Mapping[str, Any]) -> Question:
+        """The question as it is asked; a task may add its instruction here."""
+        return question
+
+    def _read(self, source: str, split: str) -> list[Prompt]:
+        found: dict[str, Prompt] = {}
+        for number, row in enumerate(read_rows(source, split), start=1):
+            where = f"{source} row {number}"
+            asked = _question(row, where)
+            prompt = make_prompt(
+                self.name,
+                self.question_of(asked, row),
+                self.answer_of(row, where),
+                _difficulty(row.get("difficulty")),
+                {k: v for k, v in row.items() if k not in (*QUESTION, "answer", "difficulty")},
+                content=asked,
+            )
+            found.setdefault(prompt.id, prompt)
+        if not found:
+            raise InputError(f"{source} has no rows: give a file with one question a line")
+        return list(found.values())
+
+
+def is_file(source: str) -> bool:
+    return Path(source).suffix in (".jsonl", ".json", ".parquet") or Path(source).exists()
+
+
+def read_rows(source: str, split: str = "train") -> Iterator[Mapping[str, Any]]:
+    """The rows of a .jsonl or .parquet file, or of a Hugging Face dataset."""
+    path = Path(source)
+    if not is_file(source):
+        return _hugging_face(source, split)
+    if not path.is_file():
+        raise InputError(f"no file {source}: check the path (task.dataset)")
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    return _json_lines(path)
+
+
+def first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first of these columns that has a value."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _question(row: Mapping[str, Any], where: str) -> Question:
+    found = first(row, QUESTION)
+    if isinstance(found, str) and found.strip():
+        return found
+    if isinstance(found, Sequence) and found and not isinstance(found, str):
+        try:
+            return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in found)
+        except (KeyError, TypeError):
+            raise InputError(f"{where}: messages need a role and a content each") from None
+    raise InputError(f"{where}: no question; name the column {' or '.join(QUESTION)}")
+
+
+def _difficulty(value: Any) -> float | None:
+    if isinstance(value, str):
+        right, slash, of = value.partition("/")
+        try:
+            number = 1.0 - float(right) / float(of) if slash else float(value)
+        except (ValueError, ZeroDivisionError):  # a word: for people, not for tables
+            return None
+    elif isinstance(value, (int, float)):
+        number = float(value)
+    else:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(
+                    f"{path}:{number} is not JSON ({error.msg}): fix the line"
+                ) from None
+            if not isinstance(row, dict):
+                raise InputError(f"{path}:{number} is not an object: one {{…}} a line is needed")
+            yield row
+
+
+def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise InputError(f"{path.name} needs pyarrow: pip install pyarrow")
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet ({error}): check the file") from None
+    for batch in table.iter_batches():
+        yield from batch.to_pylist()
+
+
+def _hugging_face(source: str, split: str) -> Iterator[Mapping[str, Any]]:
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(
+            f"{source} is no file here; a Hugging Face dataset needs: pip install datasets"
+        )
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(source, split=split)
+    except Exception as error:  # the hub's errors have no common base
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"dataset {source!r} ({split}) cannot be loaded ({reason}): "
+            "check the name and the network, or give a .jsonl or .parquet file"
+        ) from None
+    yield from rows

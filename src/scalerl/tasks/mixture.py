@@ -1,0 +1,116 @@
+"""Several tasks in one run, each with its share of the prompts and its own pass rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scalerl.errors import InputError
+from scalerl.tasks.task import Checked, Prompt, Task
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Right answers among the scored ones; `unscored` counts the rest."""
+
+    right: int = 0
+    scored: int = 0
+    unscored: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        return self.right / self.scored if self.scored else None
+
+
+def pass_rates(checked: Iterable[tuple[Prompt, Checked]]) -> dict[str, PassRate]:
+    """The pass rate of each task among these answers, by the name in `prompt.task`."""
+    found: dict[str, PassRate] = {}
+    for prompt, verdict in checked:
+        past = found.get(prompt.task, PassRate())
+        scored = verdict.correct is not None
+        found[prompt.task] = PassRate(
+            past.right + bool(verdict.correct), past.scored + scored, past.unscored + (not scored)
+        )
+    return found
+
+
+class Mixture(Task):
+    """Tasks with weights: the share of each in the training pool and in validation.
+
+    The pool is as large as the shares allow without asking a prompt twice: the task that is
+    smallest for its weight gives all its prompts, the others a part chosen by the seed.
+    """
+
+    def __init__(self, tasks: Sequence[Task], weights: Sequence[float] = ()) -> None:
+        weights = list(weights) or [1.0] * len(tasks)
+        if len(tasks) != len(weights) or not tasks:
+            raise InputError(f"{len(weights)} weights for {len(tasks)} tasks: give one each")
+        if min(weights) < 0 or sum(weights) <= 0:
+            raise InputError(f"weights {weights} of a mixture: give numbers from 0, not all 0")
+        names = [task.name for task in tasks]
+        if len(set(names)) < len(names):
+            raise InputError(f"tasks {', '.join(names)} of a mixture: each may occur once")
+        super().__init__("+".join(names), rules=tasks[0].rules)
+        total = sum(weights)
+        self.tasks: Mapping[str, Task] = dict(zip(names, tasks, strict=True))
+        self.shares = {n: w / total for n, w in zip(names, weights, strict=True)}
+
+    def prompts(self) -> list[Prompt]:
+        return [prompt for task in self.tasks.values() for prompt in task.prompts()]
+
+    def train_prompts(self, seed: int) -> list[Prompt]:
+        pools = {n: self.tasks[n].train_prompts(seed) for n, s in self.shares.items() if s > 0}
+        size = min(len(pool) / self.shares[n] for n, pool in pools.items())
+        chosen = [p for n, pool in pools.items() for p in pool[: int(size * self.shares[n] + 1e-9)]]
+        random.Random(f"{self.name}|{seed}").shuffle(chosen)
+        return chosen
+
+    def validation_prompts(self, n: int) -> list[Prompt]:
+        counts = _divide(n, self.shares)
+        return [p for name, k in counts.items() for p in self.tasks[name].validation_prompts(k)]
+
+    def downstream(self) -> dict[str, Sequence[Prompt]]:
+        return {
+            name: prompts
+            for task in self.tasks.values()
+            for name, prompts in task.downstream().items()
+        }
+
+    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+        return self._task(prompt).judge(prompt, completion)
+
+    def check(self, prompt: Prompt, completion: str) -> Checked:
+        return self._task(prompt).check(prompt, completion)
+
+    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+        found: dict[int, Checked] = {}
+        for name, task in self.tasks.items():
+            mine = [i for i, (prompt, _) in enumerate(answers) if prompt.task == name]
+            found.update(zip(mine, task.check_all([answers[i] for i in mine]), strict=True))
+        return [
+            found.get(i) or Checked.unscored(f"no task {prompt.task!r} in {self.name}")
+            for i, (prompt, _) in enumerate(answers)
+        ]
+
+    def close(self) -> None:
+        for task in self.tasks.values():
+            task.close()
+
+    def _task(self, prompt: Prompt) -> Task:
+        if prompt.task not in self.tasks:
+            raise InputError(f"prompt {prompt.id} is of task {prompt.task!r}, not of {self.name}")
+        return self.tasks[prompt.task]
+
+
+def _divide(n: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """n in whole parts, as near to the shares as can be.
+
+    >>> _divide(10, {"math": 2 / 3, "code": 1 / 3})
+    {'math': 7, 'code': 3}
+    """
+    exact = {name: n * share for name, share in shares.items()}
+    parts = {name: int(x) for name, x in exact.items()}
+    for name in sorted(exact, key=lambda k: parts[k] - exact[k])[: n - sum(parts.values())]:
+        parts[name] += 1
+    return parts

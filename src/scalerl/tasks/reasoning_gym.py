@@ -1,0 +1,95 @@
+"""Any dataset of reasoning-gym by name: `reasoning-gym:leg_counting`.
+
+Questions are made from a seed, answers scored by the dataset's own `score_answer`, which gives 0 to
+1 with partial credit for some; an answer is right from `correct_from` on (0.99: floating-point
+scores of a perfect answer may fall short of 1).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+INSTRUCTION = "Think first, then give only the final answer between <answer> and </answer>."
+
+
+class ReasoningGym(Task):
+    """`size` questions made from `data_seed`; further options go to the dataset's config."""
+
+    def __init__(
+        self,
+        about: str,
+        dataset: str = "",
+        *,
+        rules: Rules = DEFAULT_RULES,
+        size: int = 5000,
+        data_seed: int = 0,
+        held_out_share: float = 0.1,
+        correct_from: float = 0.99,
+        chat: bool = True,
+        instruction: str = INSTRUCTION,
+        **config: Any,
+    ) -> None:
+        super().__init__(f"reasoning-gym:{about}", rules=rules, held_out_share=held_out_share)
+        self.correct_from = correct_from
+        self._dataset = _create(about, size, data_seed, config)
+        found: dict[str, Prompt] = {}
+        for number in range(size):
+            entry = self._dataset[number]
+            text = f"{entry['question']}\n\n{instruction}".strip()
+            question = ({"role": "user", "content": text},) if chat else text
+            # The entry is needed to score; it can be made again from its number.
+            prompt = make_prompt(
+                self.name,
+                question,
+                entry["answer"],
+                columns={"entry": number},
+                content=entry["question"],
+            )
+            found.setdefault(prompt.id, prompt)
+        self._prompts = list(found.values())
+
+    def prompts(self) -> list[Prompt]:
+        return self._prompts
+
+    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+        final = self.rules.final_text(prompt.question, completion)
+        if final is None:
+            return False, "no answer: the thought is not closed"
+        answer = extract(final)
+        entry = self._dataset[int(prompt.columns["entry"])]
+        score = float(self._dataset.score_answer(answer, entry))
+        return score >= self.correct_from, f"score {score:.3g} for {answer[:60]!r}"
+
+
+def extract(text: str) -> str:
+    """What stands in the last <answer> tags, else all of the text.
+
+    >>> extract("so <answer> 12 </answer>."), extract(" 12 ")
+    ('12', '12')
+    """
+    tagged = TAGGED.findall(text)
+    return str(tagged[-1] if tagged else text).strip()
+
+
+def _create(name: str, size: int, seed: int, config: dict[str, Any]) -> Any:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise InputError(f"reasoning-gym:{name} needs its package: pip install reasoning-gym")
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, DATASETS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "see its list of datasets"
+        raise InputError(f"reasoning-gym has no dataset {name!r}: {hint}")
+    try:
+        return reasoning_gym.create_dataset(name, size=size, seed=seed, **config)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise InputError(f"options of reasoning-gym:{name}: {error}") from None

@@ -1,0 +1,89 @@
+"""Tasks by name, and the task of a recipe.
+
+A task's factory is called as `factory(dataset=…, rules=…, **options)`. A name is one of
+
+- `running-sums`, `math`, `code`: registered names;
+- `reasoning-gym:leg_counting`, `function:pkg.mod:fn`: a registered name and what it is about;
+- `pkg.mod:MyTask`: the import path of a factory of your own;
+- several of them joined by `+`: a mixture.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scalerl.algorithm.registry import Registry
+from scalerl.errors import InputError
+from scalerl.tasks.code import CodeTask
+from scalerl.tasks.functions import FunctionTask
+from scalerl.tasks.math import MathTask
+from scalerl.tasks.mixture import Mixture
+from scalerl.tasks.reasoning_gym import ReasoningGym
+from scalerl.tasks.tagged_sums import NAME, TaggedSums
+from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
+
+if TYPE_CHECKING:
+    from scalerl.recipe.learning import Task as TaskSection
+
+TASKS: Registry[Callable[..., Task]] = Registry("task")
+TASKS.register(NAME)(TaggedSums)
+TASKS.register("math")(MathTask)
+TASKS.register("code")(CodeTask)
+TASKS.register("reasoning-gym")(ReasoningGym)
+TASKS.register("function")(FunctionTask)
+#: Tasks whose name goes on with what they are about.
+PREFIXES = ("reasoning-gym", "function")
+
+
+def make_task(
+    name: str,
+    dataset: str = "",
+    *,
+    rules: Rules = DEFAULT_RULES,
+    weights: Sequence[float] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Task:
+    """The task of this name, or a mixture. An option table named after a task goes to that task
+    only; everything else goes to all.
+
+    >>> make_task("running-sums", options={"items_max": 8}).check
+    <bound method Task.check of <scalerl.tasks.tagged_sums.TaggedSums object at ...>>
+    """
+    names = [part.strip() for part in name.split("+")]
+    options = dict(options or {})
+    own = {n: options.pop(n) for n in names if isinstance(options.get(n), Mapping)}
+    tasks = [_make(n, dataset, rules, {**options, **own.get(n, {})}) for n in names]
+    return tasks[0] if len(tasks) == 1 else Mixture(tasks, weights)
+
+
+def task_of(section: TaskSection) -> Task:
+    """The task that a recipe's [task] section describes."""
+    rules = Rules(
+        section.reward_correct, section.reward_wrong, section.think_open, section.think_close
+    )
+    return make_task(
+        section.name,
+        section.dataset,
+        rules=rules,
+        weights=section.weights,
+        options=section.options,
+    )
+
+
+def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> Task:
+    kind, _, about = name.partition(":")
+    if kind in PREFIXES and not about:
+        raise InputError(f"task {name!r}: say which one, as in {kind}:NAME")
+    factory = TASKS[kind if kind in PREFIXES else name]
+    arguments: dict[str, Any] = {"dataset": dataset, **options, "rules": rules}
+    if kind in PREFIXES:
+        arguments["about"] = about
+    known = inspect.signature(factory)
+    try:
+        known.bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(k for k in known.parameters if k not in ("rules", "about"))
+        raise InputError(f"options of task {name!r}: {error}; it takes {takes}") from None
+    return factory(**arguments)

@@ -1,0 +1,233 @@
+"""Tagged running sums: the task that comes with scalerl, with a ceiling known by construction.
+
+A prompt is n digits, each with a letter, n from `items_min` to `items_max`; the model is to write
+for every item its letter, its digit and the running sum, then the last sum again as its answer.
+Sums are modulo 100, two digits, ones first (12 is `21`): the carry is then known when it is needed.
+
+    prompt      a7b5c9=<think>
+    completion  a770b521c912</think>12<eos>
+
+`~` after an item redoes it, `~~` starts over; both cost tokens. A thought that reaches its budget
+is interrupted by `!</think>` and answered with the last sum it finished.
+
+An answer is right if it is the sum **and the thought ends with the last item's line** (`c912`
+above): guessing, or finishing the sum unseen, does not count. A line takes 4 tokens, so n items can
+be right only if the thinking budget is at least 4n tokens, and the pass rate cannot pass `ceiling`.
+The budget moves the ceiling; learning rate, batch and staleness move the efficiency.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scalerl.errors import InputError
+from scalerl.tasks.split import held_out as is_held_out
+from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt, seed_from
+
+NAME = "running-sums"
+#: Tokens of one line of a thought: letter, digit, and a sum of two digits.
+LINE = 4
+REDO, START_OVER, CUT = "~", "~~", "!"
+THINK, END_THINK, END = "<think>", "</think>", "<eos>"
+#: What a length control appends to a thought whose budget is used up.
+PHRASE = CUT + END_THINK
+#: The tutorial's default: changing it changes which prompts every run of it is trained on.
+POOL_SEED = 20251013
+
+
+def written(value: int) -> str:
+    """A sum as the task writes it.
+
+    >>> written(12), written(7), written(103)
+    ('21', '70', '30')
+    """
+    return f"{value % 100:02d}"[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """One question: the digits, tagged a, b, c … in order.
+
+    >>> Sum((7, 5, 9)).question, Sum((7, 5, 9)).answer, Sum((7, 5, 9)).thought
+    ('a7b5c9=<think>', '12', 'a770b521c912')
+    """
+
+    digits: tuple[int, ...]
+
+    @property
+    def question(self) -> str:
+        tagged = "".join(f"{tag}{digit}" for tag, digit in self.items)
+        return f"{tagged}={THINK}"
+
+    @property
+    def items(self) -> list[tuple[str, int]]:
+        return list(zip(string.ascii_lowercase, self.digits, strict=False))
+
+    @property
+    def answer(self) -> str:
+        return written(sum(self.digits))
+
+    @property
+    def last_line(self) -> str:
+        """How a whole thought ends."""
+        tag, digit = self.items[-1]
+        return f"{tag}{digit}{self.answer}"
+
+    @property
+    def thought(self) -> str:
+        """The thought without a slip."""
+        total, lines = 0, []
+        for tag, digit in self.items:
+            total += digit
+            lines.append(f"{tag}{digit}{written(total)}")
+        return "".join(lines)
+
+    @classmethod
+    def parse(cls, question: str) -> Sum:
+        """The sum a question asks for."""
+        tagged = question.removesuffix(THINK).removesuffix("=")
+        return cls(tuple(int(digit) for digit in tagged[1::2]))
+
+
+def judge(asked: Sum, completion: str) -> tuple[bool, str]:
+    """Whether a completion answers the question, and why.
+
+    >>> judge(Sum((7, 5)), "a770b521</think>21<eos>")
+    (True, 'right')
+    >>> judge(Sum((7, 5)), "a770b521!</think>21<eos>")  # interrupted, but the work was done
+    (True, 'right')
+    >>> judge(Sum((7, 5)), "a770</think>21<eos>")
+    (False, 'the thought does not end with b521')
+    """
+    thought, closed, final = completion.partition(END_THINK)
+    if not closed:
+        return False, "no answer: the thought is not closed"
+    answer = final.partition(END)[0]
+    if answer != asked.answer:
+        return False, f"{answer[:20]!r} is not {asked.answer!r}"
+    if not thought.removesuffix(CUT).endswith(asked.last_line):
+        return False, f"the thought does not end with {asked.last_line}"
+    return True, "right"
+
+
+def ceiling(budget_min: int, budget_max: int, n_min: int = 2, n_max: int = 16) -> float:
+    """The highest pass rate of the taught format: the mean over n of P(budget ≥ 4n), with n uniform
+    over n_min … n_max and the budget (thinking tokens) uniform over budget_min … budget_max.
+
+    >>> round(ceiling(56, 64), 4), round(ceiling(48, 56), 4)
+    (0.9111, 0.7778)
+    """
+    return ceiling_of(range(n_min, n_max + 1), budget_min, budget_max)
+
+
+def ceiling_of(items: Iterable[int], budget_min: int, budget_max: int) -> float:
+    """The ceiling for prompts with these numbers of items, as of a validation set."""
+    budgets = budget_max - budget_min + 1
+    if budgets < 1:
+        raise InputError(f"budgets {budget_min} to {budget_max}: give the smaller one first")
+    shares = [min(max(budget_max - LINE * n + 1, 0), budgets) / budgets for n in items]
+    if not shares:
+        raise InputError("the ceiling of no prompts: give at least one number of items")
+    return sum(shares) / len(shares)
+
+
+class TaggedSums(Task):
+    """The task `running-sums`. Options: items_min, items_max, prompts (size of the training pool).
+
+    >>> task = TaggedSums(prompts=100)
+    >>> prompt = task.train_prompts(seed=0)[0]
+    >>> task.check(prompt, Sum.parse(prompt.question).thought + "</think>" + prompt.answer).reward
+    1.0
+    """
+
+    def __init__(
+        self,
+        dataset: str = "",
+        *,
+        rules: Rules = DEFAULT_RULES,
+        items_min: int = 2,
+        items_max: int = 16,
+        prompts: int = 4000,
+        held_out_share: float = 0.2,
+    ) -> None:
+        super().__init__(NAME, rules=rules, held_out_share=held_out_share)
+        if dataset:
+            raise InputError(f"{NAME} makes its own prompts: leave out the dataset {dataset!r}")
+        if not 2 <= items_min <= items_max <= len(string.ascii_lowercase):
+            raise InputError(
+                f"items_min={items_min}, items_max={items_max} of {NAME}: "
+                "give 2 <= items_min <= items_max <= 26"
+            )
+        if prompts < 1:
+            raise InputError(f"prompts={prompts} of {NAME}: give a number from 1")
+        self.items_min, self.items_max, self.pool = items_min, items_max, prompts
+
+    @property
+    def sizes(self) -> range:
+        """The numbers of items that are asked."""
+        return range(self.items_min, self.items_max + 1)
+
+    def prompts(self) -> list[Prompt]:
+        """The training pool, and as many held-out prompts as it takes to have a share."""
+        n_held_out = max(round(self.pool * self.held_out_share / (1 - self.held_out_share)), 1)
+        return self._draw(self.pool, False) + self._draw(n_held_out, True)
+
+    def train_prompts(self, seed: int) -> list[Prompt]:
+        """`prompts` questions of the training side; the seed gives their order only."""
+        chosen = self._draw(self.pool, False)
+        random.Random(f"{self.name}|{seed}").shuffle(chosen)
+        return chosen
+
+    def validation_prompts(self, n: int) -> list[Prompt]:
+        """n questions of the held-out side, the sizes taking turns."""
+        return self._draw(n, True)
+
+    def judge(self, prompt: Prompt, completion: str) -> tuple[bool, str]:
+        return judge(Sum.parse(str(prompt.question)), completion)
+
+    def ceiling(self, prompts: Sequence[Prompt], budget_min: int, budget_max: int) -> float:
+        """The highest pass rate on just these prompts."""
+        sizes = (len(Sum.parse(str(p.question)).digits) for p in prompts)
+        return ceiling_of(sizes, budget_min, budget_max)
+
+    def _draw(self, n: int, held_out: bool) -> list[Prompt]:
+        """n different questions of one side, sizes in turn while they have any left (2 items make
+        only 100 questions)."""
+        sources = [_questions(size, held_out, self.held_out_share) for size in self.sizes]
+        found: list[Prompt] = []
+        while sources and len(found) < n:
+            for source in list(sources):
+                asked = next(source, None)
+                if asked is None:
+                    sources.remove(source)
+                elif len(found) < n:
+                    found.append(_prompt(self.name, asked))
+        if len(found) < n:
+            raise InputError(
+                f"there are only {len(found)} such questions with {self.items_min} to "
+                f"{self.items_max} items, not {n}: raise items_max or ask for fewer"
+            )
+        return found
+
+
+def _prompt(task: str, asked: Sum) -> Prompt:
+    return make_prompt(task, asked.question, asked.answer, difficulty=float(len(asked.digits)))
+
+
+def _questions(size: int, held_out: bool, share: float) -> Iterator[Sum]:
+    """Different questions of one size and side, in a fixed order."""
+    if size <= 3:
+        every = [Sum(tuple(map(int, f"{i:0{size}d}"))) for i in range(10**size)]
+        random.Random(seed_from(POOL_SEED, size)).shuffle(every)
+        yield from (s for s in every if is_held_out(s.question, share) == held_out)
+        return
+    source, seen = random.Random(seed_from(POOL_SEED, size)), set()
+    while len(seen) < 10**size:
+        asked = Sum(tuple(source.randrange(10) for _ in range(size)))
+        if asked.digits not in seen:
+            seen.add(asked.digits)
+            if is_held_out(asked.question, share) == held_out:
+                yield asked

@@ -1,0 +1,206 @@
+"""The warm start: a tiny Llama-shaped model taught the format of tagged sums by a noisy teacher.
+
+Two lessons: the first mostly on clean traces, so that the format sits; the second on noisy ones
+only, so that the model slips at a known rate. Held-out questions are never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.tasks.split import held_out
+from scalerl.tasks.tagged_sums import Sum, TaggedSums
+from scalerl.tasks.teacher import CLEAN, Noise, trace
+from scalerl.tasks.tokenizer import encode, make_tokenizer
+
+#: The checkpoint that comes with scalerl: `model.path = "tiny"`.
+TINY = Path(__file__).parent / "checkpoints" / "tiny"
+#: What a warm start leaves beside the model: how it was made and where it starts.
+CARD = "warmstart.json"
+IGNORED = -100
+#: Rows that are padded to one length.
+MICRO_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Everything the resulting weights depend on."""
+
+    seed: int = 0
+    #: Optimiser steps of the two lessons.
+    steps: tuple[int, int] = (700, 250)
+    learning_rates: tuple[float, float] = (3e-3, 2e-3)
+    #: Share of the first lesson's steps that are on clean traces.
+    clean_share: float = 0.6
+    warmup_steps: int = 30
+    batch: int = 64
+    items_min: int = 2
+    items_max: int = 16
+    noise: Noise = field(default_factory=Noise)
+    layers: int = 2
+    width: int = 64
+    heads: int = 2
+    feed_forward: int = 256
+    init_std: float = 0.08
+
+    def __post_init__(self) -> None:
+        if min(self.steps) < 0 or sum(self.steps) < 1 or self.batch < 1:
+            raise InputError(
+                f"warm start of {self.steps} steps with batch {self.batch}: give at least one each"
+            )
+
+
+def make_model(settings: WarmStart, tokenizer: Any) -> Any:
+    """The untrained model, its weights given by the seed."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(settings.seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.width,
+            intermediate_size=settings.feed_forward,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.heads,
+            max_position_embeddings=512,
+            initializer_range=settings.init_std,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    ).float()
+
+
+def teach(
+    model: Any,
+    tokenizer: Any,
+    settings: WarmStart,
+    report: Callable[[float], None] = lambda fraction: None,
+) -> list[float]:
+    """Train in place by both lessons; returns the loss of every step."""
+    import torch
+
+    source = random.Random(f"warm start|{settings.seed}")
+    total, losses = sum(settings.steps), list[float]()
+    model.train()
+    for lesson, (steps, rate) in enumerate(
+        zip(settings.steps, settings.learning_rates, strict=True)
+    ):
+        optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
+        for step in range(steps):
+            clean = lesson == 0 and step < settings.clean_share * steps
+            rise = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+            for group in optimiser.param_groups:
+                group["lr"] = rate * rise * (1.0 - step / steps)
+            lessons = _lessons(settings, CLEAN if clean else settings.noise, source)
+            optimiser.zero_grad(set_to_none=True)
+            losses.append(_backward(model, lessons, tokenizer.pad_token_id))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            report(len(losses) / total)
+    model.eval()
+    return losses
+
+
+def _lessons(
+    settings: WarmStart, noise: Noise, source: random.Random
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids and labels; only what the teacher chose to write is learned."""
+    rows = []
+    for _ in range(settings.batch):
+        asked = _question(settings, source)
+        lesson = trace(asked, noise, source)
+        parts = (asked.question, lesson.thought, lesson.forced, lesson.answer)
+        prompt, thought, forced, answer = map(encode, parts)
+        labels = [*[IGNORED] * len(prompt), *thought, *[IGNORED] * len(forced), *answer]
+        rows.append(([*prompt, *thought, *forced, *answer], labels))
+    return rows
+
+
+def _backward(model: Any, rows: list[tuple[list[int], list[int]]], pad: int) -> float:
+    """Gradients of the mean loss per learned token. Rows of like length go together: padded to
+    the longest trace, three quarters of the work would be padding."""
+    import torch
+
+    n_learned = sum(label != IGNORED for _, labels in rows for label in labels[1:])
+    rows = sorted(rows, key=lambda row: len(row[0]))
+    total = 0.0
+    for start in range(0, len(rows), MICRO_BATCH):
+        part = rows[start : start + MICRO_BATCH]
+        longest = len(part[-1][0])
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row, _ in part])
+        labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in part])
+        # Padding is on the right, where causal attention never looks: no mask is needed.
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        (loss / n_learned).backward()
+        total += float(loss.detach())
+    return total / n_learned
+
+
+def _question(settings: WarmStart, source: random.Random) -> Sum:
+    share = TaggedSums().held_out_share
+    while True:
+        size = source.randint(settings.items_min, settings.items_max)
+        asked = Sum(tuple(source.randrange(10) for _ in range(size)))
+        if not held_out(asked.question, share):
+            return asked
+
+
+def starting_pass_rate(
+    model: Any,
+    tokenizer: Any,
+    task: TaggedSums,
+    rollouts: int = 400,
+    seed: int = 0,
+    budget: tuple[int, int] = (56, 64),
+) -> float:
+    """Share of right answers at temperature 1 on held-out prompts, thoughts being interrupted at a
+    budget drawn per rollout: where the curve of a run will start."""
+    from scalerl.tasks.sampling import sample
+
+    prompts = task.validation_prompts(rollouts)
+    texts = sample(model, tokenizer, [str(p.question) for p in prompts], seed, budget)
+    right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
+    return sum(map(bool, right)) / rollouts
+
+
+def warm_start(
+    out: Path,
+    settings: WarmStart | None = None,
+    report: Callable[[float], None] = lambda fraction: None,
+    rollouts: int = 400,
+) -> dict[str, Any]:
+    """Make the model, save it in Hugging Face layout, and return its card (also saved, CARD)."""
+    settings = settings or WarmStart()
+    tokenizer = make_tokenizer()
+    model = make_model(settings, tokenizer)
+    losses = teach(model, tokenizer, settings, lambda fraction: report(0.97 * fraction))
+    task = TaggedSums(items_min=settings.items_min, items_max=settings.items_max)
+    pass_rate = starting_pass_rate(model, tokenizer, task, rollouts)
+    last = losses[-min(50, len(losses)) :]
+    card = {
+        "command": f"scalerl warmstart --seed {settings.seed}",
+        "settings": asdict(settings),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "loss": {"first": round(losses[0], 4), "last": round(sum(last) / len(last), 4)},
+        "pass_rate": pass_rate,
+        "rollouts": rollouts,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    report(1.0)
+    return card

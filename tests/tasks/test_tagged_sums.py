@@ -1,0 +1,140 @@
+"""The default task: prompts, checks, and a ceiling that is known by construction."""
+
+import random
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.tasks.tagged_sums import PHRASE, Sum, TaggedSums, ceiling, ceiling_of, judge, written
+from scalerl.tasks.teacher import CLEAN, Noise, trace
+
+
+@pytest.mark.parametrize("budgets", [(56, 64), (48, 56), (40, 40), (0, 3), (100, 200)])
+def test_the_ceiling_is_the_share_of_cases_that_fit_counted_one_by_one(budgets):
+    low, high = budgets
+    cases = [
+        # A teacher without slips, cut at the budget: the best the format allows.
+        judge(
+            asked,
+            asked.thought + "</think>" + asked.answer
+            if len(asked.thought) + 1 <= budget
+            else asked.thought[:budget] + PHRASE + asked.answer,
+        )[0]
+        for n in range(2, 17)
+        for asked in [Sum(tuple(random.Random(n).choices(range(10), k=n)))]
+        for budget in range(low, high + 1)
+    ]
+    assert ceiling(low, high) == pytest.approx(sum(cases) / len(cases))
+
+
+def test_a_tighter_budget_lowers_the_ceiling():
+    assert ceiling(48, 56) < ceiling(56, 64) < ceiling(64, 72) == 1.0
+
+
+def test_the_ceiling_of_a_validation_set_counts_its_own_sizes():
+    task = TaggedSums()
+    prompts = task.validation_prompts(150)  # ten of each size
+    assert task.ceiling(prompts, 56, 64) == pytest.approx(ceiling(56, 64))
+    assert ceiling_of([16], 56, 64) == pytest.approx(1 / 9)
+
+
+def test_budgets_in_the_wrong_order_are_refused():
+    with pytest.raises(InputError, match="smaller one first"):
+        ceiling(64, 56)
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("a770b521</think>21<eos>", True),
+        ("a770b521</think>21", True),
+        ("a770b521!</think>21<eos>", True),  # interrupted when the work was done
+        ("a990~a770b521</think>21<eos>", True),
+        ("a770b521</think>12<eos>", False),  # ones come first
+        ("a770b531</think>21<eos>", False),  # the thought says otherwise
+        ("a770!</think>21<eos>", False),  # a guess
+        ("a770b52!</think>21<eos>", False),  # finished unseen
+        ("</think>21<eos>", False),
+        ("a770b521", False),
+        ("a770b52121<eos>", False),
+        ("a770b521</think>210<eos>", False),
+        ("a770b521</think></think>21", False),
+        ("", False),
+    ],
+)
+def test_an_answer_counts_only_if_it_is_right_and_worked_out(completion, right):
+    assert judge(Sum((7, 5)), completion)[0] is right
+
+
+def test_rewards_are_plus_and_minus_one():
+    task = TaggedSums(prompts=50)
+    prompt = task.train_prompts(0)[0]
+    thought = Sum.parse(prompt.question).thought
+    assert task.check(prompt, f"{thought}</think>{prompt.answer}").reward == 1.0
+    assert task.check(prompt, f"{thought}</think>x").reward == -1.0
+
+
+def test_every_prompt_is_answered_by_the_clean_teacher():
+    task = TaggedSums(prompts=500)
+    for prompt in task.train_prompts(3):
+        assert task.check(
+            prompt, trace(Sum.parse(prompt.question), CLEAN, random.Random(0)).text
+        ).correct
+
+
+def test_the_noisy_teacher_slips_at_a_steady_rate():
+    task, source = TaggedSums(prompts=3000), random.Random(0)
+    right = [
+        task.check(p, trace(Sum.parse(p.question), Noise(), source).text).correct
+        for p in task.train_prompts(0)
+    ]
+    assert 0.15 < sum(right) / len(right) < 0.3
+
+
+def test_a_cut_trace_answers_with_its_last_finished_sum():
+    source = random.Random(1)
+    for _ in range(50):
+        lesson = trace(Sum((1, 2, 3)), Noise(rate=0.0, needless_redo=0.0, cut=1.0), source)
+        finished = lesson.thought[: len(lesson.thought) // 4 * 4]
+        assert lesson.forced == PHRASE
+        assert lesson.answer == finished[-2:] + "<eos>"
+
+
+def test_training_and_validation_share_no_prompt():
+    task = TaggedSums(prompts=4000)
+    train = {p.id for seed in (0, 1) for p in task.train_prompts(seed)}
+    held_out = {p.id for p in task.validation_prompts(1000)}
+    assert len(train) == 4000
+    assert len(held_out) == 1000
+    assert not train & held_out
+
+
+def test_sizes_take_turns_in_validation():
+    sizes = [p.difficulty for p in TaggedSums().validation_prompts(150)]
+    assert {sizes.count(n) for n in range(2, 17)} == {10}
+
+
+def test_prompts_are_the_same_in_every_run():
+    one, other = TaggedSums(prompts=100), TaggedSums(prompts=100)
+    assert one.train_prompts(7) == other.train_prompts(7)
+    assert one.train_prompts(7) != one.train_prompts(8)
+    assert {p.id for p in one.train_prompts(7)} == {p.id for p in one.train_prompts(8)}
+    assert one.validation_prompts(20) == other.validation_prompts(30)[:20]
+    assert (
+        one.validation_prompts(1)[0].id == "running-sums/" + one.validation_prompts(1)[0].id[-16:]
+    )
+
+
+@pytest.mark.parametrize("options", [{"items_min": 1}, {"items_max": 27}, {"prompts": 0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(InputError):
+        TaggedSums(**options)
+
+
+def test_more_prompts_than_there_are_questions_are_refused():
+    with pytest.raises(InputError, match="only"):
+        TaggedSums(items_max=2, prompts=101).train_prompts(0)
+
+
+def test_sums_are_written_ones_first():
+    assert [written(n) for n in (0, 9, 10, 99, 100, 144)] == ["00", "90", "01", "99", "00", "44"]
