@@ -213,8 +213,8 @@ def cli_page() -> str:
         "codes: 0 done, 1 the answer is no, 2 bad input (one line on stderr says what to do). "
         "Amounts may be written `50k`, `1.5M`.",
     ]
-    for name, command in commands.choices.items():
-        parts += ["", f"## scalerl {name}", "", str(command.description), ""]
+    for name, command in _leaves(commands, "scalerl"):
+        parts += ["", f"## {name}", "", str(command.description or ""), ""]
         rows = []
         for action in command._actions:
             if isinstance(action, argparse._HelpAction):
@@ -225,8 +225,22 @@ def cli_page() -> str:
                 value = ""
             label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
             rows.append([label, (action.help or "").replace("|", "\\|")])
-        parts += [markdown(["option", "meaning"], rows), "", f"```sh\n{_example(command)}\n```"]
+        parts.append(markdown(["option", "meaning"], rows))
+        if command.epilog:
+            parts += ["", f"```sh\n{_example(command)}\n```"]
     return "\n".join(parts) + "\n"
+
+
+def _leaves(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str
+) -> list[tuple[str, argparse.ArgumentParser]]:
+    """Every command that does something, subcommands included."""
+    found = []
+    for word, command in commands.choices.items():
+        below = [a for a in command._actions if isinstance(a, argparse._SubParsersAction)]
+        inner = _leaves(below[0], f"{name} {word}") if below else [(f"{name} {word}", command)]
+        found += inner
+    return found
 
 
 def _example(command: argparse.ArgumentParser) -> str:
@@ -277,6 +291,12 @@ def _docstring(thing: Any) -> str:
     return "\n".join([*out, "```"] if inside else out)
 
 
+def recipe_page() -> str:
+    from scalerl.recipe.reference import page
+
+    return page()
+
+
 def pages() -> dict[Path, str]:
     """Every generated file and its text."""
     found = {
@@ -285,6 +305,7 @@ def pages() -> dict[Path, str]:
     }
     found[ROOT / "docs" / "reference" / "cli.md"] = cli_page()
     found[ROOT / "docs" / "reference" / "python.md"] = python_page()
+    found[ROOT / "docs" / "reference" / "recipe.md"] = recipe_page()
     return found
 
 
