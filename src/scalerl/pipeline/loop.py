@@ -310,6 +310,8 @@ class Loop:
             "pass_rate": float(np.mean([bool(r.correct) for r in rollouts])),
             "truncated": float(np.mean([r.truncated for r in rollouts])),
             "interrupted": float(np.mean([r.finish == "interrupted" for r in rollouts])),
+            "mixed_versions": float(np.mean([len(set(r.versions.tolist())) > 1 for r in rollouts])),
+            "prompts": [g.prompt_id for g in self._batch],
             "zero_variance": message.filtered["zero_variance_prompts"] / len(self._batch),
             "length": {"mean": float(np.mean(lengths)), "max": int(max(lengths))},
             "filtered": message.filtered,
