@@ -111,6 +111,7 @@ def test_truncated_rollouts_are_left_out_before_the_variance_is_judged():
     found = filter_rows(REWARDS, PROMPTS, cut, truncated="drop")
     assert not found.kept_B.any()
     assert found.truncated == 1 and found.effective_rollouts == 0
+    assert found.truncated_rate == pytest.approx(1 / 6)
     assert filter_rows(REWARDS, PROMPTS, cut).kept_B.sum().item() == 4
 
 

@@ -43,6 +43,10 @@ class Filtered:
     def zero_variance_rate(self) -> float:
         return self.zero_variance_prompts / self.prompts if self.prompts else 0.0
 
+    @property
+    def truncated_rate(self) -> float:
+        return self.truncated / self.rollouts if self.rollouts else 0.0
+
     def to_dict(self) -> dict[str, int]:
         names = (
             "prompts", "rollouts", "unscored", "truncated", "zero_variance_prompts",
