@@ -6,7 +6,8 @@ input: {"code", "input"} runs a program on an input, its output being standard o
 are *expected* never comes in here: a program that owns this process still has to know the answers.
 """
 
-# ruff: noqa: PTH, SIM115 - pathlib would add to the start of every run of every program
+# pathlib would add to the start of every run of every program.
+# ruff: noqa: PTH110, PTH123, PTH208, SIM115
 
 from __future__ import annotations
 

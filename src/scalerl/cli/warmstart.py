@@ -1,0 +1,65 @@
+"""scalerl warmstart: the tiny model that the default run starts from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from scalerl.cli import options
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "warmstart",
+        help="teach a tiny model the format of the default task",
+        description="Makes a tiny Llama-shaped model, taught tagged running sums by a noisy "
+        "teacher: where the default run starts. One like it comes with scalerl.",
+        epilog="Example: scalerl warmstart --out out/warm --seed 0",
+    )
+    command.add_argument("--out", required=True, metavar="DIR", help="directory for the model")
+    command.add_argument("--seed", type=int, default=0, help="gives weights and lessons (0)")
+    command.add_argument(
+        "--steps",
+        type=int,
+        nargs=2,
+        metavar="N",
+        help="optimiser steps on mostly clean, then on noisy lessons (700 250)",
+    )
+    command.add_argument(
+        "--rollouts", type=int, default=400, help="answers the starting pass rate is from (400)"
+    )
+    options.add_json(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.errors import InputError
+    from scalerl.report.progress import progress
+
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise InputError(f"warmstart needs {error.name}: pip install 'scalerl[train]'") from None
+    from scalerl.tasks.warmstart import CARD, WarmStart, warm_start
+
+    transformers.utils.logging.disable_progress_bar()
+    # The matrices are small: a second thread only costs time.
+    torch.set_num_threads(1)
+    settings = WarmStart(seed=args.seed, **({"steps": tuple(args.steps)} if args.steps else {}))
+    out = Path(args.out)
+    if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
+        raise InputError(f"{out} holds other files: give a new directory")
+    with progress("warm start") as report:
+        card = warm_start(out, settings, report, args.rollouts)
+    if args.json:
+        options.print_json(card)
+        return 0
+    loss = card["loss"]
+    print(f"{card['parameters']:,} parameters in {out}, seed {args.seed}")
+    print(f"loss {loss['first']:.2f} -> {loss['last']:.3f}")
+    print(f"pass rate {card['pass_rate']:.3f} over {args.rollouts} rollouts at temperature 1")
+    sys.stdout.flush()
+    return 0
