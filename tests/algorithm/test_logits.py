@@ -346,14 +346,19 @@ heads = st.fixed_dictionaries(
 
 
 @settings(max_examples=80, deadline=None)
-@given(shapes, chunks, heads, st.booleans(), st.sampled_from([1.0, 0.6, "each"]), st.integers(0, 9))
-def test_chunked_equals_plain_in_float64(shape, chunk, head, bias, temperature, seed):
+@given(
+    shapes, chunks, heads, st.booleans(), st.sampled_from([1.0, 0.6, "each"]),
+    st.sampled_from([0, 1000, 10**9]), st.booleans(), st.integers(0, 9),
+)  # fmt: skip
+def test_chunked_equals_plain_in_float64(shape, chunk, head, bias, temperature, keep, masked, seed):
     hidden, head, target = problem(*shape, bias=bias, seed=seed, **head)
     N = shape[0]
     upstream = torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if temperature == "each":
         temperature = torch.linspace(0.5, 2.0, N, dtype=torch.float64)
-    ours = chunked_logprobs(hidden, head, target, temperature, chunk=chunk)
+    if masked:
+        upstream = upstream.clamp(min=0)
+    ours = chunked_logprobs(hidden, head, target, temperature, chunk=chunk, keep=keep)
     plain = plain_logprobs(head.logits(hidden), target, temperature)
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
@@ -366,13 +371,14 @@ def test_chunked_equals_plain_in_float64(shape, chunk, head, bias, temperature, 
 
 
 @pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"softcap": 1.5}, {"bias": False}])
-def test_gradients_are_those_of_finite_differences(options):
+@pytest.mark.parametrize("keep", [0, 150])  # 3 × 4 numbers of 8 bytes a block: none, or one
+def test_gradients_are_those_of_finite_differences(options, keep):
     hidden, head, target = problem(4, 6, 3, **options)
     parameters = [hidden, head.weight] + ([head.bias] if head.bias is not None else [])
 
     def run(hidden, weight, bias=None):
         live = Head(_Holder(weight, bias), head.scale, head.softcap)
-        return chunked_logprobs(hidden, live, target, 0.7, chunk=(3, 4))[0]
+        return chunked_logprobs(hidden, live, target, 0.7, chunk=(3, 4), keep=keep)[0]
 
     assert torch.autograd.gradcheck(run, parameters)
 
@@ -488,14 +494,15 @@ def test_a_bad_hidden_state_spoils_its_own_token_only(bad):
     assert torch.equal(entropy[others], clean[1][others])
 
 
-def test_a_masked_bad_token_leaves_every_gradient_as_if_it_were_not_there():
+@pytest.mark.parametrize("keep", [0, 10**9])
+def test_a_masked_bad_token_leaves_every_gradient_as_if_it_were_not_there(keep):
     hidden, head, target = problem()
     spoilt = hidden.detach().clone()
     spoilt[4] = float("nan")
     spoilt.requires_grad_()
     mask = torch.ones(13, dtype=torch.float64)
     mask[4] = 0
-    logprobs = chunked_logprobs(spoilt, head, target, chunk=(4, 10))[0]
+    logprobs = chunked_logprobs(spoilt, head, target, chunk=(4, 10), keep=keep)[0]
     safe = torch.where(mask.bool(), logprobs, 0.0)
     grads = gradients(safe, spoilt, head, mask)
     expected = gradients(chunked_logprobs(hidden, head, target)[0], hidden, head, mask)
@@ -583,7 +590,27 @@ def test_weights_changed_between_forward_and_backward_are_refused():
         logprobs.sum().backward()
 
 
+@pytest.mark.parametrize("keep", [0, 10**9])
+def test_a_second_backward_pass_gives_the_same_gradient(keep):
+    hidden, head, target = problem()
+    logprobs = chunked_logprobs(hidden, head, target, keep=keep)[0].sum()
+    once = torch.autograd.grad(logprobs, [hidden, head.weight], retain_graph=True)
+    twice = torch.autograd.grad(logprobs, [hidden, head.weight])
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+
+
 # --- memory ---
+
+
+def kept_bytes(logprobs):
+    return sum(weights.nbytes for weights, _ in logprobs.grad_fn.kept.values())
+
+
+def test_no_more_is_kept_for_the_backward_pass_than_allowed():
+    hidden, head, target = problem(20, 40, 3)  # 6400 bytes of logits in blocks of 5 × 10 × 8
+    for keep, expected in [(0, 0), (399, 0), (400, 400), (1000, 800), (10**9, 6400)]:
+        logprobs, _ = chunked_logprobs(hidden, head, target, chunk=(5, 10), keep=keep)
+        assert kept_bytes(logprobs) == expected
 
 
 class Largest(TorchDispatchMode):
@@ -610,10 +637,11 @@ def test_no_operation_makes_anything_larger_than_a_block_or_a_gradient(dtype):
     assert seen.numel == 200 * 300
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_at_8k_tokens_and_150k_words_is_below_a_tenth_of_the_matrix():
     """Forward and backward, measured as the peak of a process of its own; gradients included."""
     code = """
-import json, resource, torch
+import json, pathlib, resource, torch
 from scalerl.algorithm.logits import Head, chunked_logprobs
 torch.set_num_threads(1)
 N, V, D = 8192, 151_936, 16
@@ -622,7 +650,7 @@ chunked_logprobs(torch.randn(64, D), warm, torch.zeros(64, dtype=torch.int64))[0
 module, hidden = torch.nn.Linear(D, V, bias=False), torch.randn(N, D, requires_grad=True)
 target = torch.randint(V, (N,))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-before = peak()
+before = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 logprobs, _ = chunked_logprobs(hidden, Head(module), target)
 forward = peak()
 logprobs.sum().backward()

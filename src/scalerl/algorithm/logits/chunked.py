@@ -10,14 +10,14 @@ uses the generator's temperature gets the generator's log-probs.
 
 The logits exist one block of C_n tokens × C_v words at a time: the forward pass keeps a running
 maximum and running sums per token (online log-sum-exp), the backward pass computes each block again
-and turns it into gradients at once. Beyond inputs and results, with D the width of the model, 4
-bytes a number:
+and turns it into gradients at once. The first blocks, up to `keep` bytes of them, are kept for the
+backward pass instead. Beyond inputs and results, with D the width of the model, 4 bytes a number:
 
-    forward   4 · (3·C_n·C_v + C_v·D + C_n·D + 8·N)
-    backward  4 · (3·C_n·C_v + 2·C_v·D + C_n·D + 2·N·D + 8·N)
+    forward   keep + 4 · (3·C_n·C_v + C_v·D + C_n·D + 8·N)
+    backward  keep + 4 · (3·C_n·C_v + 2·C_v·D + 2·C_n·D + N·D + 8·N)
 
-Nothing grows with N·V. The price is one more product, 4 instead of 3 of N·V·D multiply-adds, won
-back on memory traffic unless D is large: blocks stay in the cache.
+Nothing grows with N·V. The price is one more product for what is not kept, 4 instead of 3 of N·V·D
+multiply-adds, won back on memory traffic unless D is large: blocks stay in the cache.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from scalerl.errors import InputError
 #: measured by benchmarks/logprobs.py); a GPU needs larger ones to be busy (128 MiB).
 CPU_CHUNK = (512, 2048)
 GPU_CHUNK = (4096, 8192)
+
+#: Bytes of blocks kept for the backward pass: 5 % of 8k tokens × 150k words, all of what fits.
+KEEP = 256 * 2**20
 
 #: exp(-1e4) is 0 in FP32 and FP64. Keeps 0 · (−inf) out of the entropy where a logit is −inf.
 FLOOR = -1e4
@@ -58,12 +61,12 @@ def plain_logprobs(
 @overload
 def chunked_logprobs(
     hidden_ND: Tensor, head: Head, target_N: Tensor, temperature: float | Tensor = ...,
-    *, with_entropy: Literal[True] = ..., chunk: tuple[int, int] | None = ...,
+    *, with_entropy: Literal[True] = ..., chunk: tuple[int, int] | None = ..., keep: int = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def chunked_logprobs(
     hidden_ND: Tensor, head: Head, target_N: Tensor, temperature: float | Tensor = ...,
-    *, with_entropy: bool, chunk: tuple[int, int] | None = ...,
+    *, with_entropy: bool, chunk: tuple[int, int] | None = ..., keep: int = ...,
 ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 def chunked_logprobs(
     hidden_ND: Tensor,
@@ -73,20 +76,24 @@ def chunked_logprobs(
     *,
     with_entropy: bool = True,
     chunk: tuple[int, int] | None = None,
+    keep: int = KEEP,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs (differentiable) and entropies (detached: a diagnostic) of target_N, in FP32.
 
-    `temperature` is one number or one per token; `chunk` is tokens × words of a block. Gradients
-    reach hidden_ND and the head's weight and bias, summed in FP32 and returned in each one's dtype.
-    A token whose log-prob receives no gradient (masked, zero advantage) costs nothing in the
-    backward pass and adds nothing to any gradient, even where its log-prob is NaN or infinite. A
-    token with NaN or infinite logits has a log-prob of NaN and disturbs no other.
+    `temperature` is one number or one per token; `chunk` is tokens × words of a block,
+    `keep` the bytes that may be kept for the backward pass. Gradients reach hidden_ND and the
+    head's weight and bias, summed in FP32 and returned in each one's dtype. A token whose log-prob
+    receives no gradient (masked, zero advantage) costs nothing in the backward pass and adds
+    nothing to any gradient, even where its log-prob is NaN or infinite. A token with NaN or
+    infinite logits has a log-prob of NaN and disturbs no other.
     """
     weight = head.weight
     chunk = chunk or (CPU_CHUNK if hidden_ND.device.type == "cpu" else GPU_CHUNK)
     _check(hidden_ND, weight, target_N, chunk)
     inverse_N = _inverse_temperature(temperature, hidden_ND)
-    options = (head, with_entropy, chunk)
+    # With a softcap the backward pass needs the logits themselves.
+    keep = keep if torch.is_grad_enabled() and head.softcap is None else 0
+    options = (head, with_entropy, chunk, keep)
     with torch.autocast(hidden_ND.device.type, enabled=False):
         logprobs_N, entropy_N = cast(
             tuple[Tensor, Tensor],
@@ -104,9 +111,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         bias_V: Tensor | None,
         target_N: Tensor,
         inverse_N: Tensor | None,
-        options: tuple[Head, bool, tuple[int, int]],
+        options: tuple[Head, bool, tuple[int, int], int],
     ) -> tuple[Tensor, Tensor]:
-        head, with_entropy, (chunk_tokens, chunk_vocab) = options
+        head, with_entropy, (chunk_tokens, chunk_vocab), room = options
+        kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         N, dtype = len(hidden_ND), wide(weight_VD.dtype)
         # Running maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) and the target's logit.
         top, total, moment, chosen = (
@@ -133,10 +141,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     weights = z.exp_()
                 total[rows] = total[rows] * drop.exp() + weights.sum(1)
                 top[rows] = new_top
+                if weights.nbytes <= room and any(ctx.needs_input_grad):
+                    room -= weights.nbytes
+                    kept[words.start, rows.start] = weights, new_top
         log_total = total.log()
         normaliser = top + log_total
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, inverse_N, normaliser)
-        ctx.options = options
+        ctx.options, ctx.kept = options, kept
         entropy_N = log_total - moment / total
         ctx.mark_non_differentiable(entropy_N)
         return chosen - normaliser, entropy_N
@@ -144,53 +155,67 @@ class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, target_N, inverse_N, normaliser = ctx.saved_tensors
-        head, _, (chunk_tokens, chunk_vocab) = ctx.options
-        to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
-        dtype = normaliser.dtype
+        with torch.autocast(grad_N.device.type, enabled=False):
+            return (*_gradients(ctx, grad_N), None, None, None)
 
-        active = grad_N.nonzero()[:, 0]
-        hidden_AD = hidden_ND[active]
-        target_A, normaliser_A, grad_A = target_N[active], normaliser[active], grad_N[active]
-        inverse_A = None if inverse_N is None else inverse_N[active]
-        slope_A = grad_A * head.scale if inverse_A is None else grad_A * inverse_A * head.scale
 
-        grad_hidden_AD = torch.zeros(hidden_AD.shape if to_hidden else (0,), dtype=dtype,
-                                     device=grad_N.device)  # fmt: skip
-        grad_weight_VD = torch.empty_like(weight_VD) if to_weight else None
-        grad_bias_V = torch.empty_like(bias_V) if to_bias else None
-        for words in _chunks(len(weight_VD), chunk_vocab):
-            weight, bias = _operands(weight_VD, bias_V, words, head)
-            wide_weight = weight.to(dtype)
-            d_weight = torch.zeros_like(wide_weight) if to_weight else None
-            d_bias = torch.zeros(len(weight), dtype=dtype, device=grad_N.device)
-            for rows in _chunks(len(active), chunk_tokens):
-                hidden = hidden_AD[rows]
+def _gradients(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of hidden states, weight and bias: block by block, words outermost, so that the
+    gradient of a word is summed in FP32 and written once."""
+    hidden_ND, weight_VD, bias_V, target_N, inverse_N, normaliser = ctx.saved_tensors
+    head, _, (chunk_tokens, chunk_vocab), _ = ctx.options
+    to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
+    new = {"dtype": normaliser.dtype, "device": normaliser.device}
+    slope_N = grad_N * head.scale if inverse_N is None else grad_N * inverse_N * head.scale
+    found = [(rows.start, _active(grad_N, rows)) for rows in _chunks(len(grad_N), chunk_tokens)]
+    active = [(start, rows) for start, rows in found if isinstance(rows, slice) or len(rows)]
+
+    d_hidden = torch.zeros(hidden_ND.shape if to_hidden else (0,), **new)
+    grad_weight_VD = torch.empty_like(weight_VD) if to_weight else None
+    grad_bias_V = torch.empty_like(bias_V) if to_bias else None
+    for words in _chunks(len(weight_VD), chunk_vocab):
+        weight, bias = _operands(weight_VD, bias_V, words, head)
+        wide_weight = weight.to(**new)
+        d_weight = torch.zeros(weight.shape if to_weight else (0,), **new)
+        d_bias = torch.zeros(len(weight), **new)
+        for start, rows in active:
+            hidden, slope = hidden_ND[rows], slope_N[rows, None]
+            # d logprob / d z = (one-hot of the target − p), times what lies behind z.
+            bend = None
+            if (words.start, start) in ctx.kept:
+                weights, top = ctx.kept[words.start, start]
+                if isinstance(rows, Tensor):
+                    weights, top = weights[rows - start], top[rows - start]
+                d_z = weights * (-slope * (top - normaliser[rows]).exp()[:, None])
+            else:
                 z = _logits(hidden, weight, bias, head)
-                bend = None if head.softcap is None else 1 - (z / head.softcap) ** 2
-                if inverse_A is not None:
-                    z *= inverse_A[rows, None]
-                # d logprob / d z = (one-hot of the target − p), times what lies behind z.
-                d_z = z.sub_(normaliser_A[rows, None]).exp_().mul_(-slope_A[rows, None])
-                at, inside = _within(target_A[rows], words)
-                d_z.scatter_add_(1, at[:, None], (slope_A[rows] * inside)[:, None])
-                if bend is not None:
-                    d_z *= bend
-                if to_hidden:
-                    grad_hidden_AD[rows].addmm_(d_z, wide_weight)
-                if d_weight is not None:
-                    d_weight.addmm_(d_z.t(), _used(hidden, head, dtype))
-                if to_bias:
-                    d_bias += d_z.sum(0)
-            if grad_weight_VD is not None and d_weight is not None:
-                grad_weight_VD[words] = d_weight
-            if grad_bias_V is not None:
-                grad_bias_V[words] = d_bias
-        grad_hidden_ND = None
-        if to_hidden:
-            grad_hidden_ND = torch.zeros_like(hidden_ND)
-            grad_hidden_ND[active] = grad_hidden_AD.to(hidden_ND.dtype)
-        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+                if head.softcap is not None:
+                    bend = 1 - (z / head.softcap) ** 2
+                if inverse_N is not None:
+                    z *= inverse_N[rows, None]
+                d_z = z.sub_(normaliser[rows, None]).exp_().mul_(-slope)
+            at, inside = _within(target_N[rows], words)
+            d_z.scatter_add_(1, at[:, None], slope * inside[:, None])
+            if bend is not None:
+                d_z *= bend
+            if to_hidden:
+                d_hidden[rows] += d_z @ wide_weight
+            if to_weight:
+                d_weight.addmm_(d_z.t(), _used(hidden, head, normaliser.dtype))
+            if to_bias:
+                d_bias += d_z.sum(0)
+        if grad_weight_VD is not None:
+            grad_weight_VD[words] = d_weight
+        if grad_bias_V is not None:
+            grad_bias_V[words] = d_bias
+    grad_hidden_ND = d_hidden.to(hidden_ND.dtype) if to_hidden else None
+    return grad_hidden_ND, grad_weight_VD, grad_bias_V
+
+
+def _active(grad_N: Tensor, rows: slice) -> slice | Tensor:
+    """Which of these rows have a gradient: the slice itself if all have, else their indices."""
+    found = grad_N[rows].nonzero()[:, 0]
+    return rows if len(found) == rows.stop - rows.start else found + rows.start
 
 
 def _chunks(n: int, size: int) -> Iterator[slice]:
