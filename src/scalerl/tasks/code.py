@@ -34,7 +34,7 @@ LONGEST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Tests:
+class UnitTests:
     """What a program must do: print `outputs` for `inputs`, and give `values` for `calls`."""
 
     inputs: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class CodeTask(RowsTask):
         text = f"{question}\n\n{self._instruction}".strip()
         return ({"role": "user", "content": text},) if self._chat else text
 
-    def answer_of(self, row: Mapping[str, Any], where: str) -> Tests:
+    def answer_of(self, row: Mapping[str, Any], where: str) -> UnitTests:
         return read_tests(row, where, self._most)
 
     def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
@@ -108,7 +108,7 @@ def extract(text: str) -> str | None:
     return str(blocks[-1]) if blocks else None
 
 
-def run_tests(code: str, tests: Tests, sandbox: Sandbox, limits: Limits) -> tuple[bool, str]:
+def run_tests(code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits) -> tuple[bool, str]:
     """Whether the program passes all tests, and the first thing it fails."""
     if len(code) > LONGEST:
         return False, f"the program is longer than {LONGEST} characters"
@@ -135,7 +135,7 @@ def run_tests(code: str, tests: Tests, sandbox: Sandbox, limits: Limits) -> tupl
     return True, "all tests passed"
 
 
-def read_tests(row: Mapping[str, Any], where: str, most: int) -> Tests:
+def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
     """The tests of a row, in any of the usual columns."""
     pairs = row.get("input_output", row)
     if isinstance(pairs, str):
@@ -155,7 +155,7 @@ def read_tests(row: Mapping[str, Any], where: str, most: int) -> Tests:
     asserts = [read_assert(str(t), where) for t in listed or () if not isinstance(t, Mapping)]
     if not inputs and not asserts:
         raise InputError(f"{where}: no tests; name the columns inputs and outputs, or test_list")
-    return Tests(
+    return UnitTests(
         tuple(inputs[:most]),
         tuple(outputs[:most]),
         tuple(call for call, _ in asserts[:most]),

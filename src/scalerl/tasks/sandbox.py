@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import shlex
 import shutil
@@ -39,8 +40,8 @@ from scalerl.errors import InputError
 
 INSIDE = Path(__file__).with_name("inside.py")
 HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
-#: Exit code of `inside.py` when a wall could not be raised.
-NO_WALL = 97
+#: How long a killed namespace may take to vanish.
+LAST_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> Outcome
     try:
         output, errors, killed = _watch(process, limits)
     finally:
-        _kill_group(process)
+        _end(process)
     code = process.returncode if not killed else None
     return Outcome(code, output, errors, killed)
 
@@ -251,13 +252,40 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits) -> tuple[bytes, byt
     return bytes(read["output"]), bytes(read["errors"]), killed
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group and the first process of the pid namespace, and wait until both are gone: the
+    kernel lets that process go only after every other one in its namespace."""
+    handles = _children(process.pid)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        return
-    finally:
-        process.wait()
+        process.poll()  # it ended by itself, and has been waited for
+    for handle in handles:
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # gone with its group
+    process.wait()
+    for handle in handles:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(1000 * LAST_SECONDS)
+        os.close(handle)
+
+
+def _children(pid: int) -> list[int]:
+    """Handles of a process's children."""
+    found: list[int] = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return found  # it has ended, and its namespace with it
+    for child in children:
+        try:
+            found.append(os.pidfd_open(int(child)))
+        except ProcessLookupError:
+            continue
+    return found
 
 
 def _plain(limits: Limits) -> dict[str, float]:

@@ -15,6 +15,8 @@ from typing import Any
 from scalerl.tasks.tagged_sums import CUT, END, END_THINK, REDO, THINK
 
 PAD, UNKNOWN = "<pad>", "<unk>"
+#: The longest prompt and completion of the model.
+POSITIONS = 512
 VOCABULARY = (
     *(PAD, END, UNKNOWN, THINK, END_THINK),
     *string.digits,
@@ -58,6 +60,7 @@ def make_tokenizer() -> Any:
         pad_token=PAD,
         unk_token=UNKNOWN,
         padding_side="left",
+        model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )

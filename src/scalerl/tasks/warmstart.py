@@ -17,13 +17,15 @@ from scalerl.errors import InputError
 from scalerl.tasks.split import held_out
 from scalerl.tasks.tagged_sums import Sum, TaggedSums
 from scalerl.tasks.teacher import CLEAN, Noise, trace
-from scalerl.tasks.tokenizer import encode, make_tokenizer
+from scalerl.tasks.tokenizer import POSITIONS, encode, make_tokenizer
 
 #: The checkpoint that comes with scalerl: `model.path = "tiny"`.
 TINY = Path(__file__).parent / "checkpoints" / "tiny"
 #: What a warm start leaves beside the model: how it was made and where it starts.
 CARD = "warmstart.json"
 IGNORED = -100
+#: Thinking tokens of the preset `tiny`, smallest and largest.
+BUDGET = (56, 64)
 #: Rows that are padded to one length.
 MICRO_BATCH = 16
 
@@ -70,7 +72,7 @@ def make_model(settings: WarmStart, tokenizer: Any) -> Any:
             num_hidden_layers=settings.layers,
             num_attention_heads=settings.heads,
             num_key_value_heads=settings.heads,
-            max_position_embeddings=512,
+            max_position_embeddings=POSITIONS,
             initializer_range=settings.init_std,
             tie_word_embeddings=False,
             bos_token_id=None,
@@ -164,7 +166,7 @@ def starting_pass_rate(
     task: TaggedSums,
     rollouts: int = 400,
     seed: int = 0,
-    budget: tuple[int, int] = (56, 64),
+    budget: tuple[int, int] = BUDGET,
 ) -> float:
     """Share of right answers at temperature 1 on held-out prompts, thoughts being interrupted at a
     budget drawn per rollout: where the curve of a run will start."""
@@ -197,10 +199,21 @@ def warm_start(
         "loss": {"first": round(losses[0], 4), "last": round(sum(last) / len(last), 4)},
         "pass_rate": pass_rate,
         "rollouts": rollouts,
+        "thinking_budget": list(BUDGET),
     }
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    _name_for_all_versions(out / "tokenizer_config.json")
+    (out / "model.safetensors").chmod(0o644)
     (out / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     report(1.0)
     return card
+
+
+def _name_for_all_versions(path: Path) -> None:
+    """transformers 5 writes a class name that version 4 does not know; both know the old one."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.pop("backend", None)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
