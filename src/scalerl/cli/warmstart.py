@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
         "--steps",
         type=int,
         nargs=2,
+        default=(700, 250),
         metavar="N",
         help="optimiser steps on mostly clean, then on noisy lessons (700 250)",
     )
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
     # The matrices are small: a second thread only costs time.
     torch.set_num_threads(1)
-    settings = WarmStart(seed=args.seed, **({"steps": tuple(args.steps)} if args.steps else {}))
+    settings = WarmStart(seed=args.seed, steps=tuple(args.steps))
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")

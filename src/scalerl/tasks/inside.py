@@ -91,6 +91,9 @@ MACHINES = {
     "aarch64": (1, 0xC00000B7, 220, 435, 91),
 }
 
+#: How collections are tagged on their way out.
+KINDS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "set"}
+
 
 def stop(why: str) -> None:
     """A wall could not be raised: the program is not run."""
@@ -202,8 +205,8 @@ def plain(value: object, depth: int = 0) -> object:
         return value
     if depth > 50:
         return ["other", "nested too deeply"]
-    if type(value) in (list, tuple, set, frozenset):
-        kind = {list: "list", tuple: "tuple"}.get(type(value), "set")
+    kind = KINDS.get(type(value))
+    if kind is not None:
         return [kind, [plain(item, depth + 1) for item in value]]  # type: ignore[attr-defined]
     if type(value) is dict:
         return ["dict", [[plain(k, depth + 1), plain(v, depth + 1)] for k, v in value.items()]]

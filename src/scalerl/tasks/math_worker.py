@@ -33,7 +33,8 @@ def main() -> None:
     @lru_cache(maxsize=4096)
     def reference_of(text: str) -> list[Any]:
         marked = text if "$" in text or "\\boxed" in text else f"\\boxed{{{text}}}"
-        return parse(marked, parsing_timeout=None)
+        found: list[Any] = parse(marked, parsing_timeout=None)
+        return found
 
     reply(out, ready=True)
     for line in sys.stdin:

@@ -48,8 +48,8 @@ def make_task(
     """The task of this name, or a mixture. An option table named after a task goes to that task
     only; everything else goes to all.
 
-    >>> make_task("running-sums", options={"items_max": 8}).check
-    <bound method Task.check of <scalerl.tasks.tagged_sums.TaggedSums object at ...>>
+    >>> make_task("running-sums", options={"items_max": 8}).name
+    'running-sums'
     """
     names = [part.strip() for part in name.split("+")]
     options = dict(options or {})

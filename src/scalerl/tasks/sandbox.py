@@ -34,12 +34,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from scalerl.errors import InputError
 
 INSIDE = Path(__file__).with_name("inside.py")
 HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
+Kind: TypeAlias = Literal["bubblewrap", "unshare"]
 #: How long a killed namespace may take to vanish.
 LAST_SECONDS = 10
 
@@ -82,7 +83,7 @@ class Sandbox(Protocol):
 class Namespaces:
     """A sandbox made by a command that puts `inside.py` behind walls 1 and 2."""
 
-    name: Literal["bubblewrap", "unshare"]
+    name: Kind
 
     def run(self, job: dict[str, Any], limits: Limits) -> Outcome:
         command = bubblewrap(limits) if self.name == "bubblewrap" else unshare(limits)
@@ -93,8 +94,9 @@ class Namespaces:
 def find_sandbox() -> Sandbox:
     """The sandbox of this machine, tried out; an InputError if there is none."""
     failed = []
-    for name in ("bubblewrap", "unshare"):
-        sandbox = Namespaces(name)  # type: ignore[arg-type]
+    names: tuple[Kind, ...] = ("bubblewrap", "unshare")
+    for name in names:
+        sandbox = Namespaces(name)
         reason = broken(sandbox)
         if not reason:
             return sandbox

@@ -224,7 +224,7 @@ def _questions(size: int, held_out: bool, share: float) -> Iterator[Sum]:
         random.Random(seed_from(POOL_SEED, size)).shuffle(every)
         yield from (s for s in every if is_held_out(s.question, share) == held_out)
         return
-    source, seen = random.Random(seed_from(POOL_SEED, size)), set()
+    source, seen = random.Random(seed_from(POOL_SEED, size)), set[tuple[int, ...]]()
     while len(seen) < 10**size:
         asked = Sum(tuple(source.randrange(10) for _ in range(size)))
         if asked.digits not in seen:

@@ -146,7 +146,7 @@ def _backward(model: Any, rows: list[tuple[list[int], list[int]]], pad: int) -> 
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        (loss / n_learned).backward()
+        torch.autograd.backward(loss / n_learned)
         total += float(loss.detach())
     return total / n_learned
 
