@@ -179,6 +179,20 @@ def test_a_wall_that_cannot_be_raised_is_a_refusal(monkeypatch):
     assert "in sight" in broken(Namespaces("bubblewrap"))
 
 
+def test_a_sandbox_that_fails_to_start_leaves_the_answer_unscored(monkeypatch):
+    """Processes can run out in the middle of a run; that is not the policy's fault."""
+    monkeypatch.setattr(sandboxes, "bubblewrap", lambda limits: ["/bin/false"])
+    correct, why = run_tests(RIGHT, TESTS, Namespaces("bubblewrap"), LIMITS)
+    assert correct is None
+    assert "did not start" in why
+
+
+@needs_isolation
+def test_a_program_cannot_pass_itself_off_as_a_failure_of_the_sandbox():
+    code = "import os\nos.write(2, b'bwrap: no permission')\nos._exit(97)"
+    assert run_tests(code, TESTS, find_sandbox(), LIMITS)[0] is False
+
+
 @pytest.mark.parametrize(
     ("row", "n"),
     [

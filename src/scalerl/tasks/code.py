@@ -108,8 +108,11 @@ def extract(text: str) -> str | None:
     return str(blocks[-1]) if blocks else None
 
 
-def run_tests(code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits) -> tuple[bool, str]:
-    """Whether the program passes all tests, and the first thing it fails."""
+def run_tests(
+    code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
+) -> tuple[bool | None, str]:
+    """Whether the program passes all tests, and the first thing it fails; None if the sandbox did
+    not get as far as running it."""
     if len(code) > LONGEST:
         return False, f"the program is longer than {LONGEST} characters"
     if "\x00" in code:
@@ -120,12 +123,16 @@ def run_tests(code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits) -> 
         return False, "the program is not valid Unicode"
     for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), 1):
         done = sandbox.run({"code": code, "input": given}, limits)
+        if not done.started:
+            return None, f"the sandbox did not start: {_failure(done)}"
         if done.killed or done.exit_code != 0:
             return False, f"test {number}: {_failure(done)}"
         if _lines(done.output.decode(errors="replace")) != _lines(wanted):
             return False, f"test {number}: wrong output"
     if tests.calls:
         done = sandbox.run({"code": code, "calls": list(tests.calls)}, limits)
+        if not done.started:
+            return None, f"the sandbox did not start: {_failure(done)}"
         found = done.output.splitlines()
         for number, wanted in enumerate(tests.values, 1):
             if len(found) < number:

@@ -226,6 +226,7 @@ def main() -> None:
         os.dup2(nothing, 1)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     raise_walls(job["limits"])
+    os.write(2, b"walls are up\n")  # what happens from here on is the program's doing
     names: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
     if job.get("probe"):
         names["walls"] = walls

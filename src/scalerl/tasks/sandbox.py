@@ -41,6 +41,8 @@ from scalerl.errors import InputError
 INSIDE = Path(__file__).with_name("inside.py")
 HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
+#: The first line `inside.py` writes to standard error, before it runs the program.
+READY = b"walls are up\n"
 #: How long a killed namespace may take to vanish.
 LAST_SECONDS = 10
 
@@ -68,6 +70,8 @@ class Outcome:
     errors: bytes
     #: Empty, or why it was killed.
     killed: str = ""
+    #: Whether the program was reached at all; if not, what went wrong is not its doing.
+    started: bool = True
 
 
 class Sandbox(Protocol):
@@ -113,7 +117,7 @@ def broken(sandbox: Namespaces) -> str:
         return f"{program} is not installed"
     job = {"code": "", "calls": ["walls()"], "probe": True}
     done = sandbox.run(job, Limits(seconds=30.0))
-    if done.killed or done.exit_code != 0:
+    if done.killed or done.exit_code != 0 or not done.started:
         words = done.errors.decode(errors="replace").split("\n")
         return next((w for w in reversed(words) if w.strip()), done.killed or "does not start")
     holes = json.loads(done.output)["value"][1]
@@ -222,7 +226,7 @@ def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> Outcome
     finally:
         _end(process)
     code = process.returncode if not killed else None
-    return Outcome(code, output, errors, killed)
+    return Outcome(code, output, errors.removeprefix(READY), killed, errors.startswith(READY))
 
 
 def _watch(process: subprocess.Popen[bytes], limits: Limits) -> tuple[bytes, bytes, str]:
