@@ -37,8 +37,8 @@ from scalerl.errors import InputError
 CPU_CHUNK = (512, 2048)
 GPU_CHUNK = (4096, 8192)
 
-#: Bytes of blocks kept for the backward pass: 5 % of 8k tokens × 150k words, all of what fits.
-KEEP = 256 * 2**20
+#: Bytes of blocks kept for the backward pass: 3 % of 8k tokens × 150k words, all of a small batch.
+KEEP = 128 * 2**20
 
 #: exp(-1e4) is 0 in FP32 and FP64. Keeps 0 · (−inf) out of the entropy where a logit is −inf.
 FLOOR = -1e4
@@ -113,9 +113,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         inverse_N: Tensor | None,
         options: tuple[Head, bool, tuple[int, int], int],
     ) -> tuple[Tensor, Tensor]:
-        head, with_entropy, (chunk_tokens, chunk_vocab), room = options
-        kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        head, with_entropy, (chunk_tokens, chunk_vocab), keep = options
         N, dtype = len(hidden_ND), wide(weight_VD.dtype)
+        # One store for all kept blocks: kept one by one between blocks that are freed, they left
+        # as much memory unused as they took.
+        room = min(keep // dtype.itemsize, N * len(weight_VD)) if any(ctx.needs_input_grad) else 0
+        store, used = torch.empty(room, dtype=dtype, device=hidden_ND.device), 0
+        kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         # Running maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) and the target's logit.
         top, total, moment, chosen = (
             torch.full((N,), value, dtype=dtype, device=hidden_ND.device)
@@ -132,17 +136,19 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 new_top = torch.maximum(top[rows], z.amax(1))
                 drop = (top[rows] - new_top).clamp_(min=FLOOR)
                 z.sub_(new_top[:, None])
+                fits = used + z.numel() <= room
+                slot = store[used : used + z.numel()].view(z.shape) if fits else None
                 if with_entropy:
                     z.clamp_(min=FLOOR)
-                    weights = z.exp()
+                    weights = torch.exp(z, out=slot)
                     moved = moment[rows] + total[rows] * drop
                     moment[rows] = moved * drop.exp() + torch.linalg.vecdot(weights, z)
                 else:
-                    weights = z.exp_()
+                    weights = torch.exp(z, out=z if slot is None else slot)
                 total[rows] = total[rows] * drop.exp() + weights.sum(1)
                 top[rows] = new_top
-                if weights.nbytes <= room and any(ctx.needs_input_grad):
-                    room -= weights.nbytes
+                if fits:
+                    used += z.numel()
                     kept[words.start, rows.start] = weights, new_top
         log_total = total.log()
         normaliser = top + log_total
