@@ -133,6 +133,8 @@ class Loop:
             reason = self._spent() or self._turn()
         self.ledger.tick()
         if self.last_validation != self.version:
+            if self.shared.version != self.version:  # off-policy, in the middle of a phase
+                self._ask_trainer(m.Publish())
             self.validate()
         return Outcome(reason, self.version, self.ledger.compute())
 
@@ -429,10 +431,7 @@ class Loop:
             for w in written
             if len(w.token_ids)
         )
-        self.trainer.send(m.Score((Group("gate", tokens, rollouts),)))
-        if not self.trainer.conn.poll(self.deadline):
-            raise PipelineError("the trainer did not score the gate's tokens in time")
-        gaps = np.asarray(self.trainer.receive().gaps)
+        gaps = np.asarray(self._ask_trainer(m.Score((Group("gate", tokens, rollouts),))).gaps)
         if not len(gaps):
             return
         self.hooks.say(
@@ -444,18 +443,22 @@ class Loop:
                 "head precision, temperature and chat template"
             )
 
+    def _ask_trainer(self, message: Any) -> m.Done:
+        """Something that the trainer, which is idle, answers when it is done."""
+        self.trainer.send(message)
+        if not self.trainer.conn.poll(self.deadline):
+            what = type(message).__name__.lower()
+            raise PipelineError(f"the trainer did not answer '{what}' in {self.deadline:.0f} s")
+        answer = self.trainer.receive()
+        assert isinstance(answer, m.Done)
+        return answer
+
     def save(self, path: Path) -> None:
         """A checkpoint: written to a temporary name, then renamed."""
         temporary = path.with_name(path.name + ".tmp")
         while self.training:
             self._take_in("the trainer")
-        self.trainer.send(m.Save(str(temporary)))
-        while True:
-            (worker,) = await_any([self.trainer], self.deadline) or (None,)
-            if worker is None:
-                raise PipelineError("the trainer did not write its checkpoint in time")
-            if isinstance(worker.receive(), m.Done):
-                break
+        self._ask_trainer(m.Save(str(temporary)))
         # Prompts that are under way are asked again: nothing of them has been learnt yet.
         curriculum = self.plan.curriculum
         pending = [u.prompt.id for u in self.under_way.values()]

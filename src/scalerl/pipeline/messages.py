@@ -91,6 +91,11 @@ class Save:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """To the trainer: hand over the present weights, though the schedule would not yet."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
     """To the trainer: log-probs of these tokens, for the mismatch gate."""

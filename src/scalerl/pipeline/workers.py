@@ -101,7 +101,7 @@ class _Generator:
 
     def _take(self, message: m.Submit) -> None:
         if message.validation:
-            while self.shared.version < message.version:
+            while self.shared.version < message.version and os.getppid() == self.parent:
                 time.sleep(IDLE)
             self._load()
             self.validation.version = self.training.version
@@ -179,6 +179,9 @@ def _serve_trainer(conn: Connection, spec: m.TrainerSpec, shared: SharedWeights)
             conn.send(_step(trainer, message, shared))
         elif isinstance(message, m.Save):
             trainer.save(Path(message.path))
+            conn.send(m.Done())
+        elif isinstance(message, m.Publish):
+            shared.publish(trainer.weights(), trainer.version)
             conn.send(m.Done())
         elif isinstance(message, m.Score):
             conn.send(m.Done(_gaps(trainer, message)))
