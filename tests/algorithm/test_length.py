@@ -334,7 +334,7 @@ def test_a_penalty_over_no_tokens_is_refused():
 
 @pytest.mark.parametrize(
     ("rate", "level"),
-    [(0, None), (0.049, None), (0.05, "warn"), (0.0999, "warn"), (0.1, "critical"), (1, "critical")],
+    [(0, None), (0.049, None), (0.05, "warn"), (0.099, "warn"), (0.1, "critical"), (1, "critical")],
 )  # fmt: skip
 def test_truncation_alarms_at_five_and_ten_per_cent(rate, level):
     alarm = truncation_alarm(rate)
