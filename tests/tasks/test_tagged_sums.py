@@ -13,7 +13,7 @@ from scalerl.tasks.teacher import CLEAN, Noise, trace
 def test_the_ceiling_is_the_share_of_cases_that_fit_counted_one_by_one(budgets):
     low, high = budgets
     cases = [
-        # A teacher without slips, cut at the budget: the best the format allows.
+        # A thinker without slips who knows the answer, cut at the budget: the best there is.
         judge(
             asked,
             asked.thought + "</think>" + asked.answer
@@ -28,14 +28,14 @@ def test_the_ceiling_is_the_share_of_cases_that_fit_counted_one_by_one(budgets):
 
 
 def test_a_tighter_budget_lowers_the_ceiling():
-    assert ceiling(48, 56) < ceiling(56, 64) < ceiling(64, 72) == 1.0
+    assert ceiling(48, 56) < ceiling(56, 64) < ceiling(65, 72) == 1.0
 
 
 def test_the_ceiling_of_a_validation_set_counts_its_own_sizes():
     task = TaggedSums()
     prompts = task.validation_prompts(150)  # ten of each size
     assert task.ceiling(prompts, 56, 64) == pytest.approx(ceiling(56, 64))
-    assert ceiling_of([16], 56, 64) == pytest.approx(1 / 9)
+    assert ceiling_of([15], 56, 64) == pytest.approx(4 / 9)
 
 
 def test_budgets_in_the_wrong_order_are_refused():
@@ -48,7 +48,7 @@ def test_budgets_in_the_wrong_order_are_refused():
     [
         ("a770b521</think>21<eos>", True),
         ("a770b521</think>21", True),
-        ("a770b521!</think>21<eos>", True),  # interrupted when the work was done
+        ("a770b521!</think>21<eos>", False),  # interrupted
         ("a990~a770b521</think>21<eos>", True),
         ("a770b521</think>12<eos>", False),  # ones come first
         ("a770b531</think>21<eos>", False),  # the thought says otherwise

@@ -10,10 +10,11 @@ Sums are modulo 100, two digits, ones first (12 is `21`): the carry is then know
 `~` after an item redoes it, `~~` starts over; both cost tokens. A thought that reaches its budget
 is interrupted by `!</think>` and answered with the last sum it finished.
 
-An answer is right if it is the sum **and the thought ends with the last item's line** (`c912`
-above): guessing, or finishing the sum unseen, does not count. A line takes 4 tokens, so n items can
-be right only if the thinking budget is at least 4n tokens, and the pass rate cannot pass `ceiling`.
-The budget moves the ceiling; learning rate, batch and staleness move the efficiency.
+An answer is right if it is the sum **and the thought ended by itself with the last item's line**
+(`c912</think>` above): a guess, or a sum finished unseen after an interruption, does not count. A
+line takes 4 tokens and `</think>` one, so n items can be right only if the thinking budget is at
+least 4n + 1 tokens, and the pass rate cannot pass `ceiling`, whatever is learned about being
+interrupted. The budget moves the ceiling; learning rate, batch and staleness the efficiency.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def judge(asked: Sum, completion: str) -> tuple[bool, str]:
 
     >>> judge(Sum((7, 5)), "a770b521</think>21<eos>")
     (True, 'right')
-    >>> judge(Sum((7, 5)), "a770b521!</think>21<eos>")  # interrupted, but the work was done
-    (True, 'right')
+    >>> judge(Sum((7, 5)), "a770b521!</think>21<eos>")
+    (False, 'the thought was interrupted')
     >>> judge(Sum((7, 5)), "a770</think>21<eos>")
     (False, 'the thought does not end with b521')
     """
@@ -108,17 +109,19 @@ def judge(asked: Sum, completion: str) -> tuple[bool, str]:
     answer = final.partition(END)[0]
     if answer != asked.answer:
         return False, f"{answer[:20]!r} is not {asked.answer!r}"
-    if not thought.removesuffix(CUT).endswith(asked.last_line):
+    if thought.endswith(CUT):
+        return False, "the thought was interrupted"
+    if not thought.endswith(asked.last_line):
         return False, f"the thought does not end with {asked.last_line}"
     return True, "right"
 
 
 def ceiling(budget_min: int, budget_max: int, n_min: int = 2, n_max: int = 16) -> float:
-    """The highest pass rate of the taught format: the mean over n of P(budget ≥ 4n), with n uniform
-    over n_min … n_max and the budget (thinking tokens) uniform over budget_min … budget_max.
+    """The highest pass rate of the taught format: the mean over n of P(budget ≥ 4n + 1), with n
+    uniform over n_min … n_max and the budget, in tokens, over budget_min … budget_max.
 
     >>> round(ceiling(56, 64), 4), round(ceiling(48, 56), 4)
-    (0.9111, 0.7778)
+    (0.8889, 0.7556)
     """
     return ceiling_of(range(n_min, n_max + 1), budget_min, budget_max)
 
@@ -128,7 +131,7 @@ def ceiling_of(items: Iterable[int], budget_min: int, budget_max: int) -> float:
     budgets = budget_max - budget_min + 1
     if budgets < 1:
         raise InputError(f"budgets {budget_min} to {budget_max}: give the smaller one first")
-    shares = [min(max(budget_max - LINE * n + 1, 0), budgets) / budgets for n in items]
+    shares = [min(max(budget_max - LINE * n, 0), budgets) / budgets for n in items]
     if not shares:
         raise InputError("the ceiling of no prompts: give at least one number of items")
     return sum(shares) / len(shares)
