@@ -116,7 +116,10 @@ def _parameter(fit: Fit, name: str) -> str:
     value = fit.params.get(name)
     if value is None:
         return "-"
-    return words.compute(value) if name == "C_mid" else f"{value:.2f}"
+    if name != "C_mid":
+        return f"{value:.2f}"
+    shorter = (words.compute(value), f"{value:.2g}", f"{value:.1g}")
+    return next((text for text in shorter if len(text) <= 5), f"{value:.0e}")
 
 
 def forecast_table(outlooks: Sequence[Outlook]) -> str:
