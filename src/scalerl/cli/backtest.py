@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from scalerl.cli import options
@@ -57,7 +58,7 @@ def _classes(path: str) -> dict[str, str]:
     from scalerl.errors import InputError
 
     try:
-        with open(path, newline="", encoding="utf-8") as file:  # noqa: PTH123
+        with Path(path).open(newline="", encoding="utf-8") as file:
             rows = [(row["run_id"], row["cls"]) for row in csv.DictReader(file)]
     except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no table with columns run_id and cls: {error!r}") from None

@@ -47,7 +47,7 @@ class Future:
 def law_error(n: int) -> Array:
     """The z of ln g, one per draw: how wrong the law is about the remaining gain. It is the *same*
     for every run, since runs of one kind are wrong in the same way: differences between runs are
-    then known better than either run (checked on real pairs in docs/explanation/calibration.md)."""
+    then known better than either (what that does to verdicts: docs/explanation/comparing.md)."""
     return np.random.default_rng(LAW_ERROR_SEED).standard_normal(n)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.algorithm.logits import Precision
 from scalerl.algorithm.objective import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request, Written
@@ -17,7 +18,7 @@ class GeneratorSpec:
 
     model: str
     dtype: str
-    head: str
+    head: Precision
     slots: int
     columns: int
     threads: int = 1
@@ -30,7 +31,7 @@ class TrainerSpec:
 
     model: str
     dtype: str
-    head: str
+    head: Precision
     options: Options
     optimiser: Optimiser
     temperature: float

@@ -71,7 +71,7 @@ class _Generator:
         self.conn = conn
         self.shared = shared
         model = load_model(spec.model, spec.dtype, spec.device)
-        use_head_precision(model, spec.head)  # type: ignore[arg-type]
+        use_head_precision(model, spec.head)
         self.training = LocalEngine(model, slots=spec.slots, columns=spec.columns)
         self.validation = LocalEngine(model, slots=spec.slots, columns=spec.columns)
         self.seconds: dict[str, float] = defaultdict(float)
@@ -158,7 +158,7 @@ def _serve_trainer(conn: Connection, spec: m.TrainerSpec, shared: SharedWeights)
         model,
         spec.options,
         spec.optimiser,
-        head_precision=spec.head,  # type: ignore[arg-type]
+        head_precision=spec.head,
         temperature=spec.temperature,
         token_budget=spec.token_budget,
     )
