@@ -62,11 +62,13 @@ def load_when_written(source, **options):
     deadline = time.monotonic() + 20
     while True:
         try:
-            return load_run(source, **options)
+            run = load_run(source, **options)
+            if len(run) == len(RATES):
+                return run
         except InputError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
