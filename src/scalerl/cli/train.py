@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
-    from scalerl.cli.view import make_view
+    from scalerl.cli.view import PlainView, make_view
     from scalerl.errors import InputError
 
     try:
@@ -92,7 +93,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
         raise InputError(f"training needs {error.name}: pip install 'scalerl[train]'") from None
 
     out = args.resume or args.out
-    with make_view(plain=args.plain or args.json) as view:
+    with PlainView(sys.stderr) if args.json else make_view(plain=args.plain) as view:
         try:
             ended = train(
                 recipe,

@@ -361,6 +361,8 @@ class Loop:
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
                 "look at memory (a smaller batch, shorter answers), then --resume"
             )
+        begun = sum(not r.startswith("validation/") for r in self.asked[i])
+        self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.hooks.say(f"warning: {lost}: starting another one")
         self.placement.restart(i)
 
