@@ -14,24 +14,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl.algorithm.curriculum import OutOfPrompts
 from scalerl.algorithm.filters import informative
-from scalerl.algorithm.length import penalised_reward
-from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request, Written
-from scalerl.pipeline import groups as under_way_files
+from scalerl.pipeline import gate
+from scalerl.pipeline import groups as group_files
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Watch
 from scalerl.pipeline.checking import Checker
 from scalerl.pipeline.checkpoints import prune, write
-from scalerl.pipeline.groups import UnderWay
+from scalerl.pipeline.desk import Desk
+from scalerl.pipeline.groups import UnderWay, finished_group
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.placement import LocalPlacement, Lost, PipelineError, Worker
 from scalerl.pipeline.plan import Plan
@@ -41,8 +40,6 @@ from scalerl.pipeline.validation import Validation
 from scalerl.runs.writer import RunWriter
 from scalerl.tasks.task import seed_from
 
-#: Mean gap between the two sides' log-probs, before training, beyond which ratios mean nothing.
-MAX_GAP = 0.02
 #: A generator that dies so often without finishing a rollout in between is not started again.
 MAX_DEATHS = 5
 #: Batches with a gradient that is not finite, in a row, after which the run is over.
@@ -116,11 +113,7 @@ class Loop:
         self.placement = LocalPlacement(
             spec, plan.generator, where.generators, plan.layout, where.patience
         )
-        #: Requests that each generator holds, and how it is doing.
-        self.asked: list[dict[str, Request]] = [{} for _ in range(where.generators)]
-        self.generator_version = [0] * where.generators
-        self.speed = [1.0] * where.generators
-        self.deaths = [0] * where.generators
+        self.desk = Desk(where.generators)
         self.answers: list[Written] = []
         self._holding: set[int] = set()
         self._later: list[Any] = []
@@ -144,7 +137,7 @@ class Loop:
         """Until the budget is used up, the prompts run out, or somebody says stop."""
         self._await_ready()
         self._check_mismatch()
-        self._ask_again(self.under_way)
+        self._ask(self.under_way)
         self.ledger.start()
         try:
             reason = self._run()
@@ -208,8 +201,8 @@ class Loop:
 
     def _advance(self) -> None:
         """Every generator finishes its share of rollouts, or all it has, with the same weights."""
-        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.asked))
-        self._holding = {i for i, asked in enumerate(self.asked) if asked}
+        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.desk))
+        self._holding = {i for i, asked in enumerate(self.desk.asked) if asked}
         for i in self._holding:
             self.placement.generators[i].send(m.Advance(self.published, share))
         while self._holding:
@@ -223,7 +216,7 @@ class Loop:
         if self.published != self.version:
             self._ask_trainer(m.Publish())
             self.published = self.version
-            self.generator_version = [self.version] * len(self.generator_version)
+            self.desk.all_at(self.version)
 
     def _spent(self) -> str | None:
         budget, compute = self.plan.recipe.budget, self.ledger.compute()
@@ -248,9 +241,9 @@ class Loop:
 
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        room = self.plan.schedule.room(self.version, min(self.generator_version), self._tickets())
+        room = self.plan.schedule.room(self.version, self.desk.oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
-            enough = self.plan.recipe.batch.prompts * len(self.asked)
+            enough = self.plan.recipe.batch.prompts * len(self.desk)
             room = min(room, max(enough - self._writing(), 0))
         if room <= 0:
             return False
@@ -265,26 +258,16 @@ class Loop:
                 self.hooks.say(f"warning: prompt {prompt.id} is left out: it is too long or empty")
                 continue
             tokens = self.plan.tokens_of(prompt)
-            new[self.serial] = UnderWay(prompt, tokens, min(self.generator_version), generator=0)
+            new[self.serial] = UnderWay(prompt, tokens, self.desk.oldest, generator=0)
             self.serial += 1
         self.under_way |= new
-        self._ask_again(new)
+        self._ask(new)
         return False
 
-    def _ask_again(self, groups: dict[int, UnderWay]) -> None:
-        """Send the requests of these groups, those that are finished left out, to the generators
-        that will be done first."""
-        shares: list[list[Request]] = [[] for _ in self.asked]
-        for serial, u in groups.items():
-            if not u.writing:
-                continue
-            load = [
-                (len(asked) + len(share) + 1) / speed
-                for asked, share, speed in zip(self.asked, shares, self.speed, strict=True)
-            ]
-            u.generator = int(np.argmin(load))
-            shares[u.generator] += self._requests(serial, u)
-        for i, share in enumerate(shares):
+    def _ask(self, groups: Mapping[int, UnderWay]) -> None:
+        """Send the requests of these groups, as far as they are not written."""
+        writing = {serial: u for serial, u in groups.items() if u.writing}
+        for i, share in enumerate(self.desk.divide(writing, self._requests)):
             self._submit(i, share)
 
     def _requests(self, serial: int, u: UnderWay) -> list[Request]:
@@ -302,12 +285,10 @@ class Loop:
         ]
 
     def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
-        new = {r.id: r for r in requests}
+        new = self.desk.hand(i, requests)
         if new:
-            self.asked[i] |= new
-            message = m.Submit(tuple(new.values()), validation, self.version)
             try:
-                self.placement.generators[i].send(message)
+                self.placement.generators[i].send(m.Submit(new, validation, self.version))
             except Lost as lost:
                 self._revive(lost)
 
@@ -354,14 +335,14 @@ class Loop:
         if lost.worker not in self.placement.generators:
             return  # an old one, replaced already
         i = self.placement.generators.index(lost.worker)
-        self.deaths[i] += 1
+        self.desk.deaths[i] += 1
         self.writer.append("events", {"step": self.version, "event": "lost", "why": str(lost)})
-        if self.deaths[i] > MAX_DEATHS:
+        if self.desk.deaths[i] > MAX_DEATHS:
             raise PipelineError(
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
                 "look at memory (a smaller batch, shorter answers), then --resume"
             )
-        begun = sum(not r.startswith("validation/") for r in self.asked[i])
+        begun = len(self.desk.held(i, validation=False))
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.hooks.say(f"warning: {lost}: starting another one")
         self.placement.restart(i)
@@ -380,29 +361,20 @@ class Loop:
 
     def _ready_again(self, i: int, version: int) -> None:
         """A generator that was replaced is up: give it what its predecessor held."""
-        self.generator_version[i] = version
+        self.desk.versions[i] = version
         for u in self.under_way.values():
             if u.writing and u.generator == i:
                 u.started_again(version)
-        held = list(self.asked[i].values())
-        checks = [r for r in held if r.id.startswith("validation/")]
-        self._submit(i, [r for r in held if not r.id.startswith("validation/")])
-        self._submit(i, checks, validation=True)
+        self._submit(i, self.desk.held(i, validation=False))
+        self._submit(i, self.desk.held(i, validation=True), validation=True)
 
     def _heard(self, i: int, message: m.Finished) -> None:
-        self.generator_version[i] = message.version
         self.ledger.generated_tokens += message.tokens
         for kind, seconds in message.seconds.items():
             self.ledger.spent[kind] += seconds
-        busy = message.seconds.get("generate", 0.0)
-        if message.tokens and busy:
-            self.speed[i] += 0.2 * (message.tokens / busy - self.speed[i])
         if message.held:
             self._holding.discard(i)
-        for written in message.written:
-            self.deaths[i] = 0
-            if self.asked[i].pop(written.id, None) is None:
-                continue  # written by a process that had already been given up
+        for written in self.desk.heard(i, message):
             if message.validation:
                 self.answers.append(written)
             else:
@@ -414,7 +386,7 @@ class Loop:
         u.written[i] = written
         if len(u.written) < self.plan.recipe.batch.generations:
             return
-        u.group = self._group(u)
+        u.group = finished_group(u, self.plan, self.checker)
         u.written = {}
         scored = [r for r in u.group.rollouts if r.correct is not None]
         right = sum(bool(r.correct) for r in scored)
@@ -436,26 +408,6 @@ class Loop:
                 f"the last {self._refilled} groups were all right or all wrong: the task is too "
                 'easy or too hard for the model; filter.zero_variance = "drop" would go on'
             )
-
-    def _group(self, u: UnderWay) -> Group:
-        written = [u.written[i] for i in sorted(u.written)]
-        texts = [self.plan.text_of(w.token_ids) for w in written]
-        checked = self.checker.check_all([(u.prompt, text) for text in texts])
-        length = self.plan.recipe.length
-        rollouts = []
-        for w, c in zip(written, checked, strict=True):
-            reward = c.reward
-            if length.control == "penalty" and reward is not None and length.penalty_max:
-                reward = penalised_reward(
-                    reward,
-                    bool(c.correct),
-                    len(w.token_ids),
-                    length.penalty_max,
-                    length.penalty_cache or 1,
-                )
-            arrays = (w.token_ids, w.logprobs, w.versions, w.forced)
-            rollouts.append(Rollout(*arrays, w.finish or "failed", reward, c.correct))
-        return Group(u.prompt.id, u.token_ids, tuple(rollouts))
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -534,7 +486,7 @@ class Loop:
         self.ledger.validating(True)
         try:
             requests = self.validation.requests()
-            share = len(self.asked)
+            share = len(self.desk)
             for i in range(share):
                 self._submit(i, requests[i::share], validation=True)
             answers = self._collect(len(requests))
@@ -576,34 +528,15 @@ class Loop:
             if waiting and time.monotonic() - start > self.patience:
                 names = ", ".join(w.name for w in waiting)
                 raise PipelineError(f"{names} did not start within {self.patience:.0f} s")
-        self.generator_version = [self.version] * len(self.generator_version)
+        self.desk.all_at(self.version)
         phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
         self.published = self.version - self.version % phase
 
     def _check_mismatch(self) -> None:
-        """The gate: the same tokens scored by both sides before anything is learnt."""
-        tokens = self.plan.tokens_of(self.plan.validation[0])
-        ids = tuple(tokens.tolist())
-        requests = [
-            Request(f"validation/gate/{i}", ids, self.plan.control, self.plan.sampling, i)
-            for i in range(4)
-        ]
+        requests = gate.requests(self.plan)
         self._submit(0, requests, validation=True)
-        rollouts = tuple(
-            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, w.finish or "failed", 0.0)
-            for w in self._collect(len(requests))
-            if len(w.token_ids)
-        )
-        gaps = np.asarray(self._ask_trainer(m.Score((Group("gate", tokens, rollouts),))).gaps)
-        if not len(gaps):
-            return
-        mean, most = gaps.mean(), gaps.max()
-        self.hooks.say(f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}")
-        if not mean <= MAX_GAP:
-            raise PipelineError(
-                f"generator and trainer disagree by {mean:.3f} per token: compare their "
-                "head precision, temperature and chat template"
-            )
+        group = gate.group(self.plan, self._collect(len(requests)))
+        self.hooks.say(gate.verdict(self.plan, self._ask_trainer(m.Score((group,))).gaps))
 
     def _ask_trainer(self, message: Any) -> m.Done:
         """Something that the trainer, which is idle, answers when it is done."""
@@ -633,7 +566,7 @@ class Loop:
 
     def _fill(self, folder: Path) -> None:
         self._ask_trainer(m.Save(str(folder)))
-        under_way_files.save(folder, self.under_way)
+        group_files.save(folder, self.under_way)
         state = {
             "version": self.version,
             "serial": self.serial,
@@ -651,7 +584,7 @@ class Loop:
         self.last_validation = state["last_validation"]
         self.plan.curriculum.load_state_dict(state["curriculum"])
         self.ledger.restore(state["ledger"])
-        self.under_way = under_way_files.load(path, self.plan.prompts, self.plan.tokens_of)
+        self.under_way = group_files.load(path, self.plan.prompts, self.plan.tokens_of)
         for u in self.under_way.values():
             if u.writing:  # begun anew, with the weights of the checkpoint
                 u.started = self.version
