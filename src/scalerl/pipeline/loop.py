@@ -138,6 +138,7 @@ class Loop:
         self._await_ready()
         self._check_mismatch()
         self._ask(self.under_way)
+        self.ledger.validating(self.last_validation is None)
         self.ledger.start()
         try:
             reason = self._run()
@@ -148,7 +149,7 @@ class Loop:
 
     def _run(self) -> str:
         reason = None
-        if self.version == 0 and self.last_validation is None:
+        if self.last_validation is None:
             reason = self.validate()
         turn = self._turn_in_step if self.in_step else self._turn
         while reason is None:
