@@ -54,6 +54,10 @@ MAX_REFILL = 50
 IN_STEP_SHARE = 0.75
 #: Seconds between two looks at who is silent, and between two status files.
 WATCH = 1.0
+#: Seconds a process may take to start, however short the patience with those that work.
+START = 300.0
+#: Prompts left out that are named one by one.
+NAMED = 5
 
 
 class Stopped(Exception):
@@ -121,19 +125,24 @@ class Loop:
         self.generator_version = [0] * where.generators
         self.speed = [1.0] * where.generators
         self.deaths = [0] * where.generators
+        self.rollouts = [0] * where.generators
+        #: Generators that are not up yet: what is asked of them is sent when they are.
+        self.starting = set(range(where.generators))
+        self.started = False
         self.answers: list[Written] = []
         self._holding: set[int] = set()
         self._later: list[Any] = []
         self._stop: str | None = None
         self._refusals = 0
         self._refilled = 0
+        self._left_out: set[str] = set()
         self._told = 0.0
 
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.placement.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.placement.stop(at_once=kind is KeyboardInterrupt)
         self.plan.task.close()
 
     def stop(self, reason: str) -> None:
@@ -142,11 +151,12 @@ class Loop:
 
     def run(self) -> Outcome:
         """Until the budget is used up, the prompts run out, or somebody says stop."""
-        self._await_ready()
-        self._check_mismatch()
-        self._ask_again(self.under_way)
-        self.ledger.start()
         try:
+            self._await_ready()
+            self._check_mismatch()
+            self._ask_again(self.under_way)
+            self.ledger.start()
+            self.started = True
             reason = self._run()
         except Stopped as stopped:
             reason = str(stopped)
@@ -262,7 +272,7 @@ class Loop:
         for prompt_id in ids:
             prompt = self.plan.prompts[str(prompt_id)]
             if not self.plan.fits(prompt):
-                self.hooks.say(f"warning: prompt {prompt.id} is left out: it is too long or empty")
+                self._leave_out(prompt.id)
                 continue
             tokens = self.plan.tokens_of(prompt)
             new[self.serial] = UnderWay(prompt, tokens, min(self.generator_version), generator=0)
@@ -270,6 +280,20 @@ class Loop:
         self.under_way |= new
         self._ask_again(new)
         return False
+
+    def _leave_out(self, prompt_id: str) -> None:
+        """A prompt that is empty or too long; without any other there is nothing to do."""
+        new = prompt_id not in self._left_out
+        self._left_out.add(prompt_id)
+        if len(self._left_out) == len(self.plan.prompts):
+            raise PipelineError(
+                f"all {len(self._left_out)} training prompts are empty or longer than "
+                f"{self.plan.recipe.sampling.max_prompt_tokens} tokens: "
+                "raise sampling.max_prompt_tokens"
+            )
+        if new and len(self._left_out) <= NAMED:
+            more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
+            self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
     def _ask_again(self, groups: dict[int, UnderWay]) -> None:
         """Send the requests of these groups, those that are finished left out, to the generators
@@ -303,8 +327,8 @@ class Loop:
 
     def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
         new = {r.id: r for r in requests}
-        if new:
-            self.asked[i] |= new
+        self.asked[i] |= new
+        if new and i not in self.starting:
             message = m.Submit(tuple(new.values()), validation, self.version)
             try:
                 self.placement.generators[i].send(message)
@@ -329,10 +353,11 @@ class Loop:
         now = time.monotonic()
         if now - self._told < WATCH:
             return
-        self._told = now
+        # While this process stood still itself (Ctrl-Z, a slow disk), nobody listened.
+        away, self._told = max(now - self._told - 2 * WATCH, 0.0), now
         for worker in self.placement.workers:
-            works = worker is not self.placement.trainer or self.training
-            if works and worker.silence > self.patience:
+            worker.heard = min(worker.heard + away, now)
+            if worker.silence > self._limit(worker):
                 said = f"has said nothing for {worker.silence:.0f} s"
                 self._revive(Lost(worker, f"{said} (the run waits for {waits_for})"))
         self.writer.status(
@@ -341,10 +366,19 @@ class Loop:
                 "waits_for": waits_for,
                 "pids": self.placement.pids(),
                 "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
+                "starting": sorted(self.starting),
+                "rollouts": self.rollouts,
                 "under_way": len(self.under_way),
                 "writing": self._writing(),
             }
         )
+
+    def _limit(self, worker: Worker) -> float:
+        """Seconds of silence after which a process is taken for dead."""
+        if worker is self.placement.trainer:
+            return self.patience if self.training else math.inf
+        starting = self.placement.generators.index(worker) in self.starting
+        return max(self.patience, START) if starting else self.patience
 
     def _revive(self, lost: Lost) -> None:
         """A new generator for one that is gone: it is asked again for what the old one held. A
@@ -364,6 +398,7 @@ class Loop:
         begun = sum(not r.startswith("validation/") for r in self.asked[i])
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.hooks.say(f"warning: {lost}: starting another one")
+        self.starting.add(i)
         self.placement.restart(i)
 
     def _handle(self, worker: Worker, message: Any) -> None:
@@ -380,6 +415,7 @@ class Loop:
 
     def _ready_again(self, i: int, version: int) -> None:
         """A generator that was replaced is up: give it what its predecessor held."""
+        self.starting.discard(i)
         self.generator_version[i] = version
         for u in self.under_way.values():
             if u.writing and u.generator == i:
@@ -394,8 +430,9 @@ class Loop:
         self.ledger.generated_tokens += message.tokens
         for kind, seconds in message.seconds.items():
             self.ledger.spent[kind] += seconds
+        self.rollouts[i] += len(message.written)
         busy = message.seconds.get("generate", 0.0)
-        if message.tokens and busy:
+        if message.tokens and busy and not self.in_step:  # no clock decides anything in step
             self.speed[i] += 0.2 * (message.tokens / busy - self.speed[i])
         if message.held:
             self._holding.discard(i)
@@ -564,18 +601,25 @@ class Loop:
 
     def _await_ready(self) -> None:
         start = time.monotonic()
-        waiting = list(self.placement.workers)
+        trainer = self.placement.trainer
+        waiting = {w.name for w in self.placement.workers}
         while waiting:
             for worker in self.placement.wait(WATCH):
-                ready = worker.receive()
-                waiting.remove(worker)
-                if worker is self.placement.trainer:
+                try:
+                    ready = worker.receive()
+                except Lost as lost:
+                    self._revive(lost)
+                    continue
+                waiting.discard(worker.name)
+                if worker is trainer:
                     self.version = ready.version
             if self._stop is not None:
                 raise Stopped(self._stop)
-            if waiting and time.monotonic() - start > self.patience:
-                names = ", ".join(w.name for w in waiting)
-                raise PipelineError(f"{names} did not start within {self.patience:.0f} s")
+            names = ", ".join(sorted(waiting))
+            self._look_around(f"{names} to start")
+            if trainer.name in waiting and time.monotonic() - start > max(self.patience, START):
+                raise PipelineError(f"{names} did not start: is the machine short of memory?")
+        self.starting.clear()
         self.generator_version = [self.version] * len(self.generator_version)
         phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
         self.published = self.version - self.version % phase
@@ -632,7 +676,9 @@ class Loop:
         return path
 
     def _fill(self, folder: Path) -> None:
-        self._ask_trainer(m.Save(str(folder)))
+        problem = self._ask_trainer(m.Save(str(folder))).problem
+        if problem is not None:
+            raise OSError(problem)
         under_way_files.save(folder, self.under_way)
         state = {
             "version": self.version,
