@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.algorithm.length import penalised_reward
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Written
+from scalerl.pipeline.checking import Checker
+from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Ticket
 from scalerl.tasks.task import Prompt
 
@@ -49,6 +52,26 @@ class UnderWay:
         """Its generator is new: rollouts that were not finished begin anew at this version."""
         kept = [int(w.versions.min()) for w in self.written.values() if len(w.versions)]
         self.started = min([version, *kept])
+
+
+def finished_group(u: UnderWay, plan: Plan, checker: Checker) -> Group:
+    """All rollouts are written: check them, reward them."""
+    written = [u.written[i] for i in sorted(u.written)]
+    checked = checker.check_all([(u.prompt, plan.text_of(w.token_ids)) for w in written])
+    rollouts = []
+    for w, c in zip(written, checked, strict=True):
+        reward = None if c.reward is None else _penalised(c.reward, bool(c.correct), w, plan)
+        arrays = (w.token_ids, w.logprobs, w.versions, w.forced)
+        rollouts.append(Rollout(*arrays, w.finish or "failed", reward, c.correct))
+    return Group(u.prompt.id, u.token_ids, tuple(rollouts))
+
+
+def _penalised(reward: float, correct: bool, w: Written, plan: Plan) -> float:
+    length = plan.recipe.length
+    if length.control != "penalty" or not length.penalty_max:
+        return reward
+    longest, cache = length.penalty_max, length.penalty_cache or 1
+    return penalised_reward(reward, correct, len(w.token_ids), longest, cache)
 
 
 def save(path: Path, under_way: Mapping[int, UnderWay]) -> None:

@@ -14,24 +14,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl.algorithm.curriculum import OutOfPrompts
 from scalerl.algorithm.filters import informative
-from scalerl.algorithm.length import penalised_reward
-from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request, Written
-from scalerl.pipeline import groups as under_way_files
+from scalerl.pipeline import gate
+from scalerl.pipeline import groups as group_files
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Watch
 from scalerl.pipeline.checking import Checker
 from scalerl.pipeline.checkpoints import prune, write
-from scalerl.pipeline.groups import UnderWay
+from scalerl.pipeline.desk import Desk
+from scalerl.pipeline.groups import UnderWay, finished_group
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.placement import LocalPlacement, Lost, PipelineError, Worker
 from scalerl.pipeline.plan import Plan
@@ -41,8 +40,6 @@ from scalerl.pipeline.validation import Validation
 from scalerl.runs.writer import RunWriter
 from scalerl.tasks.task import seed_from
 
-#: Mean gap between the two sides' log-probs, before training, beyond which ratios mean nothing.
-MAX_GAP = 0.02
 #: A generator that dies so often without finishing a rollout in between is not started again.
 MAX_DEATHS = 5
 #: Batches with a gradient that is not finite, in a row, after which the run is over.
@@ -120,14 +117,7 @@ class Loop:
         self.placement = LocalPlacement(
             spec, plan.generator, where.generators, plan.layout, where.patience
         )
-        #: Requests that each generator holds, and how it is doing.
-        self.asked: list[dict[str, Request]] = [{} for _ in range(where.generators)]
-        self.generator_version = [0] * where.generators
-        self.speed = [1.0] * where.generators
-        self.deaths = [0] * where.generators
-        self.rollouts = [0] * where.generators
-        #: Generators that are not up yet: what is asked of them is sent when they are.
-        self.starting = set(range(where.generators))
+        self.desk = Desk(where.generators, in_step=self.in_step)
         self.started = False
         self.answers: list[Written] = []
         self._holding: set[int] = set()
@@ -154,7 +144,7 @@ class Loop:
         try:
             self._await_ready()
             self._check_mismatch()
-            self._ask_again(self.under_way)
+            self._ask(self.under_way)
             self.ledger.start()
             self.started = True
             reason = self._run()
@@ -218,8 +208,8 @@ class Loop:
 
     def _advance(self) -> None:
         """Every generator finishes its share of rollouts, or all it has, with the same weights."""
-        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.asked))
-        self._holding = {i for i, asked in enumerate(self.asked) if asked}
+        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.desk))
+        self._holding = {i for i, asked in enumerate(self.desk.asked) if asked}
         for i in self._holding:
             self.placement.generators[i].send(m.Advance(self.published, share))
         while self._holding:
@@ -233,7 +223,7 @@ class Loop:
         if self.published != self.version:
             self._ask_trainer(m.Publish())
             self.published = self.version
-            self.generator_version = [self.version] * len(self.generator_version)
+            self.desk.all_at(self.version)
 
     def _spent(self) -> str | None:
         budget, compute = self.plan.recipe.budget, self.ledger.compute()
@@ -258,9 +248,9 @@ class Loop:
 
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        room = self.plan.schedule.room(self.version, min(self.generator_version), self._tickets())
+        room = self.plan.schedule.room(self.version, self.desk.oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
-            enough = self.plan.recipe.batch.prompts * len(self.asked)
+            enough = self.plan.recipe.batch.prompts * len(self.desk)
             room = min(room, max(enough - self._writing(), 0))
         if room <= 0:
             return False
@@ -275,10 +265,10 @@ class Loop:
                 self._leave_out(prompt.id)
                 continue
             tokens = self.plan.tokens_of(prompt)
-            new[self.serial] = UnderWay(prompt, tokens, min(self.generator_version), generator=0)
+            new[self.serial] = UnderWay(prompt, tokens, self.desk.oldest, generator=0)
             self.serial += 1
         self.under_way |= new
-        self._ask_again(new)
+        self._ask(new)
         return False
 
     def _leave_out(self, prompt_id: str) -> None:
@@ -295,20 +285,10 @@ class Loop:
             more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
             self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
-    def _ask_again(self, groups: dict[int, UnderWay]) -> None:
-        """Send the requests of these groups, those that are finished left out, to the generators
-        that will be done first."""
-        shares: list[list[Request]] = [[] for _ in self.asked]
-        for serial, u in groups.items():
-            if not u.writing:
-                continue
-            load = [
-                (len(asked) + len(share) + 1) / speed
-                for asked, share, speed in zip(self.asked, shares, self.speed, strict=True)
-            ]
-            u.generator = int(np.argmin(load))
-            shares[u.generator] += self._requests(serial, u)
-        for i, share in enumerate(shares):
+    def _ask(self, groups: Mapping[int, UnderWay]) -> None:
+        """Send the requests of these groups, as far as they are not written."""
+        writing = {serial: u for serial, u in groups.items() if u.writing}
+        for i, share in enumerate(self.desk.divide(writing, self._requests)):
             self._submit(i, share)
 
     def _requests(self, serial: int, u: UnderWay) -> list[Request]:
@@ -326,12 +306,10 @@ class Loop:
         ]
 
     def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
-        new = {r.id: r for r in requests}
-        self.asked[i] |= new
-        if new and i not in self.starting:
-            message = m.Submit(tuple(new.values()), validation, self.version)
+        new = self.desk.hand(i, requests)
+        if new and i not in self.desk.starting:
             try:
-                self.placement.generators[i].send(message)
+                self.placement.generators[i].send(m.Submit(new, validation, self.version))
             except Lost as lost:
                 self._revive(lost)
 
@@ -366,8 +344,8 @@ class Loop:
                 "waits_for": waits_for,
                 "pids": self.placement.pids(),
                 "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
-                "starting": sorted(self.starting),
-                "rollouts": self.rollouts,
+                "starting": sorted(self.desk.starting),
+                "rollouts": self.desk.rollouts,
                 "under_way": len(self.under_way),
                 "writing": self._writing(),
             }
@@ -377,7 +355,7 @@ class Loop:
         """Seconds of silence after which a process is taken for dead."""
         if worker is self.placement.trainer:
             return self.patience if self.training else math.inf
-        starting = self.placement.generators.index(worker) in self.starting
+        starting = self.placement.generators.index(worker) in self.desk.starting
         return max(self.patience, START) if starting else self.patience
 
     def _revive(self, lost: Lost) -> None:
@@ -388,17 +366,17 @@ class Loop:
         if lost.worker not in self.placement.generators:
             return  # an old one, replaced already
         i = self.placement.generators.index(lost.worker)
-        self.deaths[i] += 1
+        self.desk.deaths[i] += 1
         self.writer.append("events", {"step": self.version, "event": "lost", "why": str(lost)})
-        if self.deaths[i] > MAX_DEATHS:
+        if self.desk.deaths[i] > MAX_DEATHS:
             raise PipelineError(
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
                 "look at memory (a smaller batch, shorter answers), then --resume"
             )
-        begun = sum(not r.startswith("validation/") for r in self.asked[i])
+        begun = len(self.desk.held(i, validation=False))
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.hooks.say(f"warning: {lost}: starting another one")
-        self.starting.add(i)
+        self.desk.starting.add(i)
         self.placement.restart(i)
 
     def _handle(self, worker: Worker, message: Any) -> None:
@@ -415,31 +393,21 @@ class Loop:
 
     def _ready_again(self, i: int, version: int) -> None:
         """A generator that was replaced is up: give it what its predecessor held."""
-        self.starting.discard(i)
-        self.generator_version[i] = version
+        self.desk.starting.discard(i)
+        self.desk.versions[i] = version
         for u in self.under_way.values():
             if u.writing and u.generator == i:
                 u.started_again(version)
-        held = list(self.asked[i].values())
-        checks = [r for r in held if r.id.startswith("validation/")]
-        self._submit(i, [r for r in held if not r.id.startswith("validation/")])
-        self._submit(i, checks, validation=True)
+        self._submit(i, self.desk.held(i, validation=False))
+        self._submit(i, self.desk.held(i, validation=True), validation=True)
 
     def _heard(self, i: int, message: m.Finished) -> None:
-        self.generator_version[i] = message.version
         self.ledger.generated_tokens += message.tokens
         for kind, seconds in message.seconds.items():
             self.ledger.spent[kind] += seconds
-        self.rollouts[i] += len(message.written)
-        busy = message.seconds.get("generate", 0.0)
-        if message.tokens and busy and not self.in_step:  # no clock decides anything in step
-            self.speed[i] += 0.2 * (message.tokens / busy - self.speed[i])
         if message.held:
             self._holding.discard(i)
-        for written in message.written:
-            self.deaths[i] = 0
-            if self.asked[i].pop(written.id, None) is None:
-                continue  # written by a process that had already been given up
+        for written in self.desk.heard(i, message):
             if message.validation:
                 self.answers.append(written)
             else:
@@ -451,7 +419,7 @@ class Loop:
         u.written[i] = written
         if len(u.written) < self.plan.recipe.batch.generations:
             return
-        u.group = self._group(u)
+        u.group = finished_group(u, self.plan, self.checker)
         u.written = {}
         scored = [r for r in u.group.rollouts if r.correct is not None]
         right = sum(bool(r.correct) for r in scored)
@@ -473,26 +441,6 @@ class Loop:
                 f"the last {self._refilled} groups were all right or all wrong: the task is too "
                 'easy or too hard for the model; filter.zero_variance = "drop" would go on'
             )
-
-    def _group(self, u: UnderWay) -> Group:
-        written = [u.written[i] for i in sorted(u.written)]
-        texts = [self.plan.text_of(w.token_ids) for w in written]
-        checked = self.checker.check_all([(u.prompt, text) for text in texts])
-        length = self.plan.recipe.length
-        rollouts = []
-        for w, c in zip(written, checked, strict=True):
-            reward = c.reward
-            if length.control == "penalty" and reward is not None and length.penalty_max:
-                reward = penalised_reward(
-                    reward,
-                    bool(c.correct),
-                    len(w.token_ids),
-                    length.penalty_max,
-                    length.penalty_cache or 1,
-                )
-            arrays = (w.token_ids, w.logprobs, w.versions, w.forced)
-            rollouts.append(Rollout(*arrays, w.finish or "failed", reward, c.correct))
-        return Group(u.prompt.id, u.token_ids, tuple(rollouts))
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -571,7 +519,7 @@ class Loop:
         self.ledger.validating(True)
         try:
             requests = self.validation.requests()
-            share = len(self.asked)
+            share = len(self.desk)
             for i in range(share):
                 self._submit(i, requests[i::share], validation=True)
             answers = self._collect(len(requests))
@@ -619,35 +567,16 @@ class Loop:
             self._look_around(f"{names} to start")
             if trainer.name in waiting and time.monotonic() - start > max(self.patience, START):
                 raise PipelineError(f"{names} did not start: is the machine short of memory?")
-        self.starting.clear()
-        self.generator_version = [self.version] * len(self.generator_version)
+        self.desk.starting.clear()
+        self.desk.all_at(self.version)
         phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
         self.published = self.version - self.version % phase
 
     def _check_mismatch(self) -> None:
-        """The gate: the same tokens scored by both sides before anything is learnt."""
-        tokens = self.plan.tokens_of(self.plan.validation[0])
-        ids = tuple(tokens.tolist())
-        requests = [
-            Request(f"validation/gate/{i}", ids, self.plan.control, self.plan.sampling, i)
-            for i in range(4)
-        ]
+        requests = gate.requests(self.plan)
         self._submit(0, requests, validation=True)
-        rollouts = tuple(
-            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, w.finish or "failed", 0.0)
-            for w in self._collect(len(requests))
-            if len(w.token_ids)
-        )
-        gaps = np.asarray(self._ask_trainer(m.Score((Group("gate", tokens, rollouts),))).gaps)
-        if not len(gaps):
-            return
-        mean, most = gaps.mean(), gaps.max()
-        self.hooks.say(f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}")
-        if not mean <= MAX_GAP:
-            raise PipelineError(
-                f"generator and trainer disagree by {mean:.3f} per token: compare their "
-                "head precision, temperature and chat template"
-            )
+        group = gate.group(self.plan, self._collect(len(requests)))
+        self.hooks.say(gate.verdict(self.plan, self._ask_trainer(m.Score((group,))).gaps))
 
     def _ask_trainer(self, message: Any) -> m.Done:
         """Something that the trainer, which is idle, answers when it is done."""
@@ -679,7 +608,7 @@ class Loop:
         problem = self._ask_trainer(m.Save(str(folder))).problem
         if problem is not None:
             raise OSError(problem)
-        under_way_files.save(folder, self.under_way)
+        group_files.save(folder, self.under_way)
         state = {
             "version": self.version,
             "serial": self.serial,
@@ -697,7 +626,7 @@ class Loop:
         self.last_validation = state["last_validation"]
         self.plan.curriculum.load_state_dict(state["curriculum"])
         self.ledger.restore(state["ledger"])
-        self.under_way = under_way_files.load(path, self.plan.prompts, self.plan.tokens_of)
+        self.under_way = group_files.load(path, self.plan.prompts, self.plan.tokens_of)
         for u in self.under_way.values():
             if u.writing:  # begun anew, with the weights of the checkpoint
                 u.started = self.version
