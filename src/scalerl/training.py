@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: A run that breaks so often without reaching a new checkpoint is given up.
 MAX_FAILURES = 3
+INTERRUPTED = "interrupted: scalerl train --resume goes on from here"
 #: Points before the first forecast.
 MIN_POINTS = 5
 #: What a recipe calls its axis: the kind of compute, and its name in the record.
@@ -205,10 +206,24 @@ class _Run:
             past = [e.get("lost_device_seconds", 0.0) for e in self.writer.read("events")]
             loop.ledger.lost_device_seconds = sum(past)
             with _signals(loop) as caught:
-                outcome = loop.run()
-                if not (caught and self.recipe.placement.deterministic):
-                    loop.save()
+                outcome = self._run(loop, caught)
         return self._ended(outcome, caught[0] if caught else None)
+
+    def _run(self, loop: Loop, caught: list[int]) -> Outcome:
+        """To the end, and a checkpoint there; a loss after a signal does not start it again."""
+        from scalerl.pipeline.loop import Outcome
+        from scalerl.pipeline.placement import Lost
+
+        try:
+            outcome = loop.run()
+            if loop.started and not (caught and self.recipe.placement.deterministic):
+                loop.save()
+        except Lost as lost:
+            if not caught:
+                raise
+            self.view.say(f"warning: {lost}: the last checkpoint stands")
+            outcome = Outcome(INTERRUPTED, loop.version, loop.ledger.compute())
+        return outcome
 
     def _stepped(self, record: dict[str, Any]) -> None:
         self.trackers.step(record)
@@ -254,7 +269,7 @@ def _signals(loop: Loop) -> Iterator[list[int]]:
         if caught:
             raise KeyboardInterrupt
         caught.append(number)
-        loop.stop("interrupted: scalerl train --resume goes on from here")
+        loop.stop(INTERRUPTED)
 
     before: dict[int, Any] = {}
     try:

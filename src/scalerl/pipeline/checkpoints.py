@@ -17,6 +17,8 @@ from pathlib import Path
 from scalerl.errors import InputError
 
 MANIFEST = "manifest.json"
+#: Without it there is nothing to go on from.
+STATE = "run.json"
 
 
 def folder_of(out: Path) -> Path:
@@ -50,16 +52,19 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
         manifest.write_text(json.dumps({"step": step, "healthy": healthy, "files": files}))
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
+        old = folder / f"step_{step}.old.tmp"
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(old)
         temporary.rename(target)
         _flush(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise InputError(
-            f"no checkpoint of step {step} could be written to {folder}: {error.strerror}; "
-            "make room or repair it, then --resume"
+            f"no checkpoint of step {step} could be written to {folder}: "
+            f"{error.strerror or error}; make room or repair it, then --resume"
         ) from None
+    finally:  # a full disk needs the room
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -67,16 +72,17 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is whole."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        files = manifest["files"].items()
-    except (OSError, ValueError, KeyError, AttributeError):
+        known = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or unreadable"
-    for name, known in files:
+    for name in {STATE, *known}:
         file = path / name
-        if not file.is_file():
+        size, sha256 = known.get(name, (-1, ""))
+        if not file.is_file() or size < 0:
             return f"{name} is missing"
-        if file.stat().st_size != known["size"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {known['size']}"
-        if _hash(file)["sha256"] != known["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if _hash(file)["sha256"] != sha256:
             return f"the content of {name} has changed"
     return None
 
@@ -95,7 +101,7 @@ def is_healthy(path: Path) -> bool:
     """Whether no alarm was on when it was written."""
     try:
         return bool(json.loads((path / MANIFEST).read_text()).get("healthy", True))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 

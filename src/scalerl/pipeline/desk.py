@@ -20,13 +20,19 @@ def is_validation(request_id: str) -> bool:
 class Desk:
     """Book-keeping of requests; sends nothing itself."""
 
-    def __init__(self, generators: int) -> None:
+    def __init__(self, generators: int, *, in_step: bool = False) -> None:
         self.asked: list[dict[str, Request]] = [{} for _ in range(generators)]
         self.versions = [0] * generators
         #: Tokens a second while busy, smoothed; only their proportions matter.
         self.speed = [1.0] * generators
         #: Times each has died since it last finished something.
         self.deaths = [0] * generators
+        #: Rollouts that each has finished.
+        self.rollouts = [0] * generators
+        #: Those that are not up yet: what is asked of them is sent when they are.
+        self.starting = set(range(generators))
+        #: No clock may decide who writes what.
+        self.in_step = in_step
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -66,8 +72,9 @@ class Desk:
         """What generator i has finished of what it holds; anything else is an old story."""
         self.versions[i] = message.version
         busy = message.seconds.get("generate", 0.0)
-        if message.tokens and busy:
+        if message.tokens and busy and not self.in_step:
             self.speed[i] += FRESH * (message.tokens / busy - self.speed[i])
+        self.rollouts[i] += len(message.written)
         if message.written:
             self.deaths[i] = 0
         return [w for w in message.written if self.asked[i].pop(w.id, None) is not None]

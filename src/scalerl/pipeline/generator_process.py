@@ -45,6 +45,7 @@ class _Generator:
 
     def serve(self) -> None:
         self._load()
+        self.seconds.clear()  # waiting for the first weights is part of the start
         self.conn.send(m.Ready(self.training.version))
         while True:
             busy = self._busy()

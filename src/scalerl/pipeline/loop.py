@@ -51,6 +51,10 @@ MAX_REFILL = 50
 IN_STEP_SHARE = 0.75
 #: Seconds between two looks at who is silent, and between two status files.
 WATCH = 1.0
+#: Seconds a process may take to start, however short the patience with those that work.
+START = 300.0
+#: Prompts left out that are named one by one.
+NAMED = 5
 
 
 class Stopped(Exception):
@@ -113,20 +117,22 @@ class Loop:
         self.placement = LocalPlacement(
             spec, plan.generator, where.generators, plan.layout, where.patience
         )
-        self.desk = Desk(where.generators)
+        self.desk = Desk(where.generators, in_step=self.in_step)
+        self.started = False
         self.answers: list[Written] = []
         self._holding: set[int] = set()
         self._later: list[Any] = []
         self._stop: str | None = None
         self._refusals = 0
         self._refilled = 0
+        self._left_out: set[str] = set()
         self._told = 0.0
 
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.placement.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.placement.stop(at_once=kind is KeyboardInterrupt)
         self.plan.task.close()
 
     def stop(self, reason: str) -> None:
@@ -135,12 +141,13 @@ class Loop:
 
     def run(self) -> Outcome:
         """Until the budget is used up, the prompts run out, or somebody says stop."""
-        self._await_ready()
-        self._check_mismatch()
-        self._ask(self.under_way)
-        self.ledger.validating(self.last_validation is None)
-        self.ledger.start()
         try:
+            self._await_ready()
+            self._check_mismatch()
+            self._ask(self.under_way)
+            self.ledger.validating(self.last_validation is None)
+            self.ledger.start()
+            self.started = True
             reason = self._run()
         except Stopped as stopped:
             reason = str(stopped)
@@ -256,7 +263,7 @@ class Loop:
         for prompt_id in ids:
             prompt = self.plan.prompts[str(prompt_id)]
             if not self.plan.fits(prompt):
-                self.hooks.say(f"warning: prompt {prompt.id} is left out: it is too long or empty")
+                self._leave_out(prompt.id)
                 continue
             tokens = self.plan.tokens_of(prompt)
             new[self.serial] = UnderWay(prompt, tokens, self.desk.oldest, generator=0)
@@ -264,6 +271,20 @@ class Loop:
         self.under_way |= new
         self._ask(new)
         return False
+
+    def _leave_out(self, prompt_id: str) -> None:
+        """A prompt that is empty or too long; without any other there is nothing to do."""
+        new = prompt_id not in self._left_out
+        self._left_out.add(prompt_id)
+        if len(self._left_out) == len(self.plan.prompts):
+            raise PipelineError(
+                f"all {len(self._left_out)} training prompts are empty or longer than "
+                f"{self.plan.recipe.sampling.max_prompt_tokens} tokens: "
+                "raise sampling.max_prompt_tokens"
+            )
+        if new and len(self._left_out) <= NAMED:
+            more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
+            self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
     def _ask(self, groups: Mapping[int, UnderWay]) -> None:
         """Send the requests of these groups, as far as they are not written."""
@@ -287,7 +308,7 @@ class Loop:
 
     def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
         new = self.desk.hand(i, requests)
-        if new:
+        if new and i not in self.desk.starting:
             try:
                 self.placement.generators[i].send(m.Submit(new, validation, self.version))
             except Lost as lost:
@@ -311,10 +332,11 @@ class Loop:
         now = time.monotonic()
         if now - self._told < WATCH:
             return
-        self._told = now
+        # While this process stood still itself (Ctrl-Z, a slow disk), nobody listened.
+        away, self._told = max(now - self._told - 2 * WATCH, 0.0), now
         for worker in self.placement.workers:
-            works = worker is not self.placement.trainer or self.training
-            if works and worker.silence > self.patience:
+            worker.heard = min(worker.heard + away, now)
+            if worker.silence > self._limit(worker):
                 said = f"has said nothing for {worker.silence:.0f} s"
                 self._revive(Lost(worker, f"{said} (the run waits for {waits_for})"))
         self.writer.status(
@@ -323,10 +345,19 @@ class Loop:
                 "waits_for": waits_for,
                 "pids": self.placement.pids(),
                 "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
+                "starting": sorted(self.desk.starting),
+                "rollouts": self.desk.rollouts,
                 "under_way": len(self.under_way),
                 "writing": self._writing(),
             }
         )
+
+    def _limit(self, worker: Worker) -> float:
+        """Seconds of silence after which a process is taken for dead."""
+        if worker is self.placement.trainer:
+            return self.patience if self.training else math.inf
+        starting = self.placement.generators.index(worker) in self.desk.starting
+        return max(self.patience, START) if starting else self.patience
 
     def _revive(self, lost: Lost) -> None:
         """A new generator for one that is gone: it is asked again for what the old one held. A
@@ -346,6 +377,7 @@ class Loop:
         begun = len(self.desk.held(i, validation=False))
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.hooks.say(f"warning: {lost}: starting another one")
+        self.desk.starting.add(i)
         self.placement.restart(i)
 
     def _handle(self, worker: Worker, message: Any) -> None:
@@ -362,6 +394,7 @@ class Loop:
 
     def _ready_again(self, i: int, version: int) -> None:
         """A generator that was replaced is up: give it what its predecessor held."""
+        self.desk.starting.discard(i)
         self.desk.versions[i] = version
         for u in self.under_way.values():
             if u.writing and u.generator == i:
@@ -517,18 +550,25 @@ class Loop:
 
     def _await_ready(self) -> None:
         start = time.monotonic()
-        waiting = list(self.placement.workers)
+        trainer = self.placement.trainer
+        waiting = {w.name for w in self.placement.workers}
         while waiting:
             for worker in self.placement.wait(WATCH):
-                ready = worker.receive()
-                waiting.remove(worker)
-                if worker is self.placement.trainer:
+                try:
+                    ready = worker.receive()
+                except Lost as lost:
+                    self._revive(lost)
+                    continue
+                waiting.discard(worker.name)
+                if worker is trainer:
                     self.version = ready.version
             if self._stop is not None:
                 raise Stopped(self._stop)
-            if waiting and time.monotonic() - start > self.patience:
-                names = ", ".join(w.name for w in waiting)
-                raise PipelineError(f"{names} did not start within {self.patience:.0f} s")
+            names = ", ".join(sorted(waiting))
+            self._look_around(f"{names} to start")
+            if trainer.name in waiting and time.monotonic() - start > max(self.patience, START):
+                raise PipelineError(f"{names} did not start: is the machine short of memory?")
+        self.desk.starting.clear()
         self.desk.all_at(self.version)
         phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
         self.published = self.version - self.version % phase
@@ -566,7 +606,9 @@ class Loop:
         return path
 
     def _fill(self, folder: Path) -> None:
-        self._ask_trainer(m.Save(str(folder)))
+        problem = self._ask_trainer(m.Save(str(folder))).problem
+        if problem is not None:
+            raise OSError(problem)
         group_files.save(folder, self.under_way)
         state = {
             "version": self.version,

@@ -134,6 +134,8 @@ class Done:
     """From the trainer: saved, or scored (the gaps to the generator's log-probs, per token)."""
 
     gaps: tuple[float, ...] = ()
+    #: Why it could not be saved.
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -53,7 +54,8 @@ class Worker:
         self.process = context.Process(
             target=entry, args=(theirs, *arguments), name=name, daemon=True
         )
-        self.process.start()
+        with _no_signals():
+            self.process.start()
         theirs.close()
         self.heard = time.monotonic()
 
@@ -141,12 +143,27 @@ class LocalPlacement:
     def pids(self) -> dict[str, int | None]:
         return {"main": os.getpid(), **{w.name: w.process.pid for w in self.workers}}
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         for worker in self.workers:
+            if at_once:
+                worker.process.kill()
             with contextlib.suppress(OSError):
                 worker.conn.send(m.Stop())
         for worker in self.workers:
             worker.stop()
+
+
+@contextlib.contextmanager
+def _no_signals() -> Iterator[None]:
+    """A process that is started in here does not see Ctrl-C until it ignores it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _limit(conn: Connection, seconds: float) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from scalerl.algorithm.objective import Prepared, prepare
 from scalerl.pipeline import messages as m
@@ -56,11 +57,18 @@ class _Trainer:
         if isinstance(message, m.Step):
             return self._step(message)
         if isinstance(message, m.Save):
-            self.trainer.save(Path(message.path))
-        elif isinstance(message, m.Publish):
+            return self._save(Path(message.path))
+        if isinstance(message, m.Publish):
             self._publish()
         elif isinstance(message, m.Score):
             return m.Done(_gaps(self.trainer, message))
+        return m.Done()
+
+    def _save(self, path: Path) -> m.Done:
+        try:
+            self.trainer.save(path)
+        except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's
+            return m.Done(problem=getattr(error, "strerror", None) or str(error))
         return m.Done()
 
     def _publish(self) -> None:

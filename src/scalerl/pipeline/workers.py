@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -47,3 +49,6 @@ def _die_with_parent() -> None:
     processes look for themselves now and then."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        sys.exit()  # it was gone before we could ask for that

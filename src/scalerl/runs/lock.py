@@ -20,7 +20,10 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path / "lock"
-        self._file = self.path.open("a+", encoding="utf-8")
+        try:
+            self._file = self.path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: choose another directory") from None
         if fcntl is None:
             return
         try:

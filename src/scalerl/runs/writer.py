@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
 
@@ -36,8 +36,10 @@ class RunWriter:
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One line of `<name>.jsonl`."""
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
-        with self._writing(), (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+        with self._writing(), (self.path / f"{name}.jsonl").open("ab+") as file:
+            if file.tell() and not _ends_whole(file):
+                line = "\n" + line  # a kill or a full disk cut the line before short
+            file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -68,7 +70,7 @@ class RunWriter:
         path = self.path / f"{name}.jsonl"
         if not path.exists():
             return []
-        found = [_parsed(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [_parsed(line) for line in _lines(path)]
         return [record for record in found if record is not None]
 
     def last(self, name: str) -> dict[str, Any] | None:
@@ -82,11 +84,21 @@ class RunWriter:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in _lines(path):
             record = _parsed(line)
             if record is not None and record.get("step", 0) <= step:
                 kept.append(line)
         self._replace(path.name, "".join(f"{line}\n" for line in kept))
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a file that may hold anything: a crash can leave bytes that are no text."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
