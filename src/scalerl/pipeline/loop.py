@@ -175,7 +175,8 @@ class Loop:
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
         oldest = min(self.generator_version)
-        room = self.plan.schedule.room(self.version, oldest, self._tickets())
+        # The batch that is being trained on has used up its version, and is no longer under way.
+        room = self.plan.schedule.room(self.version + self.training, oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
             writing = sum(u.group is None for u in self.under_way.values())
             enough = self.plan.recipe.batch.prompts * len(self.generators)
