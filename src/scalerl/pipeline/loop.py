@@ -64,6 +64,8 @@ class Outcome:
 class Hooks:
     """What is told to the outside; each may be left alone."""
 
+    #: With the groups of each batch, before it goes to the trainer.
+    on_batch: Callable[[tuple[Group, ...]], None] = lambda groups: None
     #: After each optimiser step, with its record.
     on_step: Callable[[dict[str, Any]], None] = lambda record: None
     #: After each validation, with its record; a returned text ends the run for that reason.
@@ -289,6 +291,7 @@ class Loop:
             assert group is not None
             groups.append(group)
         self._batch = tuple(groups)
+        self.hooks.on_batch(self._batch)
         publish = self.plan.schedule.publishes(self.version + 1)
         self.trainer.send(m.Step(self._batch, publish))
         self.training = True
