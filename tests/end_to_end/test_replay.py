@@ -65,8 +65,8 @@ def replay(models, prompt, tokens, versions, temperature=1.0):
 
 def gap(models, prompt, rollout, versions=None, temperature=1.0):
     """The largest |stored - replayed| log-prob of the tokens that the policy wrote."""
-    found = replay(models, prompt, rollout.token_ids.tolist(),
-                   (rollout.versions if versions is None else versions).tolist(), temperature)  # fmt: skip
+    versions = rollout.versions if versions is None else versions
+    found = replay(models, prompt, rollout.token_ids.tolist(), versions.tolist(), temperature)
     return float(np.abs(found - rollout.logprobs)[~rollout.forced].max(initial=0.0))
 
 
