@@ -133,19 +133,6 @@ def test_ctrl_c_checkpoints_and_resume_goes_on(tmp_path):
     assert hours == sorted(hours)
 
 
-@pytest.mark.parametrize(
-    "preset", ["deepseek-grpo", "qwen-dapo", "magistral", "minimax-m1", "base"]
-)
-def test_every_recipe_of_the_paper_trains(tmp_path, preset):
-    out = tmp_path / preset
-    done = train(preset, "tiny", *SMALL, "schedule.k=2", "validation.every=100", "--steps", "3",
-                 "--out", str(out))  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    steps = lines(out / "steps.jsonl")
-    assert len(steps) == 3
-    assert all(s["loss"] is not None and s["grad_norm"] is not None for s in steps)
-
-
 def test_dry_run_prints_the_resolved_recipe():
     done = train("scalerl", "tiny", "loss.ratio_cap=4", "--dry-run")
     assert done.returncode == 0 and "ratio_cap = 4" in done.stdout

@@ -249,7 +249,9 @@ class Loop:
 
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        room = self.plan.schedule.room(self.version, self.desk.oldest, self._tickets())
+        # The batch that is being trained on has used up its version, and is no longer under way.
+        version = self.version + self.training
+        room = self.plan.schedule.room(version, self.desk.oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
             enough = self.plan.recipe.batch.prompts * len(self.desk)
             room = min(room, max(enough - self._writing(), 0))
