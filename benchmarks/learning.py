@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import save
 
+from record import save
 from scalerl import fit, load_run
 from scalerl.recipe import Recipe
 from scalerl.tasks.tagged_sums import ceiling
