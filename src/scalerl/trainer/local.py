@@ -188,19 +188,25 @@ class LocalTrainer:
         try:
             version = int(json.loads((path / "trainer.json").read_text())["version"])
             tensors = load_file(path / "optimiser.safetensors")
-            weights = load_file(path / "model.safetensors")
+            # By Transformers: on disk weights may be in several files, and experts one by one.
+            model: Any = type(self.model)
+            saved, info = model.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is no whole checkpoint: {error}") from None
-        model: Any = self.model
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-        tied = set(getattr(model, "_tied_weights_keys", None) or ())
-        if unexpected or set(missing) - tied:
+        weights = dict(saved.named_parameters())
+        own = dict(self.model.named_parameters())
+        if info["missing_keys"] or {n: p.shape for n, p in weights.items()} != {
+            n: p.shape for n, p in own.items()
+        }:
             raise InputError(f"{path} is a checkpoint of another model")
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(weights[name])
         state: dict[int, dict[str, Tensor]] = {}
         places = {name: i for i, name in enumerate(self._names)}
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             state.setdefault(places[name], {})[kind] = value
-        saved = self.optimiser.state_dict()
-        self.optimiser.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         self._version = version
