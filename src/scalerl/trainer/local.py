@@ -188,20 +188,21 @@ class LocalTrainer:
         try:
             version = int(json.loads((path / "trainer.json").read_text())["version"])
             tensors = load_file(path / "optimiser.safetensors")
-            # By Transformers: on disk weights may be in several files, and experts one by one.
-            model: Any = type(self.model)
-            saved, info = model.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+            # By Transformers: on disk weights may be in several files, and experts one by one. Ours
+            # is the config, so that nothing of another size is ever made.
+            model: Any = self.model
+            saved, info = type(model).from_pretrained(
+                path, config=model.config, dtype=torch.float32, output_loading_info=True
+            )
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is no whole checkpoint: {error}") from None
-        weights = dict(saved.named_parameters())
-        own = dict(self.model.named_parameters())
-        if info["missing_keys"] or {n: p.shape for n, p in weights.items()} != {
-            n: p.shape for n, p in own.items()
-        }:
+        except RuntimeError:  # shapes that do not fit
+            raise InputError(f"{path} is a checkpoint of another model") from None
+        if info["missing_keys"]:
             raise InputError(f"{path} is a checkpoint of another model")
         with torch.no_grad():
-            for name, p in own.items():
-                p.copy_(weights[name])
+            for ours, theirs in zip(model.parameters(), saved.parameters(), strict=True):
+                ours.copy_(theirs)
         state: dict[int, dict[str, Tensor]] = {}
         places = {name: i for i, name in enumerate(self._names)}
         for key, value in tensors.items():
