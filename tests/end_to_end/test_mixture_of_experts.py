@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scalerl.algorithm.length import Limit
+from scalerl.algorithm.objective import Options
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.tasks.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
+from scalerl.trainer.local import LocalTrainer, Optimiser
 
 #: Random weights never solve a sum: a reward that varies comes from a function of our own.
 REWARD = """
@@ -50,6 +52,7 @@ def trained(folder):
     rows = [json.dumps({"prompt": f"a{i // 10}b{i % 10}="}) for i in range(100)]
     (home / "prompts.jsonl").write_text("\n".join(rows))
     out = home / "run"
+    paths = os.pathsep.join(filter(None, [str(home), os.getenv("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", f"model.path={folder}",
          "task.name=function:own_reward:digits", f"task.dataset={home / 'prompts.jsonl'}",
@@ -59,8 +62,7 @@ def trained(folder):
          "validation.k=1", "filter.truncated=keep", "optimiser.lr=1e-3",
          "optimiser.warmup_steps=0", "--steps", "3", "--out", str(out)],
         capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-                          "PYTHONPATH": os.pathsep.join([str(home), *filter(None, sys.path)])},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
@@ -96,6 +98,18 @@ def test_the_checkpoint_is_a_mixture_of_experts_whose_experts_have_learnt(traine
     moved = {name for name, p in after.named_parameters() if not torch.equal(p, old[name])}
     assert moved == set(old)  # router and every expert's matrices among them
     assert any("expert" in name for name in moved)
+
+
+def test_a_trainer_goes_on_from_the_checkpoint_of_a_mixture_of_experts(trained, folder):
+    """On disk Transformers writes each expert by itself, in memory they are one tensor."""
+    out, _, _ = trained
+    saved = out / "checkpoints" / "step_3"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    trainer = LocalTrainer(model, Options(), Optimiser())
+    trainer.load(saved)
+    assert trainer.version == 3
+    expected = dict(AutoModelForCausalLM.from_pretrained(saved).named_parameters())
+    assert all(torch.equal(value, expected[name]) for name, value in trainer.weights().items())
 
 
 def test_the_engine_writes_what_generate_writes_for_the_trained_experts(trained):

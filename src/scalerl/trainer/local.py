@@ -218,21 +218,28 @@ class LocalTrainer:
         try:
             version = int(json.loads((path / "trainer.json").read_text())["version"])
             tensors = load_file(path / "optimiser.safetensors")
-            weights = load_file(path / "model.safetensors")
+            # By Transformers: on disk weights may be in several files, and experts one by one. Ours
+            # is the config, so that nothing of another size is ever made.
+            model: Any = self.model
+            saved, info = type(model).from_pretrained(
+                path, config=model.config, dtype=torch.float32, output_loading_info=True
+            )
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is no whole checkpoint: {error}") from None
-        model: Any = self.model
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-        tied = set(getattr(model, "_tied_weights_keys", None) or ())
-        if unexpected or set(missing) - tied:
+        except RuntimeError:  # shapes that do not fit
+            raise InputError(f"{path} is a checkpoint of another model") from None
+        if info["missing_keys"]:
             raise InputError(f"{path} is a checkpoint of another model")
+        with torch.no_grad():
+            for ours, theirs in zip(model.parameters(), saved.parameters(), strict=True):
+                ours.copy_(theirs)
         state: dict[int, dict[str, Tensor]] = {}
         places = {name: i for i, name in enumerate(self._names)}
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             state.setdefault(places[name], {})[kind] = value
-        saved = self.optimiser.state_dict()
-        self.optimiser.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         self._version = version
 
 
