@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from record import save
-
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling
 from scalerl.curves.live import LiveCurve
 from scalerl.runs.writer import RunWriter
@@ -79,7 +79,7 @@ def growth(folder: Path, steps: int) -> list[dict[str, Any]]:
             lines, samples = train(out, [*case, "validation.every=1000"], steps, every=0.5)
             clock = [r["ledger"]["device_seconds"] for r in lines]
             devices = 1 + (int(case[0].split("=")[1]) if axis == "generators" else 1)
-            tail = [(b - a) / devices for a, b in zip(clock[4:], clock[5:], strict=False)]
+            tail = [(b - a) / devices for a, b in pairwise(clock[4:])]
             last = lines[-1]["ledger"]
             rows.append(
                 {
@@ -104,9 +104,7 @@ def long_run(folder: Path, steps: int) -> dict[str, Any]:
     tenth = len(lines) // 10
     early, late = clock[2 * tenth] - clock[tenth], clock[-1] - clock[-1 - tenth]
     settled = [s for s in samples if s[0] > tenth]
-    drift = {
-        n: settled[-1][1][n] - settled[0][1][n] for n in settled[0][1] if settled[0][1].get(n)
-    }
+    drift = {n: settled[-1][1][n] - settled[0][1][n] for n in settled[0][1] if settled[0][1].get(n)}
     print(f"{len(lines)} steps: {early / tenth * 1e3:.1f} ms a step early, "
           f"{late / tenth * 1e3:.1f} ms late; memory drift in MB: "
           + ", ".join(f"{n} {d:+.1f}" for n, d in drift.items()), flush=True)  # fmt: skip
