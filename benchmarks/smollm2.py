@@ -27,6 +27,7 @@ ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
+    busy = os.getloadavg()[0]
     started = time.monotonic()
     made = subprocess.run(
         [sys.executable, ROOT / "examples" / "smollm2.py"], stdout=subprocess.PIPE, text=True
@@ -42,7 +43,12 @@ def main() -> int:
         training = time.monotonic() - started
         found = measured(run, text) | checkpoint(newest(run), model)
     mark = json.loads((model / "made_by_scalerl.json").read_text())
-    found |= {"gguf_sha256": mark["sha256"], "seconds_to_make": making, "seconds_of_run": training}
+    found |= {
+        "gguf_sha256": mark["sha256"],
+        "seconds_to_make": making,
+        "seconds_of_run": training,
+        "load_of_the_machine_before": busy,
+    }
     problems = wrong(found)
     show(found)
     save("smollm2", {"result": found, "problems": problems})

