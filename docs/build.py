@@ -269,7 +269,8 @@ def growth_long() -> str:
     long = found["long"]
     drift = ", ".join(f"{name} {mb:+.1f}" for name, mb in long["drift_mb"].items())
     rows = [
-        [f"{long['steps']:,} steps, early and late", f"{long['early_ms']:.1f} and {long['late_ms']:.1f} ms a step"],
+        [f"{long['steps']:,} steps, early and late",
+         f"{long['early_ms']:.1f} and {long['late_ms']:.1f} ms a step"],
         ["memory, from a tenth of the run to its end", f"MB: {drift}"],
     ]  # fmt: skip
     for r in found["simulated"]:

@@ -39,7 +39,7 @@ def draw() -> Figure:
     figure.supxlabel("share of the run's compute", fontsize=9)
     figure.supylabel("pass rate", fontsize=9)
     figure.suptitle(
-        "Ten seeds of the default run. Orange: forecast of the end from the dark points only (90 %). "
+        "Ten seeds of the default run. Orange: forecast of the end from the dark points (90 %). "
         "Dashed: the constructed ceiling",
         fontsize=10,
     )

@@ -61,9 +61,11 @@ def watch() -> Watched:
         overrides=[f"budget.steps={STEPS}", "batch.prompts=16", "batch.generations=16",
                    "validation.every=1000", "validation.prompts=8", "validation.k=1"],
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        with Watched(Plan.of(recipe), RunWriter(folder), Hooks()) as loop:
-            loop.run()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Watched(Plan.of(recipe), RunWriter(folder), Hooks()) as loop,
+    ):
+        loop.run()
     return loop
 
 

@@ -1,4 +1,4 @@
-"""Parts of a recipe that only show in a real run: downstream sets, mixtures, KL, refill, trackers."""
+"""What only shows in a real run: downstream sets, mixtures, KL, refill, trackers."""
 
 import json
 import os
