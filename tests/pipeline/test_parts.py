@@ -39,7 +39,6 @@ def step(**changes):
     record = {
         "truncated": 0.0, "ratio": {"max": 1.2}, "ess": 0.99, "non_finite": 0, "entropy": 0.5,
         "grad_norm": 1.0, "zero_variance": 0.2, "filtered": {"unscored": 0, "rollouts": 64},
-        "pass_rate": 0.3,
     }  # fmt: skip
     return record | changes
 
@@ -82,7 +81,8 @@ def test_each_trouble_is_said_once_with_the_knob_to_turn(changes, knob, grave):
 
 def test_a_sure_policy_that_is_right_is_no_collapse():
     watch = Watch()
-    assert after(watch, *[step()] * START, *[step(entropy=0.001, pass_rate=0.9)] * 20) == []
+    watch.evaluated({"pass_rate": 0.85, "stderr": 0.02})
+    assert after(watch, *[step()] * START, *[step(entropy=0.001)] * 20) == []
 
 
 def test_a_fall_of_the_pass_rate_is_a_collapse_but_noise_is_not():
