@@ -88,7 +88,7 @@ def test_trainer_and_generator_agree(finished):
 def test_the_forecasting_half_reads_the_run(finished):
     out, text = finished
     run = load_run(str(out))
-    assert run.x_kind == "gpu_hours" and len(run) == 6
+    assert run.x_kind == "flops" and len(run) == 6
     assert len(fit(run).points) == 6
     assert "forecast: ceiling" in text
 
@@ -131,19 +131,6 @@ def test_ctrl_c_checkpoints_and_resume_goes_on(tmp_path):
     assert len(asked) == len(set(asked)) == 36  # none lost, none twice
     hours = [s["compute"]["device_hours"] for s in steps]
     assert hours == sorted(hours)
-
-
-@pytest.mark.parametrize(
-    "preset", ["deepseek-grpo", "qwen-dapo", "magistral", "minimax-m1", "base"]
-)
-def test_every_recipe_of_the_paper_trains(tmp_path, preset):
-    out = tmp_path / preset
-    done = train(preset, "tiny", *SMALL, "schedule.k=2", "validation.every=100", "--steps", "3",
-                 "--out", str(out))  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    steps = lines(out / "steps.jsonl")
-    assert len(steps) == 3
-    assert all(s["loss"] is not None and s["grad_norm"] is not None for s in steps)
 
 
 def test_dry_run_prints_the_resolved_recipe():

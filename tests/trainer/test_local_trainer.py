@@ -178,6 +178,13 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
     trainer("gpt2").save(tmp_path / "other")
     with pytest.raises(InputError, match="another model"):
         t.load(tmp_path / "other")
+    narrower = copy.deepcopy(CONFIGS["llama"])
+    narrower.intermediate_size = 48
+    LocalTrainer(AutoModelForCausalLM.from_config(narrower), t.options, t.settings).save(
+        tmp_path / "narrower"
+    )
+    with pytest.raises(InputError, match="another model"):
+        t.load(tmp_path / "narrower")
 
 
 def test_micro_batches_hold_every_row_once_within_the_budget():

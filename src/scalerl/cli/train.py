@@ -108,7 +108,4 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
             return 1
     if args.json:
         print(json.dumps(ended.to_dict()))
-    else:
-        print(f"ended at step {ended.steps}: {ended.reason}")
-        print(f"scalerl report {out} -o {out}/report   shows it")
     return 0 if ended.signal is None else 128 + ended.signal

@@ -26,69 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalerl.algorithm.llama import MASKED, Shape, interleaved
 from scalerl.algorithm.logits import final_hidden
 from scalerl.engine.decoder import Moves, distinct
 
-#: Kind of model: the class it must be of, so that a subclass with other ideas is refused.
-KINDS = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-}
-#: Rotary embeddings whose angles depend on the position alone, not on the length of the sequence.
-ROTARY = {"default", "linear", "llama3", "yarn"}
-
-#: exp of it is 0, and it stays finite when added to a score.
-MASKED = -1e30
-
 #: (layer, queries, keys, values) -> what attention gives, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the arithmetic needs to know of a model."""
-
-    heads: int
-    kv_heads: int
-    size: int
-    eps: float
-
-    @staticmethod
-    def of(model: nn.Module) -> Shape | None:
-        """None for any model that is not Llama-shaped in every respect."""
-        config: Any = getattr(model, "config", None)
-        kind = getattr(config, "model_type", None)
-        if kind not in KINDS or type(model).__name__ != KINDS[kind] or not _plain(model, config):
-            return None
-        heads = int(config.num_attention_heads)
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return Shape(heads, int(config.num_key_value_heads), int(size), float(config.rms_norm_eps))
-
-
-def _plain(model: nn.Module, config: Any) -> bool:
-    """No window, no unknown rotary embedding or activation, no adapters, hooks or quantisation."""
-    rotary: Any = getattr(config, "rope_parameters", None) or {}
-    windowed = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    layers: Any = getattr(config, "layer_types", None) or ()
-    return (
-        config.hidden_act == "silu"
-        and not windowed
-        and all(kind == "full_attention" for kind in layers)
-        and rotary.get("rope_type", "default") in ROTARY
-        and not getattr(config, "mlp_bias", False)
-        and all(p.dtype == torch.float32 for p in model.parameters())
-        and all(_known(module) for module in model.modules())
-    )
-
-
-def _known(module: nn.Module) -> bool:
-    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
-    linear = type(module).__name__ in ("Linear", "HeadLinear") or not isinstance(module, nn.Linear)
-    return linear and not hooked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,27 +85,21 @@ class Fused:
         parts = [p.weight * before for p in projections]
         biases = [p.bias for p in projections]
         for i in (0, 1):
-            parts[i] = _interleaved(parts[i], shape.size)
-            biases[i] = None if biases[i] is None else _interleaved(biases[i], shape.size)
+            parts[i] = interleaved(parts[i], shape.size)
+            biases[i] = None if biases[i] is None else interleaved(biases[i], shape.size)
         if q_norm is None:
             parts[0] *= scale
             biases[0] = None if biases[0] is None else biases[0] * scale
         return Layer(
             qkv=torch.cat(parts),
             qkv_bias=None if biases[0] is None else torch.cat(biases),
-            q_norm=None if q_norm is None else _interleaved(q_norm.weight, shape.size) * scale,
-            k_norm=None if k_norm is None else _interleaved(k_norm.weight, shape.size),
+            q_norm=None if q_norm is None else interleaved(q_norm.weight, shape.size) * scale,
+            k_norm=None if k_norm is None else interleaved(k_norm.weight, shape.size),
             out=attention.o_proj.weight,
             out_bias=attention.o_proj.bias,
             gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * after,
             down=mlp.down_proj.weight,
         )
-
-
-def _interleaved(weight: Tensor, size: int) -> Tensor:
-    """Channels (0, s/2), (1, s/2 + 1) ... of each head side by side: these pairs turn together."""
-    heads = weight.reshape(-1, 2, size // 2, *weight.shape[1:])
-    return heads.transpose(1, 2).reshape(weight.shape)
 
 
 class LlamaDecoder:

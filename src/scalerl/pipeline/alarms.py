@@ -1,6 +1,7 @@
 """Early signs of a run going wrong, in plain words, each with the knob to turn.
 
-Pure: records in, lines out. An alarm speaks when it comes on, and again only after it has been off.
+Pure: records in, lines out. An alarm speaks when it comes on, and again only after it has been off
+for some steps.
 `healthy` is False while a grave one is on: checkpoints of that time do not push out the last good
 one.
 """
@@ -21,8 +22,10 @@ START = 10
 #: Largest ratio, and smallest effective sample size, of a batch that is still nearly on-policy.
 MAX_RATIO = 50.0
 MIN_ESS = 0.5
-#: Entropy as a share of what it was at the start.
+#: Entropy as a share of what it was at the start, and the validation pass rate from which a policy
+#: may well be sure of itself.
 MIN_ENTROPY = 0.05
+SURE = 0.5
 MAX_GRADIENT = 50.0
 MAX_ZERO_VARIANCE = 0.95
 MAX_UNSCORED = 0.1
@@ -36,9 +39,11 @@ class Watch:
 
     truncation_warn: float = 0.05
     truncation_critical: float = 0.10
-    on: set[str] = field(default_factory=set)
+    #: Alarms that are on, and for how many calm steps they will stay so.
+    on: dict[str, int] = field(default_factory=dict)
     grave: set[str] = field(default_factory=set)
     best: tuple[float, float] | None = None
+    latest: float = 0.0
     _recent: dict[str, deque[float]] = field(default_factory=dict)
     _start: dict[str, list[float]] = field(default_factory=dict)
 
@@ -86,7 +91,7 @@ class Watch:
         entropy, first = r.get("entropy"), self._at_start("entropy", r.get("entropy"))
         if entropy is not None and first:
             yield self._alarm(
-                "entropy", entropy < MIN_ENTROPY * first,
+                "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE,
                 f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
                 "lower optimiser.lr, or stop here", grave=True)  # fmt: skip
         norm, first = r["grad_norm"], self._at_start("grad_norm", r["grad_norm"])
@@ -99,6 +104,7 @@ class Watch:
     def evaluated(self, record: dict[str, Any]) -> list[str]:
         """Lines about what has just come on."""
         rate, error = record["pass_rate"], record["stderr"] or 0.0
+        self.latest = rate
         if self.best is None or rate > self.best[0]:
             self.best = (rate, error)
         best, its_error = self.best
@@ -111,9 +117,10 @@ class Watch:
 
     def _alarm(self, name: str, wrong: bool, line: str, grave: bool = False) -> str | None:
         new = wrong and name not in self.on
-        (self.on.add if wrong else self.on.discard)(name)
-        if grave:
-            (self.grave.add if wrong else self.grave.discard)(name)
+        self.on[name] = WINDOW if wrong else self.on.get(name, 0) - 1
+        if self.on[name] <= 0:
+            del self.on[name]
+        (self.grave.add if grave and name in self.on else self.grave.discard)(name)
         return line if new else None
 
     def _mean(self, name: str, value: float) -> float:

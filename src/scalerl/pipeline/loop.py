@@ -145,6 +145,7 @@ class Loop:
             self._await_ready()
             self._check_mismatch()
             self._ask(self.under_way)
+            self.ledger.validating(self.last_validation is None)
             self.ledger.start()
             self.started = True
             reason = self._run()
@@ -155,7 +156,7 @@ class Loop:
 
     def _run(self) -> str:
         reason = None
-        if self.version == 0 and self.last_validation is None:
+        if self.last_validation is None:
             reason = self.validate()
         turn = self._turn_in_step if self.in_step else self._turn
         while reason is None:
@@ -248,7 +249,9 @@ class Loop:
 
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        room = self.plan.schedule.room(self.version, self.desk.oldest, self._tickets())
+        # The batch that is being trained on has used up its version, and is no longer under way.
+        version = self.version + self.training
+        room = self.plan.schedule.room(version, self.desk.oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
             enough = self.plan.recipe.batch.prompts * len(self.desk)
             room = min(room, max(enough - self._writing(), 0))

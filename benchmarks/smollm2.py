@@ -1,0 +1,168 @@
+"""A real pretrained model through the public command: SmolLM2-135M-Instruct for three steps.
+
+Makes the model if it is not there (examples/smollm2.py), runs `scalerl train scalerl
+examples/smollm2.toml`, and checks that numbers are finite, that generator and trainer agree to
+1e-4 per token, and that the checkpoint is an ordinary Hugging Face chat model that generates.
+About five minutes on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from record import save
+
+ROOT = Path(__file__).parent.parent
+MAX_GAP = 1e-4
+ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def main() -> int:
+    busy = os.getloadavg()[0]
+    started = time.monotonic()
+    made = subprocess.run(
+        [sys.executable, ROOT / "examples" / "smollm2.py"], stdout=subprocess.PIPE, text=True
+    )
+    if made.returncode:
+        return made.returncode
+    model = Path(made.stdout.strip())
+    making = time.monotonic() - started
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        started = time.monotonic()
+        text = train(model, run)
+        training = time.monotonic() - started
+        found = measured(run, text) | checkpoint(newest(run), model)
+    mark = json.loads((model / "made_by_scalerl.json").read_text())
+    found |= {
+        "gguf_sha256": mark["sha256"],
+        "seconds_to_make": making,
+        "seconds_of_run": training,
+        "load_of_the_machine_before": busy,
+    }
+    problems = wrong(found)
+    show(found)
+    save("smollm2", {"result": found, "problems": problems})
+    for problem in problems:
+        print(f"wrong: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def train(model: Path, run: Path) -> str:
+    """What the command says, shown as it comes."""
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl"]
+    layers = [str(ROOT / "examples" / "smollm2.toml"), f"model.path={model}"]
+    process = subprocess.Popen(
+        [*command, *layers, "--out", str(run)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENV,
+    )
+    lines = []
+    for line in process.stdout or ():
+        print(f"  {line}", end="", flush=True)
+        lines.append(line)
+    if process.wait():
+        sys.exit(process.returncode)
+    return "".join(lines)
+
+
+def measured(run: Path, text: str) -> dict[str, Any]:
+    steps, evals = (
+        [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("steps", "evals")
+    )
+    gate = re.search(r"log-prob gap before training: mean (\S+), max (\S+)", text)
+    on_policy = [s["logprob_gap"]["mean"] for s in steps if s["staleness"]["max"] == 0]
+    last = steps[-1]
+    return {
+        "steps": len(steps),
+        "finite": all(math.isfinite(s[k]) for s in steps for k in ("loss", "grad_norm", "reward")),
+        "gate_gap_mean": float(gate[1]) if gate else None,
+        "gate_gap_max": float(gate[2]) if gate else None,
+        "on_policy_gap_mean": max(on_policy, default=None),
+        "loss": [s["loss"] for s in steps],
+        "grad_norm": [s["grad_norm"] for s in steps],
+        "pass_rate_in_training": [s["pass_rate"] for s in steps],
+        "prompts_without_variance": [s["zero_variance"] for s in steps],
+        "staleness_max": [s["staleness"]["max"] for s in steps],
+        "rollouts_of_mixed_versions": [s["mixed_versions"] for s in steps],
+        "interrupted": [s["interrupted"] for s in steps],
+        "truncated": [s["truncated"] for s in steps],
+        "validation_pass_rate": [e["pass_rate"] for e in evals],
+        "train_seconds_per_step": [s["seconds"] for s in steps],
+        "trained_tokens_per_second": last["compute"]["trained_tokens"]
+        / sum(s["seconds"] for s in steps),
+        "generated_tokens": last["compute"]["generated_tokens"],
+    }
+
+
+def newest(run: Path) -> Path:
+    return max((run / "checkpoints").glob("step_*"), key=lambda p: int(p.name.split("_")[1]))
+
+
+def checkpoint(folder: Path, start: Path) -> dict[str, Any]:
+    """What Transformers alone makes of the checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    torch.set_num_threads(1)
+    answer = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    before = dict(AutoModelForCausalLM.from_pretrained(start).named_parameters())
+    moved = [not torch.equal(p, before[name]) for name, p in model.named_parameters()]
+    return {
+        "checkpoint_class": type(model).__name__,
+        "checkpoint_parameters": sum(p.numel() for p in model.parameters()),
+        "checkpoint_says": tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True),
+        "share_of_tensors_changed": sum(moved) / len(moved),
+    }
+
+
+def wrong(found: dict[str, Any]) -> list[str]:
+    gaps = {k: found[k] for k in ("gate_gap_mean", "gate_gap_max", "on_policy_gap_mean")}
+    out = [f"{k} is {v}" for k, v in gaps.items() if v is None or not v < MAX_GAP]
+    if not found["finite"]:
+        out.append("a loss, gradient or reward is not finite")
+    if not any(n > 0 for n in found["grad_norm"]):
+        out.append("no step had a gradient: rewards never varied")
+    if found["share_of_tensors_changed"] < 1:
+        out.append(f"only {found['share_of_tensors_changed']:.0%} of the tensors were trained")
+    if "Paris" not in found["checkpoint_says"]:
+        out.append(f"the checkpoint says {found['checkpoint_says']!r}")
+    return out
+
+
+def show(found: dict[str, Any]) -> None:
+    def cell(value: Any) -> str:
+        if isinstance(value, list):
+            return "  ".join(map(cell, value))
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    print()
+    for name, value in found.items():
+        print(f"{name.replace('_', ' '):<28}{cell(value)[:80]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Every recipe of the paper, and every choice a recipe can make, in real runs: `scalerl train` as a
+function of this process, its workers as processes of their own."""
+
+import json
+import math
+import multiprocessing
+import typing
+
+import pytest
+import torch.multiprocessing
+
+from scalerl.algorithm.aggregation import AGGREGATIONS
+from scalerl.algorithm.losses import LOSSES
+from scalerl.cli import main
+from scalerl.recipe import Recipe
+
+SMALL = ("batch.prompts=4", "batch.generations=4", "validation.prompts=8", "validation.k=1",
+         "validation.every=100", "task.options.prompts=200")  # fmt: skip
+PAPER = ("scalerl", "base", "deepseek-grpo", "qwen-dapo", "magistral", "minimax-m1")
+#: Two items can be thought through within the budget, three cannot.
+TIGHT = ("length.think_tokens_min=9", "length.think_tokens_max=12", "length.max_tokens=18")
+#: Acts from the second token on.
+PENALTY = ("length.control=penalty", "length.penalty_max=40", "length.penalty_cache=39",
+           "length.max_tokens=40")  # fmt: skip
+NO_CONTROL = ("length.control=none", "length.max_tokens=40")
+#: Any right answer in the group retires a prompt.
+RETIRING = ("curriculum.name=no-positive-resampling", "curriculum.threshold=0.25")
+UNIFORM = ("curriculum.name=uniform",)
+
+
+def choices(loss, aggregation, normalisation, schedule, k, *more):
+    return (f"loss.name={loss}", f"loss.aggregation={aggregation}",
+            f"advantage.normalisation={normalisation}", f"schedule.name={schedule}",
+            f"schedule.k={k}", *more)  # fmt: skip
+
+
+#: Every loss once; under both schedules every aggregation, normalisation, curriculum and length
+#: control.
+COVER = {
+    "cispo": choices("cispo", "prompt", "batch", "pipeline", 1, *RETIRING, *TIGHT),
+    "dapo": choices("dapo", "token", "prompt", "pipeline", 2, *UNIFORM, *PENALTY,
+                    "filter.zero_variance=keep"),
+    "dr-grpo": choices("dr-grpo", "constant", "none", "pipeline", 2, *RETIRING, *NO_CONTROL,
+                       "filter.truncated=keep"),
+    "gspo": choices("gspo", "sample", "batch", "pipeline", 3, *UNIFORM, *TIGHT,
+                    "precision.trainer_head=model", "precision.generator_head=model"),
+    "off-grpo": choices("grpo", "sample", "prompt", "off-policy", 2, *UNIFORM, *PENALTY),
+    "off-reinforce": choices("reinforce", "constant", "none", "off-policy", 1, *RETIRING, *TIGHT),
+    "off-gspo": choices("gspo", "token", "batch", "off-policy", 3, *RETIRING, *NO_CONTROL,
+                        "filter.zero_variance=keep", "loss.count_forced_tokens=true"),
+    "off-cispo": choices("cispo", "prompt", "none", "off-policy", 2, *UNIFORM, *PENALTY,
+                         "precision.trainer_head=bf16-emulated",
+                         "precision.generator_head=bf16-emulated"),
+}  # fmt: skip
+
+
+def recipe_of(name):
+    return Recipe.load("scalerl", "tiny", overrides=COVER[name])
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """A run's steps. Its workers are forked from a server that has imported what they need:
+    importing it anew would take most of the time."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(
+        [
+            "scalerl.trainer.local",
+            "scalerl.engine.local",
+            "transformers.models.llama.modeling_llama",
+        ]
+    )
+
+    def run(name, preset, *arguments, steps):
+        out = tmp_path_factory.mktemp(name) / "run"
+        line = [
+            "train",
+            preset,
+            "tiny",
+            *SMALL,
+            *arguments,
+            "--steps",
+            str(steps),
+            "--minutes",
+            "3",
+        ]
+        assert main([*line, "--out", str(out)]) == 0
+        found = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+        assert [s["step"] for s in found] == list(range(1, steps + 1))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.multiprocessing, "get_context", lambda kind=None: server)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield run
+
+
+@pytest.fixture(scope="module", params=COVER)
+def covered(request, train):
+    """The recipe and the steps of one run of the covering set."""
+    easy = ("task.options.items_max=5", "seed=3")
+    steps = train(request.param, "scalerl", *easy, *COVER[request.param], steps=5)
+    return recipe_of(request.param), steps
+
+
+def numbers(record):
+    """Every number in a record, whatever it is nested in."""
+    if isinstance(record, dict):
+        record = list(record.values())
+    if isinstance(record, list):
+        return [n for item in record for n in numbers(item)]
+    return [record] if isinstance(record, int | float) else []
+
+
+def check_statistics(steps):
+    for s in steps:
+        assert all(map(math.isfinite, numbers(s)))
+        assert s["loss"] is not None and s["grad_norm"] is not None and s["reward"] is not None
+        for share in ("zero_variance", "truncated", "interrupted", "pass_rate", "mixed_versions"):
+            assert 0 <= s[share] <= 1, share
+        assert s["non_finite"] == 0
+        assert 0 < s["ess"] <= 1 + 1e-6
+        assert s["ratio"]["min"] <= s["ratio"]["mean"] <= s["ratio"]["max"]
+        filtered = s["filtered"]
+        assert filtered["prompts"] == 4 and filtered["rollouts"] == 16
+        assert filtered["effective_rollouts"] <= 16
+    for kind in ("device_hours", "flops", "generated_tokens", "trained_tokens", "samples"):
+        values = [s["compute"][kind] for s in steps]
+        assert values == sorted(values)
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_every_recipe_of_the_paper_trains(train, preset):
+    steps = train(preset, preset, steps=20)
+    check_statistics(steps)
+    assert sum(s["grad_norm"] > 0 for s in steps) >= 3
+
+
+def test_the_covering_set_has_every_choice():
+    recipes = [recipe_of(name) for name in COVER]
+
+    def literals(section, field):
+        return set(
+            typing.get_args(type(getattr(recipes[0], section)).model_fields[field].annotation)
+        )
+
+    assert {r.loss.name for r in recipes} == set(LOSSES)
+    assert literals("loss", "aggregation") == set(AGGREGATIONS)
+    for schedule in literals("schedule", "name"):
+        under = [r for r in recipes if r.schedule.name == schedule]
+        assert {r.loss.aggregation for r in under} == set(AGGREGATIONS)
+        for section, field in (("advantage", "normalisation"), ("curriculum", "name"),
+                               ("length", "control")):  # fmt: skip
+            found = {getattr(getattr(r, section), field) for r in under}
+            assert found == literals(section, field), (schedule, section)
+
+
+def test_every_choice_trains_with_statistics_that_make_sense(covered):
+    _, steps = covered
+    check_statistics(steps)
+    assert any(s["grad_norm"] > 0 for s in steps)
+
+
+def test_staleness_is_what_the_schedule_allows(covered):
+    recipe, steps = covered
+    oldest = max(s["staleness"]["max"] for s in steps)
+    if recipe.schedule.name == "pipeline":
+        assert oldest <= recipe.schedule.k
+    else:  # one set of weights for a whole phase, which ends before a token is k steps old
+        assert oldest < recipe.schedule.k
+        assert all(s["mixed_versions"] == 0 for s in steps)
+
+
+def test_only_interruption_interrupts(covered):
+    recipe, steps = covered
+    acts = recipe.length.control == "interruption"
+    assert (max(s["interrupted"] for s in steps) > 0) == acts
+
+
+def test_the_penalty_is_paid_by_right_answers_only(covered):
+    recipe, steps = covered
+    for s in steps:
+        whole = 2 * s["pass_rate"] - 1
+        if recipe.length.control == "penalty" and s["pass_rate"]:
+            assert -1 <= s["reward"] < whole
+        else:
+            assert s["reward"] == pytest.approx(whole, abs=1e-6)
+
+
+def test_solved_prompts_retire_and_only_by_resampling(covered):
+    recipe, steps = covered
+    retired = [s["retired"] for s in steps]
+    assert retired == sorted(retired)
+    assert (retired[-1] > 0) == (recipe.curriculum.name == "no-positive-resampling")
