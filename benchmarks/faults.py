@@ -232,11 +232,12 @@ def gone(run: Victim) -> None:
 
 
 def marked(out: Path) -> Iterator[int]:
-    """Processes that were started for this run."""
+    """Processes that were started for this run, or for one in this folder."""
     mark = f"{MARK}={out}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (path / "environ").read_bytes().split(b"\0"):
+            values = (path / "environ").read_bytes().split(b"\0")
+            if any(value.startswith(mark) for value in values):
                 yield int(path.name)
         except OSError:  # it ended meanwhile, or is somebody else's
             continue

@@ -168,6 +168,25 @@ def stop_rules() -> str:
     return markdown(head, rows)
 
 
+def faults() -> str:
+    found = result("faults")
+    rows = [
+        [
+            r["fault"],
+            str(r["count"]),
+            str(r["by_itself"]),
+            str(r["by_resume"]),
+            str(r["lost"]),
+            f"{r['next_step']:.1f}",
+            f"{r['whole_again']:.1f}",
+        ]
+        for r in found["faults"]
+    ]
+    head = ["kill -9", "count", "recovered by itself", "by `--resume`", "lost",
+            "next step, s", "whole, s"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def _stops(found: dict[str, Any]) -> str:
     text = f"{found['stopped']} ({found['wrong']})"
     return text if found["typical"] is None else f"{text}, at evaluation {found['typical']:g}"
@@ -299,6 +318,7 @@ TABLES: dict[str, Callable[[], str]] = {
         speed,
         speed_growth,
         stop_rules,
+        faults,
         learning,
         learning_summary,
         profile,

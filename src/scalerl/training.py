@@ -15,7 +15,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.curves.live import LiveCurve, Look
 from scalerl.curves.rules import Rule, parse_rule
+from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.runs.lock import RunLock
 from scalerl.runs.record import ComputeKind
@@ -154,6 +155,17 @@ class _Run:
         self.curve = LiveCurve("pass_rate", kind, n_eval=n_eval, min_points=MIN_POINTS)
 
     def go(self) -> Ended:
+        from scalerl.pipeline.placement import PipelineError
+
+        try:
+            return self._attempts()
+        except (PipelineError, InputError) as error:
+            with suppress(InputError):  # the record may be the very thing that cannot be written
+                self._event("failed", (self.writer.last("steps") or {}).get("step", 0),
+                            why=str(error))  # fmt: skip
+            raise
+
+    def _attempts(self) -> Ended:
         from scalerl.pipeline.placement import Lost
 
         failures, reached = 0, -1

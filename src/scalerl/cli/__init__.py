@@ -15,7 +15,17 @@ EXIT_OK, EXIT_NO, EXIT_BAD_INPUT = 0, 1, 2
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from scalerl.cli import backtest, compare, fit, forecast, recipe, report, train, warmstart
+    from scalerl.cli import (
+        backtest,
+        compare,
+        doctor,
+        fit,
+        forecast,
+        recipe,
+        report,
+        train,
+        warmstart,
+    )
 
     top = argparse.ArgumentParser(
         prog="scalerl",
@@ -24,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (fit, forecast, compare, backtest, report, recipe, train, warmstart):
+    for module in (fit, forecast, compare, backtest, report, recipe, train, doctor, warmstart):
         module.add(commands)
     return top
 

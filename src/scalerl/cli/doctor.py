@@ -1,0 +1,310 @@
+"""scalerl doctor: what is wrong with a run, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli import options
+
+if TYPE_CHECKING:
+    from scalerl.runs.processes import Process
+
+#: status.json is written every second; beyond this age the main process does something else.
+OLD_STATUS = 30.0
+#: A step that takes so many times as long as usual, and so many seconds, is no step any more.
+LONG, LONG_SECONDS = 20.0, 60.0
+#: A checkpoint is written beside the old ones: room for so many is needed.
+ROOM = 2
+EVENTS = 5
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="what is wrong with a run, and what to do",
+        description="Explain a run that is stuck, dead, finished or healthy, from its record and "
+        "its processes. Exit code 0: healthy or finished; 1: something is wrong; 2: no run there.",
+        epilog="Example: scalerl doctor runs/first",
+    )
+    command.add_argument("run", metavar="RUN", help="directory of a run")
+    options.add_json(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = examine(Path(args.run))
+    verdict = diagnose(found)
+    if args.json:
+        options.print_json(found.to_dict() | verdict.to_dict())
+    else:
+        for label, line in describe(found):
+            print(f"{label:<12}{line}")
+        print(f"{'verdict':<12}{verdict.line}")
+        for line in verdict.advice:
+            print(f"{'to do':<12}{line}")
+    return 0 if verdict.good else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """In one word, in one line, and what to do."""
+
+    state: str
+    line: str
+    advice: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return self.state in ("healthy", "finished")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"state": self.state, "verdict": self.line, "to_do": list(self.advice)}
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run's directory and processes show. Times are ages in seconds."""
+
+    path: Path
+    locked: bool
+    status: dict[str, Any] = field(default_factory=dict)
+    status_age: float | None = None
+    processes: list[Process] = field(default_factory=list)
+    step: int = 0
+    step_age: float | None = None
+    #: What a step usually takes.
+    pace: float | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: int | None = None
+    #: Step and what is wrong with it.
+    damaged: dict[int, str] = field(default_factory=dict)
+    free: int = 0
+    #: Of the newest checkpoint.
+    checkpoint_size: int = 0
+
+    @property
+    def main(self) -> Process | None:
+        return next((p for p in self.processes if p.name == "main"), None)
+
+    @property
+    def workers(self) -> list[Process]:
+        return [p for p in self.processes if p.name != "main"]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last event."""
+        return self.events[-1] if self.events else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.path),
+            "locked": self.locked,
+            "processes": [
+                {"name": p.name, "pid": p.pid, "state": p.state, "cpu": p.cpu}
+                for p in self.processes
+            ],
+            "status_age": self.status_age,
+            "waits_for": self.status.get("waits_for"),
+            "step": self.step,
+            "step_age": self.step_age,
+            "seconds_per_step": self.pace,
+            "events": self.events[-EVENTS:],
+            "checkpoint": self.checkpoint,
+            "damaged": {str(k): v for k, v in self.damaged.items()},
+            "free_bytes": self.free,
+        }
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def examine(path: Path) -> Findings:
+    """Look at everything; change nothing."""
+    from scalerl.errors import InputError
+    from scalerl.runs.lock import is_locked
+    from scalerl.runs.processes import look
+    from scalerl.runs.writer import RunWriter
+
+    if not any((path / name).exists() for name in ("recipe.toml", "steps.jsonl", "evals.jsonl")):
+        raise InputError(f"{path} holds no run: give the directory that --out named")
+    found = Findings(path, is_locked(path), free=shutil.disk_usage(path).free)
+    found.status = _status(path)
+    found.status_age = _age(path / "status.json")
+    found.processes = look(_pids(found.status))
+    record = RunWriter(path, resume=True)
+    steps = [s for s in record.read("steps") if isinstance(s.get("step"), int)]
+    if steps:
+        found.step, found.step_age = steps[-1]["step"], _age(path / "steps.jsonl")
+        found.pace = _pace(steps, sum(p.name.startswith("generator") for p in found.processes))
+    found.events = [e for e in record.read("events") if isinstance(e.get("event"), str)]
+    _checkpoints(found)
+    return found
+
+
+def _status(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pids(status: dict[str, Any]) -> dict[str, int]:
+    pids = status.get("pids")
+    if not isinstance(pids, dict):
+        return {}
+    return {str(n): pid for n, pid in pids.items() if isinstance(pid, int) and pid > 0}
+
+
+def _age(path: Path) -> float | None:
+    try:
+        return max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return None
+
+
+def _pace(steps: list[dict[str, Any]], generators: int) -> float | None:
+    """Median seconds between the latest steps, by the ledger's clock."""
+    try:
+        spent = [float(s["ledger"]["device_seconds"]) for s in steps[-21:]]
+    except (KeyError, TypeError, ValueError):
+        return None
+    between = [(b - a) / (generators + 1) for a, b in pairwise(spent)]
+    return statistics.median(between) if between else None
+
+
+def _checkpoints(found: Findings) -> None:
+    from scalerl.pipeline import checkpoints
+
+    for path in reversed(checkpoints.found(found.path)):
+        wrong = checkpoints.damage(path)
+        if wrong is None:
+            found.checkpoint = checkpoints.step_of(path)
+            found.checkpoint_size = sum(p.stat().st_size for p in path.iterdir() if p.is_file())
+            return
+        found.damaged[checkpoints.step_of(path)] = wrong
+
+
+# -- judging --------------------------------------------------------------------------------------
+
+
+def diagnose(found: Findings) -> Verdict:
+    """The gravest thing that is wrong; what is merely worth knowing goes into the advice."""
+    verdict = next(_alive(found) if found.locked else _ended(found))
+    return Verdict(verdict.state, verdict.line, (*verdict.advice, *_notes(found)))
+
+
+def _alive(f: Findings) -> Iterator[Verdict]:
+    """Somebody holds the lock: the first of these is the verdict."""
+    main, age = f.main, f.status_age
+    if main is not None and main.stopped:
+        yield Verdict("stuck", f"the main process {main.pid} is {main.state}",
+                      (f"kill -CONT {main.pid}",))  # fmt: skip
+    for p in f.workers:
+        if p.stopped:
+            yield Verdict("stuck", f"{p.name} is {p.state}", (
+                f"kill -CONT {p.pid}; left alone, it is replaced after placement.patience seconds",
+            ))  # fmt: skip
+    if main is None or age is None:
+        yield Verdict("healthy", "the run is starting: no status yet")
+        return
+    if age > OLD_STATUS:
+        doing = "a verifier that hangs, or a slow disk" if (main.cpu or 0) < 0.5 else "busy itself"
+        yield Verdict("stuck", f"the main process has left no status for {age:.0f} s: {doing}", (
+            f"kill -INT {main.pid}, and if that does not help kill -9 {main.pid}",
+            f"then scalerl train --resume {f.path}",
+        ))  # fmt: skip
+    for p in f.workers:
+        if not p.alive:
+            yield Verdict("wrong", f"{p.name} (process {p.pid}) is gone; the run is about to "
+                          "replace it or to go back to its last checkpoint",
+                          ("look again in a minute",))  # fmt: skip
+    waits = f.status.get("waits_for", "nobody")
+    limit = max(LONG_SECONDS, LONG * (f.pace or 0.0))
+    if f.status.get("starting") or f.step == 0:
+        yield Verdict("healthy", f"the run is starting; it waits for {waits}")
+    if f.step_age is not None and f.step_age > limit:
+        yield Verdict("stuck", f"no step for {f.step_age:.0f} s, usually {f.pace or 0:.1f} s; the "
+                      f"run waits for {waits}", (
+            "the silence of each process is in status.json; placement.patience bounds it",
+        ))  # fmt: skip
+    yield Verdict("healthy", f"the run goes on; it waits for {waits}")
+
+
+def _ended(f: Findings) -> Iterator[Verdict]:
+    """Nobody holds the lock."""
+    left = [p for p in f.workers if p.alive]
+    again = f"scalerl train --resume {f.path}"
+    if left:
+        pids = " ".join(str(p.pid) for p in left)
+        yield Verdict("wrong", f"the main process is gone, but {left[0].name} is left",
+                      (f"kill {pids}", again))  # fmt: skip
+    reason = str(f.last.get("reason", f.last.get("why", "")))
+    if f.last.get("event") == "end":
+        advice = (again,) if reason.startswith("interrupted") else (f"scalerl report {f.path}",)
+        yield Verdict("finished", f"ended at step {f.last.get('step', f.step)}: {reason}", advice)
+    if f.last.get("event") == "failed":
+        yield Verdict("failed", f"failed at step {f.last.get('step', f.step)}: {reason}",
+                      (f"put that right, then {again}",))  # fmt: skip
+    since = "it starts anew: there is no whole checkpoint"
+    if f.checkpoint is not None:
+        since = f"it goes on from step {f.checkpoint}"
+    yield Verdict("dead", f"the run died at step {f.step} without a word (killed, or out of "
+                  "memory: see dmesg)", (f"{again}   ({since})",))  # fmt: skip
+
+
+def _notes(f: Findings) -> Iterator[str]:
+    for step, wrong in f.damaged.items():
+        yield f"checkpoint step_{step} is damaged ({wrong}): a resume passes it over"
+    if f.checkpoint_size and f.free < ROOM * f.checkpoint_size:
+        yield (
+            f"free some disk: {_size(f.free)} are left, a checkpoint takes "
+            f"{_size(f.checkpoint_size)}"
+        )
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def describe(f: Findings) -> Iterator[tuple[str, str]]:
+    """(label, line) of everything that was found."""
+    yield "run", str(f.path)
+    yield "lock", "held: a process is writing it" if f.locked else "free: nobody is writing it"
+    silent = f.status.get("silent_seconds")
+    for p in f.processes:
+        cpu = "" if p.cpu is None else f", {p.cpu:.0%} of a core"
+        quiet = silent.get(p.name) if isinstance(silent, dict) and f.locked else None
+        yield (
+            p.name,
+            f"process {p.pid} {p.state}{cpu}"
+            + ("" if quiet is None else f", silent for {quiet} s"),
+        )
+    if f.status_age is not None:
+        waits = f"; it waited for {f.status['waits_for']}" if "waits_for" in f.status else ""
+        yield "status", f"{f.status_age:.0f} s old{waits}"
+    if f.step_age is not None:
+        pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
+        yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
+    whole = "none" if f.checkpoint is None else f"step_{f.checkpoint}"
+    yield "checkpoint", f"newest whole one: {whole}"
+    yield "disk", f"{_size(f.free)} free"
+    for e in f.events[-EVENTS:]:
+        why = e.get("why", e.get("reason", ""))
+        yield "event", f"step {e.get('step', '?')}: {e['event']} {why}".rstrip()
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

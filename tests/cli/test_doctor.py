@@ -1,0 +1,221 @@
+"""scalerl doctor on runs that are healthy, stopped, killed, finished, damaged, or garbage."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scalerl.cli import doctor, main
+from scalerl.cli.doctor import Findings, diagnose
+from scalerl.pipeline import checkpoints
+from scalerl.runs.lock import RunLock
+from scalerl.runs.processes import Process, look
+from scalerl.runs.writer import RunWriter
+
+LIMIT = 300.0
+
+
+@pytest.fixture
+def out(tmp_path):
+    """The record of a run of 30 steps with checkpoints at 20 and 30; nobody writes it."""
+    writer = RunWriter(tmp_path)
+    writer.write_recipe('name = "scalerl+tiny"\n')
+    for step in range(1, 31):
+        writer.append("steps", {"step": step, "ledger": {"device_seconds": 1.5 * step}})
+    writer.status({"step": 30, "waits_for": "2 more groups", "starting": [],
+                   "pids": {"main": 999_999_991, "trainer": 999_999_992,
+                            "generator 0": 999_999_993},
+                   "silent_seconds": {"trainer": 0.2, "generator 0": 0.1}})  # fmt: skip
+    for step in (20, 30):
+        checkpoints.write(tmp_path, step, lambda folder: (folder / "run.json").write_text("{}"))
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    code = main(["doctor", *map(str, arguments)])
+    return code, capsys.readouterr().out
+
+
+def event(out, event, step=30, **more):
+    RunWriter(out, resume=True).append("events", {"step": step, "event": event, **more})
+
+
+def test_a_finished_run_is_well(capsys, out):
+    event(out, "end", reason="budget of 30 steps")
+    code, text = run(capsys, out)
+    assert code == 0
+    assert "verdict     ended at step 30: budget of 30 steps" in text
+    assert "(usually one every 0.8 s)" in text and "newest whole one: step_30" in text
+
+
+def test_an_interrupted_run_is_well_and_can_be_resumed(capsys, out):
+    event(out, "end", reason="interrupted: scalerl train --resume goes on from here")
+    code, text = run(capsys, out)
+    assert code == 0 and f"to do       scalerl train --resume {out}" in text
+
+
+def test_a_dead_run_is_resumed_from_its_newest_whole_checkpoint(capsys, out):
+    event(out, "resume", step=20)
+    (out / "checkpoints" / "step_30" / "run.json").write_text("[]")
+    code, text = run(capsys, out)
+    assert code == 1
+    assert "the run died at step 30 without a word" in text
+    assert f"scalerl train --resume {out}   (it goes on from step 20)" in text
+    assert "checkpoint step_30 is damaged (the content of run.json has changed)" in text
+
+
+def test_without_a_whole_checkpoint_it_says_so(capsys, out):
+    for path in (out / "checkpoints").glob("*/manifest.json"):
+        path.unlink()
+    code, text = run(capsys, out)
+    assert code == 1 and "it starts anew: there is no whole checkpoint" in text
+
+
+def test_a_failure_is_told_with_its_reason(capsys, out):
+    event(out, "failed", why="generator 0 died: exit code 1")
+    code, text = run(capsys, out)
+    assert code == 1 and "failed at step 30: generator 0 died: exit code 1" in text
+
+
+def test_json_has_everything(capsys, out):
+    event(out, "lost", why="generator 0 died: killed by signal 9")
+    code, text = run(capsys, out, "--json")
+    found = json.loads(text)
+    assert code == 1 and found["state"] == "dead" and found["locked"] is False
+    assert found["checkpoint"] == 30 and found["damaged"] == {}
+    assert [p["state"] for p in found["processes"]] == ["gone"] * 3
+    assert found["events"][-1]["event"] == "lost" and found["to_do"]
+
+
+def test_no_run_is_one_line_and_exit_code_2(capsys, tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        assert main(["doctor", str(path)]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("scalerl: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe\x00", b"[]", b"7", b'{"pids": [1]}',
+                                     b'{"pids": {"main": "x", "trainer": -1}}',
+                                     b'{"step": "x", "event": 3, "ledger": 1}\n{"st'])  # fmt: skip
+@pytest.mark.parametrize("name", ["status.json", "steps.jsonl", "events.jsonl", "recipe.toml",
+                                  "checkpoints/step_30/manifest.json", "lock"])  # fmt: skip
+def test_garbage_in_any_file_is_survived(capsys, out, name, garbage):
+    (out / name).write_bytes(garbage)
+    code, text = run(capsys, out)
+    assert code == 1 and "verdict" in text
+
+
+def living(out, **changes):
+    """A run whose lock is held, as `examine` would find it."""
+    states = {"main": "sleeping", "trainer": "running", "generator 0": "running"}
+    processes = [Process(n, 10 + i, s, 0.1) for i, (n, s) in enumerate(states.items())]
+    values = {"status": {"waits_for": "2 more groups", "starting": []}, "status_age": 0.5,
+              "processes": processes, "step": 30, "step_age": 1.0, "pace": 0.7}  # fmt: skip
+    return Findings(out, locked=True, **(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words"),
+    [
+        ({}, "healthy", "it waits for 2 more groups"),
+        ({"processes": [], "status": {}, "status_age": None}, "healthy", "starting"),
+        ({"status": {"starting": [0], "waits_for": "x"}}, "healthy", "starting"),
+        ({"status_age": 90.0}, "stuck", "a verifier that hangs, or a slow disk"),
+        ({"step_age": 400.0}, "stuck", "no step for 400 s, usually 0.7 s; the run waits for 2"),
+        ({"step_age": 400.0, "pace": 60.0}, "healthy", "goes on"),
+        ({"processes": [Process("main", 7, "stopped", 0.0)]}, "stuck", "main process 7 is stopped"),
+        ({"processes": [Process("main", 7, "sleeping", 0.0), Process("trainer", 8, "stopped")]},
+         "stuck", "trainer is stopped"),
+        ({"processes": [Process("main", 7, "sleeping", 0.0), Process("trainer", 8, "dead")]},
+         "wrong", "trainer (process 8) is gone"),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_a_living_run(tmp_path, changes, state, words):
+    verdict = diagnose(living(tmp_path, **changes))
+    assert verdict.state == state and words in verdict.line
+    assert verdict.good == (state == "healthy")
+
+
+def test_processes_left_behind_are_named(tmp_path):
+    found = living(tmp_path)
+    found.locked = False
+    verdict = diagnose(found)
+    assert verdict.state == "wrong" and verdict.advice[0] == "kill 11 12"
+
+
+def test_a_disk_that_is_nearly_full_is_told(tmp_path):
+    found = living(tmp_path, free=1_500_000, checkpoint_size=1_000_000)
+    assert diagnose(found).advice == (
+        "free some disk: 2 MB are left, a checkpoint takes 1 MB",
+    )  # fmt: skip
+
+
+def test_the_lock_decides_who_lives(capsys, out):
+    with RunLock(out):
+        assert doctor.examine(out).locked
+    assert not doctor.examine(out).locked
+
+
+def test_processes_are_seen_as_they_are():
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while True:
+            found = {p.name: p for p in look({"a": sleeper.pid, "b": busy.pid, "c": 999_999_999})}
+            if found["a"].stopped and (found["b"].cpu or 0) > 0:
+                break
+            assert time.monotonic() < deadline, found
+        assert found["c"].state == "gone" and not found["c"].alive
+        assert found["a"].cpu == 0.0
+    finally:
+        for process in (sleeper, busy):
+            process.kill()
+            process.wait()
+
+
+def test_it_needs_no_torch(out):
+    code = f"import sys; from scalerl.cli import main; main(['doctor', {str(out)!r}]); "
+    code += "sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_a_real_run_from_its_start_to_its_violent_end(capsys, tmp_path):
+    """Healthy; stopped and let go on; killed."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", "batch.prompts=4",
+               "batch.generations=4", "validation.prompts=8", "validation.k=1",
+               "task.options.prompts=4000", "checkpoint.every=2", "--out", str(out)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: (out / "status.json").exists())
+        assert run(capsys, out)[0] == 0
+        wait_for(lambda: len(RunWriter(out, resume=True).read("steps")) >= 3)
+        code, text = run(capsys, out)
+        assert code == 0 and "the run goes on" in text and f"process {process.pid}" in text
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: "main process" in run(capsys, out)[1])
+        code, text = run(capsys, out)
+        assert code == 1 and f"to do       kill -CONT {process.pid}" in text
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: run(capsys, out)[0] == 0)
+    finally:
+        process.kill()
+        process.wait()
+    pids = json.loads((out / "status.json").read_text())["pids"].values()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    code, text = run(capsys, out)
+    assert code == 1 and "died at step" in text and f"scalerl train --resume {out}" in text
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

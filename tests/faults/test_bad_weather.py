@@ -1,0 +1,545 @@
+"""Everything around a run that can go wrong: disks, data, verifiers, memory, slow and stopped
+processes, signals. Each ends in one clear line, or the run goes on. The table in
+docs/reliability.md names these tests."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from faults import LIMIT, Victim, gone, lines, marked
+from scalerl.algorithm.objective import Options
+from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.errors import InputError
+from scalerl.pipeline import checkpoints, trainer_process
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.checking import Checker
+from scalerl.pipeline.ledger import Ledger
+from scalerl.pipeline.loop import Loop
+from scalerl.pipeline.placement import PipelineError
+from scalerl.pipeline.plan import LOCAL_MODELS, Plan
+from scalerl.pipeline.weights import Layout, SharedWeights
+from scalerl.pipeline.workers import load_model
+from scalerl.recipe import Recipe
+from scalerl.runs.lock import RunLock
+from scalerl.runs.writer import RunWriter
+from scalerl.tasks.registry import make_task
+from scalerl.trainer.local import Optimiser
+from scalerl.training import Silent, _Run
+
+HERE = Path(__file__).parent
+SMALL = ["batch.prompts=4", "batch.generations=4", "validation.prompts=8", "validation.k=1",
+         "validation.every=1000", "task.options.prompts=2000", "checkpoint.every=2"]  # fmt: skip
+#: Mounts of our own, which end with the process that made them.
+OWN_MOUNTS = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
+
+
+def begun(out, *settings, steps=1_000_000):
+    run = Victim(out, [*SMALL, *settings])
+    run.start("scalerl", "tiny", *run.settings, "--steps", str(steps), "--out", str(out))
+    return run
+
+
+def said(run):
+    return run.out.with_suffix(".log").read_text()
+
+
+def ended(run, code):
+    assert run.process.wait(LIMIT) == code, said(run)[-2000:]
+    assert "Traceback" not in said(run)
+
+
+def dataset(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# -- disks ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path):
+    """A real one, of 3 MB: the second checkpoint does not fit beside the first."""
+    disk, train = tmp_path / "disk", f"{sys.executable} -m scalerl train"
+    disk.mkdir()
+    arguments = " ".join(["scalerl", "tiny", *SMALL])
+    script = f"""
+        mount -t tmpfs -o size=3m tmpfs {disk} || exit 99
+        {train} {arguments} --steps 6 --out {disk}/run > {tmp_path}/log 2> {tmp_path}/full
+        echo $? > {tmp_path}/code
+        ls {disk}/run/checkpoints > {tmp_path}/left
+        mount -o remount,size=60m {disk}
+        {train} --resume {disk}/run > {tmp_path}/log 2>&1 || exit 98
+        cp {disk}/run/*.jsonl {tmp_path}
+    """
+    done = subprocess.run([*OWN_MOUNTS, "sh", "-c", script], timeout=2 * LIMIT, check=False)
+    assert done.returncode == 0, (tmp_path / "log").read_text()[-2000:]
+    message = (tmp_path / "full").read_text()
+    assert (tmp_path / "code").read_text().strip() == "2"
+    assert message.count("\n") == 1 and message.startswith("scalerl: no checkpoint of step 4 ")
+    assert "No space left on device" in message and "--resume" in message
+    assert (tmp_path / "left").read_text().split() == ["step_2"]
+    assert [s["step"] for s in lines(tmp_path / "steps.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("where", ["disk/run", "disk"])
+def test_a_read_only_directory_is_one_line(tmp_path, where):
+    (tmp_path / "disk").mkdir()
+    code = (
+        "from pathlib import Path; from scalerl.runs.writer import RunWriter; "
+        "from scalerl.runs.lock import RunLock; from scalerl.errors import InputError\n"
+        f"out = Path({str(tmp_path / where)!r})\n"
+        "try: RunWriter(out), RunLock(out)\n"
+        "except InputError as error: print(error)"
+    )
+    mount = f'mount -t tmpfs -o ro tmpfs {tmp_path}/disk && exec {sys.executable} -c "$CODE"'
+    done = subprocess.run(
+        [*OWN_MOUNTS, "sh", "-c", mount],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"CODE": code}, check=False,
+    )  # fmt: skip
+    assert done.stdout.count("\n") == 1, done.stderr
+    assert "Read-only file system: choose another" in done.stdout
+
+
+def test_a_record_on_a_full_device_says_what_to_do(tmp_path):
+    writer = RunWriter(tmp_path)
+    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"No space left on device.*--resume"):
+        writer.append("steps", {"step": 1})
+
+
+def test_a_line_that_was_cut_short_does_not_spoil_the_next_one(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.append("events", {"step": 1, "event": "warning"})
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "eve\xff')
+    writer.append("events", {"step": 3, "event": "end"})
+    assert [e["step"] for e in writer.read("events")] == [1, 3]
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def whole(out, *steps):
+    """Checkpoints of a few small files."""
+    for step in steps:
+
+        def fill(folder, step=step):
+            state = {"version": step, "last_validation": None, "ledger": {"device_seconds": 1.0}}
+            (folder / "run.json").write_text(json.dumps(state))
+            (folder / "model.safetensors").write_bytes(bytes(range(256)) * step)
+
+        checkpoints.write(out, step, fill)
+    return checkpoints.found(out)
+
+
+def spoil(path, rng):
+    """Cut a file short, flip a byte, or remove it."""
+    how = rng.choice(["cut", "flip", "remove"])
+    data = bytearray(path.read_bytes())
+    at = rng.randrange(len(data))
+    if how == "cut":
+        del data[at:]
+    else:
+        data[at] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    if how == "remove":
+        path.unlink()
+
+
+@pytest.mark.parametrize("name", ["run.json", "model.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, name):
+    """Whatever happens to its bytes, what counts as whole is what was written."""
+    rng = random.Random(name)
+    first, second = whole(tmp_path / "source", 5, 10)
+    kept = {p.name: p.read_bytes() for p in second.iterdir() if p.name != "manifest.json"}
+    for i in range(60):
+        out = tmp_path / str(i)
+        shutil.copytree(tmp_path / "source", out)
+        spoil(out / "checkpoints" / second.name / name, rng)
+        told = []
+        found = checkpoints.latest(out, told.append)
+        if found.name == second.name:  # the flipped bit says nothing about the files
+            assert name == "manifest.json" and not told
+            assert {n: (found / n).read_bytes() for n in kept} == kept
+        else:
+            assert found.name == first.name
+            assert len(told) == 1 and told[0].startswith("warning: checkpoint step_10 is damaged")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "7", '{"files": {}}', '{"files": {"a": 1}}',
+                                  '{"files": {"run.json": {"size": "x", "sha256": 1}}}',
+                                  "\0\0\0", "\xff"])  # fmt: skip
+def test_garbage_in_place_of_a_manifest_is_damage(tmp_path, text):
+    (path,) = whole(tmp_path, 5)
+    (path / "manifest.json").write_bytes(text.encode("latin-1"))
+    assert checkpoints.damage(path) is not None
+    assert checkpoints.is_healthy(path) in (True, False)
+
+
+def test_without_a_whole_checkpoint_a_resumed_run_says_that_it_starts_again(tmp_path):
+    (path,) = whole(tmp_path, 5)
+    (path / "model.safetensors").write_bytes(b"")
+    writer = RunWriter(tmp_path, resume=True)
+    writer.append("steps", {"step": 6, "ledger": {"device_seconds": 3.0}})
+    told = []
+    view = Silent()
+    view.say = told.append
+    run = _Run(Recipe.load("scalerl", "tiny"), writer, None, SimpleNamespace(), view, resume=True)
+    assert run._rewind() == -1
+    assert "model.safetensors has 0 bytes instead of" in told[0]
+    assert told[1] == "resuming at step 0 (no checkpoint yet: from the start)"
+    assert writer.read("steps") == []
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_and_no_rest(tmp_path):
+    (old,) = whole(tmp_path, 5)
+
+    def full(folder):
+        (folder / "run.json").write_text("{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(InputError, match=r"step 5 could not|no checkpoint of step 5"):
+        checkpoints.write(tmp_path, 5, full)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_5"]
+    assert checkpoints.damage(old) is None
+
+
+# -- clocks ---------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
+    ledger = Ledger(1, generators=1, trainers=1)
+    ledger.start()
+    for jump in (1e9, -1e9, 0.0):
+        monkeypatch.setattr(time, "time", lambda jump=jump: jump)
+        before = ledger.compute()["device_hours"]
+        assert 0.0 <= ledger.compute()["device_hours"] - before < 1e-3
+
+
+def test_the_pipeline_never_reads_the_wall_clock():
+    folder = Path(sys.modules[Loop.__module__].__file__).parent
+    assert not [p.name for p in folder.glob("*.py") if "time.time(" in p.read_text()]
+
+
+# -- verifiers ------------------------------------------------------------------------------------
+
+
+def verifier(tmp_path, name):
+    rows = [{"prompt": f"{i}+{i}="} for i in range(20)]
+    return make_task(f"function:bad_verifiers:{name}", dataset(tmp_path / "rows.jsonl", rows))
+
+
+def answers(task, count):
+    return [(prompt, "4") for prompt in task.prompts()[:count]]
+
+
+def test_a_verifier_that_hangs_leaves_answers_unscored_and_ends_the_run_the_third_time(tmp_path):
+    task, told = verifier(tmp_path, "hangs"), []
+    checker = Checker(task, patience=0.05, say=told.append)
+    for _ in range(2):
+        assert [c.reward for c in checker.check_all(answers(task, 3))] == [None] * 3
+    assert "has not answered for 0.05 s: 3 answers stay unscored" in told[1]
+    with pytest.raises(PipelineError, match="3 times in a row: repair it, then --resume"):
+        checker.check_all(answers(task, 3))
+
+
+def test_a_verifier_that_raises_leaves_answers_unscored_with_the_reason(tmp_path):
+    task = verifier(tmp_path, "raises")
+    found = Checker(task, patience=60, say=print).check_all(answers(task, 3))
+    assert [c.reward for c in found] == [None] * 3
+    assert "ZeroDivisionError: no gold answer" in found[0].why
+
+
+def test_a_reward_that_is_no_number_is_no_reward(tmp_path):
+    task = verifier(tmp_path, "odd")
+    found = Checker(task, patience=60, say=print).check_all(answers(task, 6))
+    assert [c.reward for c in found] == [None, None, None, None, None, 1.0]
+    assert [c.why.split("gave ")[1] for c in found] == [
+        "nan, not a finite number", "no reward", "'1.0', not a number", "inf, not a finite number",
+        "a list, not a number", "1",
+    ]  # fmt: skip
+
+
+def rows_options(share):
+    """Options of a task that reads rows, in place of those of `tiny`."""
+    unset = [f"task.options.{name}=" for name in ("items_min", "items_max", "prompts")]
+    return [*unset, f"task.options.held_out_share={share}"]
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
+    """One prompt's check hangs, others raise or give no number; prompts repeat or are enormous."""
+    kinds = ["fine"] * 40 + ["odd"] * 10 + ["raises"] * 5 + ["hangs"]
+    rows = [{"prompt": f"{i}+{i}=", "kind": kind} for i, kind in enumerate(kinds)]
+    rows += [{"prompt": "9" * (65 + 10_000 * i), "kind": "fine"} for i in range(12)] + rows
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
+    run = Victim(tmp_path / "run", [])
+    run.start("scalerl", "tiny", *SMALL[:5], "task.name=function:bad_verifiers:moody",
+              *rows_options(0.2), "placement.patience=5",
+              f"task.dataset={dataset(tmp_path / 'rows.jsonl', rows)}",
+              "curriculum.name=uniform", "--steps", "16", "--out", str(run.out))  # fmt: skip
+    ended(run, 0)
+    steps = lines(run.out / "steps.jsonl")
+    assert [s["step"] for s in steps] == list(range(1, 17))
+    assert sum(s["filtered"]["unscored"] for s in steps) > 0
+    assert sum(s["filtered"]["effective_rollouts"] for s in steps) > 0
+    assert "has not answered for 5 s: 4 answers stay unscored" in said(run)
+    assert "is left out: it is empty or too long" in said(run)
+    asked = [p for s in steps for p in s["prompts"]]
+    assert len(set(asked[:40])) == 40, "a repeated question was asked twice in the first epoch"
+
+
+def test_when_no_prompt_fits_the_run_ends_with_the_knob_to_turn():
+    said = []
+    loop = SimpleNamespace(
+        _left_out=set(), _warn=said.extend,
+        plan=SimpleNamespace(prompts=dict.fromkeys("abcdefgh"), recipe=Recipe.load("scalerl")),
+    )  # fmt: skip
+    for name in "aabcdefg":
+        Loop._leave_out(loop, name)
+    assert len(said) == 5 and said[4].endswith("(further ones are not named)")
+    with pytest.raises(PipelineError, match=r"all 8 .* raise sampling.max_prompt_tokens"):
+        Loop._leave_out(loop, "h")
+
+
+@pytest.mark.parametrize("question", ["", "   ", None, []])
+def test_an_empty_prompt_is_refused_with_its_row(tmp_path, question):
+    rows = dataset(tmp_path / "rows.jsonl", [{"prompt": "1+1="}, {"prompt": question}])
+    with pytest.raises(InputError, match=r"rows\.jsonl row 2: no question"):
+        make_task("function:bad_verifiers:odd", rows)
+
+
+def planned(tmp_path, rows, *changes):
+    settings = [*SMALL[:5], "task.name=function:bad_verifiers:odd", *rows_options(0.5),
+                f"task.dataset={dataset(tmp_path / 'rows.jsonl', rows)}"]  # fmt: skip
+    return Plan.of(Recipe.load("scalerl", "tiny", overrides=[*settings, *changes]))
+
+
+def test_chat_prompts_without_a_chat_template_are_refused_in_one_line(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+1="}]} for i in range(40)]
+    with pytest.raises(InputError, match="is a chat, but the tokenizer of tiny has no chat templ"):
+        planned(tmp_path, rows)
+
+
+def test_held_out_prompts_that_are_all_too_long_are_refused(tmp_path):
+    rows = [{"prompt": f"{i}" * 100} for i in range(40)]
+    with pytest.raises(InputError, match=r"all 8 held-out .* raise sampling.max_prompt_tokens"):
+        planned(tmp_path, rows)
+
+
+def test_prompts_longer_than_the_model_reads_are_refused(tmp_path):
+    rows = [{"prompt": f"{i}+1="} for i in range(40)]
+    with pytest.raises(InputError, match=r"5072 tokens, but the model reads 512: lower sampling"):
+        planned(tmp_path, rows, "sampling.max_prompt_tokens=5000")
+
+
+def test_a_model_that_never_ends_its_answer_is_warned_about_and_the_run_ends(tmp_path):
+    """The end of text is a token that the model does not write: every rollout is cut off."""
+    model = tmp_path / "model"
+    shutil.copytree(LOCAL_MODELS / "tiny", model)
+    config = model / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"eos_token": "<eos>"', '"eos_token": "<pad>"'))
+    run = begun(tmp_path / "run", f"model.path={model}", steps=7)
+    ended(run, 0)
+    steps = lines(run.out / "steps.jsonl")
+    assert [s["truncated"] for s in steps] == [1.0] * 7
+    assert "100% of rollouts are cut off before their end" in said(run)
+
+
+# -- memory and numbers ---------------------------------------------------------------------------
+
+
+def groups(prompts=3, length=12):
+    rng = np.random.default_rng(0)
+    return tuple(
+        Group(f"p{p}", rng.integers(5, 15, 6), tuple(
+            Rollout(rng.integers(5, 15, length), np.full(length, -2.0, np.float32),
+                    np.zeros(length, np.int64), np.zeros(length, bool), "stop", float(i % 2))
+            for i in range(4)
+        ))
+        for p in range(prompts)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trainer():
+    """The trainer's side of a run, without its process."""
+    model = str(LOCAL_MODELS / "tiny")
+    spec = m.TrainerSpec(model, "float32", "fp32", Options(), Optimiser(), 1.0, token_budget=4096)
+    shared = SharedWeights(Layout.of(load_model(model, "float32", "cpu")))
+    return trainer_process._Trainer(None, spec, shared)
+
+
+def out_of_memory_above(trainer, tokens):
+    """Micro-batches of more tokens get what torch's allocator says when it has nothing left."""
+    inner = trainer.trainer.step
+
+    def step(prompts, prepared):
+        if trainer.trainer.token_budget > tokens:
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: "
+                "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+            )
+        return inner(prompts, prepared)
+
+    trainer.trainer.step = step
+
+
+def test_out_of_memory_makes_micro_batches_smaller_and_says_so(trainer):
+    out_of_memory_above(trainer, 100)
+    answer = trainer._answer(m.Step(groups(), publish=True))
+    assert answer.version == 1 and answer.report["micro_batches"] > 1
+    assert answer.notes == ("memory was short: micro-batches of 64 tokens from now",)
+    assert trainer._answer(m.Step(groups(), publish=True)).notes == ()
+
+
+def test_a_rollout_that_does_not_fit_the_memory_alone_ends_the_run_with_advice(trainer):
+    out_of_memory_above(trainer, 0)
+    with pytest.raises(MemoryError, match=r"one rollout of 18 tokens .* lower length.max_tokens"):
+        trainer._answer(m.Step(groups(), publish=True))
+
+
+def test_a_gradient_that_is_not_finite_is_refused_with_its_prompts(trainer):
+    before = {k: v.clone() for k, v in trainer.trainer.weights().items()}
+    parameter = next(trainer.trainer.model.parameters())
+    poison = parameter.register_hook(lambda gradient: gradient * float("nan"))
+    answer = trainer._answer(m.Step(groups(), publish=True))
+    poison.remove()
+    assert isinstance(answer, m.Refused) and "prompts p0, p1, p2" in answer.reason
+    assert all(torch.equal(v, before[k]) for k, v in trainer.trainer.weights().items())
+    assert isinstance(trainer._answer(m.Step(groups(), publish=True)), m.Stepped)
+
+
+def test_three_refused_batches_in_a_row_end_the_run_with_the_knob_to_turn(tmp_path):
+    told = []
+    loop = SimpleNamespace(
+        training=True, _refusals=0, _batch=groups(), ledger=Ledger(1, 1, 1), version=7,
+        writer=RunWriter(tmp_path), hooks=SimpleNamespace(say=told.append),
+    )  # fmt: skip
+    refused = m.Refused("the gradient of step 8 is nan; prompts p0 ...", 0.1)
+    Loop._refused(loop, refused)
+    Loop._refused(loop, refused)
+    assert told[1].endswith("prompts p0 ...; the batch is left out")
+    with pytest.raises(PipelineError, match=r"3 batches in a row: lower optimiser\.lr"):
+        Loop._refused(loop, refused)
+    assert loop.writer.last("events")["prompts"] == ["p0", "p1", "p2"]
+
+
+# -- slow and stopped processes -------------------------------------------------------------------
+
+
+def test_a_slow_generator_slows_nobody_and_a_stopped_one_is_replaced(tmp_path):
+    """Generator 1 gets a twentieth of its time, then none at all."""
+    run = begun(tmp_path / "run", "placement.generators=2", "placement.patience=8")
+    run.wait(lambda: run.step >= 1, "the first step")
+    over = threading.Event()
+
+    def slow_down():
+        while not over.is_set():
+            pid = run.pid("generator 1")
+            for what, seconds in ((signal.SIGSTOP, 0.19), (signal.SIGCONT, 0.01)):
+                os.kill(pid, what)
+                over.wait(seconds)
+
+    before = run.status["rollouts"]
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        first = run.step
+        run.wait(lambda: run.step >= first + 30, "thirty steps beside a slow generator")
+        fast, slow = (b - a for a, b in zip(before, run.status["rollouts"], strict=True))
+        assert fast > 2 * slow
+    finally:
+        over.set()
+        thread.join()
+    pid = run.pid("generator 1")
+    os.kill(pid, signal.SIGSTOP)
+    run.wait(lambda: run.is_up("generator 1", pid), "another generator")
+    after = run.step
+    run.wait(lambda: run.step > after, "the next step")
+    run.end()
+    steps = lines(run.out / "steps.jsonl")
+    assert max(s["staleness"]["max"] for s in steps) <= 3
+    assert "generator 1 has said nothing for" in said(run)
+    gone(run)
+
+
+# -- signals and locks ----------------------------------------------------------------------------
+
+
+def test_two_runs_on_one_directory_are_refused_with_the_process_that_holds_it(tmp_path):
+    with (
+        RunLock(tmp_path),
+        pytest.raises(InputError, match=f"is being written by process {os.getpid()}: wait for it"),
+    ):
+        RunLock(tmp_path)
+    RunLock(tmp_path)
+
+
+def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
+    """As a terminal does it: every process of the group gets the signal."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *SMALL, "--out", out]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
+                                   env=os.environ | {"SCALERL_FAULTS": str(out)})  # fmt: skip
+    deadline = time.monotonic() + LIMIT
+    while not (out / "status.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert not list(marked(out))
+
+
+def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
+    """Ctrl-C twice, then SIGTERM, then a damaged checkpoint: every resume goes on, to the end."""
+    run = begun(tmp_path / "run")
+    run.wait(lambda: run.step >= 3, "three steps")
+    second = subprocess.run([sys.executable, "-m", "scalerl", "train", "--resume", run.out],
+                            capture_output=True, text=True, timeout=LIMIT, check=False)  # fmt: skip
+    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
+
+    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    run.process.wait(LIMIT)
+    assert run.process.returncode == 130 and time.monotonic() - start < 20
+    gone(run)
+    assert checkpoints.latest(run.out, pytest.fail) is not None
+
+    run.resume()
+    run.wait(lambda: len(run.resumes) == 1 and run.step > run.resumes[0] + 2, "steps")
+    run.process.terminate()
+    start = time.monotonic()
+    ended(run, 143)
+    assert time.monotonic() - start < 30
+    newest = checkpoints.latest(run.out, pytest.fail)
+    assert checkpoints.step_of(newest) == run.step
+
+    model = bytearray((newest / "model.safetensors").read_bytes())
+    model[len(model) // 2] ^= 1
+    (newest / "model.safetensors").write_bytes(model)
+    run.start("--resume", str(run.out), "--steps", str(run.step + 2))
+    last = run.step + 2
+    ended(run, 0)
+    assert f"checkpoint {newest.name} is damaged (the content of model.safetensors" in said(run)
+    steps = lines(run.out / "steps.jsonl")
+    assert [s["step"] for s in steps] == list(range(1, last + 1))
+    asked = [p for s in steps for p in s["prompts"]]
+    assert len(asked) == len(set(asked))

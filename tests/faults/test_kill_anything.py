@@ -1,0 +1,29 @@
+"""kill -9 at any moment. `benchmarks/faults.py` does the same for longer; after every run it checks
+steps, prompts, ledger, checkpoints and what is left behind (`faults.problems`)."""
+
+import random
+
+from faults import kill_generators, strike_main, strike_trainer, weather
+
+
+def test_a_run_outlives_its_generators_and_its_trainer(tmp_path):
+    rng = random.Random(1)
+
+    def strikes(run):
+        kill_generators(run, rng, 4)
+        strike_trainer(run, rng, "right after a step")
+        strike_trainer(run, rng, "inside a checkpoint")
+
+    run = weather(tmp_path / "run", strikes)
+    assert len(run.strikes) == 6 and all(s.by_itself for s in run.strikes)
+
+
+def test_a_run_goes_on_after_its_main_process_was_killed(tmp_path):
+    rng = random.Random(2)
+
+    def strikes(run):
+        strike_main(run, rng, "any moment")
+        strike_main(run, rng, "inside a checkpoint")
+
+    run = weather(tmp_path / "run", strikes)
+    assert len(run.strikes) == 2 and all(s.by_resume for s in run.strikes)
