@@ -249,6 +249,65 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
+def trl() -> str:
+    found = result("against_trl")
+    rows = []
+    for case in ("fixed", "ragged"):
+        sides = {k: v for k, v in found[case].items() if isinstance(v, dict)}
+        base = sides["TRL, 1 thread"]
+        for side, s in sides.items():
+            rows.append(
+                [
+                    case,
+                    side,
+                    f"{s['seconds']:.2f}",
+                    f"{s['best_cpu']:.2f}",
+                    f"{base['seconds'] / s['seconds']:.1f} ×",
+                    f"{base['best_cpu'] / s['best_cpu']:.1f} ×",
+                ]
+            )
+        limit = found[case]["limit_seconds"]
+        rows.append([case, "limit of one core", f"{limit:.2f}", f"{limit:.2f}", "", ""])
+    head = ["work", "", "s a step, median", "CPU s, best", "TRL / it", "TRL / it, CPU"]
+    return markdown(head, rows)
+
+
+def limits() -> str:
+    found = result("limits")
+    rows = [
+        [
+            str(r["width"]),
+            str(r["rows"]),
+            f"{r['prompt']} + {r['completion']}",
+            f"{r['peak'] / 1e9:.0f}",
+            f"{r['generator']['tokens_per_second'] / 1e3:.1f}k",
+            f"{r['generator']['share']:.0%}",
+            f"{r['trainer']['tokens_per_second'] / 1e3:.1f}k",
+            f"{r['trainer']['share']:.0%}",
+        ]
+        for r in [found["default"], *found["growth"]]
+    ]
+    head = ["width", "rows", "tokens", "SGEMM, GFLOP/s", "generator, tok/s", "of peak",
+            "trainer, tok/s", "of peak"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def smollm2() -> str:
+    r = result("smollm2")["result"]
+    listed = ", ".join
+    rows = [
+        ["loss", listed(f"{x:.3g}" for x in r["loss"])],
+        ["gradient norm", listed(f"{x:.3g}" for x in r["grad_norm"])],
+        ["log-prob gap before training, mean and largest",
+         f"{r['gate_gap_mean']:.2g}, {r['gate_gap_max']:.2g}"],
+        ["trainer, s a step", listed(f"{x:.0f}" for x in r["train_seconds_per_step"])],
+        ["checkpoint in transformers", f"{r['checkpoint_class']}, "
+         f"{r['checkpoint_parameters'] / 1e6:.1f}M parameters; capital of France: "
+         f"“{r['checkpoint_says'].strip()}”"],
+    ]  # fmt: skip
+    return markdown(["what", "measured"], rows)
+
+
 def asynchrony() -> str:
     found = result("asynchrony")
     rows = [
@@ -322,6 +381,9 @@ TABLES: dict[str, Callable[[], str]] = {
         learning,
         learning_summary,
         profile,
+        trl,
+        limits,
+        smollm2,
         asynchrony,
         growth,
         growth_long,

@@ -192,3 +192,17 @@ def test_micro_batches_hold_every_row_once_within_the_budget():
     parts = micro_batches(lengths, 200)
     assert sorted(i for rows in parts for i in rows) == list(range(100))
     assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= 200 for rows in parts)
+
+
+def test_a_grad_clip_of_0_clips_nothing():
+    options = Options()
+    clipped, free = (
+        trainer(),
+        LocalTrainer(
+            model_of(), options, Optimiser(lr=1e-2, warmup_steps=1, eps=1e-8, grad_clip=0.0)
+        ),
+    )
+    before = [p.detach().clone() for p in free.model.parameters()]
+    norms = [t.step(*batch(options)).grad_norm for t in (clipped, free)]
+    assert norms[0] == pytest.approx(norms[1])
+    assert any(not torch.equal(a, b) for a, b in zip(before, free.model.parameters(), strict=True))

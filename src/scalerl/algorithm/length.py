@@ -88,6 +88,11 @@ class Progress:
             return Progress(self.budget, n, (), n, interrupted=True)
         n, tail, answer_from, stopped = self.n_tokens, self.tail, self.answer_from, self.stopped
         end = control.end_think_ids
+        ends = end[-1:] if answer_from is None else ()
+        if not stopped and not any(t in tokens for t in (*control.stop_ids, *ends)):
+            # Nothing can end here: the usual case, asked thousands of times in a step.
+            tail = (*tail, *tokens)[1 - len(end) :] if ends and len(end) > 1 else tail
+            return Progress(self.budget, n + len(tokens), tail, answer_from, self.interrupted)
         for token in tokens:
             if stopped:
                 raise InputError("tokens were added to a rollout after its stop token: drop them")

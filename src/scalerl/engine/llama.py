@@ -200,7 +200,8 @@ class LlamaDecoder:
             into, out_of = into.to(self.device), out_of.to(self.device)
             width = int(self.lengths_R[out_of].max())
             for tensor in (*self.keys, *self.values):
-                tensor[into, :, :width] = tensor[out_of, :, :width]
+                live = tensor[:, :, :width]
+                live.index_copy_(0, into, live.index_select(0, out_of))
             self.lengths_R[into] = self.lengths_R[out_of]
         self.rows = moves.rows
         self.longest = int(self.lengths_R[: self.rows].max()) if self.rows else 0

@@ -21,8 +21,9 @@ from scalerl.tasks.registry import task_of
 from scalerl.tasks.task import Prompt, Task
 from scalerl.trainer.local import Optimiser
 
-#: Rows of the key-value cache of a local generator, at most.
+#: Rows of the key-value cache of a local generator, and its bytes, at most.
 MAX_SLOTS = 512
+CACHE_BYTES = 4 << 30
 #: Tokens of a micro-batch of the local trainer.
 TOKEN_BUDGET = 12_288
 LOCAL_MODELS = Path(__file__).parent.parent / "tasks" / "checkpoints"
@@ -96,7 +97,7 @@ class Plan:
                 model=model,
                 dtype=recipe.model.dtype,
                 head=recipe.precision.generator_head,
-                slots=min(per_generator, MAX_SLOTS),
+                slots=_slots(shape.config, columns, min(per_generator, MAX_SLOTS)),
                 columns=columns,
                 device=device,
                 in_step=recipe.placement.deterministic,
@@ -222,6 +223,15 @@ def _tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise InputError(f"tokenizer of {model}: {str(error).splitlines()[0]}") from None
+
+
+def _slots(config: Any, columns: int, wanted: int) -> int:
+    """As many rows of keys and values as the cache may hold, and at least one."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    row = 2 * 4 * config.num_hidden_layers * shared * size * columns
+    return max(min(wanted, CACHE_BYTES // int(row)), 1)
 
 
 def _shape(model: str, dtype: str) -> Any:

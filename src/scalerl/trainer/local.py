@@ -186,7 +186,8 @@ class LocalTrainer:
         return loss.item(), tokens
 
     def _clip(self, parts: list[list[int]], prepared: Prepared) -> float:
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
+        longest = self.settings.grad_clip or math.inf  # 0: not clipped
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), longest)
         value = norm.item()
         if parts and not math.isfinite(value):
             self.optimiser.zero_grad(set_to_none=True)

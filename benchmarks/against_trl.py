@@ -1,0 +1,215 @@
+"""Seconds per optimiser step against TRL's GRPOTrainer, on one machine, in turns.
+
+python benchmarks/against_trl.py [--rounds 3]
+
+Two sizes of work, a Qwen2 of 4 layers x 128 for both, CISPO, fp32 head, temperature 1:
+
+fixed   16 prompts x 8 rollouts of exactly 32 tokens
+ragged  32 prompts x 16 rollouts of up to 96 tokens, ended by a stop token of 1 in ~40
+
+TRL runs with one and with two threads; ours in one process with one thread: rollouts are written,
+scored and learnt in turn, nothing overlaps. Steps of both follow each other in processes of their
+own; the first of each is left out. `limit`: the step's FLOP (benchmarks/workload.py) at the speed
+of a square product on one core. `cpu` is CPU time, which a busy machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+
+import workload as w
+from record import save
+
+WORDS, STOP = 128, 1
+CASES: dict[str, dict[str, Any]] = {
+    "fixed": {"prompts": 16, "generations": 8, "completion": 32, "ragged": False},
+    "ragged": {"prompts": 32, "generations": 16, "completion": 96, "ragged": True},
+}
+PROMPT = 9
+
+
+def model_of(ragged: bool) -> Any:
+    """Random weights. For ragged lengths the stop token gets a bias that makes it 1 in ~40."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=WORDS, hidden_size=128, intermediate_size=352, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        tie_word_embeddings=False, bos_token_id=2, eos_token_id=STOP if ragged else None,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    if ragged:
+        with torch.no_grad():  # a head that hardly looks: all words alike, the stop token likelier
+            model.lm_head.weight *= 0.1
+            model.lm_head.weight[STOP] = model.lm_head.weight[STOP + 1 :].mean(0)
+            model.lm_head.weight[STOP] += 1.2 * torch.sign(model.lm_head.weight[STOP]) / 128
+    return model
+
+
+def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
+    """(seconds, CPU seconds, completion tokens) of each step."""
+    from scalerl.algorithm.length import Limit
+    from scalerl.algorithm.logits import use_head_precision
+    from scalerl.engine.local import LocalEngine
+
+    model = model_of(case["ragged"])
+    use_head_precision(model)
+    trainer = w.learner(model_of(case["ragged"]), lr=1e-3)
+    rows = case["prompts"] * case["generations"]
+    engine = LocalEngine(model.eval(), slots=rows, columns=PROMPT + case["completion"])
+    stop = (STOP,) if case["ragged"] else ()
+    control = Limit(case["completion"], stop)
+    out = []
+    for step in range(steps):
+        tokens = 0
+
+        def one(step: int = step) -> None:
+            nonlocal tokens
+            asked = w.requests(
+                case["prompts"], case["generations"], PROMPT, 0, WORDS, step, control
+            )
+            written = w.write(engine, asked)
+            w.learn(trainer, w.groups(asked, written, step))
+            engine.load_weights(trainer.weights(), trainer.version)
+            tokens = sum(len(x.token_ids) for x in written)
+
+        out.append((*w.timed(one), float(tokens)))
+    return out
+
+
+def theirs(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
+    from datasets import Dataset
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+
+    from trl import GRPOConfig, GRPOTrainer
+
+    names = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    names += [chr(i) for i in range(32, 32 + WORDS - len(names))]
+    inner = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
+        unk_token="<unk>", padding_side="left",
+    )  # fmt: skip
+    data = Dataset.from_list([{"prompt": f"count: {i % 90 + 10}"} for i in range(2048)])
+    tokens: list[float] = []
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        tokens.append(float(sum(len(c) for c in completion_ids)))
+        return [float(torch.randn(())) for _ in completion_ids]
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.marks = [(time.perf_counter(), time.process_time())]
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.marks.append((time.perf_counter(), time.process_time()))
+
+    rows = case["prompts"] * case["generations"]
+    options = {} if case["ragged"] else {"min_new_tokens": case["completion"]}
+    arguments = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, fp16=False, report_to=[],
+        gradient_checkpointing=False, save_strategy="no", disable_tqdm=True, logging_steps=1000,
+        per_device_train_batch_size=rows, gradient_accumulation_steps=1, steps_per_generation=1,
+        num_iterations=1, num_generations=case["generations"], generation_kwargs=options,
+        max_completion_length=case["completion"], temperature=1.0, loss_type="cispo",
+        epsilon_high=5.0, cast_lm_head_to_fp32=True, scale_rewards="batch", beta=0.0,
+        learning_rate=1e-3, lr_scheduler_type="constant", max_grad_norm=1.0, max_steps=steps,
+        seed=0,
+    )  # fmt: skip
+    clock = Clock()
+    trainer = GRPOTrainer(
+        model=model_of(case["ragged"]), args=arguments, reward_funcs=reward, train_dataset=data,
+        processing_class=tokenizer, callbacks=[clock],
+    )  # fmt: skip
+    trainer.train()
+    pairs = zip(clock.marks, clock.marks[1:], strict=False)
+    spans = [(b[0] - a[0], b[1] - a[1]) for a, b in pairs]
+    return [(*s, t) for s, t in zip(spans, tokens, strict=False)]
+
+
+def child(who: str, case: str, threads: int, steps: int) -> list[list[float]]:
+    """The steps of one side in a process of its own, without the first."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", who, case, str(threads), str(steps + 1)],
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1",
+                          "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{who} failed:\n{done.stderr[-2000:]}")
+    found: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found[1:]
+
+
+def flop(case: dict[str, Any], tokens: float) -> float:
+    """Of a step with this many completion tokens, at their mean length."""
+    model = model_of(case["ragged"])
+    rows = case["prompts"] * case["generations"]
+    lengths = [(PROMPT, round(tokens / rows))] * rows
+    return w.generator_flop(model, lengths) + w.trainer_flop(model, lengths)
+
+
+def summary(steps: list[list[float]]) -> dict[str, float]:
+    wall, cpu, tokens = zip(*steps, strict=True)
+    return {"seconds": statistics.median(wall), "best": min(wall),
+            "cpu_seconds": statistics.median(cpu), "best_cpu": min(cpu),
+            "completion_tokens": statistics.mean(tokens), "steps": len(steps)}  # fmt: skip
+
+
+def compare(name: str, rounds: int, steps: int) -> dict[str, Any]:
+    case = CASES[name]
+    sides = {"TRL, 1 thread": ("theirs", 1), "TRL, 2 threads": ("theirs", 2),
+             "scalerl, 1 thread": ("ours", 1)}  # fmt: skip
+    found: dict[str, list[list[float]]] = {side: [] for side in sides}
+    peaks = [w.sgemm()]
+    for _ in range(rounds):
+        for side, (who, threads) in sides.items():
+            found[side] += child(who, name, threads, steps)
+            peaks.append(w.sgemm())
+    result: dict[str, Any] = {side: summary(steps) for side, steps in found.items()}
+    mine = result["scalerl, 1 thread"]
+    limit = flop(case, mine["completion_tokens"]) / max(peaks)
+    print(f"\n{name}: {case['prompts']} x {case['generations']}, up to {case['completion']} tokens")
+    print(f"{'':<20}{'s/step':>8}{'best':>8}{'cpu':>8}{'tokens':>8}{'x ours':>8}{'x cpu':>8}")
+    for side, s in result.items():
+        times, cpu_times = s["seconds"] / mine["seconds"], s["best_cpu"] / mine["best_cpu"]
+        print(f"{side:<20}{s['seconds']:>8.2f}{s['best']:>8.2f}{s['best_cpu']:>8.2f}"
+              f"{s['completion_tokens']:>8.0f}{times:>8.1f}{cpu_times:>8.1f}")  # fmt: skip
+    print(f"{'limit of one core':<20}{limit:>8.2f}", flush=True)
+    return result | {"limit_seconds": limit, "peak_flop_per_second": max(peaks)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        who, case, threads, steps = arguments.child
+        torch.set_num_threads(int(threads))
+        side = ours if who == "ours" else theirs
+        print(json.dumps(side(CASES[case], int(steps))))
+        return
+    torch.set_num_threads(1)
+    save("against_trl", {c: compare(c, arguments.rounds, arguments.steps) for c in arguments.cases})
+
+
+if __name__ == "__main__":
+    main()

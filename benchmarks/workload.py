@@ -1,0 +1,127 @@
+"""Work of a known size for engine and trainer, and how many FLOP it is.
+
+FLOP are counted as usual, with N the parameters without the input embedding:
+
+generator  2 N per generated token, plus attention: 4 x layers x heads x size x (tokens before it).
+           Reading the prompts is not counted.
+trainer    6 N per token of prompt and completion, plus attention: 12 x layers x heads x size x
+           (tokens before it). `computed` counts only the tokens that went through the model: a
+           prompt that a group shares is computed once per micro-batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl.algorithm.length import Limit
+from scalerl.algorithm.objective import Options, prepare
+from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.engine.interface import Request, Written
+from scalerl.engine.local import LocalEngine
+from scalerl.trainer.local import LocalTrainer, Optimiser
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """(seconds, CPU seconds)."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def sgemm(n: int = 1024) -> float:
+    """FLOP per CPU second of a square product of this size: the peak of one core."""
+    a, b = torch.randn(n, n), torch.randn(n, n)
+    torch.mm(a, b)
+    start = time.process_time()
+    for _ in range(4):
+        torch.mm(a, b)
+    return 4 * 2 * n**3 / (time.process_time() - start)
+
+
+def parameters(model: Any) -> int:
+    """Those a token is multiplied with: all but the input embedding (a tied one is the head)."""
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    return sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
+
+
+def attention_width(model: Any) -> int:
+    """layers x heads x size."""
+    c = model.config
+    size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    return int(c.num_hidden_layers * c.num_attention_heads * size)
+
+
+def before(prompt: int, completion: int) -> int:
+    """Tokens before each generated one (itself included), summed."""
+    return completion * prompt + completion * (completion + 1) // 2
+
+
+def generator_flop(model: Any, lengths: Sequence[tuple[int, int]]) -> float:
+    tokens = sum(c for _, c in lengths)
+    seen = sum(before(p, c) for p, c in lengths)
+    return 2.0 * parameters(model) * tokens + 4.0 * attention_width(model) * seen
+
+
+def trainer_flop(
+    model: Any, lengths: Sequence[tuple[int, int]], computed: int | None = None
+) -> float:
+    tokens = sum(p + c for p, c in lengths) if computed is None else computed
+    seen = sum(before(0, p + c) if computed is None else before(p, c) for p, c in lengths)
+    return 6.0 * parameters(model) * tokens + 12.0 * attention_width(model) * seen
+
+
+def requests(
+    prompts: int, generations: int, prompt: int, completion: int, words: int, seed: int = 0,
+    control: Any = None,
+) -> list[Request]:  # fmt: skip
+    """Groups of requests for exactly `completion` tokens each, unless `control` says otherwise."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for p in range(prompts):
+        ids = tuple(rng.integers(4, words, prompt).tolist())
+        out += [
+            Request(f"{p}/{i}", ids, control or Limit(completion), seed=seed + 1000 * p + i)
+            for i in range(generations)
+        ]
+    return out
+
+
+def write(engine: LocalEngine, asked: Sequence[Request]) -> list[Written]:
+    engine.submit(asked)
+    out: list[Written] = []
+    while engine.running or engine.waiting:
+        out += engine.step()
+    return out
+
+
+def groups(asked: Sequence[Request], written: Sequence[Written], seed: int = 0) -> list[Group]:
+    """With rewards by chance, so that no group is dropped for lack of variance."""
+    rng = np.random.default_rng(seed)
+    prompts = {r.id: r.prompt_token_ids for r in asked}
+    rows: dict[str, list[Rollout]] = {}
+    first: dict[str, str] = {}
+    for w in sorted(written, key=lambda w: w.id):
+        p = w.id.split("/")[0]
+        first.setdefault(p, w.id)
+        reward = float(rng.standard_normal())
+        finish = w.finish or "failed"
+        rows.setdefault(p, []).append(
+            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, finish, reward)
+        )
+    return [Group(p, np.asarray(prompts[first[p]]), tuple(r)) for p, r in rows.items()]
+
+
+def learner(model: Any, lr: float = 1e-4) -> LocalTrainer:
+    return LocalTrainer(model, Options(), Optimiser(lr=lr, warmup_steps=1))
+
+
+def learn(trainer: LocalTrainer, batch: Sequence[Group]) -> Any:
+    prepared = prepare(batch, trainer.options)
+    prompt_of = {id(r): g.prompt_token_ids for g in batch for r in g.rollouts}
+    return trainer.step([prompt_of[id(r)] for r in prepared.rollouts], prepared)
