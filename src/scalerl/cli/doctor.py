@@ -90,6 +90,8 @@ class Findings:
     free: int = 0
     #: Of the newest checkpoint.
     checkpoint_size: int = 0
+    #: A checkpoint is being written just now (or was, when the run died).
+    saving: bool = False
 
     @property
     def main(self) -> Process | None:
@@ -185,6 +187,7 @@ def _pace(steps: list[dict[str, Any]], generators: int) -> float | None:
 def _checkpoints(found: Findings) -> None:
     from scalerl.pipeline import checkpoints
 
+    found.saving = any(checkpoints.folder_of(found.path).glob("step_*.tmp"))
     for path in reversed(checkpoints.found(found.path)):
         wrong = checkpoints.damage(path)
         if wrong is None:
@@ -217,6 +220,8 @@ def _alive(f: Findings) -> Iterator[Verdict]:
     if main is None or age is None:
         yield Verdict("healthy", "the run is starting: no status yet")
         return
+    if age > OLD_STATUS and f.saving:
+        yield Verdict("healthy", f"a checkpoint is being written, for {age:.0f} s now")
     if age > OLD_STATUS:
         doing = "a verifier that hangs, or a slow disk" if (main.cpu or 0) < 0.5 else "busy itself"
         yield Verdict("stuck", f"the main process has left no status for {age:.0f} s: {doing}", (

@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -54,8 +55,10 @@ class Worker:
         self.process = context.Process(
             target=entry, args=(theirs, *arguments), name=name, daemon=True
         )
-        with _no_signals():
+        with _no_ctrl_c():
             self.process.start()
+        # Workers ignore SIGTERM, by which multiprocessing would end them when this process exits.
+        Finalize(self, self.process.kill, exitpriority=0)
         theirs.close()
         self.heard = time.monotonic()
 
@@ -93,13 +96,6 @@ class Worker:
         if code is None:
             return "it still runs, but does not answer"
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    def stop(self) -> None:
-        """Ask it to end, and end it if it does not."""
-        with contextlib.suppress(OSError):  # it may have ended already
-            self.conn.send(m.Stop())
-        self.process.join(PATIENCE)
-        self.kill()
 
     def kill(self) -> None:
         if self.process.is_alive():
@@ -144,22 +140,25 @@ class LocalPlacement:
         return {"main": os.getpid(), **{w.name: w.process.pid for w in self.workers}}
 
     def stop(self, *, at_once: bool = False) -> None:
-        for worker in self.workers:
-            if at_once:
-                worker.process.kill()
-            with contextlib.suppress(OSError):
-                worker.conn.send(m.Stop())
-        for worker in self.workers:
-            worker.stop()
+        """Ask all to end, and end those that do not; without asking if it is to be at once."""
+        try:
+            for worker in () if at_once else self.workers:
+                with contextlib.suppress(OSError):  # it may have ended already
+                    worker.conn.send(m.Stop())
+            for worker in () if at_once else self.workers:
+                worker.process.join(PATIENCE)
+        finally:  # also when Ctrl-C comes in between
+            for worker in self.workers:
+                worker.kill()
 
 
 @contextlib.contextmanager
-def _no_signals() -> Iterator[None]:
+def _no_ctrl_c() -> Iterator[None]:
     """A process that is started in here does not see Ctrl-C until it ignores it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
