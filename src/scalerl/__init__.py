@@ -26,6 +26,7 @@ _HOME = {
     "forecast": "scalerl.curves.outlook",
     "load_run": "scalerl.runs",
     "load_runs": "scalerl.runs",
+    "train": "scalerl.training",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from scalerl.runs import load_run as load_run
     from scalerl.runs import load_runs as load_runs
     from scalerl.runs.record import Run as Run
+    from scalerl.training import train as train
 
 
 def __getattr__(name: str) -> Any:

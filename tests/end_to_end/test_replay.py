@@ -167,7 +167,7 @@ def real_run(tmp_path_factory):
     batches, weights = [], {}
 
     def remember(record):
-        shared = loop.shared if hasattr(loop, "shared") else loop.placement.shared
+        shared = loop.placement.shared
         found, version = shared.read()
         weights[version] = {name: value.clone() for name, value in found.items()}
 

@@ -88,7 +88,7 @@ def test_trainer_and_generator_agree(finished):
 def test_the_forecasting_half_reads_the_run(finished):
     out, text = finished
     run = load_run(str(out))
-    assert run.x_kind == "gpu_hours" and len(run) == 6
+    assert run.x_kind == "flops" and len(run) == 6
     assert len(fit(run).points) == 6
     assert "forecast: ceiling" in text
 

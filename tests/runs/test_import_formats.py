@@ -208,7 +208,7 @@ def test_the_examples_are_figure_1() -> None:
 def test_patterns_and_directories_give_all_their_runs() -> None:
     assert len(load_runs(str(FIXTURES / "run-directories" / "*"))) == 2
     names = [run.name for run in load_runs(FIXTURES)]
-    assert len(names) == len(set(names)) == 23
+    assert len(names) == len(set(names)) == 24
 
 
 def test_exactly_one_run_or_a_line_that_names_them() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.advantages import centred
+from scalerl.algorithm.rollout import Group
 
 ZeroVariance = Literal["drop", "keep", "refill"]
 Truncated = Literal["keep", "drop"]
@@ -92,3 +93,10 @@ def filter_rows(
         effective_rollouts=int(kept_B.sum()),
         refill=prompts - informative if zero_variance == "refill" else 0,
     )
+
+
+def informative(group: Group, truncated: Truncated = "keep") -> bool:
+    """Whether a group has rewards that differ, among the rollouts that may be learnt from."""
+    usable = [r for r in group.rollouts if not (truncated == "drop" and r.truncated)]
+    rewards = [r.reward for r in usable if r.scored and r.reward is not None]
+    return bool(rewards) and max(rewards) - min(rewards) > SAME_REWARD

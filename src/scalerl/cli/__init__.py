@@ -29,11 +29,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse does, and KEY=VALUE may also follow the options of `train`."""
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if rest and args.command == "train" and all("=" in r and r[0] != "-" for r in rest):
+        args.recipe += rest
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 the answer is no, 2 bad input."""
     # Many small matrices: a second BLAS thread only costs time. Must be said before numpy loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    args = parser().parse_args(argv)
+    args = _parsed(argv)
     from scalerl.errors import InputError
 
     try:

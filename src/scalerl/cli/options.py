@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,25 @@ def number(text: str) -> float:
     if value != value or value in (float("inf"), float("-inf")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a run's compute."""
+
+    part: float
+
+    def of(self, total: float) -> float:
+        return self.part * total
+
+
+def amount(text: str) -> float | Share:
+    """Compute, as a number or as a share of what the run has spent.
+
+    >>> amount("50k"), amount("50%")
+    (50000.0, Share(part=0.5))
+    """
+    return Share(number(text[:-1]) / 100.0) if text.endswith("%") else number(text)
 
 
 def numbers(text: str) -> list[float]:
@@ -70,8 +90,14 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--r0", type=r0, metavar="VALUE|first|fit", help="score at zero compute (default: fit)"
     )
-    how.add_argument("--from", dest="lo", type=number, metavar="C", help="leave out compute < C")
-    how.add_argument("--to", dest="hi", type=number, metavar="C", help="leave out compute > C")
+    how.add_argument("--from", dest="lo", type=amount, metavar="C", help="leave out compute < C")
+    how.add_argument(
+        "--to",
+        dest="hi",
+        type=amount,
+        metavar="C",
+        help="leave out compute > C; 50%% is half of what the run has spent",
+    )
     how.add_argument("--law", choices=["sigmoid", "power"], default="sigmoid")
     how.add_argument(
         "--method", choices=["posterior", "paper"], default="posterior", help="paper: Appendix A.5"
@@ -130,8 +156,8 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
                         law=args.law,
                         method=args.method,
                         level=args.level,
-                        lo=args.lo,
-                        hi=args.hi,
+                        lo=_resolved(args.lo, run),
+                        hi=_resolved(args.hi, run),
                         progress=part,
                     )
                 )
@@ -143,6 +169,10 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     for problem in problems:
         print(f"scalerl: left out: {problem}", file=sys.stderr)
     return done
+
+
+def _resolved(value: float | Share | None, run: Run) -> float | None:
+    return value.of(float(run.compute[-1])) if isinstance(value, Share) else value
 
 
 def print_json(value: Any) -> None:

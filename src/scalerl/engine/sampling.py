@@ -6,6 +6,8 @@ after an interruption, by itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -24,31 +26,65 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
     """A number in [0, 1) for each (seed, position), as float64."""
     x = seed_B * _GOLDEN + (position_B + 1) * _MIX_1
     for _ in range(2):
-        x = x + _GOLDEN
-        x = (x ^ _shift_right(x, 30)) * _MIX_1
-        x = (x ^ _shift_right(x, 27)) * _MIX_2
+        x += _GOLDEN
+        x = (x ^ _shift_right(x, 30)).mul_(_MIX_1)
+        x = (x ^ _shift_right(x, 27)).mul_(_MIX_2)
         x = x ^ _shift_right(x, 31)
-    return _shift_right(x, 11).double() / float(1 << 53)
+    return _shift_right(x, 11).double().mul_(2.0**-53)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class How:
+    """How each row is drawn. Made when rows join or leave; which of the questions arise at all is
+    decided then, not at every token."""
+
+    temperature_B: Tensor
+    top_p_B: Tensor
+    top_k_B: Tensor
+    greedy: bool
+    heated: bool
+    truncated: bool
+
+    @staticmethod
+    def of(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> How:
+        return How(
+            temperature_B,
+            top_p_B,
+            top_k_B,
+            greedy=bool((temperature_B <= 0).any()),
+            heated=bool((temperature_B != 1).any()),
+            truncated=bool(((top_p_B < 1) | (top_k_B > 0)).any()),
+        )
 
 
 def sample(
     logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
-    greedy_B = temperature_B <= 0
-    scale_B1 = torch.where(greedy_B, 1.0, temperature_B)[:, None]
-    logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B1, dim=-1)
-    if bool(((top_p_B < 1) | (top_k_B > 0)).any()):
-        logprobs_BV = _truncate(logprobs_BV, top_p_B, top_k_B)
-    cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
-    # The total may miss 1 by float error: draw within it. The last token with weight is the limit.
-    target_B1 = (u_B * cumulative_BV[:, -1])[:, None]
-    drawn_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
-    last_B = (logprobs_BV > -torch.inf).long().cumsum(dim=-1).argmax(dim=-1)
-    drawn_B = torch.minimum(drawn_B, last_B)
-    token_B = torch.where(greedy_B, logits_BV.argmax(dim=-1), drawn_B)
-    logprob_B = logprobs_BV.gather(1, token_B[:, None])[:, 0]
-    return token_B, torch.where(greedy_B, 0.0, logprob_B)
+    return draw(logits_BV, How.of(temperature_B, top_p_B, top_k_B), u_B)
+
+
+def draw(logits_BV: Tensor, how: How, u_B: Tensor) -> tuple[Tensor, Tensor]:
+    """`sample` for rows whose ways are known."""
+    greedy_B = how.temperature_B <= 0
+    scaled_BV = logits_BV.float()
+    if how.heated:
+        scaled_BV = scaled_BV / torch.where(greedy_B, 1.0, how.temperature_B)[:, None]
+    logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
+    if how.truncated:
+        logprobs_BV = _truncate(logprobs_BV, how.top_p_B, how.top_k_B)
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+    # The total may miss 1 by float error: draw within it, and below it, so that the first word
+    # whose sum lies beyond the target always exists and has a probability above 0.
+    total_B = cumulative_BV[:, -1]
+    target_B = torch.minimum(u_B * total_B, total_B * (1 - 2.0**-52))
+    token_B1 = torch.searchsorted(cumulative_BV, target_B[:, None], right=True)
+    if how.greedy:
+        token_B1 = torch.where(greedy_B[:, None], logits_BV.argmax(-1, keepdim=True), token_B1)
+    logprob_B = logprobs_BV.gather(1, token_B1)[:, 0]
+    if how.greedy:
+        logprob_B = torch.where(greedy_B, 0.0, logprob_B)
+    return token_B1[:, 0], logprob_B
 
 
 def _truncate(logprobs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class Slots:
         self.column += 1
         self.lengths_B = self.lengths_B + 1
 
-    def join(self, prefilled: DynamicCache, lengths_B: Tensor) -> None:
-        """Append rows from a cache of left-padded prompts."""
+    def join(self, prefilled: DynamicCache, lengths_B: Tensor, which_B: Tensor) -> None:
+        """Append rows from a cache of left-padded prompts; row i takes prompt which_B[i] of it."""
         longest = int(lengths_B.max())
         needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
         if self.column < longest or self.column + 1 >= self.columns_max:
@@ -91,23 +91,28 @@ class Slots:
             if not ours.is_initialized:
                 ours.lazy_initialization(theirs.keys, theirs.values)
             columns = slice(self.column - longest, self.column)
-            ours.keys[start : self.rows, :, columns] = theirs.keys[:, :, -longest:]
-            ours.values[start : self.rows, :, columns] = theirs.values[:, :, -longest:]
+            ours.keys[start : self.rows, :, columns] = theirs.keys[which_B, :, -longest:]
+            ours.values[start : self.rows, :, columns] = theirs.values[which_B, :, -longest:]
 
-    def keep(self, index: Tensor) -> None:
-        """Only these rows stay, in this order."""
-        for layer in self.layers:
-            if layer.is_initialized and len(index):
-                layer.keys[: len(index)] = layer.keys[index]
-                layer.values[: len(index)] = layer.values[index]
-        self.lengths_B = self.lengths_B[index]
-        if not len(index):
+    def leave(self, into: Tensor, out_of: Tensor, rows: int) -> None:
+        """Some rows move into the places of others, and only the first `rows` stay. Only columns
+        with something in them are copied."""
+        if len(into):
+            first = self.column - int(self.lengths_B.max())
+            for layer in self.layers:
+                for tensor in (layer.keys, layer.values):
+                    live = tensor[:, :, first : self.column]
+                    live[into] = live[out_of]
+            self.lengths_B[into] = self.lengths_B[out_of]
+        self.lengths_B = self.lengths_B[:rows]
+        if not rows:
             self.column = 0
 
     def make_room(self) -> None:
-        """Before a decode step: if the columns are used up, or mostly empty, move all rows left."""
+        """Before a decode step: if the columns are used up, or a third of those that attention
+        reads are empty, move all rows left. Moving costs about one step's reading."""
         longest = int(self.lengths_B.max())
-        if self.column + 1 > self.columns_max or self.column > 2 * longest + 64:
+        if self.column + 1 > self.columns_max or self.column > 1.5 * longest + 16:
             self.move_to(longest)
 
     def move_to(self, column: int) -> None:

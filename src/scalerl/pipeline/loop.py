@@ -1,54 +1,64 @@
 """The loop: prompts out, rollouts in, batches to the trainer, weights back (paper section 3.11).
 
 It is ignorant of what is behind its parts: generators take requests and give back what they wrote,
-the trainer takes groups and gives back a version. Both schedules run through here.
+the trainer takes groups and gives back a version, a placement holds them. Both schedules run
+through here. A generator that dies is replaced and what it held is asked again; without the trainer
+the run goes back to its last checkpoint (`scalerl.training`).
+
+In step (`placement.deterministic`) everything happens at fixed points: generators finish a fixed
+share of rollouts while the trainer takes a step, then all wait for each other, and weights change.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl.algorithm.curriculum import OutOfPrompts
-from scalerl.algorithm.length import penalised_reward
-from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.algorithm.filters import informative
+from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request, Written
+from scalerl.pipeline import gate
+from scalerl.pipeline import groups as group_files
 from scalerl.pipeline import messages as m
+from scalerl.pipeline.alarms import Watch
+from scalerl.pipeline.checking import Checker
+from scalerl.pipeline.checkpoints import prune, write
+from scalerl.pipeline.desk import Desk
+from scalerl.pipeline.groups import UnderWay, finished_group
 from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.placement import PipelineError, Worker, await_any
+from scalerl.pipeline.placement import LocalPlacement, Lost, PipelineError, Worker
 from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.records import step_record
 from scalerl.pipeline.schedule import Ticket
-from scalerl.pipeline.weights import Layout, SharedWeights
-from scalerl.pipeline.workers import load_model, run_generator, run_trainer
+from scalerl.pipeline.validation import Validation
 from scalerl.runs.writer import RunWriter
-from scalerl.tasks.task import Prompt, seed_from
+from scalerl.tasks.task import seed_from
 
-#: Mean gap between the two sides' log-probs, before training, beyond which ratios mean nothing.
-MAX_GAP = 0.02
+#: A generator that dies so often without finishing a rollout in between is not started again.
+MAX_DEATHS = 5
+#: Batches with a gradient that is not finite, in a row, after which the run is over.
+MAX_REFUSALS = 3
+#: Batches' worth of groups without variance, in a row, after which refilling is hopeless.
+MAX_REFILL = 50
+#: Part of a batch that is finished between two weight updates of a run in step. Less than a whole
+#: one, so that rollouts are in flight when weights change, as in a run that is not kept in step.
+IN_STEP_SHARE = 0.75
+#: Seconds between two looks at who is silent, and between two status files.
+WATCH = 1.0
+#: Seconds a process may take to start, however short the patience with those that work.
+START = 300.0
+#: Prompts left out that are named one by one.
+NAMED = 5
 
 
-@dataclass(slots=True, eq=False)
-class UnderWay:
-    """A group that is being written, or is finished and waits for the trainer."""
-
-    prompt: Prompt
-    token_ids: Any
-    started: int
-    generator: int
-    written: dict[int, Written] = field(default_factory=dict)
-    group: Group | None = None
-
-    def ticket(self, serial: int) -> Ticket:
-        if self.group is None:
-            return Ticket(serial, self.started)
-        oldest = min((int(r.versions.min()) for r in self.group.rollouts if len(r)), default=None)
-        return Ticket(serial, self.started if oldest is None else oldest, finished=True)
+class Stopped(Exception):
+    """Somebody asked the run to end; the reason is its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,83 +88,143 @@ class Loop:
     """One run. Use as a context manager: leaving it ends all processes."""
 
     def __init__(
-        self,
-        plan: Plan,
-        writer: RunWriter,
-        hooks: Hooks,
-        *,
-        deadline: float = 300.0,
-        checkpoint: Path | None = None,
+        self, plan: Plan, writer: RunWriter, hooks: Hooks, *, checkpoint: Path | None = None
     ) -> None:
         self.plan = plan
         self.writer = writer
         self.hooks = hooks
-        self.deadline = deadline
         self.under_way: dict[int, UnderWay] = {}
         self.serial = 0
         self.version = 0
+        self.published = 0
         self.training = False
         self.last_validation: int | None = None
-        model = load_model(plan.trainer.model, plan.trainer.dtype, "cpu")
-        self.shared = SharedWeights(Layout.of(model))
-        embedding = model.get_input_embeddings().weight
-        head = model.get_output_embeddings().weight
-        tied = embedding is head
-        size = sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
-        devices = plan.recipe.placement.generators + plan.recipe.placement.trainers
-        self.ledger = Ledger(parameters=size, devices=devices)
+        self.last_checkpoint: int | None = None
+        self.validation = Validation(plan)
+        length = plan.recipe.length
+        self.watch = Watch(length.truncation_warn, length.truncation_critical)
+        where = plan.recipe.placement
+        self.patience = where.patience
+        self.in_step = where.deterministic
+        self.checker = Checker(plan.task, where.patience, hooks.say)
+        self.ledger = Ledger(
+            plan.parameters, where.generators, 1, plan.recipe.compute.count_validation
+        )
         spec = plan.trainer
         if checkpoint is not None:
             self._restore(checkpoint)
-            spec = m.TrainerSpec(**{f: getattr(spec, f) for f in spec.__dataclass_fields__}
-                                 | {"checkpoint": str(checkpoint)})  # fmt: skip
-        self.trainer = Worker("trainer", run_trainer, spec, self.shared)
-        self.generators = [
-            Worker(f"generator {i}", run_generator, plan.generator, self.shared)
-            for i in range(plan.recipe.placement.generators)
-        ]
-        self.generator_version = [0] * len(self.generators)
+            spec = replace(spec, checkpoint=str(checkpoint))
+        self.placement = LocalPlacement(
+            spec, plan.generator, where.generators, plan.layout, where.patience
+        )
+        self.desk = Desk(where.generators, in_step=self.in_step)
+        self.started = False
+        self.answers: list[Written] = []
+        self._holding: set[int] = set()
+        self._later: list[Any] = []
+        self._stop: str | None = None
+        self._refusals = 0
+        self._refilled = 0
+        self._left_out: set[str] = set()
+        self._told = 0.0
 
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for worker in [self.trainer, *self.generators]:
-            worker.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.placement.stop(at_once=kind is KeyboardInterrupt)
         self.plan.task.close()
 
+    def stop(self, reason: str) -> None:
+        """Ask the run to end at the next opportunity; safe in a signal handler."""
+        self._stop = reason
+
     def run(self) -> Outcome:
-        """Until the budget is used up, the prompts run out, or a hook says stop."""
-        self._await_ready()
-        self._check_mismatch()
-        self.ledger.start()
-        if self.version == 0:
-            self.validate()
-        reason = None
-        while reason is None:
-            reason = self._spent() or self._turn()
+        """Until the budget is used up, the prompts run out, or somebody says stop."""
+        try:
+            self._await_ready()
+            self._check_mismatch()
+            self._ask(self.under_way)
+            self.ledger.validating(self.last_validation is None)
+            self.ledger.start()
+            self.started = True
+            reason = self._run()
+        except Stopped as stopped:
+            reason = str(stopped)
         self.ledger.tick()
-        if self.last_validation != self.version:
-            if self.shared.version != self.version:  # off-policy, in the middle of a phase
-                self._ask_trainer(m.Publish())
-            self.validate()
         return Outcome(reason, self.version, self.ledger.compute())
+
+    def _run(self) -> str:
+        reason = None
+        if self.last_validation is None:
+            reason = self.validate()
+        turn = self._turn_in_step if self.in_step else self._turn
+        while reason is None:
+            if self._stop is not None and not self.training:
+                raise Stopped(self._stop)
+            reason = self._spent() or turn()
+        if self.last_validation != self.version:
+            self._publish()
+            self.validate()
+        return reason
 
     def _turn(self) -> str | None:
         """Start what may be started, train on what is ready, take in what has come."""
         out_of_prompts = self._start_groups()
-        choice = None
+        waits_for = "the trainer"
         if not self.training:
-            if self._due():
+            if self._validation_due():
                 return self.validate()
+            if self._checkpoint_due():
+                self.save()
             choice = self.plan.schedule.choose(self.version, self._tickets())
+            waits_for = choice.waits_for or waits_for
             if choice.serials:
                 self._train(choice.serials)
-            elif out_of_prompts and not any(u.group is None for u in self.under_way.values()):
+            elif out_of_prompts and not self._writing():
                 return "every prompt has been retired"
-        waits = "the trainer" if self.training else f"{choice.waits_for if choice else 'nothing'}"
-        self._take_in(waits)
+        self._take_in(waits_for)
         return None
+
+    def _turn_in_step(self) -> str | None:
+        """The same with fixed points: all begin together, and all are waited for."""
+        if self._validation_due():
+            return self.validate()
+        if self._checkpoint_due():
+            while self._writing():  # what is in the generators' memory would be lost to a resume
+                self._advance()
+            self.save()
+        choice = self.plan.schedule.choose(self.version, self._tickets())
+        if choice.serials:
+            self._train(choice.serials)
+        out_of_prompts = self._start_groups()
+        if out_of_prompts and not choice.serials and not self._writing():
+            return "every prompt has been retired"
+        self._advance()
+        while self.training:
+            self._take_in("the trainer")
+        if self.plan.schedule.publishes(self.version):
+            self._publish()
+        return None
+
+    def _advance(self) -> None:
+        """Every generator finishes its share of rollouts, or all it has, with the same weights."""
+        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.desk))
+        self._holding = {i for i, asked in enumerate(self.desk.asked) if asked}
+        for i in self._holding:
+            self.placement.generators[i].send(m.Advance(self.published, share))
+        while self._holding:
+            self._take_in(f"generators {sorted(self._holding)} to do their share")
+        for message in self._later:
+            self._handle(self.placement.trainer, message)
+        self._later.clear()
+
+    def _publish(self) -> None:
+        """Hand over the present weights, if that has not been done."""
+        if self.published != self.version:
+            self._ask_trainer(m.Publish())
+            self.published = self.version
+            self.desk.all_at(self.version)
 
     def _spent(self) -> str | None:
         budget, compute = self.plan.recipe.budget, self.ledger.compute()
@@ -174,315 +244,392 @@ class Loop:
     def _tickets(self) -> list[Ticket]:
         return [u.ticket(s) for s, u in self.under_way.items()]
 
+    def _writing(self) -> int:
+        return sum(u.writing for u in self.under_way.values())
+
     def _start_groups(self) -> bool:
         """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        oldest = min(self.generator_version)
         # The batch that is being trained on has used up its version, and is no longer under way.
-        room = self.plan.schedule.room(self.version + self.training, oldest, self._tickets())
+        version = self.version + self.training
+        room = self.plan.schedule.room(version, self.desk.oldest, self._tickets())
         if self.plan.schedule.name == "pipeline":
-            writing = sum(u.group is None for u in self.under_way.values())
-            enough = self.plan.recipe.batch.prompts * len(self.generators)
-            room = min(room, max(enough - writing, 0))
+            enough = self.plan.recipe.batch.prompts * len(self.desk)
+            room = min(room, max(enough - self._writing(), 0))
         if room <= 0:
             return False
         try:
             ids = self.plan.curriculum.draw(room)
         except OutOfPrompts:
             return True
+        new = {}
         for prompt_id in ids:
-            self._start_group(self.plan.prompts[str(prompt_id)])
+            prompt = self.plan.prompts[str(prompt_id)]
+            if not self.plan.fits(prompt):
+                self._leave_out(prompt.id)
+                continue
+            tokens = self.plan.tokens_of(prompt)
+            new[self.serial] = UnderWay(prompt, tokens, self.desk.oldest, generator=0)
+            self.serial += 1
+        self.under_way |= new
+        self._ask(new)
         return False
 
-    def _start_group(self, prompt: Prompt) -> None:
-        serial, self.serial = self.serial, self.serial + 1
-        counts = [0] * len(self.generators)
-        for u in self.under_way.values():
-            counts[u.generator] += u.group is None
-        generator = int(np.argmin(counts))
-        tokens = self.plan.tokens_of(prompt)
-        recipe = self.plan.recipe
-        self.under_way[serial] = UnderWay(prompt, tokens, min(self.generator_version), generator)
-        requests = tuple(
+    def _leave_out(self, prompt_id: str) -> None:
+        """A prompt that is empty or too long; without any other there is nothing to do."""
+        new = prompt_id not in self._left_out
+        self._left_out.add(prompt_id)
+        if len(self._left_out) == len(self.plan.prompts):
+            raise PipelineError(
+                f"all {len(self._left_out)} training prompts are empty or longer than "
+                f"{self.plan.recipe.sampling.max_prompt_tokens} tokens: "
+                "raise sampling.max_prompt_tokens"
+            )
+        if new and len(self._left_out) <= NAMED:
+            more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
+            self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
+
+    def _ask(self, groups: Mapping[int, UnderWay]) -> None:
+        """Send the requests of these groups, as far as they are not written."""
+        writing = {serial: u for serial, u in groups.items() if u.writing}
+        for i, share in enumerate(self.desk.divide(writing, self._requests)):
+            self._submit(i, share)
+
+    def _requests(self, serial: int, u: UnderWay) -> list[Request]:
+        seed = self.plan.recipe.seed
+        return [
             Request(
                 f"{serial}/{i}",
-                tuple(tokens.tolist()),
+                tuple(u.token_ids.tolist()),
                 self.plan.control,
                 self.plan.sampling,
-                seed_from(recipe.seed, "rollout", serial, i),
+                seed_from(seed, "rollout", serial, i),
             )
-            for i in range(recipe.batch.generations)
-        )
-        self.generators[generator].send(m.Submit(requests))
+            for i in range(self.plan.recipe.batch.generations)
+            if i not in u.written
+        ]
+
+    def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
+        new = self.desk.hand(i, requests)
+        if new and i not in self.desk.starting:
+            try:
+                self.placement.generators[i].send(m.Submit(new, validation, self.version))
+            except Lost as lost:
+                self._revive(lost)
 
     def _take_in(self, waits_for: str) -> None:
         """Wait for a message from anybody, with a deadline that names who waits for whom."""
-        start = time.monotonic()
         while True:
-            talking = await_any([self.trainer, *self.generators], 1.0)
+            talking = self.placement.wait(WATCH)
             for worker in talking:
-                self._handle(worker, worker.receive())
-            if talking:
+                try:
+                    self._handle(worker, worker.receive())
+                except Lost as lost:
+                    self._revive(lost)
+            self._look_around(waits_for)
+            if talking or (self._stop is not None and not self.training):
                 return
-            waited = time.monotonic() - start
-            if waited > self.deadline:
-                raise PipelineError(
-                    f"nobody has answered for {waited:.0f} s: the loop waits for {waits_for}; "
-                    "see whether the machine is out of memory, then --resume"
-                )
+
+    def _look_around(self, waits_for: str) -> None:
+        """Replace who has been silent for too long; leave a status for `scalerl doctor`."""
+        now = time.monotonic()
+        if now - self._told < WATCH:
+            return
+        # While this process stood still itself (Ctrl-Z, a slow disk), nobody listened.
+        away, self._told = max(now - self._told - 2 * WATCH, 0.0), now
+        for worker in self.placement.workers:
+            worker.heard = min(worker.heard + away, now)
+            if worker.silence > self._limit(worker):
+                said = f"has said nothing for {worker.silence:.0f} s"
+                self._revive(Lost(worker, f"{said} (the run waits for {waits_for})"))
+        self.writer.status(
+            {
+                "step": self.version,
+                "waits_for": waits_for,
+                "pids": self.placement.pids(),
+                "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
+                "starting": sorted(self.desk.starting),
+                "rollouts": self.desk.rollouts,
+                "under_way": len(self.under_way),
+                "writing": self._writing(),
+            }
+        )
+
+    def _limit(self, worker: Worker) -> float:
+        """Seconds of silence after which a process is taken for dead."""
+        if worker is self.placement.trainer:
+            return self.patience if self.training else math.inf
+        starting = self.placement.generators.index(worker) in self.desk.starting
+        return max(self.patience, START) if starting else self.patience
+
+    def _revive(self, lost: Lost) -> None:
+        """A new generator for one that is gone: it is asked again for what the old one held. A
+        trainer cannot be replaced here, and in step nothing can."""
+        if lost.worker is self.placement.trainer or self.in_step:
+            raise lost
+        if lost.worker not in self.placement.generators:
+            return  # an old one, replaced already
+        i = self.placement.generators.index(lost.worker)
+        self.desk.deaths[i] += 1
+        self.writer.append("events", {"step": self.version, "event": "lost", "why": str(lost)})
+        if self.desk.deaths[i] > MAX_DEATHS:
+            raise PipelineError(
+                f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
+                "look at memory (a smaller batch, shorter answers), then --resume"
+            )
+        begun = len(self.desk.held(i, validation=False))
+        self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
+        self.hooks.say(f"warning: {lost}: starting another one")
+        self.desk.starting.add(i)
+        self.placement.restart(i)
 
     def _handle(self, worker: Worker, message: Any) -> None:
-        if isinstance(message, m.Stepped):
+        if self._holding and worker is self.placement.trainer:
+            self._later.append(message)  # in step, the trainer's news waits for the generators'
+        elif isinstance(message, m.Stepped):
             self._stepped(message)
+        elif isinstance(message, m.Refused):
+            self._refused(message)
         elif isinstance(message, m.Finished):
-            i = self.generators.index(worker)
-            self.generator_version[i] = message.version
-            self.ledger.generated_tokens += message.tokens
-            for kind, seconds in message.seconds.items():
-                self.ledger.spent[kind] += seconds
-            for written in message.written:
+            self._heard(self.placement.generators.index(worker), message)
+        elif isinstance(message, m.Ready):
+            self._ready_again(self.placement.generators.index(worker), message.version)
+
+    def _ready_again(self, i: int, version: int) -> None:
+        """A generator that was replaced is up: give it what its predecessor held."""
+        self.desk.starting.discard(i)
+        self.desk.versions[i] = version
+        for u in self.under_way.values():
+            if u.writing and u.generator == i:
+                u.started_again(version)
+        self._submit(i, self.desk.held(i, validation=False))
+        self._submit(i, self.desk.held(i, validation=True), validation=True)
+
+    def _heard(self, i: int, message: m.Finished) -> None:
+        self.ledger.generated_tokens += message.tokens
+        for kind, seconds in message.seconds.items():
+            self.ledger.spent[kind] += seconds
+        if message.held:
+            self._holding.discard(i)
+        for written in self.desk.heard(i, message):
+            if message.validation:
+                self.answers.append(written)
+            else:
                 self._finished(written)
 
     def _finished(self, written: Written) -> None:
         serial, i = (int(part) for part in written.id.split("/"))
         u = self.under_way[serial]
         u.written[i] = written
-        if len(u.written) == self.plan.recipe.batch.generations:
-            u.group = self._group(u)
-            scored = [r for r in u.group.rollouts if r.correct is not None]
-            if scored:
-                right = sum(bool(r.correct) for r in scored)
-                self.plan.curriculum.record(u.prompt.id, right, len(scored))
+        if len(u.written) < self.plan.recipe.batch.generations:
+            return
+        u.group = finished_group(u, self.plan, self.checker)
+        u.written = {}
+        scored = [r for r in u.group.rollouts if r.correct is not None]
+        right = sum(bool(r.correct) for r in scored)
+        self.plan.curriculum.record(u.prompt.id, right, len(scored))
+        if self.plan.recipe.filter.zero_variance == "refill":
+            self._refill(serial, u.group)
 
-    def _group(self, u: UnderWay) -> Group:
-        written = [u.written[i] for i in sorted(u.written)]
-        texts = [self.plan.text_of(w.token_ids) for w in written]
-        checked = self.plan.task.check_all([(u.prompt, text) for text in texts])
-        rollouts = []
-        for w, c in zip(written, checked, strict=True):
-            reward = c.reward
-            length = self.plan.recipe.length
-            if length.control == "penalty" and reward is not None and length.penalty_max:
-                reward = penalised_reward(
-                    reward,
-                    bool(c.correct),
-                    len(w.token_ids),
-                    length.penalty_max,
-                    length.penalty_cache or 1,
-                )
-            rollouts.append(
-                Rollout(
-                    w.token_ids,
-                    w.logprobs,
-                    w.versions,
-                    w.forced,
-                    w.finish or "failed",
-                    reward,
-                    c.correct,
-                )
+    def _refill(self, serial: int, group: Group) -> None:
+        """Dynamic sampling: a group without variance makes room for another prompt."""
+        if informative(group, self.plan.recipe.filter.truncated):
+            self._refilled = 0
+            return
+        del self.under_way[serial]
+        self._refilled += 1
+        self.ledger.samples += len(group.rollouts)
+        self.ledger.waste("filtered", len(group.rollouts), sum(map(len, group.rollouts)))
+        if self._refilled > MAX_REFILL * self.plan.recipe.batch.prompts:
+            raise PipelineError(
+                f"the last {self._refilled} groups were all right or all wrong: the task is too "
+                'easy or too hard for the model; filter.zero_variance = "drop" would go on'
             )
-        return Group(u.prompt.id, u.token_ids, tuple(rollouts))
 
     # -- training ---------------------------------------------------------------------------------
 
     def _train(self, serials: Sequence[int]) -> None:
-        groups = []
+        batch = []
         for serial in serials:
             group = self.under_way.pop(serial).group
             assert group is not None
-            groups.append(group)
-        self._batch = tuple(groups)
+            batch.append(group)
+        self._batch = tuple(batch)
         self.hooks.on_batch(self._batch)
-        publish = self.plan.schedule.publishes(self.version + 1)
-        self.trainer.send(m.Step(self._batch, publish))
+        publish = self.plan.schedule.publishes(self.version + 1) and not self.in_step
+        self.placement.trainer.send(m.Step(self._batch, publish))
+        self.placement.trainer.heard = time.monotonic()
         self.training = True
 
     def _stepped(self, message: m.Stepped) -> None:
         self.training = False
+        self._refusals = 0
         self.version = message.version
+        if self.plan.schedule.publishes(self.version) and not self.in_step:
+            self.published = self.version
         rollouts = [r for g in self._batch for r in g.rollouts]
-        rewards = [r.reward for r in rollouts if r.reward is not None]
         self.ledger.steps = self.version
         self.ledger.samples += len(rollouts)
         self.ledger.trained_tokens += message.forward_tokens
         self.ledger.spent["train"] += message.seconds
-        self.ledger.wasted["filtered"] += (
-            message.filtered["rollouts"] - message.filtered["effective_rollouts"]
+        self.ledger.waste(
+            "filtered",
+            len(rollouts) - message.filtered["effective_rollouts"],
+            sum(map(len, rollouts)) - message.kept_tokens,
         )
-        lengths = [len(r) for r in rollouts]
-        record = {
-            **message.report,
-            "step": self.version,
-            "reward": float(np.mean(rewards)) if rewards else None,
-            "pass_rate": float(np.mean([bool(r.correct) for r in rollouts])),
-            "truncated": float(np.mean([r.truncated for r in rollouts])),
-            "interrupted": float(np.mean([r.finish == "interrupted" for r in rollouts])),
-            "mixed_versions": float(np.mean([len(set(r.versions.tolist())) > 1 for r in rollouts])),
-            "prompts": [g.prompt_id for g in self._batch],
-            "zero_variance": message.filtered["zero_variance_prompts"] / len(self._batch),
-            "length": {"mean": float(np.mean(lengths)), "max": int(max(lengths))},
-            "filtered": message.filtered,
+        record = step_record(message, self._batch) | {
             "retired": self.plan.curriculum.retired,
             "compute": self.ledger.compute(),
             "ledger": self.ledger.to_dict(),
         }
         self.writer.append("steps", record)
         self.hooks.on_step(record)
+        self._warn([*message.notes, *self.watch.step(record)])
+
+    def _refused(self, message: m.Refused) -> None:
+        """The trainer did not learn from a batch. Once is bad luck; in a row, it is the end."""
+        self.training = False
+        self._refusals += 1
+        rollouts = [r for g in self._batch for r in g.rollouts]
+        self.ledger.spent["train"] += message.seconds
+        self.ledger.samples += len(rollouts)
+        self.ledger.waste("failed", len(rollouts), sum(map(len, rollouts)))
+        event = {"step": self.version, "event": "refused", "why": message.reason,
+                 "prompts": [g.prompt_id for g in self._batch]}  # fmt: skip
+        self.writer.append("events", event)
+        if self._refusals >= MAX_REFUSALS:
+            raise PipelineError(
+                f"{message.reason}; {self._refusals} batches in a row: lower optimiser.lr or "
+                "optimiser.grad_clip and go on from an earlier checkpoint"
+            )
+        self.hooks.say(f"warning: {message.reason}; the batch is left out")
+
+    def _warn(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.hooks.say(f"warning: {line}")
+            self.writer.append("events", {"step": self.version, "event": "warning", "why": line})
 
     # -- validation -------------------------------------------------------------------------------
 
-    def _due(self) -> bool:
+    def _validation_due(self) -> bool:
         """A validation is due, and the generators have (or may be given) this very version."""
-        if self.last_validation == self.version or not self.plan.schedule.publishes(self.version):
+        if self.last_validation == self.version or self.published != self.version:
             return False
-        every = self.plan.recipe.validation.every
-        return self.version - (self.last_validation or 0) >= every
+        return self.version - (self.last_validation or 0) >= self.plan.recipe.validation.every
 
     def validate(self) -> str | None:
         """mean@k on the held-out prompts at the present version. Training rollouts stand still, and
         the trainer waits, so that one set of weights answers all."""
         self.ledger.validating(True)
-        recipe = self.plan.recipe
-        k = recipe.validation.k
-        prompts = {str(i): p for i, p in enumerate(self.plan.validation)}
-        shares: list[list[Request]] = [[] for _ in self.generators]
-        for i, prompt in prompts.items():
-            tokens = tuple(self.plan.tokens_of(prompt).tolist())
-            for j in range(k):
-                seed = seed_from(recipe.seed, "validation", prompt.id, j)
-                shares[int(i) % len(shares)].append(
-                    Request(
-                        f"{i}/{j}",
-                        tokens,
-                        self.plan.validation_control,
-                        self.plan.validation_sampling,
-                        seed,
-                    )
-                )
-        for worker, share in zip(self.generators, shares, strict=True):
-            worker.send(m.Submit(tuple(share), validation=True, version=self.version))
-        answers = self._collect_validation(len(prompts) * k)
-        record = self._evaluated(prompts, answers, k)
-        self.last_validation = self.version
-        self.ledger.validating(False)
-        self.writer.append("evals", record)
-        return self.hooks.on_eval(record)
-
-    def _collect_validation(self, count: int) -> list[Written]:
-        answers: list[Written] = []
-        start = time.monotonic()
-        while len(answers) < count:
-            for worker in await_any(self.generators, 1.0):
-                message = worker.receive()
-                if message.validation:
-                    answers += message.written
-                    self.generator_version[self.generators.index(worker)] = message.version
-                else:
-                    self._handle(worker, message)
-                start = time.monotonic()
-            if time.monotonic() - start > self.deadline:
-                raise PipelineError(
-                    f"validation waits for {count - len(answers)} answers of the generators"
-                )
-        return answers
-
-    def _evaluated(
-        self, prompts: dict[str, Prompt], answers: list[Written], k: int
-    ) -> dict[str, Any]:
-        asked = [(prompts[w.id.split("/")[0]], self.plan.text_of(w.token_ids)) for w in answers]
-        checked = self.plan.task.check_all(asked)
-        right: dict[str, list[float]] = {}
-        for w, c in zip(answers, checked, strict=True):
-            right.setdefault(w.id.split("/")[0], []).append(float(bool(c.correct)))
-        means = np.array([np.mean(v) for v in right.values()])
-        tasks: dict[str, list[float]] = {}
-        for i, values in right.items():
-            tasks.setdefault(prompts[i].task, []).append(float(np.mean(values)))
-        spread = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
-        return {
-            "step": self.version,
-            "version": self.version,
-            "pass_rate": float(means.mean()),
-            "stderr": spread,
-            "n_prompts": len(means),
-            "k": k,
-            "tasks": {name: float(np.mean(v)) for name, v in tasks.items()},
+        try:
+            requests = self.validation.requests()
+            share = len(self.desk)
+            for i in range(share):
+                self._submit(i, requests[i::share], validation=True)
+            answers = self._collect(len(requests))
+            scores = self.validation.score(answers, self.checker)
+        finally:
+            self.ledger.validating(False)
+        record = {"step": self.version, "version": self.version, **scores}
+        record |= {
             "compute": self.ledger.compute(),
             "validation_hours": self.ledger.validation_seconds / 3600.0,
         }
+        self.last_validation = self.version
+        self.writer.append("evals", record)
+        reason = self.hooks.on_eval(record)
+        self._warn(self.watch.evaluated(record))
+        return reason
+
+    def _collect(self, count: int) -> list[Written]:
+        self.answers = []
+        while len(self.answers) < count:
+            if self._stop is not None:
+                raise Stopped(self._stop)
+            self._take_in(f"{count - len(self.answers)} answers of the validation")
+        return self.answers
 
     # -- before and after -------------------------------------------------------------------------
 
     def _await_ready(self) -> None:
-        for worker in [self.trainer, *self.generators]:
-            if not worker.conn.poll(self.deadline):
-                raise PipelineError(f"{worker.name} did not start within {self.deadline:.0f} s")
-            ready = worker.receive()
-            if worker is self.trainer:
-                self.version = ready.version
+        start = time.monotonic()
+        trainer = self.placement.trainer
+        waiting = {w.name for w in self.placement.workers}
+        while waiting:
+            for worker in self.placement.wait(WATCH):
+                try:
+                    ready = worker.receive()
+                except Lost as lost:
+                    self._revive(lost)
+                    continue
+                waiting.discard(worker.name)
+                if worker is trainer:
+                    self.version = ready.version
+            if self._stop is not None:
+                raise Stopped(self._stop)
+            names = ", ".join(sorted(waiting))
+            self._look_around(f"{names} to start")
+            if trainer.name in waiting and time.monotonic() - start > max(self.patience, START):
+                raise PipelineError(f"{names} did not start: is the machine short of memory?")
+        self.desk.starting.clear()
+        self.desk.all_at(self.version)
+        phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
+        self.published = self.version - self.version % phase
 
     def _check_mismatch(self) -> None:
-        """The gate: the same tokens scored by both sides before anything is learnt."""
-        prompt = self.plan.validation[0]
-        tokens = self.plan.tokens_of(prompt)
-        requests = tuple(
-            Request(f"gate/{i}", tuple(tokens.tolist()), self.plan.control, self.plan.sampling, i)
-            for i in range(4)
-        )
-        self.generators[0].send(m.Submit(requests, validation=True, version=self.version))
-        written = self._collect_validation(len(requests))
-        rollouts = tuple(
-            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, w.finish or "failed", 0.0)
-            for w in written
-            if len(w.token_ids)
-        )
-        gaps = np.asarray(self._ask_trainer(m.Score((Group("gate", tokens, rollouts),))).gaps)
-        if not len(gaps):
-            return
-        self.hooks.say(
-            f"log-prob gap before training: mean {gaps.mean():.2g}, max {gaps.max():.2g}"
-        )
-        if gaps.mean() > MAX_GAP:
-            raise PipelineError(
-                f"generator and trainer disagree by {gaps.mean():.3f} per token: compare their "
-                "head precision, temperature and chat template"
-            )
+        requests = gate.requests(self.plan)
+        self._submit(0, requests, validation=True)
+        group = gate.group(self.plan, self._collect(len(requests)))
+        self.hooks.say(gate.verdict(self.plan, self._ask_trainer(m.Score((group,))).gaps))
 
     def _ask_trainer(self, message: Any) -> m.Done:
         """Something that the trainer, which is idle, answers when it is done."""
-        self.trainer.send(message)
-        if not self.trainer.conn.poll(self.deadline):
+        trainer = self.placement.trainer
+        trainer.send(message)
+        if not trainer.conn.poll(self.patience):
             what = type(message).__name__.lower()
-            raise PipelineError(f"the trainer did not answer '{what}' in {self.deadline:.0f} s")
-        answer = self.trainer.receive()
+            raise Lost(trainer, f"did not answer '{what}' in {self.patience:.0f} s")
+        answer = trainer.receive()
         assert isinstance(answer, m.Done)
         return answer
 
-    def save(self, path: Path) -> None:
-        """A checkpoint: written to a temporary name, then renamed."""
-        temporary = path.with_name(path.name + ".tmp")
+    def _checkpoint_due(self) -> bool:
+        every = self.plan.recipe.checkpoint.every
+        return self.version > 0 and self.version % every == 0 and (
+            self.last_checkpoint != self.version
+        )  # fmt: skip
+
+    def save(self) -> Path:
+        """A checkpoint of everything the run needs to go on from here."""
         while self.training:
             self._take_in("the trainer")
-        self._ask_trainer(m.Save(str(temporary)))
-        # Prompts that are under way are asked again: nothing of them has been learnt yet.
-        curriculum = self.plan.curriculum
-        pending = [u.prompt.id for u in self.under_way.values()]
+        path = write(self.writer.path, self.version, self._fill, healthy=self.watch.healthy)
+        self.last_checkpoint = self.version
+        prune(self.writer.path, self.plan.recipe.checkpoint.keep)
+        return path
+
+    def _fill(self, folder: Path) -> None:
+        problem = self._ask_trainer(m.Save(str(folder))).problem
+        if problem is not None:
+            raise OSError(problem)
+        group_files.save(folder, self.under_way)
         state = {
             "version": self.version,
             "serial": self.serial,
             "last_validation": self.last_validation,
-            "curriculum": curriculum.state_dict(),
-            "pending": pending,
+            "curriculum": self.plan.curriculum.state_dict(),
             "ledger": self.ledger.to_dict(),
         }
-        (temporary / "run.json").write_text(json.dumps(state))
-        self.plan.tokenizer.save_pretrained(temporary)
-        temporary.rename(path)
+        (folder / "run.json").write_text(json.dumps(state))
+        self.plan.tokenizer.save_pretrained(folder)
 
     def _restore(self, path: Path) -> None:
         state = json.loads((path / "run.json").read_text())
-        self.version = int(state["version"])
+        self.version = self.last_checkpoint = int(state["version"])
         self.serial = int(state["serial"])
         self.last_validation = state["last_validation"]
         self.plan.curriculum.load_state_dict(state["curriculum"])
-        self.plan.curriculum.give_back(state["pending"])
         self.ledger.restore(state["ledger"])
+        self.under_way = group_files.load(path, self.plan.prompts, self.plan.tokens_of)
+        for u in self.under_way.values():
+            if u.writing:  # begun anew, with the weights of the checkpoint
+                u.started = self.version

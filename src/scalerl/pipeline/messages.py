@@ -23,6 +23,8 @@ class GeneratorSpec:
     columns: int
     threads: int = 1
     device: str = "cpu"
+    #: Only works when told to (Advance), so that a run repeats bit for bit.
+    in_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,15 @@ class Submit:
     version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """To a generator that is kept in step: take these weights, finish so many rollouts (or all
+    there are), then hold."""
+
+    version: int
+    rollouts: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
     """From a generator."""
@@ -64,6 +75,8 @@ class Finished:
     seconds: dict[str, float]
     tokens: int
     running: int
+    #: It was kept in step, has done its share and holds.
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +95,18 @@ class Stepped:
     report: dict[str, Any]
     filtered: dict[str, int]
     forward_tokens: int
+    #: Tokens of the rollouts that the filters kept.
+    kept_tokens: int
+    seconds: float
+    #: What is worth a warning.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """From the trainer: it did not learn from this batch, and why; its weights are as before."""
+
+    reason: str
     seconds: float
 
 
@@ -109,6 +134,8 @@ class Done:
     """From the trainer: saved, or scored (the gaps to the generator's log-probs, per token)."""
 
     gaps: tuple[float, ...] = ()
+    #: Why it could not be saved.
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

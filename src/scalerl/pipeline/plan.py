@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.pipeline.messages import GeneratorSpec, TrainerSpec
 from scalerl.pipeline.schedule import Schedule
+from scalerl.pipeline.weights import Layout
 from scalerl.recipe import Recipe
 from scalerl.tasks.registry import task_of
 from scalerl.tasks.task import Prompt, Task
@@ -36,6 +37,8 @@ class Plan:
     tokenizer: Any
     prompts: dict[str, Prompt]
     validation: tuple[Prompt, ...]
+    #: Further sets that are evaluated with it, by name.
+    downstream: dict[str, tuple[Prompt, ...]]
     curriculum: Curriculum
     schedule: Schedule
     control: LengthControl
@@ -44,6 +47,9 @@ class Plan:
     validation_sampling: Sampling
     generator: GeneratorSpec
     trainer: TrainerSpec
+    layout: Layout
+    #: Parameters that take part in the matrix products of one token.
+    parameters: int
 
     @staticmethod
     def of(recipe: Recipe) -> Plan:
@@ -56,18 +62,28 @@ class Plan:
         tokenizer = _tokenizer(model)
         task = task_of(recipe.task)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
+        if not train:
+            raise InputError(f"task {task.name} has no prompts to train on: see held_out_share")
         held_out = tuple(task.validation_prompts(recipe.validation.prompts))
+        shape = _shape(model, recipe.model.dtype)
         control = _control(recipe, tokenizer)
         plain = Limit(control.max_tokens, control.stop_ids, control.end_think_ids)
         columns = recipe.sampling.max_prompt_tokens + control.max_tokens
+        context = getattr(shape.config, "max_position_embeddings", None)
+        if context is not None and columns > context:
+            raise InputError(
+                f"sampling.max_prompt_tokens + the longest answer = {columns} tokens, but the "
+                f"model reads {context}: lower sampling.max_prompt_tokens or length.max_tokens"
+            )
         device = "cpu" if recipe.placement.device == "auto" else recipe.placement.device
         per_generator = recipe.batch.prompts * recipe.batch.generations
-        return Plan(
+        plan = Plan(
             recipe=recipe,
             task=task,
             tokenizer=tokenizer,
             prompts=train,
             validation=held_out,
+            downstream={name: tuple(prompts) for name, prompts in task.downstream().items()},
             curriculum=Curriculum(list(train), _rule(recipe), recipe.seed),
             schedule=Schedule(recipe.schedule.name, recipe.schedule.k, recipe.batch.prompts),
             control=control,
@@ -83,6 +99,7 @@ class Plan:
                 slots=min(per_generator, MAX_SLOTS),
                 columns=columns,
                 device=device,
+                in_step=recipe.placement.deterministic,
             ),
             trainer=TrainerSpec(
                 model=model,
@@ -101,11 +118,40 @@ class Plan:
                 token_budget=TOKEN_BUDGET,
                 device=device,
             ),
+            layout=Layout.of(shape),
+            parameters=_parameters(shape),
         )
+        return plan._without_long_prompts()
+
+    def _without_long_prompts(self) -> Plan:
+        """Held-out prompts that fit. (Training prompts are looked at when their turn comes.)"""
+        kept = tuple(p for p in self.validation if self.fits(p))
+        if not kept:
+            raise InputError(
+                f"all {len(self.validation)} held-out prompts have more than "
+                f"{self.recipe.sampling.max_prompt_tokens} tokens: raise sampling.max_prompt_tokens"
+            )
+        others = {}
+        for name, prompts in self.downstream.items():
+            others[name] = tuple(p for p in prompts if self.fits(p))
+            if not others[name]:
+                raise InputError(f"every prompt of downstream set {name!r} is empty or too long")
+        return replace(self, validation=kept, downstream=others)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether a prompt has tokens, and not too many."""
+        return 0 < len(self.tokens_of(prompt)) <= self.recipe.sampling.max_prompt_tokens
 
     def tokens_of(self, prompt: Prompt) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The prompt as the model reads it: by the chat template where the tokenizer has one."""
-        if prompt.is_chat or getattr(self.tokenizer, "chat_template", None):
+        template = getattr(self.tokenizer, "chat_template", None)
+        if prompt.is_chat and not template:
+            raise InputError(
+                f"prompt {prompt.id} is a chat, but the tokenizer of {self.recipe.model.path} has "
+                "no chat template: take a model that has one, or ask plain text "
+                "(task.options.chat = false)"
+            )
+        if template:
             messages = prompt.question
             if isinstance(messages, str):
                 messages = ({"role": "user", "content": messages},)
@@ -176,3 +222,34 @@ def _tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise InputError(f"tokenizer of {model}: {str(error).splitlines()[0]}") from None
+
+
+def _shape(model: str, dtype: str) -> Any:
+    """The model without its weights: names and shapes only."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model {model}: {str(error).splitlines()[0]}") from None
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    shape.tie_weights()
+    return shape
+
+
+def _parameters(shape: Any) -> int:
+    """Parameters in the matrix products of a token: an embedding that is only looked up has none,
+    and of a mixture's experts only those that are asked."""
+    config = shape.config
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    share = getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
+    embedding = shape.get_input_embeddings().weight
+    if embedding is shape.get_output_embeddings().weight:
+        embedding = None  # tied: used by the head
+    total = 0.0
+    for name, parameter in shape.named_parameters():
+        if parameter is not embedding:
+            total += parameter.numel() * (share if ".experts." in name else 1.0)
+    return round(total)

@@ -28,6 +28,7 @@ class Layout:
 
     @staticmethod
     def of(model: nn.Module) -> Layout:
+        """Of a model, which may be on the meta device."""
         named = dict(model.named_parameters())
         dtypes = {p.dtype for p in named.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -61,7 +62,8 @@ class SharedWeights:
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Trainer only."""
         target = 1 - int(self.header[_NEWEST])
-        self.header[_COUNTER + target] += 1
+        # Odd while writing, also when an earlier writer was killed in the middle.
+        self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
         for name, view in self.layout.views(self.buffers[target]):
             view.copy_(weights[name])
         self.header[_COUNTER + target] += 1

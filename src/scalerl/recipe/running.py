@@ -124,6 +124,19 @@ class Budget(Section):
     minutes: float | None = field(None, "time on the clock", "ours", unit="minutes", gt=0)
 
 
+class Checkpoint(Section):
+    """What a run that ends early goes on from."""
+
+    every: int = field(50, "optimiser steps between checkpoints", "not stated", unit="steps", gt=0)
+    keep: int = field(
+        2,
+        "checkpoints kept, beside the last healthy one",
+        "ours",
+        unit="checkpoints",
+        ge=1,
+    )
+
+
 class Placement(Section):
     """Where the parts run."""
 
@@ -135,4 +148,16 @@ class Placement(Section):
     )
     engine: Literal["local", "vllm"] = field(
         "vllm", "who writes the text: the engine that comes with scalerl, or vLLM", "not stated"
+    )
+    deterministic: bool = field(
+        False,
+        "keep both sides in step: one seed then gives the same run bit for bit; slower",
+        "ours",
+    )
+    patience: float = field(
+        600.0,
+        "a process that says nothing for so long is taken for dead",
+        "ours",
+        unit="seconds",
+        gt=0,
     )

@@ -23,6 +23,7 @@ from scalerl.recipe.learning import (
 )
 from scalerl.recipe.running import (
     Budget,
+    Checkpoint,
     Compute,
     Optimiser,
     Placement,
@@ -62,6 +63,7 @@ class Recipe(Section):
     validation: Validation = Validation()
     compute: Compute = Compute()
     budget: Budget = Budget()
+    checkpoint: Checkpoint = Checkpoint()
     placement: Placement = Placement()
 
     @property

@@ -16,6 +16,8 @@ Array = npt.NDArray[np.float64]
 
 #: Columns left of the picture for the scores.
 MARGIN = 7
+#: Points below this share of the next one's compute do not stretch the axis.
+VOID = 1 / 30
 #: Bit of each dot of a braille character, by row and column.
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _BRAILLE = 0x2800
@@ -38,18 +40,24 @@ _FINE = _Signs("●", "○", "░", "┊", "│", "└", "─", None)
 _PLAIN = _Signs("o", "x", ":", "|", "|", "+", "-", "=")
 
 
-def curve(fit: Fit, width: int = 72, height: int = 14, encoding: str | None = None) -> str:
+def curve(
+    fit: Fit,
+    width: int = 72,
+    height: int = 14,
+    encoding: str | None = None,
+    to: float | None = None,
+) -> str:
     """Points, median and band over log compute, in `width` columns and `height` rows.
 
     `encoding` is that of the terminal (by default that of stdout); one that lacks the characters
-    gets plain ASCII.
+    gets plain ASCII. The picture ends at the compute `to` (by default at twice the window's end).
 
     >>> from scalerl import fit, load_run
     >>> picture = curve(fit(load_run("example:paper-8b"), hi=50_000), width=60, encoding="ascii")
     >>> picture.isascii(), max(map(len, picture.splitlines())) <= 60
     (True, True)
     """
-    s = series(fit)
+    s = series(fit, to)
     columns, rows = max(width - MARGIN, 20), max(height, 5)
     coding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
     signs = _FINE if _can_print(coding) else _PLAIN
@@ -75,9 +83,8 @@ class _Grid:
     """Where a compute and a score fall on the canvas."""
 
     def __init__(self, s: Series, columns: int, rows: int) -> None:
-        positive = s.fit.run.compute[s.fit.run.compute > 0]
-        self.left, self.right = float(min(positive[0], s.x[0])), float(s.x[-1])
-        scores = np.concatenate([s.used[1], s.held[1], s.band.ravel()])
+        self.left, self.right = _first(s.fit.run.compute), float(s.x[-1])
+        scores = np.concatenate([s.used[1], s.held[1], s.band[s.x >= self.left].ravel()])
         pad = max(0.01, 0.03 * float(np.ptp(scores)))
         self.low = max(float(scores.min()) - pad, 0.0)
         self.high = min(float(scores.max()) + pad, 1.0)
@@ -96,6 +103,18 @@ class _Grid:
     def compute(self, fine: int = 1) -> Array:
         """Compute at the middle of every column."""
         return np.geomspace(self.left, self.right, self.columns * fine)
+
+
+def _first(compute: Array) -> float:
+    """Where the axis begins. A score from before training lies at next to no compute; on a log
+    axis it would leave the rest no room, so it is drawn at the edge instead.
+
+    >>> _first(np.array([0.0, 1e-9, 0.5, 1.0]))
+    0.5
+    """
+    positive = compute[compute > 0]
+    jumps = np.flatnonzero(positive[:-1] < VOID * positive[1:])
+    return float(positive[jumps[0] + 1 if len(jumps) and jumps[0] == 0 else 0])
 
 
 def _cells(share: Array, n: int) -> npt.NDArray[np.intp]:

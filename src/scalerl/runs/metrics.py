@@ -42,7 +42,7 @@ _RIGHT = (
 SCORES: tuple[ScoreName, ...] = (
     *_scores(
         "validation",
-        ("scalerl", r"pass_rate"),
+        ("scalerl", r"(?:eval/)?pass_rate"),
         ("prime-rl", r"eval/[^/]+/(?:effective/)?avg@\d+"),
         ("prime-rl", r"eval/[^/]+/all/avg@\d+"),
         ("verl", r"val-core/.+/mean@\d+"),

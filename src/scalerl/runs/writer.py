@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
 
@@ -28,15 +31,51 @@ class RunWriter:
 
     def write_recipe(self, toml: str) -> None:
         """The resolved recipe, enough to repeat the run."""
-        (self.path / "recipe.toml").write_text(toml, encoding="utf-8")
+        self._replace("recipe.toml", toml)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One line of `<name>.jsonl`."""
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
-        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+        with self._writing(), (self.path / f"{name}.jsonl").open("ab+") as file:
+            if file.tell() and not _ends_whole(file):
+                line = "\n" + line  # a kill or a full disk cut the line before short
+            file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+    def status(self, record: dict[str, Any]) -> None:
+        """`status.json`: what the run is doing just now, replaced each time."""
+        self._replace("status.json", json.dumps(_plain({"time": time.time(), **record})))
+
+    def _replace(self, name: str, text: str) -> None:
+        """A whole new file in the place of the old one."""
+        temporary = self.path / f"{name}.tmp"
+        with self._writing():
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path / name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the disk refuses is the user's to put right: one line, and nothing is lost."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"the record in {self.path} cannot be written: {error.strerror}; put that right, "
+                "then go on with --resume"
+            ) from None
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of `<name>.jsonl` so far."""
+        path = self.path / f"{name}.jsonl"
+        if not path.exists():
+            return []
+        found = [_parsed(line) for line in _lines(path)]
+        return [record for record in found if record is not None]
+
+    def last(self, name: str) -> dict[str, Any] | None:
+        """The last whole line, or None."""
+        return next(iter(self.read(name)[-1:]), None)
 
     def cut_after(self, name: str, step: int) -> None:
         """Drop lines beyond a step (and a half-written last one): what a resumed run will write
@@ -45,16 +84,30 @@ class RunWriter:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if record.get("step", 0) <= step:
+        for line in _lines(path):
+            record = _parsed(line)
+            if record is not None and record.get("step", 0) <= step:
                 kept.append(line)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        temporary.replace(path)
+        self._replace(path.name, "".join(f"{line}\n" for line in kept))
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a file that may hold anything: a crash can leave bytes that are no text."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A record, or None for a line that a kill cut short."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from scalerl.algorithm.logits import Precision, chunked_logprobs, final_hidden, 
 from scalerl.algorithm.objective import Options, Prepared, objective
 from scalerl.errors import InputError
 from scalerl.trainer.interface import NonFiniteGradient, StepReport, TokenIds
+from scalerl.trainer.llama import BUDGET, LONGEST, Layout, LlamaBody, groups_of
 from scalerl.trainer.micro import micro_batches, pad
 
 
@@ -39,7 +41,7 @@ class LocalTrainer:
     """A Trainer over a model in this process.
 
     temperature   of the sampler: log-probs are taken under the distribution it drew from
-    token_budget  tokens of a micro-batch, padding included
+    token_budget  tokens of a micro-batch, padding included, at most
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LocalTrainer:
         self.temperature = temperature
         self.token_budget = token_budget
         self.head = head_of(model, head_precision)
+        self.body = LlamaBody.of(model)
         self.device = next(model.parameters()).device
         self._version = 0
         self._names = [n for n, p in model.named_parameters() if p.requires_grad]
@@ -84,34 +87,50 @@ class LocalTrainer:
     ) -> tuple[Tensor, Tensor]:
         """(log-probs, entropies) of the completions' tokens under the present weights, padded to
         (rows, longest completion) with zeros."""
-        ids, mask, rows, columns = (t.to(self.device) for t in pad(prompts, completions))
-        width = max(len(c) for c in completions)
-        hidden = final_hidden(self.model, ids, attention_mask=mask)
-        found, entropy = chunked_logprobs(
-            hidden[rows, columns], self.head, ids[rows, columns + 1], self.temperature
-        )
-        starts = torch.tensor([len(p) - 1 for p in prompts], device=self.device)
-        place = (rows, columns - starts[rows])
-        shape = (len(prompts), width)
+        found, entropy, place, _ = self._score(prompts, completions)
+        shape = (len(prompts), max(len(c) for c in completions))
         return (
             torch.zeros(shape, dtype=found.dtype, device=self.device).index_put(place, found),
             torch.zeros(shape, dtype=entropy.dtype, device=self.device).index_put(place, entropy),
         )
+
+    def _score(
+        self, prompts: Sequence[TokenIds], completions: Sequence[TokenIds]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], int]:
+        """(log-probs, entropies, (rows, columns)) of every completion token, and the tokens that
+        went through the model for them."""
+        place: tuple[Tensor, Tensor]
+        if self.body is not None and _longest(prompts, completions) <= LONGEST:
+            layout = Layout.of(prompts, completions, self.body.shape)
+            hidden = self.body.hidden(layout).index_select(0, layout.source_M)
+            target, place, tokens = layout.target_M, layout.place_M, len(layout.ids_N)
+        else:
+            ids, mask, rows, columns = (t.to(self.device) for t in pad(prompts, completions))
+            hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
+            starts = torch.tensor([len(p) - 1 for p in prompts], device=self.device)
+            place, tokens = (rows, columns - starts[rows]), ids.numel()
+            target = ids[rows, columns + 1]
+        found, entropy = chunked_logprobs(hidden, self.head, target, self.temperature)
+        return found, entropy, place, tokens
 
     def step(self, prompts: Sequence[TokenIds], prepared: Prepared) -> StepReport:
         """One optimiser step. Raises NonFiniteGradient, with nothing changed, rather than learn
         from a gradient that is not finite."""
         start = time.perf_counter()
         completions = [r.token_ids for r in prepared.rollouts]
-        lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-        parts = micro_batches(lengths, self.token_budget)
+        parts = self._parts(prompts, completions)
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         shape = prepared.batch.mask_BT.shape
         scored_BT, entropy_BT = torch.zeros(shape), torch.zeros(shape)
-        total = 0.0
-        for rows in parts:
-            total += self._backward(rows, prompts, completions, prepared, scored_BT, entropy_BT)
+        total, tokens = 0.0, 0
+        with nullcontext() if self.body is None else self.body.accumulating():
+            for rows in parts:
+                loss, went = self._backward(
+                    rows, prompts, completions, prepared, scored_BT, entropy_BT
+                )
+                total += loss
+                tokens += went
         norm = self._clip(parts, prepared)
         for group in self.optimiser.param_groups:
             group["lr"] = self.lr
@@ -126,12 +145,21 @@ class LocalTrainer:
             loss=total,
             grad_norm=norm,
             lr=lr,
-            forward_tokens=sum(len(rows) * lengths[rows[0]] for rows in parts),
+            forward_tokens=tokens,
             loss_tokens=int(prepared.batch.mask_BT.sum()),
             micro_batches=len(parts),
             seconds=time.perf_counter() - start,
             diagnostics=report,
         )
+
+    def _parts(
+        self, prompts: Sequence[TokenIds], completions: Sequence[TokenIds]
+    ) -> list[list[int]]:
+        """The rows of each micro-batch."""
+        if self.body is not None and _longest(prompts, completions) <= LONGEST:
+            return groups_of(prompts, completions, min(self.token_budget, BUDGET))
+        lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+        return micro_batches(lengths, self.token_budget)
 
     def _backward(
         self,
@@ -141,19 +169,21 @@ class LocalTrainer:
         prepared: Prepared,
         scored_BT: Tensor,
         entropy_BT: Tensor,
-    ) -> float:
-        """Add the gradient of some rows; note their log-probs and entropies for the diagnostics."""
-        logprobs, entropy = self.logprobs(
-            [prompts[i] for i in rows], [completions[i] for i in rows]
-        )
-        width = logprobs.shape[1]
+    ) -> tuple[float, int]:
+        """Add the gradient of some rows; note their log-probs and entropies for the diagnostics.
+        Gives their loss, and the tokens that went through the model."""
+        written = [completions[i] for i in rows]
+        found, entropy, place, tokens = self._score([prompts[i] for i in rows], written)
+        width = max(len(c) for c in written)
+        logprobs = torch.zeros(len(rows), width, dtype=found.dtype, device=self.device)
+        logprobs = logprobs.index_put(place, found)
         index = torch.tensor(rows)
         part = prepared.batch.rows(index).columns(width).to(self.device)
         loss = objective(logprobs, part, self.options).loss
         loss.backward()  # type: ignore[no-untyped-call]
         scored_BT[index, :width] = logprobs.detach().float().cpu()
-        entropy_BT[index, :width] = entropy.float().cpu()
-        return loss.item()
+        entropy_BT[index[place[0].cpu()], place[1].cpu()] = entropy.float().cpu()
+        return loss.item(), tokens
 
     def _clip(self, parts: list[list[int]], prepared: Prepared) -> float:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
@@ -211,3 +241,7 @@ class LocalTrainer:
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         self._version = version
+
+
+def _longest(prompts: Sequence[TokenIds], completions: Sequence[TokenIds]) -> int:
+    return max((len(p) + len(c) for p, c in zip(prompts, completions, strict=True)), default=0)

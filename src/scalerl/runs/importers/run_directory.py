@@ -10,12 +10,21 @@ from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
 
 FILE = "evals.jsonl"
+#: What a recipe calls its compute axis, and the column that holds it.
+AXES = {
+    "gpu_hours": "compute/device_hours",
+    "flops": "compute/flops",
+    "tokens": "compute/generated_tokens",
+    "samples": "compute/samples",
+    "steps": "compute/steps",
+}
 
 
 def read_run_directory(directory: Path) -> Table:
     """The validations of a run, also while it is going on.
 
-    Compute is device-hours unless another of its kinds is asked for by name; the evaluation size
+    Compute is what the recipe's `compute.axis` says (device-hours where there is none), unless
+    another of its kinds is asked for by name; the evaluation size
     is prompts times generations; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, directory.resolve().name)
@@ -34,4 +43,7 @@ def read_run_directory(directory: Path) -> Table:
         else:
             table.facts = {k: str(v) for k, v in facts.items() if isinstance(v, str | int | float)}
             table.group = table.facts.get("name")
+            axis = facts.get("compute")
+            if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
+                table.x = AXES[str(axis["axis"])]
     return table

@@ -1,0 +1,75 @@
+"""Which models are Llama-shaped, so that generator and trainer may compute them their own, faster
+way: Llama, Qwen2, Qwen3, Mistral, SmolLM, and nothing that differs from them in any respect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Kind of model: the class it must be of, so that a subclass with other ideas is refused.
+KINDS = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+#: Rotary embeddings whose angles depend on the position alone, not on the length of the sequence.
+ROTARY = {"default", "linear", "llama3", "yarn"}
+
+#: exp of it is 0, and it stays finite when added to a score.
+MASKED = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the arithmetic needs to know of a model."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    eps: float
+
+    @staticmethod
+    def of(model: nn.Module) -> Shape | None:
+        """None for any model that is not Llama-shaped in every respect."""
+        config: Any = getattr(model, "config", None)
+        kind = getattr(config, "model_type", None)
+        if kind not in KINDS or type(model).__name__ != KINDS[kind] or not _plain(model, config):
+            return None
+        heads = int(config.num_attention_heads)
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return Shape(heads, int(config.num_key_value_heads), int(size), float(config.rms_norm_eps))
+
+
+def _plain(model: nn.Module, config: Any) -> bool:
+    """No window, no unknown rotary embedding or activation, no adapters, hooks or quantisation."""
+    rotary: Any = getattr(config, "rope_parameters", None) or {}
+    windowed = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
+    )
+    layers: Any = getattr(config, "layer_types", None) or ()
+    return (
+        config.hidden_act == "silu"
+        and not windowed
+        and all(kind == "full_attention" for kind in layers)
+        and rotary.get("rope_type", "default") in ROTARY
+        and not getattr(config, "mlp_bias", False)
+        and all(p.dtype == torch.float32 for p in model.parameters())
+        and all(_known(module) for module in model.modules())
+    )
+
+
+def _known(module: nn.Module) -> bool:
+    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+    linear = type(module).__name__ in ("Linear", "HeadLinear") or not isinstance(module, nn.Linear)
+    return linear and not hooked
+
+
+def interleaved(weight: Tensor, size: int) -> Tensor:
+    """Channels (0, s/2), (1, s/2 + 1) ... of each head side by side: these pairs turn together."""
+    heads = weight.reshape(-1, 2, size // 2, *weight.shape[1:])
+    return heads.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,320 @@
+"""The live panel of `scalerl train`. The only module that imports rich."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from scalerl.cli import view as words
+from scalerl.cli.pace import Pace, Side, face, number, who_waits
+from scalerl.report.terminal_curve import curve
+
+if TYPE_CHECKING:
+    from scalerl.curves.live import Look
+    from scalerl.recipe.schema import Recipe
+
+WIDTH = 80
+#: Rows of the curve itself; a low terminal gets fewer, and none below MIN_ROWS.
+ROWS, MIN_ROWS = 5, 5
+#: Lines that the curve has beside its rows, and lines of the panel without the curve.
+FRAME, REST = 3, 14
+#: Said lines that stay in the panel; older ones go up into the terminal's history.
+SAID = 3
+BAR = 10
+#: Drawings a second.
+REFRESH = 2
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class LiveView:
+    """A panel that is redrawn in place, twice a second, until the run ends."""
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console or Console()
+        self._clock = clock
+        self._live: Live | None = None
+        self._pace: Pace | None = None
+        self._out: Path | None = None
+        self._title = ""
+        self._step: Mapping[str, Any] = {}
+        self._at = 0
+        self._evals: list[Mapping[str, Any]] = []
+        self._look: Look | None = None
+        self._curve: list[Text] = []
+        self._said: deque[str] = deque()
+        # The thread that redraws takes rich's lock, then this one: never print while holding it.
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> LiveView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
+        self._pace = Pace(recipe, self._clock)
+        self._out = out
+        self._at = resumed_at or 0
+        self._title = f"{recipe.name} · {recipe.schedule.name}-{recipe.schedule.k} · {out}"
+        if resumed_at is not None:
+            self._title += f" · resumed at {resumed_at}"
+        self._live = Live(
+            console=self.console, get_renderable=self.panel, refresh_per_second=REFRESH
+        )
+        self._live.start()
+
+    def say(self, line: str) -> None:
+        past = line.splitlines() or [""]
+        if self._live is not None:
+            with self._lock:
+                self._said.extend(past)
+                past = [self._said.popleft() for _ in range(len(self._said) - SAID)]
+        for each in past:
+            self._print(each)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._step, self._at = record, int(record["step"])
+            if self._pace is not None:
+                self._pace.add(record)
+
+    def evaluated(self, record: Mapping[str, Any], look: Look | None) -> None:
+        drawn = self._draw(look)
+        with self._lock:
+            self._evals.append(record)
+            if look is not None:
+                self._look, self._curve = look, drawn
+            self._at = max(self._at, int(record["step"]))
+        self.say(words.validation_line(record))
+
+    def end(self, reason: str) -> None:
+        self._close()
+        for line in words.closing(self._at, reason, self._out):
+            self._print(line)
+
+    def _close(self) -> None:
+        """Leave the last panel standing, give the terminal back, and repeat the lines that the
+        panel had cut."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        live.stop()
+        room = min(WIDTH, self.console.width) - 4
+        for line in self._said:
+            if Text(line).cell_len > room:
+                self._print(line)
+        self._said.clear()
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text(line, style=_style(line)), soft_wrap=True)
+
+    # -- the panel --------------------------------------------------------------------------------
+
+    def panel(self) -> RenderableType:
+        """What is shown now, for a terminal as wide and high as this one."""
+        with self._lock:
+            width = min(WIDTH, self.console.width)
+            parts: list[RenderableType] = [self._progress(), *self._compute(width - 4)]
+            parts += self._pass_rate()
+            if self.console.height >= REST + FRAME + MIN_ROWS:
+                parts += self._curve
+            parts += self._forecast(width - 4)
+            parts += self._health(width - 4)
+            parts += self._sides()
+            parts += [_said(line) for line in self._said]
+            title = Text(self._title, style="bold")
+            title.truncate(width - 8, overflow="ellipsis")
+            return Panel(
+                Group(*parts), title=title, title_align="left", width=width, border_style="dim"
+            )
+
+    def _progress(self) -> RenderableType:
+        pace = self._pace
+        if pace is None:
+            return Text("")
+        if pace.progress is None:
+            text = f"step {self._at}" if self._step else "starting"
+            return Text(f"{text}   {face(pace.elapsed)} so far")
+        share = min(pace.progress.share, 1.0)
+        left = "" if pace.left is None else f" · {face(pace.left)} left"
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=1.0, completed=share, complete_style="cyan")
+        row.add_row(
+            Text(pace.progress.text, style="bold"),
+            bar,
+            f"{_share(share)}  {face(pace.elapsed)}{left}",
+        )
+        return row
+
+    def _compute(self, width: int) -> list[Text]:
+        compute = self._step.get("compute") or (self._evals[-1]["compute"] if self._evals else {})
+        fields = [
+            _field(words.amount(float(compute[name])), unit, after=True)
+            for name, unit in (
+                ("device_hours", "device-hours"),
+                ("generated_tokens", "tokens written"),
+                ("trained_tokens", "trained"),
+                ("samples", "rollouts"),
+            )
+            if name in compute
+        ]
+        return _flow(fields, width)
+
+    def _pass_rate(self) -> list[Text]:
+        if not self._evals:
+            return [Text("no validation yet", style="dim")]
+        last = self._evals[-1]
+        line = _field("pass rate", words.score(last))
+        line.append(f" at step {last['step']}", style="dim")
+        for name, found in (last.get("downstream") or {}).items():
+            line.append("   ").append_text(_field(name, words.score(found)))
+        if self._look is None:
+            line.append(f"   {_spark(e['pass_rate'] for e in self._evals)}", style="cyan")
+        return [_one_line(line)]
+
+    def _draw(self, look: Look | None) -> list[Text]:
+        """The curve, drawn once per validation: the panel itself is redrawn far more often."""
+        if look is None:
+            return []
+        rows = min(ROWS, self.console.height - REST - FRAME)
+        end = look.end if look.end is not None and look.end > look.fit.end else None
+        width = min(WIDTH, self.console.width) - 4
+        picture = curve(look.fit, width, max(rows, MIN_ROWS), encoding="utf-8", to=end)
+        lines = []
+        for row in picture.splitlines():
+            line = Text(row, style="dim", no_wrap=True)
+            line.highlight_regex(r"[⠀-⣿]", "not dim green")
+            line.highlight_regex(r"[●○]", "not dim bold cyan")
+            lines.append(line)
+        return lines
+
+    def _forecast(self, width: int) -> list[Text]:
+        if self._look is None:
+            return [Text("no forecast yet: it needs a few validations", style="dim")]
+        first, *rest = words.forecast_parts(self._look)
+        style = "bold" if self._look.numbers["forecast/identified"] else "yellow"
+        lines = _flow([Text(first, style=style), *map(Text, rest)], width)
+        if self._look.fit.alarm is not None:
+            lines.append(_one_line(Text(f"ALARM {self._look.fit.alarm}", style="bold red")))
+        return lines
+
+    def _health(self, width: int) -> list[Text]:
+        if not self._step:
+            return []
+
+        def get(*path: str) -> float | None:
+            return number(self._step, *path)
+
+        return _flow(
+            [
+                _field("reward", words.shown(get("reward"), "+.3f")),
+                _field("train pass", words.shown(get("pass_rate"), ".3f")),
+                self._truncated(get("truncated")),
+                _field("length", words.shown(get("length", "mean"), ".0f")),
+                _field("grad", words.shown(get("grad_norm"), ".2f")),
+                self._stale(get("staleness", "max"), get("staleness", "mean")),
+                _field("mixed", _share(get("mixed_versions"))),
+                _field("zero variance", _share(get("zero_variance"))),
+                _field("ratio", words.shown(get("ratio", "max"), ".2f")),
+            ],
+            width,
+        )
+
+    def _truncated(self, share: float | None) -> Text:
+        style = ""
+        if self._pace is not None and share is not None:
+            length = self._pace.recipe.length
+            if share >= length.truncation_critical:
+                style = "bold red"
+            elif share >= length.truncation_warn:
+                style = "yellow"
+        return _field("truncated", _share(share, 1), style=style)
+
+    def _stale(self, most: float | None, mean: float | None) -> Text:
+        assert self._pace is not None
+        k = self._pace.recipe.schedule.k
+        value = f"max {words.shown(most, '.0f')} of {k}, mean {words.shown(mean, '.1f')}"
+        return _field("stale", value)
+
+    def _sides(self) -> list[Text]:
+        if self._pace is None or not self._step:
+            return []
+        generators, trainer = self._pace.generators, self._pace.trainer
+        several = self._pace.recipe.placement.generators > 1
+        name = "generators" if several else "generator"
+        waits = who_waits(generators, trainer)
+        return [
+            _side(name, generators, "waits for the trainer" if waits[0] else ""),
+            _side("trainer", trainer, f"waits for the {name}" if waits[1] else ""),
+        ]
+
+
+# -- pieces ---------------------------------------------------------------------------------------
+
+
+def _side(name: str, side: Side, note: str) -> Text:
+    line = Text(f"{name:<11}", style="dim")
+    if side.busy is None or side.tokens is None:
+        return _one_line(line.append("…"))
+    full = round(side.busy * BAR)
+    line.append("█" * full, style="not dim cyan").append("░" * (BAR - full))
+    line.append(f" {_share(side.busy):>5} busy", style="not dim")
+    line.append(f"  {words.amount(side.tokens):>6} tok/s", style="not dim")
+    if note:
+        line.append(f"  {note}", style="not dim yellow")
+    return _one_line(line)
+
+
+def _field(label: str, value: str, *, style: str = "", after: bool = False) -> Text:
+    """A label and its number; or, with `after`, a number and its unit."""
+    if after:
+        return Text(label).append(f" {value}", style="dim")
+    return Text.assemble((f"{label} ", "dim"), (value, style))
+
+
+def _flow(fields: Iterable[Text], width: int) -> list[Text]:
+    """Fields one after another, as many in a line as fit."""
+    lines: list[Text] = []
+    for field in fields:
+        if lines and lines[-1].cell_len + 3 + field.cell_len <= width:
+            lines[-1].append("   ").append_text(field)
+        else:
+            lines.append(Text().append_text(field))
+    return [_one_line(line) for line in lines]
+
+
+def _one_line(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _said(line: str) -> Text:
+    return _one_line(Text(line, style=_style(line)))
+
+
+def _style(line: str) -> str:
+    return "yellow" if line.lower().startswith("warning") else ""
+
+
+def _share(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def _spark(rates: Iterable[float]) -> str:
+    return "".join(SPARKS[min(int(r * len(SPARKS)), len(SPARKS) - 1)] for r in rates)

@@ -1,0 +1,221 @@
+"""The requests that are being written, one row each, as arrays: a token costs no Python of its own.
+
+Only a row whose room is used up, or that drew one of its stop tokens, is looked at by itself: its
+length control is asked what to do next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.length import Continue, Finish, Force, Progress
+from scalerl.engine.decoder import Moves
+from scalerl.engine.interface import Request, Written
+from scalerl.engine.sampling import How
+
+#: No token has this id.
+NONE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request with a row."""
+
+    request: Request
+    progress: Progress
+    #: Tokens that may be drawn before the length control must be asked again.
+    room: int = 0
+    #: Forced tokens that are still to be fed to the model.
+    forcing: deque[int] = field(default_factory=deque)
+    #: How many of its tokens the length control has seen.
+    told: int = 0
+
+    def tell(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
+        """The length control learns of new tokens."""
+        self.progress = self.progress.after(self.request.control, token_ids, forced=forced)
+        self.told += len(token_ids)
+
+    def ask(self) -> Finish | None:
+        """Do what the length control says."""
+        decision = self.request.control.decide(self.progress)
+        if isinstance(decision, Finish):
+            return decision
+        if isinstance(decision, Force):
+            self.forcing.extend(decision.token_ids)
+            return None
+        assert isinstance(decision, Continue)
+        self.room = decision.room
+        return None
+
+
+def unwritten(running: Running, finish: Finish) -> Written:
+    """Of a request that may not write a single token."""
+    none: list[int] = []
+    return Written(
+        running.request.id,
+        np.asarray(none, dtype=np.int64),
+        np.asarray(none, dtype=np.float32),
+        np.asarray(none, dtype=np.int64),
+        np.asarray(none, dtype=bool),
+        finish.reason,
+    )
+
+
+class Rows:
+    """Row i of every array belongs to running[i]."""
+
+    def __init__(self, rows_max: int, columns: int, device: torch.device) -> None:
+        self.running: list[Running] = []
+        self.device = device
+        self.columns = columns
+        width = min(columns, 64)
+        self.tokens = np.zeros((rows_max, width), dtype=np.int64)
+        self.logprobs = np.zeros((rows_max, width), dtype=np.float32)
+        self.versions = np.zeros((rows_max, width), dtype=np.int64)
+        self.forced = np.zeros((rows_max, width), dtype=bool)
+        self.count = np.zeros(rows_max, dtype=np.int64)
+        self.room = np.zeros(rows_max, dtype=np.int64)
+        self.forcing = np.zeros(rows_max, dtype=bool)
+        self.stops = np.full((rows_max, 1), NONE, dtype=np.int64)
+        self.seeds = np.zeros(rows_max, dtype=np.int64)
+        self.temperature = np.ones(rows_max, dtype=np.float32)
+        self.top_p = np.ones(rows_max, dtype=np.float32)
+        self.top_k = np.zeros(rows_max, dtype=np.int64)
+        self._how: How | None = None
+        self._seeds: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def join(self, new: Sequence[Running]) -> None:
+        """New rows at the end."""
+        first = len(self.running)
+        self.running += new
+        self._widen_stops(max(len(r.request.control.stop_ids) for r in new))
+        for i, r in enumerate(new, first):
+            how = r.request.sampling
+            self.count[i], self.room[i], self.forcing[i] = 0, r.room, bool(r.forcing)
+            self.seeds[i] = _signed(r.request.seed)
+            self.temperature[i], self.top_p[i], self.top_k[i] = (
+                how.temperature, how.top_p, how.top_k
+            )  # fmt: skip
+            self.stops[i] = NONE
+            self.stops[i, : len(r.request.control.stop_ids)] = r.request.control.stop_ids
+        self._how = self._seeds = None
+
+    def leave(self, moves: Moves) -> None:
+        """Rows close up."""
+        for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
+                      self.forcing, self.stops, self.seeds, self.temperature, self.top_p,
+                      self.top_k):  # fmt: skip
+            moves.apply(array)
+        for into, out_of in zip(moves.into.tolist(), moves.out_of.tolist(), strict=True):
+            self.running[into] = self.running[out_of]
+        del self.running[moves.rows :]
+        self._how = self._seeds = None
+
+    def last_tokens(self) -> Tensor:
+        """The newest token of every row: what the model reads next."""
+        n = len(self.running)
+        newest = self.tokens[np.arange(n), self.count[:n] - 1]
+        return torch.from_numpy(newest).to(self.device)
+
+    def chance(self, first: int) -> tuple[How, Tensor, Tensor]:
+        """(how, seeds, positions) of the rows from `first` on, for their next draw."""
+        n = len(self.running)
+        if first == 0 and self._how is not None and self._seeds is not None:
+            how, seeds = self._how, self._seeds
+        else:
+            values = (self.temperature, self.top_p, self.top_k)
+            how = How.of(*(self._tensor(v[first:n]) for v in values))
+            seeds = self._tensor(self.seeds[first:n])
+            if first == 0:
+                self._how, self._seeds = how, seeds
+        return how, seeds, self._tensor(self.count[first:n])
+
+    def write(
+        self,
+        first: int,
+        token_B: npt.NDArray[np.int64],
+        logprob_B: npt.NDArray[np.float32],
+        version: int,
+    ) -> list[tuple[int, Finish]]:
+        """One token for each row from `first` on: the one drawn, or the next forced one. Returns
+        the rows that are finished by it."""
+        rows = np.arange(first, len(self.running))
+        part = slice(first, len(self.running))
+        at = self.count[part]
+        self._widen(int(at.max()) + 1)
+        forcing = self.forcing[part].copy()
+        if forcing.any():
+            token_B, logprob_B = token_B.copy(), np.where(forcing, np.float32(0), logprob_B)
+            for i in np.flatnonzero(forcing).tolist():
+                token_B[i] = self.running[first + i].forcing.popleft()
+        self.tokens[rows, at] = token_B
+        self.logprobs[rows, at] = logprob_B
+        self.versions[rows, at] = version
+        self.forced[rows, at] = forcing
+        self.count[part] += 1
+        self.room[part] -= 1
+        asks = (self.room[part] <= 0) | (self.stops[part] == token_B[:, None]).any(axis=1)
+        finished = []
+        for i in (first + np.flatnonzero(asks | forcing)).tolist():
+            done = self._look_at(i)
+            if done is not None:
+                finished.append((i, done))
+        return finished
+
+    def written(self, row: int, finish: Finish | None) -> Written:
+        """What a row holds."""
+        n = int(self.count[row])
+        return Written(
+            id=self.running[row].request.id,
+            token_ids=self.tokens[row, :n].copy(),
+            logprobs=self.logprobs[row, :n].copy(),
+            versions=self.versions[row, :n].copy(),
+            forced=self.forced[row, :n].copy(),
+            finish=None if finish is None else finish.reason,
+        )
+
+    def _look_at(self, row: int) -> Finish | None:
+        """Tell a row's length control what is new, and ask it. A forced phrase is told whole."""
+        running = self.running[row]
+        forced = bool(self.forcing[row])
+        if forced and running.forcing:
+            return None
+        running.tell(self.tokens[row, running.told : self.count[row]].tolist(), forced=forced)
+        done = running.ask()
+        self.room[row] = running.room
+        self.forcing[row] = bool(running.forcing)
+        return done
+
+    def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """A copy: the array goes on changing."""
+        return torch.from_numpy(values.copy()).to(self.device)
+
+    def _widen(self, columns: int) -> None:
+        """Answers are mostly far shorter than allowed: room for them is doubled as needed."""
+        width = self.tokens.shape[1]
+        if columns > width:
+            more = ((0, 0), (0, min(max(columns, 2 * width), self.columns) - width))
+            self.tokens = np.pad(self.tokens, more)
+            self.logprobs = np.pad(self.logprobs, more)
+            self.versions = np.pad(self.versions, more)
+            self.forced = np.pad(self.forced, more)
+
+    def _widen_stops(self, count: int) -> None:
+        if count > self.stops.shape[1]:
+            more = ((0, 0), (0, count - self.stops.shape[1]))
+            self.stops = np.pad(self.stops, more, constant_values=NONE)
+
+
+def _signed(seed: int) -> int:
+    """Any integer as a signed 64-bit one."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

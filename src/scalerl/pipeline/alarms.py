@@ -1,0 +1,135 @@
+"""Early signs of a run going wrong, in plain words, each with the knob to turn.
+
+Pure: records in, lines out. An alarm speaks when it comes on, and again only after it has been off
+for some steps.
+`healthy` is False while a grave one is on: checkpoints of that time do not push out the last good
+one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Steps over which noisy shares are averaged.
+WINDOW = 5
+#: Steps after which the start of the run is known.
+START = 10
+#: Largest ratio, and smallest effective sample size, of a batch that is still nearly on-policy.
+MAX_RATIO = 50.0
+MIN_ESS = 0.5
+#: Entropy as a share of what it was at the start, and the training pass rate from which a policy
+#: may well be sure of itself.
+MIN_ENTROPY = 0.05
+SURE = 0.5
+MAX_GRADIENT = 50.0
+MAX_ZERO_VARIANCE = 0.95
+MAX_UNSCORED = 0.1
+#: Fall of the validation pass rate below its best, in points and in standard errors.
+FALL, FALL_ERRORS = 0.1, 4.0
+
+
+@dataclass
+class Watch:
+    """Looks at every step and every validation."""
+
+    truncation_warn: float = 0.05
+    truncation_critical: float = 0.10
+    #: Alarms that are on, and for how many calm steps they will stay so.
+    on: dict[str, int] = field(default_factory=dict)
+    grave: set[str] = field(default_factory=set)
+    best: tuple[float, float] | None = None
+    _recent: dict[str, deque[float]] = field(default_factory=dict)
+    _start: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        return not self.grave
+
+    def step(self, record: dict[str, Any]) -> list[str]:
+        """Lines about what has just come on."""
+        return [line for line in self._step(record) if line]
+
+    def _step(self, r: dict[str, Any]) -> Iterator[str | None]:
+        cut = self._mean("truncated", r["truncated"])
+        critical = cut > self.truncation_critical
+        yield self._alarm(
+            "truncation-critical", critical,
+            f"{cut:.0%} of rollouts are cut off before their end; runs destabilise from 10 %: "
+            "raise length.max_tokens or length.answer_tokens", grave=True)  # fmt: skip
+        yield self._alarm(
+            "truncation", cut > self.truncation_warn and not critical,
+            f"{cut:.0%} of rollouts are cut off before their end: "
+            "raise length.max_tokens or length.answer_tokens")  # fmt: skip
+        ratio, ess = r["ratio"]["max"], r["ess"]
+        yield self._alarm(
+            "ratio", ratio > MAX_RATIO or ess < MIN_ESS,
+            f"generator and trainer drift apart (largest ratio {ratio:.3g}, effective sample size "
+            f"{ess:.0%}): lower schedule.k or optimiser.lr")  # fmt: skip
+        yield self._alarm(
+            "non-finite", bool(r["non_finite"]),
+            f"{r['non_finite']} tokens have a log-prob that is not finite and are left out: "
+            "check precision and temperature", grave=True)  # fmt: skip
+        yield from self._against_start(r)
+        flat = self._mean("zero_variance", r["zero_variance"])
+        yield self._alarm(
+            "zero-variance", flat > MAX_ZERO_VARIANCE,
+            f"{flat:.0%} of prompts are all right or all wrong: little is left to learn here; "
+            "harder (or easier) prompts would help")  # fmt: skip
+        missing = self._mean("unscored", r["filtered"]["unscored"] / r["filtered"]["rollouts"])
+        yield self._alarm(
+            "unscored", missing > MAX_UNSCORED,
+            f"{missing:.0%} of rollouts could not be scored: see the task's verifier")  # fmt: skip
+
+    def _against_start(self, r: dict[str, Any]) -> Iterator[str | None]:
+        """Entropy and gradient against what they were in the first steps."""
+        entropy, first = r.get("entropy"), self._at_start("entropy", r.get("entropy"))
+        if entropy is not None and first:
+            yield self._alarm(
+                "entropy", entropy < MIN_ENTROPY * first and r["pass_rate"] < SURE,
+                f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
+                "lower optimiser.lr, or stop here", grave=True)  # fmt: skip
+        norm, first = r["grad_norm"], self._at_start("grad_norm", r["grad_norm"])
+        if first:
+            yield self._alarm(
+                "gradient", norm > MAX_GRADIENT * first,
+                f"the gradient's norm is {norm:.3g}, {norm / first:.0f} times that of the first "
+                "steps: lower optimiser.lr", grave=True)  # fmt: skip
+
+    def evaluated(self, record: dict[str, Any]) -> list[str]:
+        """Lines about what has just come on."""
+        rate, error = record["pass_rate"], record["stderr"] or 0.0
+        if self.best is None or rate > self.best[0]:
+            self.best = (rate, error)
+        best, its_error = self.best
+        fall = best - rate
+        line = self._alarm(
+            "collapse", fall > max(FALL, FALL_ERRORS * math.hypot(error, its_error)),
+            f"the pass rate has fallen to {rate:.3f} from {best:.3f}: stop, and go on from the "
+            "last healthy checkpoint with a lower optimiser.lr or k", grave=True)  # fmt: skip
+        return [line] if line else []
+
+    def _alarm(self, name: str, wrong: bool, line: str, grave: bool = False) -> str | None:
+        new = wrong and name not in self.on
+        self.on[name] = WINDOW if wrong else self.on.get(name, 0) - 1
+        if self.on[name] <= 0:
+            del self.on[name]
+        (self.grave.add if grave and name in self.on else self.grave.discard)(name)
+        return line if new else None
+
+    def _mean(self, name: str, value: float) -> float:
+        recent = self._recent.setdefault(name, deque(maxlen=WINDOW))
+        recent.append(value)
+        return statistics.fmean(recent) if len(recent) == WINDOW else 0.0
+
+    def _at_start(self, name: str, value: float | None) -> float | None:
+        """The median of the first steps; None until they are known."""
+        known = self._start.setdefault(name, [])
+        if value is not None and len(known) < START:
+            known.append(value)
+            return None
+        return statistics.median(known) if known else None

@@ -1,0 +1,135 @@
+"""Checkpoints of a run: written under a temporary name, sealed by a list of hashes, renamed.
+
+A directory called step_N is whole or damaged, never half written: its manifest is its last file,
+and the rename comes after everything is on the disk. A damaged one (a file cut short, flipped
+bytes) is passed over for the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from scalerl.errors import InputError
+
+MANIFEST = "manifest.json"
+#: Without it there is nothing to go on from.
+STATE = "run.json"
+
+
+def folder_of(out: Path) -> Path:
+    return out / "checkpoints"
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.name.removeprefix("step_"))
+
+
+def found(out: Path) -> list[Path]:
+    """All checkpoints of a run, oldest first, good or not."""
+    names = [p for p in folder_of(out).glob("step_*") if p.name[5:].isdigit()]
+    return sorted(names, key=step_of)
+
+
+def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool = True) -> Path:
+    """Let `fill` write into a temporary directory, seal it, and give it its name."""
+    folder = folder_of(out)
+    target = folder / f"step_{step}"
+    temporary = folder / f"step_{step}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        files = {}
+        for path in sorted(p for p in temporary.rglob("*") if p.is_file()):
+            files[str(path.relative_to(temporary))] = {"size": path.stat().st_size, **_hash(path)}
+        manifest = temporary / MANIFEST
+        manifest.write_text(json.dumps({"step": step, "healthy": healthy, "files": files}))
+        for path in [*temporary.rglob("*"), temporary]:
+            _flush(path)
+        old = folder / f"step_{step}.old.tmp"
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        _flush(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise InputError(
+            f"no checkpoint of step {step} could be written to {folder}: "
+            f"{error.strerror or error}; make room or repair it, then --resume"
+        ) from None
+    finally:  # a full disk needs the room
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        known = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is missing or unreadable"
+    for name in {STATE, *known}:
+        file = path / name
+        size, sha256 = known.get(name, (-1, ""))
+        if not file.is_file() or size < 0:
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if _hash(file)["sha256"] != sha256:
+            return f"the content of {name} has changed"
+    return None
+
+
+def latest(out: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint; damaged ones are named and passed over."""
+    for path in reversed(found(out)):
+        wrong = damage(path)
+        if wrong is None:
+            return path
+        say(f"warning: checkpoint {path.name} is damaged ({wrong}): going back to the one before")
+    return None
+
+
+def is_healthy(path: Path) -> bool:
+    """Whether no alarm was on when it was written."""
+    try:
+        return bool(json.loads((path / MANIFEST).read_text()).get("healthy", True))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def prune(out: Path, keep: int) -> None:
+    """Remove all but the newest few, the newest healthy one, and leftovers of a kill."""
+    for leftover in folder_of(out).glob("step_*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    paths = found(out)
+    healthy = [p for p in paths if is_healthy(p)][-1:]
+    for path in paths[:-keep]:
+        if path not in healthy:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def last_healthy(out: Path) -> Path | None:
+    """The newest checkpoint without an alarm."""
+    return next((p for p in reversed(found(out)) if is_healthy(p)), None)
+
+
+def _hash(path: Path) -> dict[str, str]:
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk: file contents before the rename that makes them count."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,63 @@
+"""One run, one writer: a lock on the run directory that ends with its process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scalerl.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs on one directory are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunLock:
+    """Held while a run is written. The system gives it up when the process ends, even by a kill."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "lock"
+        try:
+            self._file = self.path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: choose another directory") from None
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise InputError(
+                f"{path} is being written by {owner}: wait for it, or choose another directory"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is writing this run just now."""
+    if fcntl is None or not (path / "lock").exists():
+        return False
+    with (path / "lock").open("r", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

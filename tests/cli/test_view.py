@@ -1,0 +1,332 @@
+"""The views, fed with the record of a real run (tests/fixtures/live-run, 40 steps of `tiny`)."""
+
+import dataclasses
+import fcntl
+import io
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+from replay import Clock, events, replay
+from rich.console import Console
+
+from scalerl.cli import live_view
+from scalerl.cli import view as views
+from scalerl.cli.live_view import LiveView
+from scalerl.cli.pace import Pace, who_waits
+from scalerl.cli.view import PlainView, make_view
+from scalerl.curves.live import Look, forecast_numbers
+from scalerl.recipe import Recipe
+
+RUN = Path(__file__).parent.parent / "fixtures" / "live-run"
+STEPS = [record for is_eval, record in events(RUN) if not is_eval]
+
+
+def recipe(*changes):
+    return Recipe.load(str(RUN / "recipe.toml"), overrides=list(changes))
+
+
+def plain(**options):
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock)
+    replay(view, RUN, clock=clock, **options)
+    view.end("budget of 40 steps")
+    return stream.getvalue().splitlines()
+
+
+def live(width=80, height=40, clock=None):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+    return LiveView(console, clock or Clock())
+
+
+def text_of(view):
+    console = Console(file=io.StringIO(), width=view.console.width, color_system=None)
+    console.print(view.panel())
+    return console.file.getvalue()
+
+
+def replayed(width=80, height=40, **options):
+    clock = Clock()
+    with live(width, height, clock) as view:
+        replay(view, RUN, clock=clock, **options)
+        return text_of(view)
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """An identified fit, and one that is not."""
+    from scalerl import fit, load_run
+
+    run = load_run("example:paper-8b")
+    return fit(run), fit(run, hi=12_000)
+
+
+def look_at(found, end):
+    return Look(found, end, forecast_numbers(found, end), None)
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+def test_a_log_has_one_line_per_event():
+    lines = plain()
+    assert sum(line.startswith("step ") for line in lines) == 40
+    assert sum(line.startswith("validation at step ") for line in lines) == 9
+    assert sum(line.startswith("  forecast: ceiling ") for line in lines) == 4
+    assert lines[-2] == "ended at step 40: budget of 40 steps"
+    assert "scalerl report" in lines[-1]
+
+
+def test_a_step_line_tells_health_speed_and_time_left():
+    line = next(line for line in plain() if line.startswith("step    20"))
+    for word in ("reward ", "pass ", "truncated ", "stale 2", "ratio ", "grad ", "gen ", "train "):
+        assert word in line
+    assert line.count("tok/s") == 2 and line.endswith(" left")
+
+
+def test_a_validation_line_names_downstream_sets():
+    record = {"step": 5, "pass_rate": 0.5, "stderr": 0.02,
+              "downstream": {"aime": {"pass_rate": 0.1, "stderr": None}}}  # fmt: skip
+    expected = "validation at step 5: pass rate 0.500 ± 0.020; downstream aime 0.100"
+    assert views.validation_line(record) == expected
+
+
+def test_a_ceiling_is_printed_only_where_the_points_identify_it(paper):
+    identified, early = paper
+    assert identified.identified and not early.identified
+    known = ", ".join(views.forecast_parts(look_at(identified, 2 * identified.end)))
+    assert known.startswith(f"ceiling {identified.params['A']:.3f} [")
+    assert "B " in known and "C_mid " in known and "at the end 0." in known
+    unknown = ", ".join(views.forecast_parts(look_at(early, None)))
+    low, high = early.interval("A")
+    assert unknown.startswith(f"ceiling not identified yet [{low:.2f}, {high:.2f}], next doubling ")
+    assert f"{early.params['A']:.3f}" not in unknown
+
+
+def test_an_alarm_is_said_with_the_forecast(paper):
+    falling = dataclasses.replace(paper[0], alarm="declining: worse than before")
+    stream = io.StringIO()
+    PlainView(stream).evaluated({"step": 1, "pass_rate": 0.5, "stderr": 0.1},
+                                look_at(falling, None))  # fmt: skip
+    assert stream.getvalue().rstrip().endswith("; ALARM declining: worse than before")
+
+
+def test_a_record_with_holes_is_shown_all_the_same():
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.begin(recipe(), Path("out"), 7)
+    view.step({"step": 8, "reward": None, "grad_norm": None})
+    view.step({"step": 9})
+    assert "reward -" in stream.getvalue() and "resumed at step 7" in stream.getvalue()
+    with live() as panel:
+        panel.begin(recipe(), Path("out"), 7)
+        panel.step({"step": 8, "reward": None})
+        panel.step({"step": 9})
+        panel.evaluated({"step": 9, "pass_rate": 0.1, "stderr": None, "compute": {}}, None)
+        assert "resumed at 7" in text_of(panel)
+
+
+def test_a_log_in_ascii_loses_signs_and_nothing_else():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    PlainView(stream).say("0.5 ± 0.1")
+    assert raw.getvalue() == b"0.5 ? 0.1\n"
+
+
+# -- the panel ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 50), (60, 40), (40, 40), (80, 12)])
+def test_the_panel_fits_the_terminal(width, height):
+    lines = replayed(width, height, at=0.9).splitlines()
+    assert max(map(len, lines)) == min(width, 80)
+    if width >= 80 and height >= 24:
+        assert len(lines) <= 22
+    assert ("● fitted" in "\n".join(lines)) == (height >= 22)
+
+
+def test_the_panel_shows_where_the_run_is_and_goes():
+    text = replayed(at=0.9)
+    for part in (
+        "step 36 of 40", "90 %", " left", "device-hours", "pass rate 0.475 ± 0.025 at step 35",
+        "● fitted", "ceiling not identified yet [", "at the end 0.", "next doubling +",
+        "truncated 0.0 %", "stale max 2 of 3, mean", "mixed ", "zero variance",
+        "% busy", "tok/s", "waits for the generator", "validation at step 35",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_before_the_first_fit_the_panel_says_so():
+    text = replayed(at=0.2)
+    assert "no forecast yet" in text and "▁" in text
+
+
+@pytest.mark.parametrize(("share", "style"), [(0.01, ""), (0.06, "yellow"), (0.2, "bold red")])
+def test_truncation_turns_yellow_and_red_where_the_recipe_says(share, style):
+    with live() as view:
+        view.begin(recipe(), Path("out"), None)
+        styles = {str(span.style) for span in view._truncated(share).spans}
+    assert styles == {"dim", style} - {""}
+
+
+def test_no_said_line_is_lost_or_cut():
+    view = live()
+    long = "warning: " + "x" * 150
+    with view:
+        view.say("before")
+        view.begin(recipe(), Path("out"), None)
+        for i in range(10):
+            view.say(f"line {i}")
+        view.say(long)
+        view.say("last [bold] line")
+        view.end("enough")
+    view.say("after")
+    text = view.console.file.getvalue()
+    for line in ("before", *(f"line {i}" for i in range(10)), "last [bold] line", "after"):
+        assert line in text
+    assert "x" * 150 in text
+    assert "ended at step 0: enough" in text
+
+
+def test_a_long_line_is_whole_once_it_has_left_the_panel():
+    view = live()
+    with view:
+        view.begin(recipe(), Path("out"), None)
+        for line in ("warning: " + "x" * 150, "a", "b", "c"):
+            view.say(line)
+        assert "x" * 150 in view.console.file.getvalue()
+
+
+def test_talking_while_the_panel_is_redrawn_does_not_lock_up(monkeypatch):
+    monkeypatch.setattr(live_view, "REFRESH", 500)
+    view = live()
+
+    def talk():
+        with view:
+            view.begin(recipe(), Path("out"), None)
+            for i in range(500):
+                view.say(f"line {i}")
+
+    talker = threading.Thread(target=talk, daemon=True)
+    talker.start()
+    talker.join(timeout=60)
+    assert not talker.is_alive()
+
+
+# -- pace -----------------------------------------------------------------------------------------
+
+
+def pace_of(records, *changes):
+    clock = Clock()
+    pace = Pace(recipe(*changes), clock)
+    for record in records:
+        clock.follow(record, 2)
+        pace.add(record)
+    return pace
+
+
+def test_time_left_follows_the_budget_that_ends_the_run_first():
+    half = STEPS[:20]
+    assert pace_of(half).progress.text == "step 20 of 40"
+    minutes = half[-1]["ledger"]["device_seconds"] / 2 / 60
+    tight = pace_of(half, f"budget.minutes={minutes / 0.8}")
+    assert tight.progress.text.endswith("minutes") and round(tight.progress.share, 3) == 0.8
+    hours = half[-1]["compute"]["device_hours"] / 0.9
+    tighter = pace_of(half, f"budget.gpu_hours={hours}")
+    assert tighter.progress.text.endswith("device-hours")
+    assert 0 < tighter.left < pace_of(half).left
+
+
+def test_waiting_is_what_the_ledger_says_or_what_was_not_work():
+    guessed = pace_of(STEPS[:20])
+    assert 0 < guessed.trainer.busy < guessed.generators.busy <= 1
+    assert who_waits(guessed.generators, guessed.trainer) == (False, True)
+    booked = [
+        {**r, "ledger": {**r["ledger"], "spent": {
+            "train": 1.0 * r["step"], "train_wait": 3.0 * r["step"],
+            "generate": 9.0 * r["step"], "generate_wait": 1.0 * r["step"]}}}
+        for r in STEPS[:20]
+    ]  # fmt: skip
+    known = pace_of(booked)
+    assert (known.trainer.busy, known.generators.busy) == (0.25, 0.9)
+
+
+# -- the terminal ---------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_lines(capsys):
+    assert isinstance(make_view(), PlainView)
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+def put_terminal(monkeypatch):
+    stream = Terminal(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    return stream
+
+
+def test_a_terminal_gets_the_live_view_unless_told_otherwise(monkeypatch):
+    put_terminal(monkeypatch)
+    assert isinstance(make_view(), LiveView)
+    assert isinstance(make_view(plain=True), PlainView)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_view(), PlainView)
+
+
+def test_without_rich_a_terminal_gets_lines_and_a_hint(monkeypatch):
+    terminal = put_terminal(monkeypatch)
+    monkeypatch.setitem(sys.modules, "scalerl.cli.live_view", None)
+    assert isinstance(make_view(), PlainView)
+    assert b"pip install 'scalerl[train]'" in terminal.buffer.getvalue()
+
+
+def watch(process, terminal):
+    """All that a process writes to its terminal."""
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:  # Linux says so when the last process has left the terminal
+            chunk = b""
+        if not chunk:
+            process.wait(timeout=60)
+            return seen
+        seen += chunk
+
+
+@pytest.mark.parametrize(("extra", "code"), [([], 0), (["--raise"], -signal.SIGINT)])
+def test_the_terminal_is_given_back_however_the_run_ends(extra, code):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    command = [sys.executable, str(Path(__file__).parent / "replay.py"), str(RUN), *extra]
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = watch(process, ours)
+    os.close(ours)
+    assert process.returncode == code
+    hidden, shown = seen.rfind(b"\x1b[?25l"), seen.rfind(b"\x1b[?25h")
+    assert 0 <= hidden < shown  # the cursor
+    assert b"step 40 of 40" in seen
+
+
+def test_the_command_line_does_not_import_rich():
+    code = (
+        "import sys, scalerl.cli, scalerl.cli.view\n"
+        "scalerl.cli.parser()\n"
+        "print([m for m in ('rich', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,168 @@
+"""The fast decoder of Llama-shaped models: the model's own numbers, live weights, and refusal of
+everything it does not know."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from scalerl.algorithm.length import Limit
+from scalerl.algorithm.logits import use_head_precision
+from scalerl.engine.decoder import ModelDecoder, Moves
+from scalerl.engine.interface import Request, Sampling
+from scalerl.engine.llama import LlamaDecoder
+from scalerl.engine.local import LocalEngine
+
+VOCABULARY = 40
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3,
+         "intermediate_size": 64, "num_key_value_heads": 2,
+         "pad_token_id": None, "eos_token_id": None, "bos_token_id": None}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+KNOWN = {
+    "llama": LlamaConfig(**SMALL),
+    "llama, one head per query": LlamaConfig(**SMALL | {"num_key_value_heads": 4}),
+    "llama, biases": LlamaConfig(**SMALL, attention_bias=True),
+    "llama, tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "llama, wide heads": LlamaConfig(**SMALL, head_dim=12),
+    "llama 3": LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "mistral": MistralConfig(**SMALL, sliding_window=None),
+}
+UNKNOWN = {
+    "a window": MistralConfig(**SMALL, sliding_window=8),
+    "another activation": LlamaConfig(**SMALL, hidden_act="gelu"),
+    "angles that depend on the length": LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "biases in the MLP": LlamaConfig(**SMALL, mlp_bias=True),
+    "experts": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256),
+}
+PROMPTS = [(1, 2, 3), (4,), (1, 2, 3), (5, 6, 7, 8, 9, 10, 11), (12, 13)]
+
+
+def model_of(config, seed=0):
+    """With norms and biases that are not the ones and zeros they are initialised to."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return model
+
+
+def last_logits(model, sequences):
+    with torch.no_grad():
+        return torch.stack([model(torch.tensor([s])).logits[0, -1] for s in sequences])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_logits_are_the_models_own_while_rows_join_and_leave(name):
+    model = model_of(KNOWN[name])
+    decoder = LlamaDecoder.of(model, rows_max=6, columns=32)
+    assert decoder is not None
+    rng = np.random.default_rng(0)
+    sequences = list(PROMPTS)
+    close = {"atol": 2e-5, "rtol": 1e-5}
+    torch.testing.assert_close(decoder.join(PROMPTS), last_logits(model, sequences), **close)
+    for step in range(12):
+        tokens = rng.integers(0, VOCABULARY, len(sequences))
+        sequences = [(*s, int(t)) for s, t in zip(sequences, tokens, strict=True)]
+        logits = decoder.decode(torch.from_numpy(tokens))
+        torch.testing.assert_close(logits, last_logits(model, sequences), **close)
+        if step in (3, 7):
+            gone = np.array([i in (0, 3) for i in range(len(sequences))])
+            moves = Moves.of(gone)
+            decoder.leave(moves)
+            for into, out_of in zip(moves.into, moves.out_of, strict=True):
+                sequences[into] = sequences[out_of]
+            sequences = sequences[: moves.rows]
+            sequences += [(3, 1, 4, 1), (3, 1, 4, 1)]
+            found = decoder.join(sequences[-2:])
+            torch.testing.assert_close(found, last_logits(model, sequences[-2:]), **close)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_goes_through_the_models_own_forward_pass(name):
+    assert isinstance(LocalEngine(model_of(UNKNOWN[name])).decoder, ModelDecoder)
+
+
+def test_hooks_and_other_dtypes_are_left_to_the_model():
+    hooked = model_of(KNOWN["llama"])
+    hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    assert LlamaDecoder.of(hooked, 2, 8) is None
+    assert LlamaDecoder.of(model_of(KNOWN["llama"]).bfloat16(), 2, 8) is None
+
+
+def test_a_model_that_only_looks_like_a_llama_is_found_out():
+    """By comparing numbers: the embedding is changed where no attribute shows it."""
+    model = model_of(KNOWN["llama"])
+    model.model.embed_tokens.forward = lambda ids: 2 * model.model.embed_tokens.weight[ids]
+    assert LlamaDecoder.of(model, 2, 8) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, tied", "llama, biases", "qwen2", "qwen3"])
+def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
+    """Every tensor differs between the two models."""
+    model, new = model_of(KNOWN[name], 0), model_of(KNOWN[name], 1)
+    first, second = (LocalEngine(model, slots=2, columns=32) for _ in range(2))
+    for engine in (first, second):
+        engine.submit([Request("old", (1, 2, 3), Limit(3), Sampling(temperature=0.0))])
+        while engine.running or engine.waiting:
+            engine.step()
+    first.load_weights(dict(new.named_parameters()), version=1)
+    for engine in (first, second):
+        found = engine.decoder.join(PROMPTS[:2])
+        torch.testing.assert_close(found, last_logits(new, PROMPTS[:2]), atol=2e-5, rtol=1e-5)
+
+
+def test_a_changed_parameter_alone_is_noticed():
+    """Whichever it is, and however it was changed."""
+    model = model_of(KNOWN["qwen3"])
+    decoder = LlamaDecoder.of(model, rows_max=4, columns=32)
+    for p in model.parameters():
+        with torch.no_grad():
+            p.mul_(1.1)
+        torch.testing.assert_close(
+            decoder.join(PROMPTS[:1]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
+        )
+        decoder.leave(Moves.of(np.array([True])))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-emulated"])
+def test_the_heads_precision_is_the_models(precision):
+    model = model_of(KNOWN["llama"])
+    use_head_precision(model, precision)
+    decoder = LlamaDecoder.of(model, rows_max=4, columns=32)
+    found = decoder.join(PROMPTS[:2])
+    torch.testing.assert_close(found, last_logits(model, PROMPTS[:2]), atol=0.02, rtol=1e-2)
+    assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
+
+
+def test_the_same_requests_give_the_same_bits():
+    def write():
+        engine = LocalEngine(copy.deepcopy(model), slots=3, columns=32)
+        engine.submit(Request(f"{i}", p, Limit(5 + i), seed=i) for i, p in enumerate(PROMPTS))
+        done = {}
+        while engine.running or engine.waiting:
+            done |= {w.id: w for w in engine.step()}
+        return done
+
+    model = model_of(KNOWN["llama"])
+    first, second = write(), write()
+    for key, written in first.items():
+        assert written.token_ids.tolist() == second[key].token_ids.tolist()
+        assert written.logprobs.tobytes() == second[key].logprobs.tobytes()
