@@ -173,6 +173,117 @@ def _stops(found: dict[str, Any]) -> str:
     return text if found["typical"] is None else f"{text}, at evaluation {found['typical']:g}"
 
 
+def learning() -> str:
+    found = result("learning")
+    rows = []
+    for name, runs in found["runs"].items():
+        for seed, r in enumerate(runs):
+            rows.append(
+                [
+                    f"{name}, seed {seed}",
+                    f"{r['start']:.3f} → {r['final']:.3f}",
+                    _with_interval(r["forecast"], r["forecast_90"], r["covered"]),
+                    _with_interval(r["ceiling"], r["ceiling_90"], r["ceiling_covered"]),
+                    f"{r['truth']:.3f}",
+                ]
+            )
+    head = ["run", "pass rate", "end, forecast at half", "fitted ceiling", "constructed ceiling"]
+    return markdown(head, rows)
+
+
+def _with_interval(value: float, interval: list[float], holds: bool) -> str:
+    text = f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return text if holds else f"{text} (missed)"
+
+
+def learning_summary() -> str:
+    found = result("learning")["summary"]
+    of = found["seeds"]
+    rows = [
+        ["gain of at least 0.5", f"{found['gain_at_least_half']} of {of}"],
+        ["forecast at half holds the end (90 %)", f"{found['end_covered']} of {of}"],
+        ["fitted ceiling within 0.03 of the truth", f"{found['ceiling_near']} of {of}"],
+        ["its 90 % interval holds the truth", f"{found['ceiling_covered']} of {of}"],
+    ]
+    return markdown(["default run, ten seeds", ""], rows)
+
+
+def profile() -> str:
+    found = result("profile_step")
+    rows = []
+    for side in ("engine", "trainer"):
+        before, after = found["before"][side], found["after"][side]
+        for part in dict.fromkeys([*before["ms"], *after["ms"]]):
+            rows.append(
+                [
+                    side,
+                    part,
+                    *(_ms(found[when][side]["ms"].get(part)) for when in ("before", "after")),
+                ]
+            )
+        total = [f"**{1e3 * x['seconds']['best']:.0f}**" for x in (before, after)]
+        rows.append([side, "**all**", *total])
+    return markdown(["side", "part", "before, ms", "after, ms"], rows)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def asynchrony() -> str:
+    found = result("asynchrony")
+    rows = [
+        [
+            name,
+            f"{r['seconds']:.0f}",
+            f"{r['speed_up']:.2f} ×",
+            f"{r['ideal_seconds']:.0f}",
+            f"{r['generate_wait'] / r['seconds']:.0%}",
+            f"{r['train_wait'] / r['seconds']:.0%}",
+            f"{r['staleness_mean']:.1f} / {r['staleness_max']:.0f}",
+            "never" if r["seconds_to_target"] is None else f"{r['seconds_to_target']:.0f}",
+        ]
+        for name, r in found["median"].items()
+    ]
+    head = ["schedule", f"s for {found['steps']} steps", "speed-up", "ideal, s", "generator waits",
+            "trainer waits", "staleness, mean / max", f"s to {found['target']}"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def growth() -> str:
+    rows = [
+        [
+            r["axis"],
+            str(r["value"]),
+            f"{r['seconds']:.2f}",
+            f"{r['tokens'] / r['seconds'] / 1e3:.1f}k",
+            f"{sum(r['memory_mb'].values()):.0f}",
+        ]
+        for r in result("growth")["growth"]
+    ]
+    return markdown(["varied", "to", "s a step", "generated tok/s", "memory, MB"], rows)
+
+
+def growth_long() -> str:
+    found = result("growth")
+    long = found["long"]
+    drift = ", ".join(f"{name} {mb:+.1f}" for name, mb in long["drift_mb"].items())
+    rows = [
+        [f"{long['steps']:,} steps, early and late",
+         f"{long['early_ms']:.1f} and {long['late_ms']:.1f} ms a step"],
+        ["memory, from a tenth of the run to its end", f"MB: {drift}"],
+    ]  # fmt: skip
+    for r in found["simulated"]:
+        rows.append(
+            [
+                f"book-keeping at {r['steps']:,} steps, simulated",
+                f"record {r['record']:.2f}, curriculum {r['curriculum']:.2f} ms a step; "
+                f"forecast {r['forecast']:.0f} ms a validation",
+            ]
+        )
+    return markdown(["what", "measured"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
     for f in (
@@ -188,6 +299,12 @@ TABLES: dict[str, Callable[[], str]] = {
         speed,
         speed_growth,
         stop_rules,
+        learning,
+        learning_summary,
+        profile,
+        asynchrony,
+        growth,
+        growth_long,
     )
 }
 

@@ -232,14 +232,27 @@ class _Run:
     def _evaluated(self, record: dict[str, Any]) -> str | None:
         """Fit the run's own curve; the rule may end the run."""
         self._add(record)
-        budget = self.recipe.budget
-        end = None if budget.steps is None else self.curve.end(budget.steps)
-        if self.axis == "device_hours" and budget.gpu_hours is not None:
-            end = budget.gpu_hours if end is None else min(end, budget.gpu_hours)
-        look = self.curve.look(end, self.rule)
+        look = self.curve.look(self._end(record["compute"]), self.rule)
         self.trackers.evaluated(record, None if look is None else look.numbers)
         self.view.evaluated(record, look)
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
+
+    def _end(self, compute: dict[str, float]) -> float | None:
+        """Compute at which the budget will be used up, if each unit of it goes on buying what it
+        bought so far."""
+        budget, where = self.recipe.budget, self.recipe.placement
+        minutes = compute["device_hours"] * 60.0 / (where.generators + 1)
+        used = [
+            spent / limit
+            for spent, limit in (
+                (compute["steps"], budget.steps),
+                (compute["device_hours"], budget.gpu_hours),
+                (minutes, budget.minutes),
+            )
+            if limit is not None
+        ]
+        share = max(used, default=0.0)
+        return compute[self.axis] / min(share, 1.0) if share > 0 else None
 
     def _add(self, record: dict[str, Any]) -> None:
         self.curve.add(record["step"], record["compute"][self.axis], record["pass_rate"])

@@ -22,7 +22,7 @@ START = 10
 #: Largest ratio, and smallest effective sample size, of a batch that is still nearly on-policy.
 MAX_RATIO = 50.0
 MIN_ESS = 0.5
-#: Entropy as a share of what it was at the start, and the training pass rate from which a policy
+#: Entropy as a share of what it was at the start, and the validation pass rate from which a policy
 #: may well be sure of itself.
 MIN_ENTROPY = 0.05
 SURE = 0.5
@@ -43,6 +43,7 @@ class Watch:
     on: dict[str, int] = field(default_factory=dict)
     grave: set[str] = field(default_factory=set)
     best: tuple[float, float] | None = None
+    latest: float = 0.0
     _recent: dict[str, deque[float]] = field(default_factory=dict)
     _start: dict[str, list[float]] = field(default_factory=dict)
 
@@ -90,7 +91,7 @@ class Watch:
         entropy, first = r.get("entropy"), self._at_start("entropy", r.get("entropy"))
         if entropy is not None and first:
             yield self._alarm(
-                "entropy", entropy < MIN_ENTROPY * first and r["pass_rate"] < SURE,
+                "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE,
                 f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
                 "lower optimiser.lr, or stop here", grave=True)  # fmt: skip
         norm, first = r["grad_norm"], self._at_start("grad_norm", r["grad_norm"])
@@ -103,6 +104,7 @@ class Watch:
     def evaluated(self, record: dict[str, Any]) -> list[str]:
         """Lines about what has just come on."""
         rate, error = record["pass_rate"], record["stderr"] or 0.0
+        self.latest = rate
         if self.best is None or rate > self.best[0]:
             self.best = (rate, error)
         best, its_error = self.best

@@ -560,6 +560,7 @@ class Loop:
                     ready = worker.receive()
                 except Lost as lost:
                     self._revive(lost)
+                    waiting.add(worker.name)
                     continue
                 waiting.discard(worker.name)
                 if worker is trainer:

@@ -58,7 +58,7 @@ class Task(Section):
     think_close: str = field(
         "</think>", "what closes the thought; only text after it is checked", "paper", min_length=1
     )
-    options: dict[str, Option | dict[str, Option]] = field(
+    options: dict[str, Option | dict[str, Option | dict[str, Option]]] = field(
         {},
         "passed to the task as they are; a table named after a task goes to that task only",
         "ours",
