@@ -1,4 +1,4 @@
-"""Every recipe of the paper, and every choice a recipe can make, in real runs of `scalerl train`."""
+"""Every recipe of the paper, and every choice of a recipe, in real runs of `scalerl train`."""
 
 import json
 import math
