@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from scalerl.algorithm.filters import informative
 from scalerl.algorithm.rollout import Group, Rollout
@@ -18,6 +19,7 @@ from scalerl.pipeline.groups import UnderWay
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.placement import PipelineError
 from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.weights import Layout, SharedWeights
 from scalerl.recipe import Recipe
 from scalerl.runs.lock import RunLock, is_locked
 from scalerl.tasks.task import make_prompt
@@ -253,3 +255,31 @@ def test_one_directory_has_one_writer(tmp_path):
         with pytest.raises(InputError, match="is being written by process"):
             RunLock(tmp_path)
     assert not is_locked(tmp_path)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_was_overtaken_knows_it_and_versions_go_with_their_weights():
+    shared = SharedWeights(Layout(("w",), ((3,),), torch.float32))
+    assert shared.version == -1
+    for version in range(5):
+        ticket = shared.ticket()
+        shared.publish({"w": torch.full((3,), float(version))}, version)
+        weights, found = shared.read()
+        assert found == version == shared.version and weights["w"].tolist() == [version] * 3
+        assert shared.intact(shared.ticket())
+        if version:  # the buffer read before is written again by the publication after the next
+            assert shared.intact(ticket)
+            shared.publish({"w": torch.full((3,), float(version))}, version)
+            assert not shared.intact(ticket)
+
+
+def test_a_writer_killed_in_the_middle_is_noticed_and_made_good():
+    shared = SharedWeights(Layout(("w",), ((3,),), torch.float32))
+    shared.publish({"w": torch.zeros(3)}, 0)
+    with pytest.raises(KeyError):  # dies between two tensors
+        shared.publish({}, 1)
+    assert shared.version == 0 and shared.intact(shared.ticket())
+    shared.publish({"w": torch.ones(3)}, 1)
+    assert shared.version == 1 and shared.intact(shared.ticket())

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-#: Positions in the header: version and number of the newest buffer, then a counter per buffer.
-_VERSION, _NEWEST, _COUNTER = 0, 1, 2
+#: Positions in the header: number of the newest buffer, then a counter and a version per buffer. A
+#: version is part of what the counter guards: new weights never go by an old number.
+_NEWEST, _COUNTER, _VERSION = 0, 1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,12 @@ class SharedWeights:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.buffers = [_shared(torch.zeros(layout.size, dtype=layout.dtype)) for _ in "ab"]
-        self.header = _shared(torch.tensor([-1, 0, 0, 0]))
+        self.header = _shared(torch.tensor([0, 0, 0, -1, -1]))
 
     @property
     def version(self) -> int:
         """Version of the newest weights; -1 before any."""
-        return int(self.header[_VERSION])
+        return int(self.header[_VERSION + int(self.header[_NEWEST])])
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Trainer only."""
@@ -66,14 +67,14 @@ class SharedWeights:
         self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
         for name, view in self.layout.views(self.buffers[target]):
             view.copy_(weights[name])
+        self.header[_VERSION + target] = version
         self.header[_COUNTER + target] += 1
         self.header[_NEWEST] = target
-        self.header[_VERSION] = version
 
     def read(self) -> tuple[dict[str, Tensor], int]:
         """The newest weights as views, and their version; call `intact` after copying them."""
         source = int(self.header[_NEWEST])
-        version = int(self.header[_VERSION])
+        version = int(self.header[_VERSION + source])
         return dict(self.layout.views(self.buffers[source])), version
 
     def ticket(self) -> tuple[int, int]:
