@@ -5,12 +5,15 @@ python benchmarks/against_trl.py [--rounds 3]
 Two sizes of work, a Qwen2 of 4 layers x 128 for both, CISPO, fp32 head, temperature 1:
 
 fixed   16 prompts x 8 rollouts of exactly 32 tokens
-ragged  32 prompts x 16 rollouts of up to 96 tokens, ended by a stop token of 1 in ~40
+ragged  32 prompts x 16 rollouts of up to 96 tokens; the stop token is 1 word of 128 and ends about
+        half of them before that
 
-TRL runs with one and with two threads; ours in one process with one thread: rollouts are written,
-scored and learnt in turn, nothing overlaps. Steps of both follow each other in processes of their
-own; the first of each is left out. `limit`: the step's FLOP (benchmarks/workload.py) at the speed
-of a square product on one core. `cpu` is CPU time, which a busy machine disturbs less.
+TRL runs with one and with two threads. Ours runs in one process with one thread (rollouts are
+written, scored and learnt in turn, nothing overlaps), and as `scalerl train` does it, pipeline-3
+with a generator and a trainer of one thread each. Steps of all follow each other in processes of
+their own; the first of each is left out. `limit`: the step's FLOP (benchmarks/workload.py) at the
+speed of a square product on one core. `cpu` is CPU time, which a busy machine disturbs less; of
+`scalerl train` only the time itself is known.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +43,7 @@ PROMPT = 9
 
 
 def model_of(ragged: bool) -> Any:
-    """Random weights. For ragged lengths the stop token gets a bias that makes it 1 in ~40."""
+    """Random weights: all words, the stop token among them, are about equally likely."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -49,13 +53,7 @@ def model_of(ragged: bool) -> Any:
         tie_word_embeddings=False, bos_token_id=2, eos_token_id=STOP if ragged else None,
         pad_token_id=0,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    if ragged:
-        with torch.no_grad():  # a head that hardly looks: all words alike, the stop token likelier
-            model.lm_head.weight *= 0.1
-            model.lm_head.weight[STOP] = model.lm_head.weight[STOP + 1 :].mean(0)
-            model.lm_head.weight[STOP] += 1.2 * torch.sign(model.lm_head.weight[STOP]) / 128
-    return model
+    return Qwen2ForCausalLM(config)
 
 
 def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
@@ -89,22 +87,63 @@ def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
     return out
 
 
-def theirs(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
-    from datasets import Dataset
+def tokenizer_of(ragged: bool) -> Any:
+    """One token a character."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
-
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<eos>", "<bos>", "<unk>"]
     names += [chr(i) for i in range(32, 32 + WORDS - len(names))]
     inner = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
-        unk_token="<unk>", padding_side="left",
+    ends = {"eos_token": "<eos>"} if ragged else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", unk_token="<unk>",
+        padding_side="left", **ends,
     )  # fmt: skip
+
+
+def chance(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """A reward that needs no thought."""
+    return [float(torch.randn(())) for _ in completions]
+
+
+def pipeline(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
+    """The same work by `scalerl train`; CPU time is not known apart."""
+    folder = Path(tempfile.mkdtemp())
+    model_of(case["ragged"]).save_pretrained(folder / "model")
+    tokenizer_of(case["ragged"]).save_pretrained(folder / "model")
+    rows = (json.dumps({"prompt": f"count:{i:03d}"[:PROMPT], "answer": ""}) for i in range(1000))
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    changes = {
+        "model.path": folder / "model", "task.name": "function:against_trl:chance",
+        "task.dataset": folder / "rows.jsonl", "length.control": "none",
+        "length.max_tokens": case["completion"], "batch.prompts": case["prompts"],
+        "batch.generations": case["generations"], "sampling.max_prompt_tokens": PROMPT,
+        "validation.prompts": 2, "validation.k": 1, "validation.every": 1000,
+        "filter.truncated": "keep", "curriculum.name": "uniform", "optimiser.lr": 1e-3,
+    }  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny",
+         *(f"{k}={v}" for k, v in changes.items()), "--steps", str(steps + 3),
+         "--out", str(folder / "run"), "--json"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    lines = [json.loads(x) for x in (folder / "run" / "steps.jsonl").read_text().splitlines()]
+    clock = [x["ledger"]["device_seconds"] / 2 for x in lines[2:]]  # the pipe is full by then
+    written = [x["length"]["mean"] * case["prompts"] * case["generations"] for x in lines[3:]]
+    return [(b - a, b - a, n) for a, b, n in zip(clock, clock[1:], written, strict=False)]
+
+
+def theirs(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = tokenizer_of(ragged=True)
     data = Dataset.from_list([{"prompt": f"count: {i % 90 + 10}"} for i in range(2048)])
     tokens: list[float] = []
 
@@ -174,7 +213,7 @@ def summary(steps: list[list[float]]) -> dict[str, float]:
 def compare(name: str, rounds: int, steps: int) -> dict[str, Any]:
     case = CASES[name]
     sides = {"TRL, 1 thread": ("theirs", 1), "TRL, 2 threads": ("theirs", 2),
-             "scalerl, 1 thread": ("ours", 1)}  # fmt: skip
+             "scalerl, 1 thread": ("ours", 1), "scalerl train": ("pipeline", 1)}  # fmt: skip
     found: dict[str, list[list[float]]] = {side: [] for side in sides}
     peaks = [w.sgemm()]
     for _ in range(rounds):
@@ -204,8 +243,8 @@ def main() -> None:
     if arguments.child:
         who, case, threads, steps = arguments.child
         torch.set_num_threads(int(threads))
-        side = ours if who == "ours" else theirs
-        print(json.dumps(side(CASES[case], int(steps))))
+        sides = {"ours": ours, "theirs": theirs, "pipeline": pipeline}
+        print(json.dumps(sides[who](CASES[case], int(steps))))
         return
     torch.set_num_threads(1)
     save("against_trl", {c: compare(c, arguments.rounds, arguments.steps) for c in arguments.cases})

@@ -272,6 +272,24 @@ def trl() -> str:
     return markdown(head, rows)
 
 
+def time_to_pass_rate() -> str:
+    found = result("time_to_pass_rate")
+    sides = found["sides"]
+    mine = sides["scalerl train"]["seconds"]
+    rows = [
+        [
+            side,
+            f"{r['seconds']:.0f}" + ("" if r.get("reached", True) else " (not reached)"),
+            str(r["steps"]),
+            f"{r['seconds'] / r['steps']:.2f}",
+            f"{r['seconds'] / mine:.1f} ×",
+        ]
+        for side, r in sides.items()
+    ]
+    head = ["", f"s to a pass rate of {found['target']}", "steps", "s a step", "as long as ours"]
+    return markdown(head, rows)
+
+
 def limits() -> str:
     found = result("limits")
     rows = [
@@ -382,6 +400,7 @@ TABLES: dict[str, Callable[[], str]] = {
         learning_summary,
         profile,
         trl,
+        time_to_pass_rate,
         limits,
         smollm2,
         asynchrony,

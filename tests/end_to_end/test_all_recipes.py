@@ -1,17 +1,16 @@
-"""Every recipe of the paper, and every choice a recipe can make, in real runs: `scalerl train` as a
-function of this process, its workers as processes of their own."""
+"""Every recipe of the paper, and every choice of a recipe, in real runs of `scalerl train`."""
 
 import json
 import math
-import multiprocessing
+import os
+import subprocess
+import sys
 import typing
 
 import pytest
-import torch.multiprocessing
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.losses import LOSSES
-from scalerl.cli import main
 from scalerl.recipe import Recipe
 
 SMALL = ("batch.prompts=4", "batch.generations=4", "validation.prompts=8", "validation.k=1",
@@ -58,40 +57,44 @@ def recipe_of(name):
     return Recipe.load("scalerl", "tiny", overrides=COVER[name])
 
 
+#: Runs one command line after the other. Workers are forked from what has been imported already:
+#: importing it anew would take most of the time.
+SERVER = """
+import contextlib, io, json, multiprocessing, sys
+import torch.multiprocessing
+import scalerl.engine.local, scalerl.trainer.local, transformers.models.llama.modeling_llama
+from scalerl.cli import main
+
+torch.multiprocessing.get_context = lambda kind=None: multiprocessing.get_context("fork")
+for line in sys.stdin:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(json.loads(line))
+    print(json.dumps([code, said.getvalue()]), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """A run's steps. Its workers are forked from a server that has imported what they need:
-    importing it anew would take most of the time."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(
-        [
-            "scalerl.trainer.local",
-            "scalerl.engine.local",
-            "transformers.models.llama.modeling_llama",
-        ]
-    )
+    """Runs `scalerl train` and gives back its steps."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
 
     def run(name, preset, *arguments, steps):
         out = tmp_path_factory.mktemp(name) / "run"
-        line = [
-            "train",
-            preset,
-            "tiny",
-            *SMALL,
-            *arguments,
-            "--steps",
-            str(steps),
-            "--minutes",
-            "3",
-        ]
-        assert main([*line, "--out", str(out)]) == 0
+        line = ["train", preset, "tiny", *SMALL, *arguments, "--out", str(out)]
+        # A run that stands still ends by its minutes, short of its steps.
+        budget = ["--steps", str(steps), "--minutes", "3"]
+        print(json.dumps(line + budget), file=server.stdin, flush=True)
+        code, said = json.loads(server.stdout.readline())
+        assert code == 0, said
         found = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
         assert [s["step"] for s in found] == list(range(1, steps + 1))
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.multiprocessing, "get_context", lambda kind=None: server)
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with server:
         yield run
 
 

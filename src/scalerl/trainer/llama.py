@@ -1,5 +1,5 @@
 """Training of Llama-shaped models on a CPU: the same log-probs and gradients as the model's own
-forward pass, to rounding, in less than half the time.
+forward pass, to rounding, in less time (benchmarks/profile_step.py).
 
 - The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
   their tokens attend to it. The last token of a rollout predicts nothing and is not computed.
@@ -36,8 +36,8 @@ TokenIds = npt.NDArray[np.int64]
 #: Prompt plus completion. The kept probabilities of a micro-batch of this length are 4 bytes x
 #: heads x layers x tokens x 512: still small beside what a CPU has.
 LONGEST = 512
-#: Tokens of a micro-batch: its activations should stay in a core's cache, and Python's share be
-#: small. The fastest of 1k ... 12k for widths of 64 and 128 (benchmarks/limits.py).
+#: Tokens of a micro-batch, at most: its activations should stay in a core's cache (2048 x 256 x 4
+#: bytes are 2 MiB), and Python's share be small. A guess from that, not the best of a search.
 BUDGET = 2048
 
 
