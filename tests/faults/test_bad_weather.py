@@ -508,7 +508,8 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log, log
     assert not list(marked(out))
 
 
@@ -521,7 +522,10 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     assert second.returncode == 2 and second.stderr.count("\n") == 1
     assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
 
+    os.kill(run.pid("trainer"), signal.SIGSTOP)  # the checkpoint would wait for it
     run.process.send_signal(signal.SIGINT)
+    saving = (run.out / "checkpoints").glob
+    run.wait(lambda: run.status["stopping"] or any(saving("step_*.tmp")), "the first Ctrl-C")
     run.process.send_signal(signal.SIGINT)
     start = time.monotonic()
     run.process.wait(LIMIT)
