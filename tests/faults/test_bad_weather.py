@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -553,3 +554,9 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     assert [s["step"] for s in steps] == list(range(1, last + 1))
     asked = [p for s in steps for p in s["prompts"]]
     assert len(asked) == len(set(asked))
+
+
+def test_the_page_on_reliability_names_tests_that_exist():
+    page = (HERE.parents[1] / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert named and named <= set(globals())
