@@ -516,14 +516,9 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
 
 def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     """Ctrl-C twice, then SIGTERM, then a damaged checkpoint: every resume goes on, to the end."""
-    run = begun(tmp_path / "run")
-    run.wait(lambda: run.step >= 3, "three steps")
-    second = subprocess.run([sys.executable, "-m", "scalerl", "train", "--resume", run.out],
-                            capture_output=True, text=True, timeout=LIMIT, check=False)  # fmt: skip
-    assert second.returncode == 2 and second.stderr.count("\n") == 1
-    assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
-
-    os.kill(run.pid("trainer"), signal.SIGSTOP)  # the checkpoint would wait for it
+    run = begun(tmp_path / "run", "checkpoint.every=20")
+    run.wait(lambda: run.step > 20, "a checkpoint, and a while until the next one")
+    os.kill(run.pid("trainer"), signal.SIGSTOP)  # so that the checkpoint cannot be finished
     run.process.send_signal(signal.SIGINT)
     saving = (run.out / "checkpoints").glob
     run.wait(lambda: run.status["stopping"] or any(saving("step_*.tmp")), "the first Ctrl-C")
@@ -536,6 +531,10 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
 
     run.resume()
     run.wait(lambda: len(run.resumes) == 1 and run.step > run.resumes[0] + 2, "steps")
+    second = subprocess.run([sys.executable, "-m", "scalerl", "train", "--resume", run.out],
+                            capture_output=True, text=True, timeout=LIMIT, check=False)  # fmt: skip
+    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
     run.process.terminate()
     start = time.monotonic()
     ended(run, 143)
