@@ -545,8 +545,8 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     model = bytearray((newest / "model.safetensors").read_bytes())
     model[len(model) // 2] ^= 1
     (newest / "model.safetensors").write_bytes(model)
-    run.start("--resume", str(run.out), "--steps", str(run.step + 2))
     last = run.step + 2
+    run.start("--resume", str(run.out), "--steps", str(last))
     ended(run, 0)
     assert f"checkpoint {newest.name} is damaged (the content of model.safetensors" in said(run)
     steps = lines(run.out / "steps.jsonl")
