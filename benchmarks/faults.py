@@ -35,7 +35,7 @@ SMALL = [
     "task.options.prompts=20000", "placement.generators=2", f"checkpoint.every={EVERY}",
 ]  # fmt: skip
 #: Nothing here should take so long, even on a machine that has other work.
-LIMIT = 300.0
+LIMIT = 600.0
 #: Set for every process of a run, so that those it leaves behind can be found.
 MARK = "SCALERL_FAULTS"
 

@@ -126,6 +126,7 @@ def living(out, **changes):
         ({"processes": [], "status": {}, "status_age": None}, "healthy", "starting"),
         ({"status": {"starting": [0], "waits_for": "x"}}, "healthy", "starting"),
         ({"status_age": 90.0}, "stuck", "a verifier that hangs, or a slow disk"),
+        ({"status": {"stopping": True, "waits_for": "x"}}, "healthy", "ending, with a checkpoint"),
         ({"status_age": 90.0, "saving": True}, "healthy", "a checkpoint is being written"),
         ({"step_age": 400.0}, "stuck", "no step for 400 s, usually 0.7 s; the run waits for 2"),
         ({"step_age": 400.0, "pace": 60.0}, "healthy", "goes on"),

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,7 @@ from scalerl.recipe import Recipe
 from scalerl.runs.lock import RunLock
 from scalerl.runs.writer import RunWriter
 from scalerl.tasks.registry import make_task
+from scalerl.tasks.task import make_prompt
 from scalerl.trainer.local import Optimiser
 from scalerl.training import Silent, _Run
 
@@ -283,8 +285,13 @@ def rows_options(share):
 
 def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
     """One prompt's check hangs, others raise or give no number; prompts repeat or are enormous."""
-    kinds = ["fine"] * 40 + ["odd"] * 10 + ["raises"] * 5 + ["hangs"]
-    rows = [{"prompt": f"{i}+{i}=", "kind": kind} for i, kind in enumerate(kinds)]
+    kinds = iter(["hangs", *["odd"] * 8, *["raises"] * 4])
+    rows = []
+    for i in range(60):
+        row = {"prompt": f"{i}+{i}=", "kind": "fine"}
+        if make_prompt("", row["prompt"], None).rank >= 0.2:  # training asks it
+            row["kind"] = next(kinds, "fine")
+        rows.append(row)
     rows += [{"prompt": "9" * (65 + 10_000 * i), "kind": "fine"} for i in range(12)] + rows
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
     run = Victim(tmp_path / "run", [])
@@ -300,7 +307,7 @@ def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
     assert "has not answered for 5 s: 4 answers stay unscored" in said(run)
     assert "is left out: it is empty or too long" in said(run)
     asked = [p for s in steps for p in s["prompts"]]
-    assert len(set(asked[:40])) == 40, "a repeated question was asked twice in the first epoch"
+    assert len(set(asked[:32])) == 32, "a repeated question was asked twice in the first epoch"
 
 
 def test_when_no_prompt_fits_the_run_ends_with_the_knob_to_turn():
@@ -502,20 +509,19 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log, log
     assert not list(marked(out))
 
 
 def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     """Ctrl-C twice, then SIGTERM, then a damaged checkpoint: every resume goes on, to the end."""
-    run = begun(tmp_path / "run")
-    run.wait(lambda: run.step >= 3, "three steps")
-    second = subprocess.run([sys.executable, "-m", "scalerl", "train", "--resume", run.out],
-                            capture_output=True, text=True, timeout=LIMIT, check=False)  # fmt: skip
-    assert second.returncode == 2 and second.stderr.count("\n") == 1
-    assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
-
+    run = begun(tmp_path / "run", "checkpoint.every=20")
+    run.wait(lambda: run.step > 20, "a checkpoint, and a while until the next one")
+    os.kill(run.pid("trainer"), signal.SIGSTOP)  # so that the checkpoint cannot be finished
     run.process.send_signal(signal.SIGINT)
+    saving = (run.out / "checkpoints").glob
+    run.wait(lambda: run.status["stopping"] or any(saving("step_*.tmp")), "the first Ctrl-C")
     run.process.send_signal(signal.SIGINT)
     start = time.monotonic()
     run.process.wait(LIMIT)
@@ -525,6 +531,10 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
 
     run.resume()
     run.wait(lambda: len(run.resumes) == 1 and run.step > run.resumes[0] + 2, "steps")
+    second = subprocess.run([sys.executable, "-m", "scalerl", "train", "--resume", run.out],
+                            capture_output=True, text=True, timeout=LIMIT, check=False)  # fmt: skip
+    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
     run.process.terminate()
     start = time.monotonic()
     ended(run, 143)
@@ -535,11 +545,17 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     model = bytearray((newest / "model.safetensors").read_bytes())
     model[len(model) // 2] ^= 1
     (newest / "model.safetensors").write_bytes(model)
-    run.start("--resume", str(run.out), "--steps", str(run.step + 2))
     last = run.step + 2
+    run.start("--resume", str(run.out), "--steps", str(last))
     ended(run, 0)
     assert f"checkpoint {newest.name} is damaged (the content of model.safetensors" in said(run)
     steps = lines(run.out / "steps.jsonl")
     assert [s["step"] for s in steps] == list(range(1, last + 1))
     asked = [p for s in steps for p in s["prompts"]]
     assert len(asked) == len(set(asked))
+
+
+def test_the_page_on_reliability_names_tests_that_exist():
+    page = (HERE.parents[1] / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert named and named <= set(globals())

@@ -235,6 +235,9 @@ def _alive(f: Findings) -> Iterator[Verdict]:
                           ("look again in a minute",))  # fmt: skip
     waits = f.status.get("waits_for", "nobody")
     limit = max(LONG_SECONDS, LONG * (f.pace or 0.0))
+    if f.status.get("stopping"):
+        yield Verdict("healthy", f"the run is ending, with a checkpoint; it waits for {waits}",
+                      (f"kill -INT {main.pid} once more ends it at once",))  # fmt: skip
     if f.status.get("starting") or f.step == 0:
         yield Verdict("healthy", f"the run is starting; it waits for {waits}")
     if f.step_age is not None and f.step_age > limit:

@@ -132,7 +132,7 @@ class Loop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.placement.stop(at_once=kind is KeyboardInterrupt)
+        self.placement.stop(at_once=kind is KeyboardInterrupt or not self.started)
         self.plan.task.close()
 
     def stop(self, reason: str) -> None:
@@ -348,6 +348,7 @@ class Loop:
                 "pids": self.placement.pids(),
                 "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
                 "starting": sorted(self.desk.starting),
+                "stopping": self._stop is not None,
                 "rollouts": self.desk.rollouts,
                 "under_way": len(self.under_way),
                 "writing": self._writing(),

@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any
@@ -158,6 +159,7 @@ def _no_ctrl_c() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    resource_tracker.ensure_running()  # its start would end our mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
