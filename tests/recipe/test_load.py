@@ -84,13 +84,17 @@ def test_an_empty_value_unsets_what_may_be_unset():
 
 def test_task_options_are_free():
     recipe = Recipe.load("scalerl", "tiny", overrides=["task.options.items_max=20"])
-    assert recipe.task.options == {"items_min": 2, "items_max": 20, "prompts": 4000}
+    assert recipe.task.options == {"items_max": 20}
     assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
     lists = recipe.replace({"task.options": {"code": {"sizes": [1, 2.5], "on": True}}})
     assert Recipe.load(tomllib.loads(lists.to_toml())) == lists
-    one_fewer = Recipe.load("scalerl", "tiny", overrides=["task.options.items_min="])
-    assert one_fewer.task.options == {"items_max": 16, "prompts": 4000}
-    for wrong in ("[[1]]", "nan", "2020-01-01", "{a = {b = 1}}"):
+    one_fewer = Recipe.load(
+        "scalerl", "tiny", {"task": {"options": {"a": 1, "b": 2}}}, overrides=["task.options.a="]
+    )
+    assert one_fewer.task.options == {"b": 2}
+    inner = recipe.replace({"task.options": {"code": {"downstream": {"aime": "a.jsonl"}}}})
+    assert Recipe.load(tomllib.loads(inner.to_toml())) == inner
+    for wrong in ("[[1]]", "nan", "2020-01-01", "{a = {b = {c = 1}}}"):
         assert refusal(f"task.options.x={wrong}") == (
             "task.options.x must be text, a number, true or false, or a list or table of those"
         )
