@@ -28,12 +28,12 @@ from scalerl.runs.writer import RunWriter
 
 #: What is varied around the default: name → overrides.
 CASES: dict[str, list[list[str]]] = {
-    "prompts": [[f"batch.prompts={n}"] for n in (8, 16, 32, 64)],
-    "generations": [[f"batch.generations={n}"] for n in (4, 8, 16, 32)],
+    "prompts": [[f"batch.prompts={n}"] for n in (8, 32, 64)],
+    "generations": [[f"batch.generations={n}"] for n in (4, 16)],
     "length": [
         [f"length.think_tokens_min={n}", f"length.think_tokens_max={n}",
          f"length.max_tokens={n + 6}", f"task.options.items_max={n // 4}"]
-        for n in (16, 32, 60)
+        for n in (16, 60)
     ],
     "generators": [[f"placement.generators={n}"] for n in (1, 2)],
 }  # fmt: skip
