@@ -38,9 +38,9 @@ CASES: dict[str, list[list[str]]] = {
     "generators": [[f"placement.generators={n}"] for n in (1, 2)],
 }  # fmt: skip
 SMALL = ["batch.prompts=2", "batch.generations=2", "task.options.items_max=3",
-         "length.think_tokens_min=12", "length.think_tokens_max=14", "length.max_tokens=20",
-         "validation.every=1000000", "validation.prompts=4", "validation.k=1",
-         "checkpoint.every=1000", "curriculum.name=uniform"]  # fmt: skip
+         "task.options.prompts=500", "length.think_tokens_min=12", "length.think_tokens_max=14",
+         "length.max_tokens=20", "validation.every=1000000", "validation.prompts=4",
+         "validation.k=1", "checkpoint.every=1000", "curriculum.name=uniform"]  # fmt: skip
 
 
 def memory_mb(pid: int) -> float:
