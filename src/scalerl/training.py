@@ -25,8 +25,8 @@ from scalerl.curves.live import LiveCurve, Look
 from scalerl.curves.rules import Rule, parse_rule
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
+from scalerl.runs.importers.run_directory import AXES
 from scalerl.runs.lock import RunLock
-from scalerl.runs.record import ComputeKind
 from scalerl.runs.trackers import Trackers, open_trackers
 from scalerl.runs.writer import RunWriter
 
@@ -38,14 +38,6 @@ MAX_FAILURES = 3
 INTERRUPTED = "interrupted: scalerl train --resume goes on from here"
 #: Points before the first forecast.
 MIN_POINTS = 5
-#: What a recipe calls its axis: the kind of compute, and its name in the record.
-AXES: dict[str, tuple[ComputeKind, str]] = {
-    "gpu_hours": ("gpu_hours", "device_hours"),
-    "flops": ("flops", "flops"),
-    "tokens": ("tokens", "generated_tokens"),
-    "samples": ("samples", "samples"),
-    "steps": ("steps", "steps"),
-}
 
 
 class View(Protocol):
@@ -150,7 +142,8 @@ class _Run:
         self.trackers = trackers
         self.view = view
         self.resume = resume
-        kind, self.axis = AXES[recipe.compute.axis]
+        kind = recipe.compute.axis
+        self.axis = AXES[kind].removeprefix("compute/")
         n_eval = recipe.validation.prompts * recipe.validation.k
         self.curve = LiveCurve("pass_rate", kind, n_eval=n_eval, min_points=MIN_POINTS)
 
