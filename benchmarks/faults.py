@@ -333,15 +333,16 @@ OTHER_WAYS: list[tuple[Callable[[Victim, random.Random, str], None], str]] = [
 
 
 def kill_generators(run: Victim, rng: random.Random, kills: int) -> None:
-    while (left := kills - len(run.strikes)) > 0:
+    until = len(run.strikes) + kills
+    while (left := until - len(run.strikes)) > 0:
         strike_generators(run, rng, rng.choice(GENERATOR_WAYS) if left > 1 else "any moment")
         show(run)
 
 
 def kill_others(run: Victim, rng: random.Random, kills: int) -> None:
-    ways = OTHER_WAYS * (kills // len(OTHER_WAYS) + 1)
-    for strike, how in ways:
-        if len(run.strikes) >= kills:
+    until = len(run.strikes) + kills
+    for strike, how in OTHER_WAYS * (kills // len(OTHER_WAYS) + 1):
+        if len(run.strikes) >= until:
             return
         strike(run, rng, how)
         show(run)
@@ -402,6 +403,24 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join([head, *body])
 
 
+def full(folder: Path, rng: random.Random, args: argparse.Namespace) -> list[Victim]:
+    """Generators in one run, the others in another."""
+    return [
+        weather(folder / "one", lambda run: kill_generators(run, rng, args.generator_kills)),
+        weather(folder / "two", lambda run: kill_others(run, rng, args.other_kills)),
+    ]
+
+
+def quick(folder: Path, rng: random.Random) -> list[Victim]:
+    """All in one run, since most of the time goes to starting."""
+
+    def strikes(run: Victim) -> None:
+        kill_generators(run, rng, 4)
+        kill_others(run, rng, 4)
+
+    return [weather(folder / "run", strikes)]
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--generator-kills", type=int, default=50)
@@ -409,18 +428,11 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--quick", action="store_true", help="4 generators, 4 others, not saved")
     args = options.parse_args()
-    if args.quick:
-        args.generator_kills, args.other_kills = 4, 4
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        first = weather(
-            Path(folder) / "generators", lambda run: kill_generators(run, rng, args.generator_kills)
-        )
-        second = weather(
-            Path(folder) / "others", lambda run: kill_others(run, rng, args.other_kills)
-        )
-        found = rows(first.strikes + second.strikes)
-        steps = first.step + second.step
+        runs = quick(Path(folder), rng) if args.quick else full(Path(folder), rng, args)
+        found = rows([strike for run in runs for strike in run.strikes])
+        steps = sum(run.step for run in runs)
     print(table(found))
     print(
         "step: median seconds until the next step; whole: until all processes were up again;\n"

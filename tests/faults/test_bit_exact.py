@@ -4,11 +4,9 @@ import hashlib
 import json
 import random
 
-import pytest
-
 from faults import LIMIT, Victim, gone, kill, lines
 
-STEPS, EVERY = 13, 3
+STEPS, EVERY = 14, 3
 SMALL = [
     "batch.prompts=4", "batch.generations=8", "validation.prompts=16", "validation.k=2",
     "validation.every=5", "task.options.prompts=2000", f"checkpoint.every={EVERY}",
@@ -62,51 +60,44 @@ def same(found, reference):
         assert found[name] == reference[name], name
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    """An uninterrupted run."""
-    return finished(begun(tmp_path_factory.mktemp("pipeline") / "run", PIPELINE))
+def kill_main(run, rng):
+    """At a random moment after the next checkpoint; then go on with --resume."""
+    moment = run.step // EVERY * EVERY + EVERY + rng.randrange(1, EVERY)
+    run.wait(lambda: run.step >= moment, f"step {moment}", pause=0.001)
+    kill(run.process.pid)
+    run.process.wait(LIMIT)
+    gone(run)
+    before = len(run.resumes)
+    run.resume()
+    run.wait(lambda: len(run.resumes) > before, "the way back")
 
 
-@pytest.fixture(scope="module")
-def off_policy(tmp_path_factory):
-    """An uninterrupted run."""
-    return finished(begun(tmp_path_factory.mktemp("off-policy") / "run", OFF_POLICY))
+def test_two_runs_with_one_seed_are_equal(tmp_path):
+    runs = [begun(tmp_path / name, [*PIPELINE[:2], "placement.generators=1"]) for name in "ab"]
+    first, second = map(finished, runs)
+    same(first, second)
 
 
-def killed_twice(out, schedule, seed):
-    """A run whose main process is killed at two random moments after its first checkpoint."""
-    rng = random.Random(seed)
-    run = begun(out, schedule)
-    for first in (EVERY, 2 * EVERY):
-        moment = first + rng.randrange(1, EVERY + 1)
-        run.wait(lambda moment=moment: run.step >= moment, f"step {moment}", pause=0.001)
-        kill(run.process.pid)
-        run.process.wait(LIMIT)
-        gone(run)
-        run.resume()
-    return run
-
-
-def test_two_runs_with_one_seed_are_equal(pipeline, tmp_path):
-    same(finished(begun(tmp_path / "run", PIPELINE)), pipeline)
-
-
-def test_a_pipeline_run_that_was_killed_and_resumed_is_equal(pipeline, tmp_path):
-    run = killed_twice(tmp_path / "run", PIPELINE, seed=0)
-    same(finished(run), pipeline)
-    assert len(run.resumes) == 2
-
-
-def test_an_off_policy_run_that_was_killed_and_resumed_is_equal(off_policy, tmp_path):
-    run = killed_twice(tmp_path / "run", OFF_POLICY, seed=1)
-    same(finished(run), off_policy)
-    assert len(run.resumes) == 2
-
-
-def test_a_run_whose_trainer_was_killed_recovers_to_the_same_bits(pipeline, tmp_path):
+def test_a_pipeline_run_is_equal_whether_or_not_its_processes_were_killed(tmp_path):
+    """The trainer (the run recovers by itself), then twice the main process."""
+    rng = random.Random(0)
+    reference = begun(tmp_path / "reference", PIPELINE)
     run = begun(tmp_path / "run", PIPELINE)
-    run.wait(lambda: run.step >= 2 * EVERY + 1, "the second checkpoint", pause=0.001)
+    run.wait(lambda: run.step >= EVERY + 1, "the first checkpoint", pause=0.001)
     kill(run.pid("trainer"))
-    same(finished(run), pipeline)
-    assert run.resumes == [2 * EVERY]
+    run.wait(lambda: len(run.resumes) == 1, "the way back")
+    kill_main(run, rng)
+    kill_main(run, rng)
+    same(finished(run), finished(reference))
+    assert len(run.resumes) == 3 and run.resumes[0] >= EVERY
+
+
+def test_an_off_policy_run_is_equal_whether_or_not_it_was_killed(tmp_path):
+    rng = random.Random(1)
+    reference = begun(tmp_path / "reference", OFF_POLICY)
+    run = begun(tmp_path / "run", OFF_POLICY)
+    run.wait(lambda: run.step >= 1, "the first step")
+    kill_main(run, rng)
+    kill_main(run, rng)
+    same(finished(run), finished(reference))
+    assert len(run.resumes) == 2 and run.resumes[0] >= EVERY
