@@ -48,7 +48,8 @@ def memory_mb(pid: int) -> float:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    return next(int(x.split()[1]) / 1024 for x in text.splitlines() if x.startswith("VmRSS"))
+    sizes = [int(x.split()[1]) / 1024 for x in text.splitlines() if x.startswith("VmRSS")]
+    return sizes[0] if sizes else 0.0  # a process that has just ended has none
 
 
 def train(
@@ -103,7 +104,7 @@ def long_run(folder: Path, steps: int) -> dict[str, Any]:
     clock = [r["ledger"]["device_seconds"] / 2 for r in lines]
     tenth = len(lines) // 10
     early, late = clock[2 * tenth] - clock[tenth], clock[-1] - clock[-1 - tenth]
-    settled = [s for s in samples if s[0] > tenth]
+    settled = [s for s in samples if s[0] > tenth and all(s[1].values())]
     drift = {n: settled[-1][1][n] - settled[0][1][n] for n in settled[0][1] if settled[0][1].get(n)}
     print(f"{len(lines)} steps: {early / tenth * 1e3:.1f} ms a step early, "
           f"{late / tenth * 1e3:.1f} ms late; memory drift in MB: "
