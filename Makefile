@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO := out/demo
 DEMO_MINUTES ?= 4
 
-.PHONY: demo test lint types unit parity benchmark smollm2 docs clean
+.PHONY: demo test lint types unit weather parity benchmark smollm2 docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -29,7 +29,11 @@ types: .venv/dev
 	$(BIN)/mypy
 
 unit: .venv/dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not weather"
+
+# Whole runs under every fault; `make test` has the short ones.
+weather: .venv/dev
+	$(BIN)/pytest -n 2 tests/faults
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev

@@ -71,6 +71,7 @@ def dataset(path, rows):
 # -- disks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.weather
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path):
     """A real one, of 3 MB: the second checkpoint does not fit beside the first."""
     disk, train = tmp_path / "disk", f"{sys.executable} -m scalerl train"
@@ -283,6 +284,7 @@ def rows_options(share):
 # -- data -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.weather
 def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
     """One prompt's check hangs, others raise or give no number; prompts repeat or are enormous."""
     kinds = iter(["hangs", *["odd"] * 8, *["raises"] * 4])
@@ -354,6 +356,7 @@ def test_prompts_longer_than_the_model_reads_are_refused(tmp_path):
         planned(tmp_path, rows, "sampling.max_prompt_tokens=5000")
 
 
+@pytest.mark.weather
 def test_a_model_that_never_ends_its_answer_is_warned_about_and_the_run_ends(tmp_path):
     """The end of text is a token that the model does not write: every rollout is cut off."""
     model = tmp_path / "model"
@@ -449,6 +452,7 @@ def test_three_refused_batches_in_a_row_end_the_run_with_the_knob_to_turn(tmp_pa
 # -- slow and stopped processes -------------------------------------------------------------------
 
 
+@pytest.mark.weather
 def test_a_slow_generator_slows_nobody_and_a_stopped_one_is_replaced(tmp_path):
     """Generator 1 gets a twentieth of its time, then none at all."""
     run = begun(tmp_path / "run", "placement.generators=2", "placement.patience=8")
@@ -497,6 +501,7 @@ def test_two_runs_on_one_directory_are_refused_with_the_process_that_holds_it(tm
     RunLock(tmp_path)
 
 
+@pytest.mark.weather
 def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
     """As a terminal does it: every process of the group gets the signal."""
     out = tmp_path / "run"
@@ -514,6 +519,7 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
     assert not list(marked(out))
 
 
+@pytest.mark.weather
 def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     """Ctrl-C twice, then SIGTERM, then a damaged checkpoint: every resume goes on, to the end."""
     run = begun(tmp_path / "run", "checkpoint.every=20")

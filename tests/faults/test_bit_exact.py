@@ -4,6 +4,8 @@ import hashlib
 import json
 import random
 
+import pytest
+
 from faults import LIMIT, Victim, gone, kill, lines
 
 STEPS, EVERY = 14, 3
@@ -92,6 +94,7 @@ def test_a_pipeline_run_is_equal_whether_or_not_its_processes_were_killed(tmp_pa
     assert len(run.resumes) == 3 and run.resumes[0] >= EVERY
 
 
+@pytest.mark.weather
 def test_an_off_policy_run_is_equal_whether_or_not_it_was_killed(tmp_path):
     rng = random.Random(1)
     reference = begun(tmp_path / "reference", OFF_POLICY)
