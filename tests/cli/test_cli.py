@@ -1,9 +1,9 @@
 """The commands as a user types them: outputs, promised JSON, exit codes, one-line errors."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -180,12 +180,15 @@ def test_runs_that_cannot_be_fitted_are_named_and_left_out(capsys, tmp_path):
 
 
 def test_fit_on_a_csv_end_to_end_takes_less_than_a_second(csv):
+    """Of CPU time, which on an idle machine is the time itself: other tests run beside this one."""
     best = float("inf")
     for _ in range(4):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "scalerl", "fit", csv, "--run", "a1"]
         subprocess.run(command, capture_output=True, check=True, timeout=60)
-        best = min(best, time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        best = min(best, spent)
     assert best < 1.0
 
 
