@@ -1,9 +1,9 @@
 """Dependencies point one way, and the forecasting half is light."""
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -93,10 +93,12 @@ def test_importing_the_package_does_not_even_load_numpy():
 
 @pytest.mark.parametrize("arguments", [["-c", "import scalerl"], ["-m", "scalerl", "--help"]])
 def test_start_is_instant(arguments):
-    """Under 0.3 s: the best of a few tries, since other work may share the machine."""
+    """Under 0.3 s of CPU time (other tests run beside this one), the best of a few tries."""
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], capture_output=True, check=True, timeout=60)
-        best = min(best, time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        best = min(best, spent)
     assert best < 0.3
