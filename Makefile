@@ -7,12 +7,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := out/demo
 DEMO_MINUTES ?= 4
+DEMO_OPTIONS ?=
 
 .PHONY: demo test lint types unit weather parity benchmark smollm2 docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
-	$(BIN)/scalerl train scalerl tiny --minutes $(DEMO_MINUTES) --out $(DEMO)/run
+	$(BIN)/scalerl train scalerl tiny $(DEMO_OPTIONS) --minutes $(DEMO_MINUTES) --out $(DEMO)/run
 	$(BIN)/scalerl fit $(DEMO)/run --to 50%
 	$(BIN)/scalerl forecast $(DEMO)/run --to 50%
 	$(BIN)/scalerl report $(DEMO)/run --to 50% -o $(DEMO) \
