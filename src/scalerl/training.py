@@ -2,11 +2,11 @@
 
     from scalerl import Recipe, train
 
-    outcome = train(Recipe.load("scalerl", "tiny"), "runs/first")
+    ended = train(Recipe.load("scalerl", "tiny"), "runs/first")
 
-The loop replaces generators that die. Here, a run whose trainer dies goes back to its last
-checkpoint and on from there; signals end it with a checkpoint; every other end leaves a record that
-`resume` goes on from.
+The loop replaces generators and checkers that die. Here, a run whose trainer dies goes back to its
+last checkpoint and on from there; signals end it with a checkpoint; every other end leaves a record
+that `resume` goes on from.
 """
 
 from __future__ import annotations
@@ -14,24 +14,30 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from scalerl.curves.live import LiveCurve, Look
-from scalerl.curves.rules import Rule, parse_rule
-from scalerl.errors import InputError
+from scalerl.curves.live import LiveCurve
+from scalerl.curves.rules import StopRule, parse_rule
+from scalerl.errors import InputError, PipelineError
 from scalerl.recipe import Recipe
+from scalerl.runs.budget import budget_use
+from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import AXES
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.listener import Listener, Listeners
 from scalerl.runs.lock import RunLock
-from scalerl.runs.trackers import Trackers, open_trackers
-from scalerl.runs.writer import RunWriter
+from scalerl.runs.store import RunStore
+from scalerl.runs.trackers import open_trackers
 
 if TYPE_CHECKING:
-    from scalerl.pipeline.loop import Loop, Outcome
+    from scalerl.pipeline.crew import Clock, Crew
+    from scalerl.pipeline.loop import Loop, LoopEnd
+    from scalerl.pipeline.plan import Plan
 
 #: A run that breaks so often without reaching a new checkpoint is given up.
 MAX_FAILURES = 3
@@ -40,46 +46,17 @@ INTERRUPTED = "interrupted: scalerl train --resume goes on from here"
 MIN_POINTS = 5
 
 
-class View(Protocol):
-    """Who watches a run."""
-
-    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def step(self, record: dict[str, Any]) -> None: ...
-
-    def evaluated(self, record: dict[str, Any], look: Look | None) -> None: ...
-
-    def end(self, reason: str) -> None: ...
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
-
-    def step(self, record: dict[str, Any]) -> None:
-        pass
-
-    def evaluated(self, record: dict[str, Any], look: Look | None) -> None:
-        pass
-
-    def end(self, reason: str) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended, for whoever started it."""
+class RunEnd:
+    """How a run ended: what `train` returns.
+
+    >>> RunEnd("budget of 5 steps", 5, Compute(steps=5)).to_dict()["reason"]
+    'budget of 5 steps'
+    """
 
     reason: str
     steps: int
-    compute: dict[str, float]
+    compute: Compute
     #: The signal that ended it early, or None.
     signal: int | None = None
 
@@ -87,7 +64,7 @@ class Ended:
         return {
             "reason": self.reason,
             "steps": self.steps,
-            "compute": self.compute,
+            "compute": self.compute.to_dict(),
             "signal": self.signal,
         }
 
@@ -99,13 +76,13 @@ def train(
     resume: bool = False,
     stop_when: str | None = None,
     track: Sequence[str] = (),
-    view: View | None = None,
-) -> Ended:
+    listener: Listener | None = None,
+) -> RunEnd:
     """Run a recipe into a directory, or go on with the run that is there.
 
     stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation
     track      "tensorboard", "wandb", "trackio"
-    view       who is told what happens; by default nobody
+    listener   who is told what happens; by default nobody
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
@@ -113,53 +90,55 @@ def train(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     rule = None if stop_when is None else parse_rule(stop_when)
-    path = Path(out)
-    writer = RunWriter(path, resume=resume)
+    path, told = Path(out), listener or Listener()
+    store = RunStore(path, resume=resume)
     with RunLock(path):
-        writer.write_recipe(recipe.to_toml())
-        name = path.resolve().name
-        with open_trackers(
-            track, path, name, recipe.to_dict(), resume=resume, say=(view or Silent()).say
-        ) as trackers:
-            return _Run(recipe, writer, rule, trackers, view or Silent(), resume).go()
+        store.write_recipe(recipe.to_toml())
+        name, config = path.resolve().name, recipe.to_dict()
+        with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
+            return RunAttempts(recipe, store, rule, Listeners([trackers, told]), resume).go()
 
 
-class _Run:
-    """One run, over as many attempts as it takes."""
+def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
+    """The plan of a recipe, and its crew where the recipe places it."""
+    from scalerl.pipeline.plan import Plan
+    from scalerl.placement.registry import place
+
+    plan = Plan.of(recipe)
+    return plan, *place(plan, checkpoint)
+
+
+class RunAttempts:
+    """One run, over as many attempts as it takes. `begin` makes plan and crew of each."""
 
     def __init__(
         self,
         recipe: Recipe,
-        writer: RunWriter,
-        rule: Rule | None,
-        trackers: Trackers,
-        view: View,
+        store: RunStore,
+        rule: StopRule | None,
+        listener: Listener,
         resume: bool,
+        begin: Callable[[Recipe, Path | None], tuple[Plan, Crew, Clock]] = begin,
     ) -> None:
-        self.recipe = recipe
-        self.writer = writer
-        self.rule = rule
-        self.trackers = trackers
-        self.view = view
-        self.resume = resume
+        self.begin = begin
+        self.recipe, self.store, self.rule = recipe, store, rule
+        self.listener, self.resume = listener, resume
+        self.checkpoint: Path | None = None
         kind = recipe.compute.axis
         self.axis = AXES[kind].removeprefix("compute/")
-        n_eval = recipe.validation.prompts * recipe.validation.k
-        self.curve = LiveCurve("pass_rate", kind, n_eval=n_eval, min_points=MIN_POINTS)
+        self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
 
-    def go(self) -> Ended:
-        from scalerl.pipeline.placement import PipelineError
-
+    def go(self) -> RunEnd:
         try:
             return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
-                self._event("failed", (self.writer.last("steps") or {}).get("step", 0),
-                            why=str(error))  # fmt: skip
+                last = self.store.last(StepLine)
+                self._event("failed", 0 if last is None else last.step, why=str(error))
             raise
 
-    def _attempts(self) -> Ended:
-        from scalerl.pipeline.placement import Lost
+    def _attempts(self) -> RunEnd:
+        from scalerl.pipeline.crew import Lost
 
         failures, reached = 0, -1
         while True:
@@ -171,7 +150,7 @@ class _Run:
             except Lost as lost:
                 if failures >= MAX_FAILURES:
                     raise
-                self.view.say(f"warning: {lost}: going back to the last checkpoint")
+                self.listener.say(f"warning: {lost}: going back to the last checkpoint")
                 self._event("lost", max(step, 0), why=str(lost))
                 self.resume = True
 
@@ -181,100 +160,100 @@ class _Run:
 
         if not self.resume:
             return -1
-        self.checkpoint = checkpoints.latest(self.writer.path, self.view.say)
-        step, validated, kept = -1, -1, 0.0
+        self.checkpoint = checkpoints.latest(self.store.path, self.listener.say)
+        step, validated, kept = -1, None, 0.0
         if self.checkpoint is not None:
             state = json.loads((self.checkpoint / "run.json").read_text())
             step, validated = int(state["version"]), state["last_validation"]
             kept = float(state["ledger"]["device_seconds"])
-        past = self.writer.last("steps")
-        spent = 0.0 if past is None else float(past["ledger"]["device_seconds"])
-        self.writer.cut_after("steps", step)
-        self.writer.cut_after("evals", -1 if validated is None else validated)
+        past = self.store.last(StepLine)
+        spent = 0.0 if past is None else past.ledger.device_seconds
+        self.store.cut_after(StepLine, step)
+        self.store.cut_after(EvalLine, -1 if validated is None else validated)
         again = "" if step >= 0 else " (no checkpoint yet: from the start)"
-        self.view.say(f"resuming at step {max(step, 0)}{again}")
+        self.listener.say(f"resuming at step {max(step, 0)}{again}")
         self._event("resume", max(step, 0), lost_device_seconds=max(spent - kept, 0.0))
         return step
 
-    def _attempt(self, step: int | None) -> Ended:
-        from scalerl.pipeline.loop import Hooks, Loop
-        from scalerl.pipeline.plan import Plan
+    def _attempt(self, step: int | None) -> RunEnd:
+        from scalerl.pipeline.deterministic import DeterministicLoop
+        from scalerl.pipeline.loop import Loop
 
-        plan = Plan.of(self.recipe)
-        self.view.begin(self.recipe, self.writer.path, step)
-        for record in self.writer.read("evals"):
-            self._add(record)
-        hooks = Hooks(on_step=self._stepped, on_eval=self._evaluated, say=self.view.say)
+        for line in self.store.read(EvalLine):
+            self._add(line)
         checkpoint = self.checkpoint if step is not None else None
-        with Loop(plan, self.writer, hooks, checkpoint=checkpoint) as loop:
+        kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
+        plan, crew, clock = self.begin(self.recipe, checkpoint)
+        self.listener.begin(self.recipe, self.store.path, step)
+        at_once = True
+        caught: list[int] = []
+        try:
+            loop = kind(
+                plan, crew, clock, self.store, self.listener,
+                checkpoint=checkpoint, stop_rule=self._evaluated,
+            )  # fmt: skip
             # Events are never cut: they know of every loss since the beginning.
-            past = [e.get("lost_device_seconds", 0.0) for e in self.writer.read("events")]
+            past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
             with _signals(loop) as caught:
-                outcome = self._run(loop, caught)
-        return self._ended(outcome, caught[0] if caught else None)
+                end = self._run(loop, caught)
+            at_once = not loop.started
+        finally:
+            crew.stop(at_once=at_once)
+            plan.task.close()
+        return self._ended(end, caught[0] if caught else None)
 
-    def _run(self, loop: Loop, caught: list[int]) -> Outcome:
+    def _run(self, loop: Loop, caught: list[int]) -> LoopEnd:
         """To the end, and a checkpoint there; a loss after a signal does not start it again."""
-        from scalerl.pipeline.loop import Outcome
-        from scalerl.pipeline.placement import Lost
+        from scalerl.pipeline.crew import Lost
+        from scalerl.pipeline.loop import LoopEnd
 
         try:
-            outcome = loop.run()
-            if loop.started and not (caught and self.recipe.placement.deterministic):
+            end = loop.run()
+            if loop.started and not (caught and loop.deterministic):
                 loop.save()
         except Lost as lost:
             if not caught:
                 raise
-            self.view.say(f"warning: {lost}: the last checkpoint stands")
-            outcome = Outcome(INTERRUPTED, loop.version, loop.ledger.compute())
-        return outcome
+            self.listener.say(f"warning: {lost}: the last checkpoint stands")
+            end = LoopEnd(INTERRUPTED, loop.version, loop.ledger.compute())
+        return end
 
-    def _stepped(self, record: dict[str, Any]) -> None:
-        self.trackers.step(record)
-        self.view.step(record)
-
-    def _evaluated(self, record: dict[str, Any]) -> str | None:
+    def _evaluated(self, line: EvalLine) -> str | None:
         """Fit the run's own curve; the rule may end the run."""
-        self._add(record)
-        look = self.curve.look(self._end(record["compute"]), self.rule)
-        self.trackers.evaluated(record, None if look is None else look.numbers)
-        self.view.evaluated(record, look)
+        self._add(line)
+        look = self.curve.look(self._budget_end(line.compute), self.rule)
+        self.listener.evaluated(line, look)
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
 
-    def _end(self, compute: dict[str, float]) -> float | None:
+    def _budget_end(self, compute: Compute) -> float | None:
         """Compute at which the budget will be used up, if each unit of it goes on buying what it
         bought so far."""
-        budget, where = self.recipe.budget, self.recipe.placement
-        minutes = compute["device_hours"] * 60.0 / (where.generators + 1)
-        used = [
-            spent / limit
-            for spent, limit in (
-                (compute["steps"], budget.steps),
-                (compute["device_hours"], budget.gpu_hours),
-                (minutes, budget.minutes),
-            )
-            if limit is not None
-        ]
-        share = max(used, default=0.0)
-        return compute[self.axis] / min(share, 1.0) if share > 0 else None
+        use = budget_use(self.recipe.budget, compute)
+        if use is None or use.share <= 0:
+            return None
+        return float(getattr(compute, self.axis)) / min(use.share, 1.0)
 
-    def _add(self, record: dict[str, Any]) -> None:
-        self.curve.add(record["step"], record["compute"][self.axis], record["pass_rate"])
+    def _add(self, line: EvalLine) -> None:
+        compute = float(getattr(line.compute, self.axis))
+        self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
 
-    def _event(self, event: str, step: int, **more: Any) -> None:
-        self.writer.append("events", {"step": step, "event": event, **more})
+    def _warn(self, line: str) -> None:
+        self.listener.say(f"warning: {line}")
 
-    def _ended(self, outcome: Outcome, caught: int | None) -> Ended:
+    def _event(self, event: Any, step: int, **more: Any) -> None:
+        self.store.append(EventLine(step=step, event=event, **more))
+
+    def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
 
-        self._event("end", outcome.steps, reason=outcome.reason)
-        healthy = checkpoints.last_healthy(self.writer.path)
-        newest = checkpoints.found(self.writer.path)
+        self._event("end", end.steps, reason=end.reason)
+        healthy = checkpoints.last_healthy(self.store.path)
+        newest = checkpoints.found(self.store.path)
         if healthy is not None and newest and healthy != newest[-1]:
-            self.view.say(f"the last healthy checkpoint is {healthy}")
-        self.view.end(outcome.reason)
-        return Ended(outcome.reason, outcome.steps, outcome.compute, caught)
+            self.listener.say(f"the last healthy checkpoint is {healthy}")
+        self.listener.end(end.reason)
+        return RunEnd(end.reason, end.steps, end.compute, caught)
 
 
 @contextmanager

@@ -1,17 +1,18 @@
-"""A rollout and its group: the data every part of the algorithm works on."""
+"""A rollout and its group: the data every part works on, from the draw of a prompt to its
+gradient. An engine writes rollouts, a checker rewards them, the trainer learns from groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 #: Why a rollout ended. "stop": the model ended it; "length": a token budget cut it off;
-#: "interrupted": the thinking budget forced the closing phrase, and an answer followed; "failed":
-#: no usable text (engine or verifier error).
-Finish = Literal["stop", "length", "interrupted", "failed"]
+#: "interrupted": the thinking budget forced the closing phrase, and an answer followed; "aborted":
+#: somebody dropped it; "failed": no usable text (engine or verifier error).
+FinishReason = Literal["stop", "length", "interrupted", "aborted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,15 +20,16 @@ class Rollout:
     """One sampled answer. All arrays have one entry per generated token."""
 
     token_ids: npt.NDArray[np.int64]
-    #: Log-prob under the distribution the token was sampled from, by the sampler that sampled it.
+    #: Log-prob under the distribution the token was really drawn from (after temperature, top-k,
+    #: top-p), by the sampler that drew it; 0 for forced tokens and for greedy ones: certain.
     logprobs: npt.NDArray[np.float32]
     #: Number of optimiser steps behind the weights that wrote the token.
     versions: npt.NDArray[np.int64]
     #: Written by the length control, not by the policy: out of the loss.
     forced: npt.NDArray[np.bool_]
-    finish: Finish
-    #: None where no verifier could score it.
-    reward: float | None
+    finish: FinishReason
+    #: None before it is checked, and where no verifier could score it.
+    reward: float | None = None
     correct: bool | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +49,10 @@ class Rollout:
         """Whether it has a finite reward."""
         return self.reward is not None and bool(np.isfinite(self.reward))
 
+    def judged(self, reward: float | None, correct: bool | None) -> Rollout:
+        """The same rollout with its reward."""
+        return replace(self, reward=reward, correct=correct)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
@@ -57,7 +63,11 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
-    def pass_rate(self) -> float | None:
-        """Share of correct answers among the scored rollouts."""
-        scored = [r.correct for r in self.rollouts if r.correct is not None]
-        return sum(scored) / len(scored) if scored else None
+    def tokens(self) -> int:
+        """Tokens written for it."""
+        return sum(map(len, self.rollouts))
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest version among its tokens; None without any."""
+        return min((int(r.versions.min()) for r in self.rollouts if len(r)), default=None)

@@ -1,17 +1,22 @@
-"""What an engine is asked and what it gives back: the same for the local engine and for others."""
+"""What an engine is asked and what it gives back: the same for the local engine and for others.
+
+A new engine is one file with the five methods of `Engine`, and one registry line
+(docs/how-to/add-an-engine.md). Who tells it what to do is placement/generator_part.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.length import LengthControl
-from scalerl.algorithm.rollout import Finish
+from scalerl.algorithm.rollout import Rollout
+
+#: While the lane `validate` has anything to write, the lane `train` stands still, its cache kept.
+Lane = Literal["train", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +29,41 @@ class Sampling:
     top_k: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One rollout to be written."""
+    """A prompt, and the rollouts to be written for it: the group stays together."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
     control: LengthControl
+    #: Number of each rollout within its group, and its seed: every random choice of the rollout
+    #: follows from it, whoever shares the batch.
+    seeds: Mapping[int, int]
     sampling: Sampling = Sampling()
-    #: Every random choice of the rollout follows from it, whoever shares the batch.
-    seed: int = 0
+
+    def only(self, rows: Iterable[int]) -> Request:
+        """The same prompt, but only these of its rollouts."""
+        return replace(self, seeds={row: self.seeds[row] for row in rows})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """What was written for a request: whole, or up to an abort."""
+    """A rollout, and where it belongs."""
 
-    id: str
-    token_ids: npt.NDArray[np.int64]
-    #: Of the distribution the token was really drawn from (after temperature, top-k, top-p); 0 for
-    #: forced tokens and for greedy ones, which are certain.
-    logprobs: npt.NDArray[np.float32]
-    versions: npt.NDArray[np.int64]
-    forced: npt.NDArray[np.bool_]
-    #: None: aborted.
-    finish: Finish | None
+    request: str
+    row: int
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineStep:
+    """What one step of an engine gave."""
+
+    lane: Lane
+    #: The rollouts that it finished.
+    written: tuple[Written, ...] = ()
+    #: Tokens that it wrote, of finished and unfinished rollouts.
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +71,46 @@ class Health:
     """What an engine is doing."""
 
     version: int
+    #: Rollouts that wait for room, and that are being written, in both lanes.
     waiting: int
     running: int
-    written_tokens: int
+    #: The lane that the next step works on.
+    lane: Lane
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How to make an engine."""
+
+    model: str
+    dtype: str
+    #: Precision of the head: "fp32", "model" or "bf16-emulated".
+    head: Literal["model", "fp32", "bf16-emulated"]
+    #: Rollouts that are written at once in each lane.
+    slots: int
+    validation_slots: int
+    #: Longest prompt plus answer, in tokens.
+    columns: int
+    threads: int = 1
+    device: str = "cpu"
 
 
 class Engine(Protocol):
     """Writes rollouts, many at a time, with weights that may change between two tokens."""
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; they join as soon as there is room."""
+    def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
+        """Queue requests; their rollouts join as soon as there is room."""
         ...
 
-    def step(self) -> list[Written]:
-        """One more token for every running request; returns those that are finished."""
+    def step(self) -> EngineStep:
+        """One more token for every running rollout of the lane whose turn it is."""
         ...
 
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """New weights, from the next token on. What was already read or written stays as it is."""
         ...
 

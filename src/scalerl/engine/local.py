@@ -1,7 +1,8 @@
 """The local engine: continuous batching over any Hugging Face causal LM, on a CPU or one GPU.
 
-Requests join and leave between decode steps; weights change between decode steps; the key-value
-cache is kept. Each step costs one forward pass of one token per running request.
+Rollouts join and leave between decode steps; weights change between decode steps; the key-value
+cache is kept. Each step costs one forward pass of one token per running rollout. The two lanes
+share one cache: the rows of a lane that stands still stay where they are, below those that go on.
 """
 
 from __future__ import annotations
@@ -14,41 +15,74 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.engine.decoder import Decoder, ModelDecoder, Moves
-from scalerl.engine.interface import Health, Request, Written
-from scalerl.engine.llama import LlamaDecoder
+from scalerl.engine.decoder import Decoder, ModelDecoder
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
 from scalerl.engine.sampling import draw, uniform
 from scalerl.errors import InputError
+from scalerl.models.head import use_head_precision
+from scalerl.models.llama.decode import LlamaDecoder
+from scalerl.models.load import load_model
+from scalerl.models.rows import Compaction
+
+
+class _Queue:
+    """One lane: the rollouts that are being written, and those that wait for room."""
+
+    def __init__(self, slots: int, columns: int, device: torch.device) -> None:
+        self.slots = slots
+        self.rows = Rows(slots, columns, device)
+        self.waiting: deque[tuple[Request, int]] = deque()
+        #: Requests that were dropped while the lane stood still.
+        self.dropped: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.rows or self.waiting)
 
 
 class LocalEngine:
     """An Engine over a model in this process.
 
-    slots    requests that run at once
-    columns  longest prompt plus answer, in tokens
+    slots             rollouts that run at once; validation_slots: in the other lane (as many)
+    columns           longest prompt plus answer, in tokens
     """
 
     def __init__(
-        self, model: nn.Module, *, slots: int = 64, columns: int = 2048, version: int = 0
+        self,
+        model: nn.Module,
+        *,
+        slots: int = 64,
+        validation_slots: int | None = None,
+        columns: int = 2048,
+        version: int = 0,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
         self.columns = columns
-        self.slots = slots
-        fast = LlamaDecoder.of(model, slots, columns)
-        self.decoder: Decoder = ModelDecoder(model, slots, columns) if fast is None else fast
-        self.rows = Rows(slots, columns, self.device)
+        other = slots if validation_slots is None else validation_slots
+        fast = LlamaDecoder.of(model, slots + other, columns)
+        self.decoder: Decoder = fast or ModelDecoder(model, slots + other, columns)
         self.version = version
-        self.waiting: deque[Request] = deque()
-        self.written_tokens = 0
+        self.lane: Lane = "train"
+        self.queues: dict[Lane, _Queue] = {
+            "train": _Queue(slots, columns, self.device),
+            "validate": _Queue(other, columns, self.device),
+        }
 
-    @property
-    def running(self) -> list[Running]:
-        """The requests that are being written."""
-        return self.rows.running
+    @staticmethod
+    def of(spec: EngineSpec) -> LocalEngine:
+        """As a recipe describes it."""
+        model = load_model(spec.model, spec.dtype, spec.device)
+        use_head_precision(model, spec.head)
+        return LocalEngine(
+            model,
+            slots=spec.slots,
+            validation_slots=spec.validation_slots,
+            columns=spec.columns,
+        )
 
-    def submit(self, requests: Iterable[Request]) -> None:
+    def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
         for request in requests:
             n = len(request.prompt_token_ids)
             if n == 0:
@@ -58,16 +92,18 @@ class LocalEngine:
                     f"request {request.id}: a prompt of {n} tokens and an answer of up to "
                     f"{request.control.max_tokens} do not fit the engine's {self.columns}"
                 )
-            self.waiting.append(request)
+            self.queues[lane].waiting.extend((request, row) for row in request.seeds)
 
     @torch.inference_mode()
-    def step(self) -> list[Written]:
-        finished = self._admit()
-        if self.rows:
-            finished += self._advance(self.decoder.decode(self.rows.last_tokens()))
-        return finished
+    def step(self) -> EngineStep:
+        queue = self._turn()
+        written, tokens = self._admit(queue)
+        if queue.rows:
+            more, n = self._advance(queue, self.decoder.decode(queue.rows.last_tokens()))
+            written, tokens = written + more, tokens + n
+        return EngineStep(self.lane, tuple(written), tokens)
 
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = dict(self.model.named_parameters())
         own |= {k: v for k, v in self.model.named_buffers() if k in weights}
         missing = own.keys() - weights.keys()
@@ -81,50 +117,81 @@ class LocalEngine:
 
     def abort(self, ids: Sequence[str]) -> list[Written]:
         gone = set(ids)
-        rows = [i for i, r in enumerate(self.running) if r.request.id in gone]
-        out = [self.rows.written(i, None) for i in rows]
-        self._leave(rows)
-        self.waiting = deque(r for r in self.waiting if r.id not in gone)
+        out: list[Written] = []
+        for lane, queue in self.queues.items():
+            rows = [i for i, r in enumerate(queue.rows.running) if r.request.id in gone]
+            out += [queue.rows.written(i, "aborted") for i in rows]
+            queue.waiting = deque(w for w in queue.waiting if w[0].id not in gone)
+            if lane == self.lane:
+                self._leave(queue, rows)
+            else:
+                queue.dropped |= gone
         return out
 
     def health(self) -> Health:
-        return Health(self.version, len(self.waiting), len(self.running), self.written_tokens)
+        queues = self.queues.values()
+        return Health(
+            self.version,
+            sum(len(q.waiting) for q in queues),
+            sum(len(q.rows) for q in queues),
+            "validate" if self.queues["validate"].busy else "train",
+        )
 
-    def _admit(self) -> list[Written]:
-        """Read the prompts of waiting requests, as many as there are free rows, and draw their
-        first tokens."""
-        free = self.slots - len(self.running)
+    def _turn(self) -> _Queue:
+        """The lane whose turn it is; the rows of the other stand still below it."""
+        lane: Lane = "validate" if self.queues["validate"].busy else "train"
+        queue = self.queues[lane]
+        if lane != self.lane:
+            if lane == "validate":
+                self.decoder.hold()
+            else:
+                self.decoder.release()
+            self.lane = lane
+            running = queue.rows.running
+            self._leave(queue, [i for i, r in enumerate(running) if r.request.id in queue.dropped])
+            queue.dropped.clear()
+        return queue
+
+    def _admit(self, queue: _Queue) -> tuple[list[Written], int]:
+        """Read the prompts of waiting rollouts, as many as there are free rows, and draw their
+        first tokens. A prompt is read once for all rollouts of its group that join together."""
+        free = queue.slots - len(queue.rows)
         new: list[Running] = []
         finished: list[Written] = []
-        while self.waiting and len(new) < free:
-            request = self.waiting.popleft()
-            running = Running(request, request.control.start(request.seed))
+        while queue.waiting and len(new) < free:
+            running = Running.of(*queue.waiting.popleft())
             done = running.ask()
             if done is None:
                 new.append(running)
             else:
                 finished.append(unwritten(running, done))
+        tokens = 0
         if new:
-            first = len(self.running)
-            logits_BV = self.decoder.join([r.request.prompt_token_ids for r in new])
-            self.rows.join(new)
-            finished += self._advance(logits_BV, first)
-        return finished
+            first = len(queue.rows)
+            prompts = {r.request: r.request.prompt_token_ids for r in new}
+            place = {request: i for i, request in enumerate(prompts)}
+            which = [place[r.request] for r in new]
+            logits_BV = self.decoder.join(list(prompts.values()), which)
+            queue.rows.join(new)
+            more, tokens = self._advance(queue, logits_BV, first)
+            finished += more
+        return finished, tokens
 
-    def _advance(self, logits_BV: Tensor, first: int = 0) -> list[Written]:
+    def _advance(
+        self, queue: _Queue, logits_BV: Tensor, first: int = 0
+    ) -> tuple[list[Written], int]:
         """One token for each of the rows from `first` on: forced, or drawn."""
-        how, seeds_B, positions_B = self.rows.chance(first)
+        how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
-        done = self.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
-        self.written_tokens += len(token_B)
-        out = [self.rows.written(i, finish) for i, finish in done]
-        self._leave([i for i, _ in done])
-        return out
+        done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
+        out = [queue.rows.written(i, finish.reason) for i, finish in done]
+        self._leave(queue, [i for i, _ in done])
+        return out, len(token_B)
 
-    def _leave(self, rows: Sequence[int]) -> None:
+    def _leave(self, queue: _Queue, rows: Sequence[int]) -> None:
         if rows:
-            gone_B = np.zeros(len(self.running), dtype=bool)
+            gone_B = np.zeros(len(queue.rows), dtype=bool)
             gone_B[list(rows)] = True
-            moves = Moves.of(gone_B)
-            self.rows.leave(moves)
-            self.decoder.leave(moves)
+            compaction = Compaction.of(gone_B)
+            queue.rows.leave(compaction)
+            self.decoder.leave(compaction)

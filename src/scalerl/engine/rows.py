@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.length import Continue, Finish, Force, Progress
-from scalerl.engine.decoder import Moves
+from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import Request, Written
-from scalerl.engine.sampling import How
+from scalerl.engine.sampling import DrawSettings
+from scalerl.models.rows import Compaction
 
 #: No token has this id.
 NONE = -1
@@ -26,9 +27,10 @@ NONE = -1
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request with a row."""
+    """A rollout with a row of the batch; `row` is its number within its group."""
 
     request: Request
+    row: int
     progress: Progress
     #: Tokens that may be drawn before the length control must be asked again.
     room: int = 0
@@ -36,6 +38,10 @@ class Running:
     forcing: deque[int] = field(default_factory=deque)
     #: How many of its tokens the length control has seen.
     told: int = 0
+
+    @staticmethod
+    def of(request: Request, row: int) -> Running:
+        return Running(request, row, request.control.start(request.seeds[row]))
 
     def tell(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
         """The length control learns of new tokens."""
@@ -56,16 +62,10 @@ class Running:
 
 
 def unwritten(running: Running, finish: Finish) -> Written:
-    """Of a request that may not write a single token."""
-    none: list[int] = []
-    return Written(
-        running.request.id,
-        np.asarray(none, dtype=np.int64),
-        np.asarray(none, dtype=np.float32),
-        np.asarray(none, dtype=np.int64),
-        np.asarray(none, dtype=bool),
-        finish.reason,
-    )
+    """Of a rollout that may not write a single token."""
+    none = np.zeros(0, dtype=np.int64)
+    empty = Rollout(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
+    return Written(running.request.id, running.row, empty)
 
 
 class Rows:
@@ -88,7 +88,7 @@ class Rows:
         self.temperature = np.ones(rows_max, dtype=np.float32)
         self.top_p = np.ones(rows_max, dtype=np.float32)
         self.top_k = np.zeros(rows_max, dtype=np.int64)
-        self._how: How | None = None
+        self._how: DrawSettings | None = None
         self._seeds: Tensor | None = None
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class Rows:
         for i, r in enumerate(new, first):
             how = r.request.sampling
             self.count[i], self.room[i], self.forcing[i] = 0, r.room, bool(r.forcing)
-            self.seeds[i] = _signed(r.request.seed)
+            self.seeds[i] = _signed(r.request.seeds[r.row])
             self.temperature[i], self.top_p[i], self.top_k[i] = (
                 how.temperature, how.top_p, how.top_k
             )  # fmt: skip
@@ -110,15 +110,15 @@ class Rows:
             self.stops[i, : len(r.request.control.stop_ids)] = r.request.control.stop_ids
         self._how = self._seeds = None
 
-    def leave(self, moves: Moves) -> None:
+    def leave(self, compaction: Compaction) -> None:
         """Rows close up."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.stops, self.seeds, self.temperature, self.top_p,
                       self.top_k):  # fmt: skip
-            moves.apply(array)
-        for into, out_of in zip(moves.into.tolist(), moves.out_of.tolist(), strict=True):
+            compaction.apply(array)
+        for into, out_of in zip(compaction.into.tolist(), compaction.out_of.tolist(), strict=True):
             self.running[into] = self.running[out_of]
-        del self.running[moves.rows :]
+        del self.running[compaction.rows :]
         self._how = self._seeds = None
 
     def last_tokens(self) -> Tensor:
@@ -127,14 +127,14 @@ class Rows:
         newest = self.tokens[np.arange(n), self.count[:n] - 1]
         return torch.from_numpy(newest).to(self.device)
 
-    def chance(self, first: int) -> tuple[How, Tensor, Tensor]:
+    def draw_inputs(self, first: int) -> tuple[DrawSettings, Tensor, Tensor]:
         """(how, seeds, positions) of the rows from `first` on, for their next draw."""
         n = len(self.running)
         if first == 0 and self._how is not None and self._seeds is not None:
             how, seeds = self._how, self._seeds
         else:
             values = (self.temperature, self.top_p, self.top_k)
-            how = How.of(*(self._tensor(v[first:n]) for v in values))
+            how = DrawSettings.of(*(self._tensor(v[first:n]) for v in values))
             seeds = self._tensor(self.seeds[first:n])
             if first == 0:
                 self._how, self._seeds = how, seeds
@@ -172,17 +172,17 @@ class Rows:
                 finished.append((i, done))
         return finished
 
-    def written(self, row: int, finish: Finish | None) -> Written:
-        """What a row holds."""
-        n = int(self.count[row])
-        return Written(
-            id=self.running[row].request.id,
-            token_ids=self.tokens[row, :n].copy(),
-            logprobs=self.logprobs[row, :n].copy(),
-            versions=self.versions[row, :n].copy(),
-            forced=self.forced[row, :n].copy(),
-            finish=None if finish is None else finish.reason,
+    def written(self, i: int, finish: FinishReason) -> Written:
+        """What row i holds."""
+        n, running = int(self.count[i]), self.running[i]
+        rollout = Rollout(
+            token_ids=self.tokens[i, :n].copy(),
+            logprobs=self.logprobs[i, :n].copy(),
+            versions=self.versions[i, :n].copy(),
+            forced=self.forced[i, :n].copy(),
+            finish=finish,
         )
+        return Written(running.request.id, running.row, rollout)
 
     def _look_at(self, row: int) -> Finish | None:
         """Tell a row's length control what is new, and ask it. A forced phrase is told whole."""

@@ -34,7 +34,7 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class How:
+class DrawSettings:
     """How each row is drawn. Made when rows join or leave; which of the questions arise at all is
     decided then, not at every token."""
 
@@ -46,8 +46,8 @@ class How:
     truncated: bool
 
     @staticmethod
-    def of(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> How:
-        return How(
+    def of(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> DrawSettings:
+        return DrawSettings(
             temperature_B,
             top_p_B,
             top_k_B,
@@ -61,10 +61,10 @@ def sample(
     logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
-    return draw(logits_BV, How.of(temperature_B, top_p_B, top_k_B), u_B)
+    return draw(logits_BV, DrawSettings.of(temperature_B, top_p_B, top_k_B), u_B)
 
 
-def draw(logits_BV: Tensor, how: How, u_B: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Tensor]:
     """`sample` for rows whose ways are known."""
     greedy_B = how.temperature_B <= 0
     scaled_BV = logits_BV.float()

@@ -1,6 +1,6 @@
 """Early signs of a run going wrong, in plain words, each with the knob to turn.
 
-Pure: records in, lines out. An alarm speaks when it comes on, and again only after it has been off
+Pure: lines of the record in, sentences out. An alarm speaks when it comes on, and again only after it has been off
 for some steps.
 `healthy` is False while a grave one is on: checkpoints of that time do not push out the last good
 one.
@@ -13,7 +13,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+from scalerl.recipe import Recipe
+from scalerl.runs.compute import Spent
+from scalerl.runs.lines import EvalLine, StepLine
 
 #: Steps over which noisy shares are averaged.
 WINDOW = 5
@@ -29,81 +32,104 @@ SURE = 0.5
 MAX_GRADIENT = 50.0
 MAX_ZERO_VARIANCE = 0.95
 MAX_UNSCORED = 0.1
+#: Share of its time that the trainer waits for checks alone.
+MAX_CHECK_WAIT = 0.3
 #: Fall of the validation pass rate below its best, in points and in standard errors.
 FALL, FALL_ERRORS = 0.1, 4.0
 
 
 @dataclass
-class Watch:
+class Alarms:
     """Looks at every step and every validation."""
 
     truncation_warn: float = 0.05
     truncation_critical: float = 0.10
+    #: Which knob gives rollouts more room.
+    longer: str = "length.max_tokens"
     #: Alarms that are on, and for how many calm steps they will stay so.
     on: dict[str, int] = field(default_factory=dict)
     grave: set[str] = field(default_factory=set)
     best: tuple[float, float] | None = None
     latest: float = 0.0
+    _before: Spent | None = None
     _recent: dict[str, deque[float]] = field(default_factory=dict)
     _start: dict[str, list[float]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(recipe: Recipe) -> Alarms:
+        length = recipe.length
+        cut = "answer_tokens" if length.control == "interruption" else "max_tokens"
+        return Alarms(length.truncation_warn, length.truncation_critical, f"length.{cut}")
 
     @property
     def healthy(self) -> bool:
         return not self.grave
 
-    def step(self, record: dict[str, Any]) -> list[str]:
+    def step(self, line: StepLine) -> list[str]:
         """Lines about what has just come on."""
-        return [line for line in self._step(record) if line]
+        return [said for said in self._step(line) if said]
 
-    def _step(self, r: dict[str, Any]) -> Iterator[str | None]:
-        cut = self._mean("truncated", r["truncated"])
+    def _step(self, r: StepLine) -> Iterator[str | None]:
+        cut = self._mean("truncated", r.truncated)
         critical = cut > self.truncation_critical
         yield self._alarm(
             "truncation-critical", critical,
             f"{cut:.0%} of rollouts are cut off before their end; runs destabilise from 10 %: "
-            "raise length.max_tokens or length.answer_tokens", grave=True)  # fmt: skip
+            f"raise {self.longer}", grave=True)  # fmt: skip
         yield self._alarm(
             "truncation", cut > self.truncation_warn and not critical,
             f"{cut:.0%} of rollouts are cut off before their end: "
-            "raise length.max_tokens or length.answer_tokens")  # fmt: skip
-        ratio, ess = r["ratio"]["max"], r["ess"]
+            f"raise {self.longer}")  # fmt: skip
+        ratio, ess = r.ratio.max, r.ess
         yield self._alarm(
             "ratio", ratio > MAX_RATIO or ess < MIN_ESS,
             f"generator and trainer drift apart (largest ratio {ratio:.3g}, effective sample size "
             f"{ess:.0%}): lower schedule.k or optimiser.lr")  # fmt: skip
         yield self._alarm(
-            "non-finite", bool(r["non_finite"]),
-            f"{r['non_finite']} tokens have a log-prob that is not finite and are left out: "
+            "non-finite", bool(r.non_finite),
+            f"{r.non_finite} tokens have a log-prob that is not finite and are left out: "
             "check precision and temperature", grave=True)  # fmt: skip
         yield from self._against_start(r)
-        flat = self._mean("zero_variance", r["zero_variance"])
+        flat = self._mean("zero_variance", r.zero_variance)
         yield self._alarm(
             "zero-variance", flat > MAX_ZERO_VARIANCE,
             f"{flat:.0%} of prompts are all right or all wrong: little is left to learn here; "
             "harder (or easier) prompts would help")  # fmt: skip
-        missing = self._mean("unscored", r["filtered"]["unscored"] / r["filtered"]["rollouts"])
+        missing = self._mean("unscored", r.filtered.unscored / max(r.filtered.rollouts, 1))
         yield self._alarm(
             "unscored", missing > MAX_UNSCORED,
             f"{missing:.0%} of rollouts could not be scored: see the task's verifier")  # fmt: skip
+        waited = self._mean("check_wait", self._check_wait(r.ledger.spent))
+        yield self._alarm(
+            "checks", waited > MAX_CHECK_WAIT,
+            f"the checks set the pace: the trainer waits for them {waited:.0%} of its time; a "
+            "faster verifier, more placement.checkers or a larger schedule.k would "
+            "help")  # fmt: skip
 
-    def _against_start(self, r: dict[str, Any]) -> Iterator[str | None]:
+    def _against_start(self, r: StepLine) -> Iterator[str | None]:
         """Entropy and gradient against what they were in the first steps."""
-        entropy, first = r.get("entropy"), self._at_start("entropy", r.get("entropy"))
+        entropy, first = r.entropy, self._at_start("entropy", r.entropy)
         if entropy is not None and first:
             yield self._alarm(
                 "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE,
                 f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
                 "lower optimiser.lr, or stop here", grave=True)  # fmt: skip
-        norm, first = r["grad_norm"], self._at_start("grad_norm", r["grad_norm"])
+        norm, first = r.grad_norm, self._at_start("grad_norm", r.grad_norm)
         if first:
             yield self._alarm(
                 "gradient", norm > MAX_GRADIENT * first,
                 f"the gradient's norm is {norm:.3g}, {norm / first:.0f} times that of the first "
                 "steps: lower optimiser.lr", grave=True)  # fmt: skip
 
-    def evaluated(self, record: dict[str, Any]) -> list[str]:
+    def _check_wait(self, spent: Spent) -> float:
+        """Share of the trainer's time since the last step in which only checks were missing."""
+        before, self._before = self._before or Spent(), spent
+        whole = spent.train + spent.train_wait - before.train - before.train_wait
+        return (spent.check_wait - before.check_wait) / whole if whole > 0 else 0.0
+
+    def evaluated(self, found: EvalLine) -> list[str]:
         """Lines about what has just come on."""
-        rate, error = record["pass_rate"], record["stderr"] or 0.0
+        rate, error = found.pass_rate, found.stderr or 0.0
         self.latest = rate
         if self.best is None or rate > self.best[0]:
             self.best = (rate, error)

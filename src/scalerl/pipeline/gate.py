@@ -11,32 +11,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Request, Written
-from scalerl.pipeline.placement import PipelineError
+from scalerl.engine.interface import Request
+from scalerl.errors import PipelineError
 from scalerl.pipeline.plan import Plan
 
 #: Mean gap between the two sides' log-probs beyond which ratios mean nothing.
 MAX_GAP = 0.02
 ROLLOUTS = 4
+ID = "gate"
 
 
-def requests(plan: Plan) -> list[Request]:
+def request(plan: Plan) -> Request:
     """A few rollouts of one held-out prompt."""
     ids = tuple(plan.tokens_of(plan.validation[0]).tolist())
-    return [
-        Request(f"validation/gate/{i}", ids, plan.control, plan.sampling, seed=i)
-        for i in range(ROLLOUTS)
-    ]
+    return Request(ID, ids, plan.control, {i: i for i in range(ROLLOUTS)}, plan.sampling)
 
 
-def group(plan: Plan, written: Sequence[Written]) -> Group:
+def group(plan: Plan, rollouts: Sequence[Rollout]) -> Group:
     """What the trainer is asked to score."""
-    rollouts = tuple(
-        Rollout(w.token_ids, w.logprobs, w.versions, w.forced, w.finish or "failed", 0.0)
-        for w in written
-        if len(w.token_ids)
-    )
-    return Group("gate", plan.tokens_of(plan.validation[0]), rollouts)
+    written = tuple(r.judged(0.0, None) for r in rollouts if len(r))
+    return Group(ID, plan.tokens_of(plan.validation[0]), written)
 
 
 def verdict(plan: Plan, gaps: Sequence[float]) -> str:

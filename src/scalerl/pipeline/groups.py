@@ -1,121 +1,157 @@
-"""Groups under way: being written, or finished and waiting for the trainer.
+"""Groups under way: being written, being checked, or ready for the trainer.
 
-Their state goes into checkpoints as plain arrays and JSON: finished groups are kept, groups that
-are still being written are asked again from their beginning, under the same serial number.
+Their state goes into checkpoints as plain arrays and JSON: groups that are written are kept (those
+without verdicts are checked again), groups that are still being written are asked again from their
+beginning, under the same serial number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.algorithm.length import penalised_reward
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Written
-from scalerl.pipeline.checking import Checker
+from scalerl.engine.interface import Request
 from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.schedule import Ticket
-from scalerl.tasks.task import Prompt
+from scalerl.pipeline.schedule import GroupAge
+from scalerl.tasks.task import Checked, Prompt, seed_from
 
-_ARRAYS = ("token_ids", "logprobs", "versions", "forced")
+_ARRAYS: dict[str, Any] = {
+    "token_ids": np.int64, "logprobs": np.float32, "versions": np.int64, "forced": bool,
+}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
-class UnderWay:
+class PendingGroup:
     """One group, from the draw of its prompt to its optimiser step."""
 
+    serial: int
     prompt: Prompt
-    token_ids: Any
+    token_ids: npt.NDArray[np.int64]
+    #: Rollouts it will have.
+    size: int
     #: Version of the generator when it was started: no token of the group is older.
     started: int
-    generator: int
-    written: dict[int, Written] = field(default_factory=dict)
+    #: Name of the generator that writes it.
+    generator: str = ""
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+    #: Once it is checked.
     group: Group | None = None
 
     @property
-    def writing(self) -> bool:
-        return self.group is None
+    def stage(self) -> Literal["writing", "checking", "ready"]:
+        if self.group is not None:
+            return "ready"
+        return "writing" if len(self.rollouts) < self.size else "checking"
 
-    def ticket(self, serial: int) -> Ticket:
+    @property
+    def age(self) -> GroupAge:
         """What the schedule needs to know of it."""
-        if self.group is None:
-            return Ticket(serial, self.started)
-        oldest = min((int(r.versions.min()) for r in self.group.rollouts if len(r)), default=None)
-        return Ticket(serial, self.started if oldest is None else oldest, finished=True)
+        oldest = None if self.group is None else self.group.oldest
+        return GroupAge(
+            self.serial, self.started if oldest is None else oldest, self.group is not None
+        )
+
+    def request(self, plan: Plan) -> Request:
+        """What is still to be written of it."""
+        missing = [row for row in range(self.size) if row not in self.rollouts]
+        seed = plan.recipe.seed
+        return Request(
+            str(self.serial),
+            tuple(self.token_ids.tolist()),
+            plan.control,
+            {row: seed_from(seed, "rollout", self.serial, row) for row in missing},
+            plan.sampling,
+        )
 
     def started_again(self, version: int) -> None:
         """Its generator is new: rollouts that were not finished begin anew at this version."""
-        kept = [int(w.versions.min()) for w in self.written.values() if len(w.versions)]
+        kept = [int(r.versions.min()) for r in self.rollouts.values() if len(r)]
         self.started = min([version, *kept])
 
+    def answers(self, plan: Plan) -> list[tuple[Prompt, str]]:
+        """What a checker judges."""
+        return [(self.prompt, plan.text_of(r.token_ids)) for r in self._in_order()]
 
-def finished_group(u: UnderWay, plan: Plan, checker: Checker) -> Group:
-    """All rollouts are written: check them, reward them."""
-    written = [u.written[i] for i in sorted(u.written)]
-    checked = checker.check_all([(u.prompt, plan.text_of(w.token_ids)) for w in written])
-    rollouts = []
-    for w, c in zip(written, checked, strict=True):
-        reward = None if c.reward is None else _penalised(c.reward, bool(c.correct), w, plan)
-        arrays = (w.token_ids, w.logprobs, w.versions, w.forced)
-        rollouts.append(Rollout(*arrays, w.finish or "failed", reward, c.correct))
-    return Group(u.prompt.id, u.token_ids, tuple(rollouts))
+    def judge(self, verdicts: Sequence[Checked], plan: Plan) -> Group:
+        """All rollouts with their rewards: it is ready."""
+        judged = tuple(
+            r.judged(_reward(r, verdict, plan), verdict.correct)
+            for r, verdict in zip(self._in_order(), verdicts, strict=True)
+        )
+        self.group = Group(self.prompt.id, self.token_ids, judged)
+        return self.group
+
+    def _in_order(self) -> list[Rollout]:
+        return [self.rollouts[row] for row in sorted(self.rollouts)]
 
 
-def _penalised(reward: float, correct: bool, w: Written, plan: Plan) -> float:
+def _reward(rollout: Rollout, verdict: Checked, plan: Plan) -> float | None:
     length = plan.recipe.length
-    if length.control != "penalty" or not length.penalty_max:
-        return reward
-    longest, cache = length.penalty_max, length.penalty_cache or 1
-    return penalised_reward(reward, correct, len(w.token_ids), longest, cache)
+    if verdict.reward is None or length.control != "penalty" or not length.penalty_max:
+        return verdict.reward
+    return penalised_reward(
+        verdict.reward,
+        bool(verdict.correct),
+        len(rollout),
+        length.penalty_max,
+        length.penalty_cache or 1,
+    )
 
 
-def save(path: Path, under_way: Mapping[int, UnderWay]) -> None:
+def save(path: Path, pending: Iterable[PendingGroup]) -> None:
     """Write `groups.json` and `groups.npz`."""
     about = []
     arrays: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
-    for serial, u in under_way.items():
-        rollouts = () if u.group is None else u.group.rollouts
-        for rollout in rollouts:
+    for p in pending:
+        kept: Sequence[Rollout] = () if p.stage == "writing" else p._in_order()
+        if p.group is not None:
+            kept = p.group.rollouts
+        for rollout in kept:
             for name in _ARRAYS:
                 arrays[name].append(getattr(rollout, name))
         about.append(
             {
-                "serial": serial,
-                "prompt": u.prompt.id,
-                "started": u.started,
-                "rollouts": [[len(r), r.finish, r.reward, r.correct] for r in rollouts],
+                "serial": p.serial,
+                "prompt": p.prompt.id,
+                "started": p.started,
+                "checked": p.group is not None,
+                "rollouts": [[len(r), r.finish, r.reward, r.correct] for r in kept],
             }
         )
     (path / "groups.json").write_text(json.dumps(about))
-    empty = {"token_ids": np.int64, "logprobs": np.float32, "versions": np.int64, "forced": bool}
     flat: dict[str, Any] = {
-        name: np.concatenate(values) if values else np.zeros(0, dtype=empty[name])
+        name: np.concatenate(values) if values else np.zeros(0, dtype=_ARRAYS[name])
         for name, values in arrays.items()
     }
     np.savez(path / "groups.npz", **flat)
 
 
-def load(path: Path, prompts: Mapping[str, Prompt], tokens_of: Any) -> dict[int, UnderWay]:
+def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, PendingGroup]:
     """What `save` wrote; groups without rollouts are still to be written."""
     about = json.loads((path / "groups.json").read_text())
     with np.load(path / "groups.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in _ARRAYS}
-    found: dict[int, UnderWay] = {}
+    found: dict[int, PendingGroup] = {}
     at = 0
     for item in about:
         prompt = prompts[item["prompt"]]
-        u = UnderWay(prompt, tokens_of(prompt), int(item["started"]), generator=0)
-        rollouts = []
-        for length, finish, reward, correct in item["rollouts"]:
+        size = plan.recipe.batch.generations
+        p = PendingGroup(
+            int(item["serial"]), prompt, plan.tokens_of(prompt), size, int(item["started"])
+        )
+        for row, (length, finish, reward, correct) in enumerate(item["rollouts"]):
             part = {name: values[at : at + length] for name, values in arrays.items()}
-            rollouts.append(Rollout(**part, finish=finish, reward=reward, correct=correct))
+            p.rollouts[row] = Rollout(**part, finish=finish, reward=reward, correct=correct)
             at += length
-        if rollouts:
-            u.group = Group(prompt.id, u.token_ids, tuple(rollouts))
-        found[int(item["serial"])] = u
+        if item["checked"]:
+            p.group = Group(prompt.id, p.token_ids, tuple(p.rollouts.values()))
+        found[p.serial] = p
     return found

@@ -8,26 +8,31 @@ matrix products of a token.
     device_seconds = generate + hand_over + train + generate_wait + train_wait
 
 `hand_over` is generators loading weights. The two waits are what is left of each side's time:
-what it did neither generating nor training. `wasted` counts rollouts that were written and not
-learnt from, by reason: stale (too old: the schedules never let it happen), filtered (no variance,
+what it did neither generating nor training. Of train_wait, `check_wait` is the part during which
+all that the trainer waited for was written and only its check was missing; `check` is what the
+checkers spent, which are no devices. `wasted` counts rollouts that were written and not learnt
+from, by reason: stale (too old: the schedules never let it happen), filtered (no variance,
 truncated, unscored) and failed (lost with a process, or part of a refused step).
 """
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Waste = Literal["stale", "filtered", "failed"]
-_COUNTS = ("steps", "samples", "generated_tokens", "trained_tokens")
+from scalerl.pipeline.crew import Clock
+from scalerl.runs.compute import Compute, LedgerLine, Spent, WasteCount, Wasted
+
+WasteReason = Literal["stale", "filtered", "failed"]
+#: What parts report, and what is booked here.
+Work = Literal["generate", "hand_over", "train", "check", "validate"]
 
 
 @dataclass
 class Ledger:
-    """Running totals; `to_dict` / `restore` for checkpoints."""
+    """Running totals; `to_line` / `restore` for checkpoints."""
 
+    clock: Clock
     parameters: int
     generators: int
     trainers: int
@@ -38,16 +43,26 @@ class Ledger:
     trained_tokens: int = 0
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
+    #: On the clock: training and validation.
+    clock_seconds: float = 0.0
+    #: Seconds the sides had, all their devices together.
+    generator_seconds: float = 0.0
+    trainer_seconds: float = 0.0
+    check_wait: float = 0.0
     #: Spent on work that a crash took away: in no other number.
     lost_device_seconds: float = 0.0
-    #: Device-seconds of work, as the processes report them: generate, hand_over, train, validate.
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    #: Rollouts and their tokens, by reason.
-    wasted: dict[str, dict[str, int]] = field(
-        default_factory=lambda: {k: {"rollouts": 0, "tokens": 0} for k in Waste.__args__}  # type: ignore[attr-defined]
+    spent: dict[Work, float] = field(
+        default_factory=lambda: {
+            "generate": 0.0, "hand_over": 0.0, "train": 0.0, "check": 0.0, "validate": 0.0,
+        }
+    )  # fmt: skip
+    #: (rollouts, tokens) by reason.
+    wasted: dict[WasteReason, tuple[int, int]] = field(
+        default_factory=lambda: {"stale": (0, 0), "filtered": (0, 0), "failed": (0, 0)}
     )
     _since: float | None = field(default=None, repr=False)
     _validating: bool = field(default=False, repr=False)
+    _checks_awaited: bool = field(default=False, repr=False)
 
     @property
     def devices(self) -> int:
@@ -55,68 +70,95 @@ class Ledger:
 
     def start(self) -> None:
         """The clock runs from here."""
-        self._since = time.monotonic()
+        self._since = self.clock.now()
 
     def tick(self) -> None:
         """Book the time since the last tick."""
-        now = time.monotonic()
-        if self._since is not None:
-            seconds = (now - self._since) * self.devices
-            if self._validating:
-                self.validation_seconds += seconds
-            else:
-                self.device_seconds += seconds
-            self._since = now
+        if self._since is None:
+            return
+        now = self.clock.now()
+        seconds, self._since = now - self._since, now
+        self.clock_seconds += seconds
+        if self._validating:
+            self.validation_seconds += seconds * self.devices
+            return
+        self.device_seconds += seconds * self.devices
+        self.generator_seconds += seconds * self.generators
+        self.trainer_seconds += seconds * self.trainers
+        self.check_wait += seconds * self.trainers * self._checks_awaited
 
     def validating(self, on: bool) -> None:
         """Time from here on is validation, or training again."""
         self.tick()
         self._validating = on
 
-    def waste(self, why: Waste, rollouts: int, tokens: int) -> None:
-        self.wasted[why]["rollouts"] += rollouts
-        self.wasted[why]["tokens"] += tokens
+    def awaits_checks(self, on: bool) -> None:
+        """From here on the trainer waits for checks alone, or not."""
+        if on is not self._checks_awaited:
+            self.tick()
+            self._checks_awaited = on
 
-    def compute(self) -> dict[str, float]:
+    def joined(self) -> None:
+        """One generator more."""
+        self.tick()
+        self.generators += 1
+
+    def waste(self, why: WasteReason, rollouts: int, tokens: int) -> None:
+        before = self.wasted[why]
+        self.wasted[why] = (before[0] + rollouts, before[1] + tokens)
+
+    def compute(self) -> Compute:
         """Compute so far, in every kind."""
         self.tick()
         seconds = self.device_seconds + self.validation_seconds * self.count_validation
         flops = self.parameters * (2.0 * self.generated_tokens + 6.0 * self.trained_tokens)
-        return {
-            "device_hours": seconds / 3600.0,
-            "flops": flops,
-            "generated_tokens": self.generated_tokens,
-            "trained_tokens": self.trained_tokens,
-            "samples": self.samples,
-            "steps": self.steps,
-        }
+        return Compute(
+            device_hours=seconds / 3600.0,
+            flops=flops,
+            generated_tokens=self.generated_tokens,
+            trained_tokens=self.trained_tokens,
+            samples=self.samples,
+            steps=self.steps,
+            minutes=self.clock_seconds / 60.0,
+        )
 
-    def split(self) -> dict[str, float]:
-        """Device-seconds by what they went to; all but `validate` add up to device_seconds."""
-        wall = self.device_seconds / self.devices
-        spent = {k: self.spent[k] for k in ("generate", "hand_over", "train", "validate")}
-        written = spent["generate"] + spent["hand_over"]
-        return spent | {
-            "generate_wait": wall * self.generators - written,
-            "train_wait": wall * self.trainers - spent["train"],
-        }
+    def split(self) -> Spent:
+        """Device-seconds by what they went to."""
+        spent = self.spent
+        return Spent(
+            **spent,
+            generate_wait=self.generator_seconds - spent["generate"] - spent["hand_over"],
+            train_wait=self.trainer_seconds - spent["train"],
+            check_wait=self.check_wait,
+        )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_line(self) -> LedgerLine:
+        """As a step's line has it."""
         self.tick()
-        return {name: getattr(self, name) for name in _COUNTS} | {
-            "device_seconds": self.device_seconds,
-            "validation_seconds": self.validation_seconds,
-            "lost_device_seconds": self.lost_device_seconds,
-            "spent": self.split(),
-            "wasted": {why: dict(counts) for why, counts in self.wasted.items()},
-        }
+        return LedgerLine(
+            steps=self.steps,
+            samples=self.samples,
+            generated_tokens=self.generated_tokens,
+            trained_tokens=self.trained_tokens,
+            device_seconds=self.device_seconds,
+            validation_seconds=self.validation_seconds,
+            lost_device_seconds=self.lost_device_seconds,
+            spent=self.split(),
+            wasted=Wasted(**{why: WasteCount(*counts) for why, counts in self.wasted.items()}),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        self.tick()
+        names = (
+            "steps", "samples", "generated_tokens", "trained_tokens", "device_seconds",
+            "validation_seconds", "clock_seconds", "generator_seconds", "trainer_seconds",
+            "check_wait", "lost_device_seconds", "spent", "wasted",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        for name in _COUNTS:
-            setattr(self, name, int(state[name]))
-        self.device_seconds = float(state["device_seconds"])
-        self.validation_seconds = float(state["validation_seconds"])
-        self.lost_device_seconds = float(state["lost_device_seconds"])
-        self.spent = defaultdict(float, state["spent"])
-        self.wasted = {why: dict(counts) for why, counts in state["wasted"].items()}
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.wasted = {why: (counts[0], counts[1]) for why, counts in state["wasted"].items()}

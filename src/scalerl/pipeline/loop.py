@@ -1,278 +1,218 @@
-"""The loop: prompts out, rollouts in, batches to the trainer, weights back (paper section 3.11).
+"""The loop: prompts out, rollouts in, batches to the trainer, weights back (paper, Figure 4).
 
-It is ignorant of what is behind its parts: generators take requests and give back what they wrote,
-the trainer takes groups and gives back a version, a placement holds them. Both schedules run
-through here. A generator that dies is replaced and what it held is asked again; without the trainer
-the run goes back to its last checkpoint (`scalerl.training`).
+                     prompts                 answers                  groups
+    curriculum ──────────────► generators ──────────► checkers ──────────────► trainer
+        ▲                          ▲                      │                       │
+        └────── pass rates ────────┼──────────────────────┘                       │
+                                   └───────────── weights, version + 1 ◄──────────┘
 
-In step (`placement.deterministic`) everything happens at fixed points: generators finish a fixed
-share of rollouts while the trainer takes a step, then all wait for each other, and weights change.
+Who pushes back on whom:
+
+    generators   are given new prompts while the schedule has room (`Schedule.room`)
+    checkers     judge while anything is written; what they have not judged is not finished
+    trainer      takes a batch when the schedule has one (`Schedule.choose`), and waits otherwise
+    validation   and checkpoints wait for the trainer; training rollouts stand still meanwhile
+
+It is handed a crew and a clock and builds nothing. Whatever changes what may be begun is followed
+by beginning it, before anything is waited for; whatever is waited for, everybody is listened to.
+A generator or checker that is gone is replaced, and what it held is asked again; without the
+trainer the run goes back to its last checkpoint (`scalerl.training`).
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scalerl.algorithm.curriculum import OutOfPrompts
 from scalerl.algorithm.filters import informative
-from scalerl.algorithm.rollout import Group
-from scalerl.engine.interface import Request, Written
-from scalerl.pipeline import gate
-from scalerl.pipeline import groups as group_files
+from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.engine.interface import Written
+from scalerl.errors import PipelineError
+from scalerl.pipeline import checkpoints, gate, state
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.alarms import Watch
-from scalerl.pipeline.checking import Checker
-from scalerl.pipeline.checkpoints import prune, write
-from scalerl.pipeline.desk import Desk
-from scalerl.pipeline.groups import UnderWay, finished_group
-from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.placement import LocalPlacement, Lost, PipelineError, Worker
+from scalerl.pipeline.alarms import Alarms
+from scalerl.pipeline.checks import Judged
+from scalerl.pipeline.conversation import Conversation, Stopped
+from scalerl.pipeline.crew import Clock, Crew, Handle
+from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.records import step_record
-from scalerl.pipeline.schedule import Ticket
+from scalerl.pipeline.schedule import GroupAge, NextBatch
+from scalerl.pipeline.step_line import step_line
 from scalerl.pipeline.validation import Validation
-from scalerl.runs.writer import RunWriter
-from scalerl.tasks.task import seed_from
+from scalerl.runs.budget import budget_use
+from scalerl.runs.compute import Compute
+from scalerl.runs.lines import EvalLine
+from scalerl.runs.listener import Listener
+from scalerl.runs.store import RunStore
 
-#: A generator that dies so often without finishing a rollout in between is not started again.
-MAX_DEATHS = 5
 #: Batches with a gradient that is not finite, in a row, after which the run is over.
 MAX_REFUSALS = 3
 #: Batches' worth of groups without variance, in a row, after which refilling is hopeless.
 MAX_REFILL = 50
-#: Part of a batch that is finished between two weight updates of a run in step. Less than a whole
-#: one, so that rollouts are in flight when weights change, as in a run that is not kept in step.
-IN_STEP_SHARE = 0.75
-#: Seconds between two looks at who is silent, and between two status files.
-WATCH = 1.0
-#: Seconds a process may take to start, however short the patience with those that work.
-START = 300.0
 #: Prompts left out that are named one by one.
 NAMED = 5
 
 
-class Stopped(Exception):
-    """Somebody asked the run to end; the reason is its text."""
-
-
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
+class LoopEnd:
+    """How a loop ended."""
 
     reason: str
     steps: int
-    compute: dict[str, float]
+    compute: Compute
 
 
-@dataclass(slots=True)
-class Hooks:
-    """What is told to the outside; each may be left alone."""
-
-    #: With the groups of each batch, before it goes to the trainer.
-    on_batch: Callable[[tuple[Group, ...]], None] = lambda groups: None
-    #: After each optimiser step, with its record.
-    on_step: Callable[[dict[str, Any]], None] = lambda record: None
-    #: After each validation, with its record; a returned text ends the run for that reason.
-    on_eval: Callable[[dict[str, Any]], str | None] = lambda record: None
-    #: Anything worth a line.
-    say: Callable[[str], None] = lambda line: None
-
-
-class Loop:
-    """One run. Use as a context manager: leaving it ends all processes."""
+class Loop(Conversation):
+    """One run, until its budget is used up, the prompts run out, or somebody says stop."""
 
     def __init__(
-        self, plan: Plan, writer: RunWriter, hooks: Hooks, *, checkpoint: Path | None = None
+        self,
+        plan: Plan,
+        crew: Crew,
+        clock: Clock,
+        store: RunStore,
+        listener: Listener,
+        *,
+        checkpoint: Path | None = None,
+        stop_rule: Callable[[EvalLine], str | None] = lambda line: None,
     ) -> None:
-        self.plan = plan
-        self.writer = writer
-        self.hooks = hooks
-        self.under_way: dict[int, UnderWay] = {}
-        self.serial = 0
-        self.version = 0
-        self.published = 0
-        self.training = False
+        super().__init__(plan, crew, clock, store, listener)
+        self.stop_rule = stop_rule
+        self.serial = self.published = 0
+        #: The batch that the trainer works on.
+        self.batch: tuple[Group, ...] = ()
+        self.questions = Validation.of(plan)
+        self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
-        self.validation = Validation(plan)
-        length = plan.recipe.length
-        self.watch = Watch(length.truncation_warn, length.truncation_critical)
-        where = plan.recipe.placement
-        self.patience = where.patience
-        self.in_step = where.deterministic
-        self.checker = Checker(plan.task, where.patience, hooks.say)
-        self.ledger = Ledger(
-            plan.parameters, where.generators, 1, plan.recipe.compute.count_validation
-        )
-        spec = plan.trainer
-        if checkpoint is not None:
-            self._restore(checkpoint)
-            spec = replace(spec, checkpoint=str(checkpoint))
-        self.placement = LocalPlacement(
-            spec, plan.generator, where.generators, plan.layout, where.patience
-        )
-        self.desk = Desk(where.generators, in_step=self.in_step)
+        self.alarms = Alarms.of(plan.recipe)
         self.started = False
-        self.answers: list[Written] = []
-        self._holding: set[int] = set()
-        self._later: list[Any] = []
-        self._stop: str | None = None
-        self._refusals = 0
-        self._refilled = 0
+        self._gate: list[Rollout] = []
+        self._out_of_prompts = False
+        self._refusals = self._refilled = 0
         self._left_out: set[str] = set()
-        self._told = 0.0
+        if checkpoint is not None:
+            state.restore(self, checkpoint)
 
-    def __enter__(self) -> Loop:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.placement.stop(at_once=kind is KeyboardInterrupt or not self.started)
-        self.plan.task.close()
-
-    def stop(self, reason: str) -> None:
-        """Ask the run to end at the next opportunity; safe in a signal handler."""
-        self._stop = reason
-
-    def run(self) -> Outcome:
-        """Until the budget is used up, the prompts run out, or somebody says stop."""
+    def run(self) -> LoopEnd:
+        """From the first weights to the last validation."""
         try:
-            self._await_ready()
+            self._await_crew()
+            phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
+            self.published = self.version - self.version % phase
             self._check_mismatch()
-            self._ask(self.under_way)
+            self._ask_again()
             self.ledger.validating(self.last_validation is None)
             self.ledger.start()
             self.started = True
-            reason = self._run()
+            reason = self.validate() if self.last_validation is None else None
+            while reason is None:
+                self._obey()
+                reason = self._spent() or self._turn()
+            if self.last_validation != self.version:
+                self._publish()
+                self.validate()
         except Stopped as stopped:
             reason = str(stopped)
-        self.ledger.tick()
-        return Outcome(reason, self.version, self.ledger.compute())
-
-    def _run(self) -> str:
-        reason = None
-        if self.last_validation is None:
-            reason = self.validate()
-        turn = self._turn_in_step if self.in_step else self._turn
-        while reason is None:
-            if self._stop is not None and not self.training:
-                raise Stopped(self._stop)
-            reason = self._spent() or turn()
-        if self.last_validation != self.version:
-            self._publish()
-            self.validate()
-        return reason
+        return LoopEnd(reason, self.version, self.ledger.compute())
 
     def _turn(self) -> str | None:
-        """Start what may be started, train on what is ready, take in what has come."""
-        out_of_prompts = self._start_groups()
-        waits_for = "the trainer"
-        if not self.training:
+        """Begin all that may begin, then take in what has come; a reason ends the run."""
+        if not self.batch:
             if self._validation_due():
                 return self.validate()
             if self._checkpoint_due():
                 self.save()
-            choice = self.plan.schedule.choose(self.version, self._tickets())
-            waits_for = choice.waits_for or waits_for
-            if choice.serials:
-                self._train(choice.serials)
-            elif out_of_prompts and not self._writing():
-                return "every prompt has been retired"
+        waits_for = self._begin()
+        unfinished = len(self.pending) - self._count("ready")
+        if self._out_of_prompts and not self.batch and not unfinished:
+            return "every prompt has been retired"
         self._take_in(waits_for)
         return None
 
-    def _turn_in_step(self) -> str | None:
-        """The same with fixed points: all begin together, and all are waited for."""
-        if self._validation_due():
-            return self.validate()
-        if self._checkpoint_due():
-            while self._writing():  # what is in the generators' memory would be lost to a resume
-                self._advance()
-            self.save()
-        choice = self.plan.schedule.choose(self.version, self._tickets())
-        if choice.serials:
+    def _begin(self) -> str:
+        """Start groups and the next step until neither can be: who is waited for then."""
+        while True:
+            self._start_groups()
+            if self.batch:
+                return "the trainer"
+            choice = self.plan.schedule.choose(self.version, self._ages())
+            self.ledger.awaits_checks(self._only_checks_missing(choice))
+            if not choice.serials:
+                return choice.waits_for or "the generators"
             self._train(choice.serials)
-        out_of_prompts = self._start_groups()
-        if out_of_prompts and not choice.serials and not self._writing():
-            return "every prompt has been retired"
-        self._advance()
-        while self.training:
-            self._take_in("the trainer")
-        if self.plan.schedule.publishes(self.version):
-            self._publish()
-        return None
 
-    def _advance(self) -> None:
-        """Every generator finishes its share of rollouts, or all it has, with the same weights."""
-        share = math.ceil(IN_STEP_SHARE * self.plan.recipe.batch.completions / len(self.desk))
-        self._holding = {i for i, asked in enumerate(self.desk.asked) if asked}
-        for i in self._holding:
-            self.placement.generators[i].send(m.Advance(self.published, share))
-        while self._holding:
-            self._take_in(f"generators {sorted(self._holding)} to do their share")
-        for message in self._later:
-            self._handle(self.placement.trainer, message)
-        self._later.clear()
+    def _only_checks_missing(self, choice: NextBatch) -> bool:
+        """Whether all that the trainer waits for is written, and only not checked yet."""
+        if choice.late is not None:
+            return self.pending[choice.late].stage == "checking"
+        return 0 < choice.missing <= self._count("checking")
 
-    def _publish(self) -> None:
-        """Hand over the present weights, if that has not been done."""
-        if self.published != self.version:
-            self._ask_trainer(m.Publish())
-            self.published = self.version
-            self.desk.all_at(self.version)
+    def _ages(self) -> list[GroupAge]:
+        return [p.age for p in self.pending.values()]
+
+    def _count(self, stage: str) -> int:
+        return sum(p.stage == stage for p in self.pending.values())
+
+    def _obey(self) -> None:
+        if self._stop is not None and not self.batch:
+            raise Stopped(self._stop)
 
     def _spent(self) -> str | None:
-        budget, compute = self.plan.recipe.budget, self.ledger.compute()
-        if self.training:
-            return None
-        if budget.steps is not None and self.version >= budget.steps:
-            return f"budget of {budget.steps} steps"
-        if budget.gpu_hours is not None and compute["device_hours"] >= budget.gpu_hours:
-            return f"budget of {budget.gpu_hours:g} device-hours"
-        minutes = self.ledger.device_seconds / self.ledger.devices / 60.0
-        if budget.minutes is not None and minutes >= budget.minutes:
-            return f"budget of {budget.minutes:g} minutes"
-        return None
+        """Why the budget is used up, if it is."""
+        use = None if self.batch else budget_use(self.plan.recipe.budget, self.ledger.compute())
+        return None if use is None else use.reason
+
+    # -- before -----------------------------------------------------------------------------------
+
+    def _check_mismatch(self) -> None:
+        """Both sides must agree on the same tokens before anything is learnt from their ratio."""
+        first = next(iter(self.dispatcher))
+        self.dispatcher.hand(first, [gate.request(self.plan)], "validate", self.version)
+        while len(self._gate) < gate.ROLLOUTS:
+            self._obey()
+            self._take_in("the first rollouts, to compare both sides")
+        group = gate.group(self.plan, self._gate)
+        gaps = self._ask_trainer(m.Score((group,)), "to score the first rollouts").gaps
+        self.listener.say(gate.verdict(self.plan, gaps))
+
+    def _ask_again(self) -> None:
+        """After a resume: what was not written is written, what was not checked is checked."""
+        self._ask(p for p in self.pending.values() if p.stage == "writing")
+        for p in self.pending.values():
+            if p.stage == "checking":
+                self.checks.submit(p.serial, p.answers(self.plan))
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def _tickets(self) -> list[Ticket]:
-        return [u.ticket(s) for s, u in self.under_way.items()]
-
-    def _writing(self) -> int:
-        return sum(u.writing for u in self.under_way.values())
-
-    def _start_groups(self) -> bool:
-        """Give generators new prompts, as many as the schedule allows; True if there are none."""
-        # The batch that is being trained on has used up its version, and is no longer under way.
-        version = self.version + self.training
-        room = self.plan.schedule.room(version, self.desk.oldest, self._tickets())
+    def _start_groups(self) -> None:
+        """Give generators new prompts, as many as the schedule allows."""
+        # The batch that is being trained on has used up its version, and is no longer pending.
+        version = self.version + bool(self.batch)
+        room = self.plan.schedule.room(version, self.dispatcher.oldest, self._ages())
         if self.plan.schedule.name == "pipeline":
-            enough = self.plan.recipe.batch.prompts * len(self.desk)
-            room = min(room, max(enough - self._writing(), 0))
-        if room <= 0:
-            return False
+            enough = self.plan.recipe.batch.prompts * len(self.dispatcher)
+            room = min(room, max(enough - self._count("writing"), 0))
+        if room <= 0 or self.validation is not None or self._stop is not None:
+            return
         try:
             ids = self.plan.curriculum.draw(room)
         except OutOfPrompts:
-            return True
-        new = {}
-        for prompt_id in ids:
-            prompt = self.plan.prompts[str(prompt_id)]
+            self._out_of_prompts = True
+            return
+        new = []
+        for prompt in (self.plan.prompts[str(i)] for i in ids):
             if not self.plan.fits(prompt):
                 self._leave_out(prompt.id)
                 continue
+            size = self.plan.recipe.batch.generations
             tokens = self.plan.tokens_of(prompt)
-            new[self.serial] = UnderWay(prompt, tokens, self.desk.oldest, generator=0)
+            new.append(PendingGroup(self.serial, prompt, tokens, size, self.dispatcher.oldest))
             self.serial += 1
-        self.under_way |= new
+        self.pending |= {p.serial: p for p in new}
         self._ask(new)
-        return False
 
     def _leave_out(self, prompt_id: str) -> None:
         """A prompt that is empty or too long; without any other there is nothing to do."""
@@ -288,158 +228,76 @@ class Loop:
             more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
             self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
-    def _ask(self, groups: Mapping[int, UnderWay]) -> None:
-        """Send the requests of these groups, as far as they are not written."""
-        writing = {serial: u for serial, u in groups.items() if u.writing}
-        for i, share in enumerate(self.desk.divide(writing, self._requests)):
-            self._submit(i, share)
+    def _ask(self, groups: Iterable[PendingGroup]) -> None:
+        """Each group goes as a whole to the generator that will be done first."""
+        shares: dict[str, list[PendingGroup]] = {}
+        planned = dict.fromkeys(self.dispatcher.states, 0)
+        for p in groups:
+            chosen = self.dispatcher.choose(planned)
+            p.generator = chosen.handle.name
+            planned[p.generator] += p.size
+            shares.setdefault(p.generator, []).append(p)
+        for name, share in shares.items():
+            requests = [p.request(self.plan) for p in share]
+            generator = self.dispatcher.states[name]
+            rollouts = self.dispatcher.hand(generator, requests, "train", self.version)
+            self.listener.asked(self.clock.now(), rollouts)
 
-    def _requests(self, serial: int, u: UnderWay) -> list[Request]:
-        seed = self.plan.recipe.seed
-        return [
-            Request(
-                f"{serial}/{i}",
-                tuple(u.token_ids.tolist()),
-                self.plan.control,
-                self.plan.sampling,
-                seed_from(seed, "rollout", serial, i),
-            )
-            for i in range(self.plan.recipe.batch.generations)
-            if i not in u.written
-        ]
-
-    def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
-        new = self.desk.hand(i, requests)
-        if new and i not in self.desk.starting:
-            try:
-                self.placement.generators[i].send(m.Submit(new, validation, self.version))
-            except Lost as lost:
-                self._revive(lost)
-
-    def _take_in(self, waits_for: str) -> None:
-        """Wait for a message from anybody, with a deadline that names who waits for whom."""
-        while True:
-            talking = self.placement.wait(WATCH)
-            for worker in talking:
-                try:
-                    self._handle(worker, worker.receive())
-                except Lost as lost:
-                    self._revive(lost)
-            self._look_around(waits_for)
-            if talking or (self._stop is not None and not self.training):
-                return
-
-    def _look_around(self, waits_for: str) -> None:
-        """Replace who has been silent for too long; leave a status for `scalerl doctor`."""
-        now = time.monotonic()
-        if now - self._told < WATCH:
+    def _heard(self, who: Handle, report: m.Report) -> None:
+        """A generator's rollouts: a group that is whole goes to the checkers."""
+        generator = self.dispatcher.states.get(who.name)
+        if generator is None or generator.starting:  # that it is up was lost on its way
+            self._generator_ready(who, report.version)
+            generator = self.dispatcher.states[who.name]
+            generator.number = report.number - 1
+        if report.number != generator.number + 1:
+            self._lost(who, "has lost a report on its way")
             return
-        # While this process stood still itself (Ctrl-Z, a slow disk), nobody listened.
-        away, self._told = max(now - self._told - 2 * WATCH, 0.0), now
-        for worker in self.placement.workers:
-            worker.heard = min(worker.heard + away, now)
-            if worker.silence > self._limit(worker):
-                said = f"has said nothing for {worker.silence:.0f} s"
-                self._revive(Lost(worker, f"{said} (the run waits for {waits_for})"))
-        self.writer.status(
-            {
-                "step": self.version,
-                "waits_for": waits_for,
-                "pids": self.placement.pids(),
-                "silent_seconds": {w.name: round(w.silence, 1) for w in self.placement.workers},
-                "starting": sorted(self.desk.starting),
-                "stopping": self._stop is not None,
-                "rollouts": self.desk.rollouts,
-                "under_way": len(self.under_way),
-                "writing": self._writing(),
-            }
-        )
-
-    def _limit(self, worker: Worker) -> float:
-        """Seconds of silence after which a process is taken for dead."""
-        if worker is self.placement.trainer:
-            return self.patience if self.training else math.inf
-        starting = self.placement.generators.index(worker) in self.desk.starting
-        return max(self.patience, START) if starting else self.patience
-
-    def _revive(self, lost: Lost) -> None:
-        """A new generator for one that is gone: it is asked again for what the old one held. A
-        trainer cannot be replaced here, and in step nothing can."""
-        if lost.worker is self.placement.trainer or self.in_step:
-            raise lost
-        if lost.worker not in self.placement.generators:
-            return  # an old one, replaced already
-        i = self.placement.generators.index(lost.worker)
-        self.desk.deaths[i] += 1
-        self.writer.append("events", {"step": self.version, "event": "lost", "why": str(lost)})
-        if self.desk.deaths[i] > MAX_DEATHS:
-            raise PipelineError(
-                f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
-                "look at memory (a smaller batch, shorter answers), then --resume"
-            )
-        begun = len(self.desk.held(i, validation=False))
-        self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
-        self.hooks.say(f"warning: {lost}: starting another one")
-        self.desk.starting.add(i)
-        self.placement.restart(i)
-
-    def _handle(self, worker: Worker, message: Any) -> None:
-        if self._holding and worker is self.placement.trainer:
-            self._later.append(message)  # in step, the trainer's news waits for the generators'
-        elif isinstance(message, m.Stepped):
-            self._stepped(message)
-        elif isinstance(message, m.Refused):
-            self._refused(message)
-        elif isinstance(message, m.Finished):
-            self._heard(self.placement.generators.index(worker), message)
-        elif isinstance(message, m.Ready):
-            self._ready_again(self.placement.generators.index(worker), message.version)
-
-    def _ready_again(self, i: int, version: int) -> None:
-        """A generator that was replaced is up: give it what its predecessor held."""
-        self.desk.starting.discard(i)
-        self.desk.versions[i] = version
-        for u in self.under_way.values():
-            if u.writing and u.generator == i:
-                u.started_again(version)
-        self._submit(i, self.desk.held(i, validation=False))
-        self._submit(i, self.desk.held(i, validation=True), validation=True)
-
-    def _heard(self, i: int, message: m.Finished) -> None:
-        self.ledger.generated_tokens += message.tokens
-        for kind, seconds in message.seconds.items():
+        self.ledger.generated_tokens += report.tokens
+        for kind, seconds in report.seconds.items():
             self.ledger.spent[kind] += seconds
-        if message.held:
-            self._holding.discard(i)
-        for written in self.desk.heard(i, message):
-            if message.validation:
-                self.answers.append(written)
-            else:
-                self._finished(written)
+        found = self.dispatcher.heard(generator, report)
+        named = [(f"{w.request}/{w.row}", w.rollout) for w in found if report.lane == "train"]
+        self.listener.wrote(self.clock.now(), report.version, named)
+        for written in found:
+            self._wrote(written, report)
 
-    def _finished(self, written: Written) -> None:
-        serial, i = (int(part) for part in written.id.split("/"))
-        u = self.under_way[serial]
-        u.written[i] = written
-        if len(u.written) < self.plan.recipe.batch.generations:
+    def _wrote(self, written: Written, report: m.Report) -> None:
+        if written.request == gate.ID:
+            self._gate.append(written.rollout)
+        elif report.lane == "validate":
+            answers = self.validation and self.validation.wrote(written)
+            if answers:
+                self.checks.submit(written.request, answers)
+        else:
+            p = self.pending[int(written.request)]
+            p.rollouts[written.row] = written.rollout
+            if p.stage == "checking":
+                self.checks.submit(p.serial, p.answers(self.plan))
+
+    def _judged(self, judged: Judged) -> None:
+        """All verdicts on the answers to a prompt: a group is ready, or a validation goes on."""
+        if isinstance(judged.key, str):
+            if self.validation is not None:
+                self.validation.judged(judged.key, judged.verdicts)
             return
-        u.group = finished_group(u, self.plan, self.checker)
-        u.written = {}
-        scored = [r for r in u.group.rollouts if r.correct is not None]
+        p = self.pending[int(judged.key)]  # type: ignore[call-overload]
+        group = p.judge(judged.verdicts, self.plan)
+        scored = [r for r in group.rollouts if r.correct is not None]
         right = sum(bool(r.correct) for r in scored)
-        self.plan.curriculum.record(u.prompt.id, right, len(scored))
+        self.plan.curriculum.record(p.prompt.id, right, len(scored))
         if self.plan.recipe.filter.zero_variance == "refill":
-            self._refill(serial, u.group)
+            self._refill(p.serial, group)
 
     def _refill(self, serial: int, group: Group) -> None:
         """Dynamic sampling: a group without variance makes room for another prompt."""
         if informative(group, self.plan.recipe.filter.truncated):
             self._refilled = 0
             return
-        del self.under_way[serial]
+        del self.pending[serial]
         self._refilled += 1
         self.ledger.samples += len(group.rollouts)
-        self.ledger.waste("filtered", len(group.rollouts), sum(map(len, group.rollouts)))
+        self.ledger.waste("filtered", len(group.rollouts), group.tokens)
         if self._refilled > MAX_REFILL * self.plan.recipe.batch.prompts:
             raise PipelineError(
                 f"the last {self._refilled} groups were all right or all wrong: the task is too "
@@ -449,65 +307,56 @@ class Loop:
     # -- training ---------------------------------------------------------------------------------
 
     def _train(self, serials: Sequence[int]) -> None:
-        batch = []
-        for serial in serials:
-            group = self.under_way.pop(serial).group
-            assert group is not None
-            batch.append(group)
-        self._batch = tuple(batch)
-        self.hooks.on_batch(self._batch)
-        publish = self.plan.schedule.publishes(self.version + 1) and not self.in_step
-        self.placement.trainer.send(m.Step(self._batch, publish))
-        self.placement.trainer.heard = time.monotonic()
-        self.training = True
+        self.batch = tuple(g for s in serials if (g := self.pending.pop(s).group) is not None)
+        self.listener.batch(self.batch)
+        self._tell_trainer(m.Step(self.batch, self._publishes(self.version + 1)))
 
-    def _stepped(self, message: m.Stepped) -> None:
-        self.training = False
+    def _publishes(self, version: int) -> bool:
+        return self.plan.schedule.publishes(version)
+
+    def _stepped(self, who: Handle, message: m.Stepped) -> None:
+        batch, self.batch, self.trainer_since = self.batch, (), None
+        report, now = message.report, self.clock.now()
         self._refusals = 0
-        self.version = message.version
-        if self.plan.schedule.publishes(self.version) and not self.in_step:
+        self.version = report.version
+        if self._publishes(self.version):
             self.published = self.version
-        rollouts = [r for g in self._batch for r in g.rollouts]
+        rollouts = sum(len(g.rollouts) for g in batch)
+        kept = report.filtered.effective_rollouts
         self.ledger.steps = self.version
-        self.ledger.samples += len(rollouts)
-        self.ledger.trained_tokens += message.forward_tokens
+        self.ledger.samples += rollouts
+        self.ledger.trained_tokens += report.forward_tokens
         self.ledger.spent["train"] += message.seconds
-        self.ledger.waste(
-            "filtered",
-            len(rollouts) - message.filtered["effective_rollouts"],
-            sum(map(len, rollouts)) - message.kept_tokens,
-        )
-        record = step_record(message, self._batch) | {
-            "retired": self.plan.curriculum.retired,
-            "compute": self.ledger.compute(),
-            "ledger": self.ledger.to_dict(),
-        }
-        self.writer.append("steps", record)
-        self.hooks.on_step(record)
-        self._warn([*message.notes, *self.watch.step(record)])
+        tokens = sum(g.tokens for g in batch)
+        self.ledger.waste("filtered", rollouts - kept, tokens - report.kept_tokens)
+        line = step_line(report, batch, self.plan.curriculum.retired, self.ledger)
+        self.store.append(line)
+        self.listener.trained(now - message.seconds, now, self.version)
+        self.listener.step(line)
+        self._warn([*report.notes, *self.alarms.step(line)])
 
-    def _refused(self, message: m.Refused) -> None:
+    def _refused(self, who: Handle, message: m.Refused) -> None:
         """The trainer did not learn from a batch. Once is bad luck; in a row, it is the end."""
-        self.training = False
+        batch, self.batch, self.trainer_since = self.batch, (), None
         self._refusals += 1
-        rollouts = [r for g in self._batch for r in g.rollouts]
+        rollouts = sum(len(g.rollouts) for g in batch)
         self.ledger.spent["train"] += message.seconds
-        self.ledger.samples += len(rollouts)
-        self.ledger.waste("failed", len(rollouts), sum(map(len, rollouts)))
-        event = {"step": self.version, "event": "refused", "why": message.reason,
-                 "prompts": [g.prompt_id for g in self._batch]}  # fmt: skip
-        self.writer.append("events", event)
+        self.ledger.samples += rollouts
+        self.ledger.waste("failed", rollouts, sum(g.tokens for g in batch))
+        prompts = tuple(g.prompt_id for g in batch)
+        self._note("refused", message.reason, prompts=prompts)
         if self._refusals >= MAX_REFUSALS:
             raise PipelineError(
                 f"{message.reason}; {self._refusals} batches in a row: lower optimiser.lr or "
                 "optimiser.grad_clip and go on from an earlier checkpoint"
             )
-        self.hooks.say(f"warning: {message.reason}; the batch is left out")
+        self.listener.say(f"warning: {message.reason}; the batch is left out")
 
-    def _warn(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.hooks.say(f"warning: {line}")
-            self.writer.append("events", {"step": self.version, "event": "warning", "why": line})
+    def _publish(self) -> None:
+        """Hand over the present weights, if that has not been done."""
+        if self.published != self.version:
+            self._ask_trainer(m.Publish(), "to publish its weights")
+            self.published = self.version
 
     # -- validation -------------------------------------------------------------------------------
 
@@ -520,118 +369,54 @@ class Loop:
     def validate(self) -> str | None:
         """mean@k on the held-out prompts at the present version. Training rollouts stand still, and
         the trainer waits, so that one set of weights answers all."""
+        self.ledger.awaits_checks(False)
         self.ledger.validating(True)
+        self.validation = self.questions.again()
         try:
-            requests = self.validation.requests()
-            share = len(self.desk)
-            for i in range(share):
-                self._submit(i, requests[i::share], validation=True)
-            answers = self._collect(len(requests))
-            scores = self.validation.score(answers, self.checker)
+            requests = [asked.request for asked in self.validation.asked.values()]
+            share = len(self.dispatcher)
+            for i, generator in enumerate(self.dispatcher):
+                self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
+            while self.validation.missing:
+                self._obey()
+                self._take_in(f"answers to {self.validation.missing} prompts of the validation")
+            found = self.validation
         finally:
+            self.validation = None
             self.ledger.validating(False)
-        record = {"step": self.version, "version": self.version, **scores}
-        record |= {
-            "compute": self.ledger.compute(),
-            "validation_hours": self.ledger.validation_seconds / 3600.0,
-        }
+        line = EvalLine(
+            step=self.version,
+            version=self.version,
+            **found.score(),
+            compute=self.ledger.compute(),
+            validation_hours=self.ledger.validation_seconds / 3600.0,
+        )
         self.last_validation = self.version
-        self.writer.append("evals", record)
-        reason = self.hooks.on_eval(record)
-        self._warn(self.watch.evaluated(record))
-        return reason
+        self.store.save_answers(found.answers(self.version))
+        self.store.append(line)
+        self._warn(self.alarms.evaluated(line))
+        return self.stop_rule(line)
 
-    def _collect(self, count: int) -> list[Written]:
-        self.answers = []
-        while len(self.answers) < count:
-            if self._stop is not None:
-                raise Stopped(self._stop)
-            self._take_in(f"{count - len(self.answers)} answers of the validation")
-        return self.answers
-
-    # -- before and after -------------------------------------------------------------------------
-
-    def _await_ready(self) -> None:
-        start = time.monotonic()
-        trainer = self.placement.trainer
-        waiting = {w.name for w in self.placement.workers}
-        while waiting:
-            for worker in self.placement.wait(WATCH):
-                try:
-                    ready = worker.receive()
-                except Lost as lost:
-                    self._revive(lost)
-                    waiting.add(worker.name)
-                    continue
-                waiting.discard(worker.name)
-                if worker is trainer:
-                    self.version = ready.version
-            if self._stop is not None:
-                raise Stopped(self._stop)
-            names = ", ".join(sorted(waiting))
-            self._look_around(f"{names} to start")
-            if trainer.name in waiting and time.monotonic() - start > max(self.patience, START):
-                raise PipelineError(f"{names} did not start: is the machine short of memory?")
-        self.desk.starting.clear()
-        self.desk.all_at(self.version)
-        phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
-        self.published = self.version - self.version % phase
-
-    def _check_mismatch(self) -> None:
-        requests = gate.requests(self.plan)
-        self._submit(0, requests, validation=True)
-        group = gate.group(self.plan, self._collect(len(requests)))
-        self.hooks.say(gate.verdict(self.plan, self._ask_trainer(m.Score((group,))).gaps))
-
-    def _ask_trainer(self, message: Any) -> m.Done:
-        """Something that the trainer, which is idle, answers when it is done."""
-        trainer = self.placement.trainer
-        trainer.send(message)
-        if not trainer.conn.poll(self.patience):
-            what = type(message).__name__.lower()
-            raise Lost(trainer, f"did not answer '{what}' in {self.patience:.0f} s")
-        answer = trainer.receive()
-        assert isinstance(answer, m.Done)
-        return answer
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
         every = self.plan.recipe.checkpoint.every
-        return self.version > 0 and self.version % every == 0 and (
-            self.last_checkpoint != self.version
-        )  # fmt: skip
+        due = self.version > 0 and self.version % every == 0
+        return due and self.last_checkpoint != self.version
 
     def save(self) -> Path:
         """A checkpoint of everything the run needs to go on from here."""
-        while self.training:
+        while self.batch:
             self._take_in("the trainer")
-        path = write(self.writer.path, self.version, self._fill, healthy=self.watch.healthy)
+
+        def fill(folder: Path) -> None:
+            problem = self._ask_trainer(m.Save(str(folder)), "to write a checkpoint").problem
+            if problem is not None:
+                raise OSError(problem)
+            state.save(self, folder)
+
+        out, healthy = self.store.path, self.alarms.healthy
+        path = checkpoints.write(out, self.version, fill, healthy=healthy)
         self.last_checkpoint = self.version
-        prune(self.writer.path, self.plan.recipe.checkpoint.keep)
+        checkpoints.prune(out, self.plan.recipe.checkpoint.keep)
         return path
-
-    def _fill(self, folder: Path) -> None:
-        problem = self._ask_trainer(m.Save(str(folder))).problem
-        if problem is not None:
-            raise OSError(problem)
-        group_files.save(folder, self.under_way)
-        state = {
-            "version": self.version,
-            "serial": self.serial,
-            "last_validation": self.last_validation,
-            "curriculum": self.plan.curriculum.state_dict(),
-            "ledger": self.ledger.to_dict(),
-        }
-        (folder / "run.json").write_text(json.dumps(state))
-        self.plan.tokenizer.save_pretrained(folder)
-
-    def _restore(self, path: Path) -> None:
-        state = json.loads((path / "run.json").read_text())
-        self.version = self.last_checkpoint = int(state["version"])
-        self.serial = int(state["serial"])
-        self.last_validation = state["last_validation"]
-        self.plan.curriculum.load_state_dict(state["curriculum"])
-        self.ledger.restore(state["ledger"])
-        self.under_way = group_files.load(path, self.plan.prompts, self.plan.tokens_of)
-        for u in self.under_way.values():
-            if u.writing:  # begun anew, with the weights of the checkpoint
-                u.started = self.version

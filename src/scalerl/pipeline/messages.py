@@ -1,82 +1,61 @@
-"""What the processes say to each other: plain data, none of it from outside."""
+"""What the loop and its parts say to each other: plain data, none of it from outside.
+
+Importing it imports no torch: a checker needs none, and starts the sooner.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from scalerl.algorithm.logits import Precision
-from scalerl.algorithm.objective import Options
-from scalerl.algorithm.rollout import Group
-from scalerl.engine.interface import Request, Written
-from scalerl.trainer.local import Optimiser
+if TYPE_CHECKING:
+    from scalerl.algorithm.rollout import Group
+    from scalerl.engine.interface import Lane, Request, Written
+    from scalerl.tasks.task import Checked, Prompt
+    from scalerl.trainer.interface import StepReport
 
-
-@dataclass(frozen=True, slots=True)
-class GeneratorSpec:
-    """How to make a generator."""
-
-    model: str
-    dtype: str
-    head: Precision
-    slots: int
-    columns: int
-    threads: int = 1
-    device: str = "cpu"
-    #: Only works when told to (Advance), so that a run repeats bit for bit.
-    in_step: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSpec:
-    """How to make the trainer."""
-
-    model: str
-    dtype: str
-    head: Precision
-    options: Options
-    optimiser: Optimiser
-    temperature: float
-    token_budget: int
-    threads: int = 1
-    device: str = "cpu"
-    #: A checkpoint to go on from.
-    checkpoint: str | None = None
+# -- generators -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """To a generator: write these. `validation` requests are written apart, and all training ones
-    wait meanwhile, so that the weights stay what they are."""
+    """To a generator: write these. Those of the lane `validate` are written with the weights of
+    `version`, and all others wait meanwhile."""
 
     requests: tuple[Request, ...]
-    validation: bool = False
-    #: The version the requests are meant for: the generator loads it first.
+    lane: Lane = "train"
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """To a generator that is kept in step: take these weights, finish so many rollouts (or all
-    there are), then hold."""
+    """To a generator of a deterministic run: take the weights of this version, finish so many
+    rollouts (or all there are), then hold."""
 
     version: int
     rollouts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished:
-    """From a generator."""
+class Report:
+    """From a generator, whenever it has finished something, and now and then to show it lives."""
 
-    written: tuple[Written, ...]
-    validation: bool
+    #: Counts its reports: a gap means that one was lost.
+    number: int
+    #: How many `Submit`s it has taken in.
+    taken: int
     version: int
+    written: tuple[Written, ...] = ()
+    lane: Lane = "train"
     #: Seconds of its time since the last report, by what they went to.
-    seconds: dict[str, float]
-    tokens: int
-    running: int
-    #: It was kept in step, has done its share and holds.
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: Training tokens written since the last report.
+    tokens: int = 0
+    #: A deterministic run: it has done its share and holds.
     held: bool = False
+
+
+# -- trainer --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,15 +70,9 @@ class Step:
 class Stepped:
     """From the trainer."""
 
-    version: int
-    report: dict[str, Any]
-    filtered: dict[str, int]
-    forward_tokens: int
-    #: Tokens of the rollouts that the filters kept.
-    kept_tokens: int
+    report: StepReport
+    #: Of its time, publishing included.
     seconds: float
-    #: What is worth a warning.
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +97,60 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """To the trainer: log-probs of these tokens, for the mismatch gate."""
+    """To the trainer: compare its log-probs of these tokens with the generator's."""
 
     groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From the trainer: saved, or scored (the gaps to the generator's log-probs, per token)."""
+    """From the trainer: saved, published, or scored (the gaps of the log-probs, per token)."""
 
     gaps: tuple[float, ...] = ()
     #: Why it could not be saved.
     problem: str | None = None
 
 
+# -- checkers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """To a checker: judge these answers."""
+
+    job: int
+    answers: tuple[tuple[Prompt, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """From a checker: all verdicts of a job, in order. Without a job, it only shows it lives."""
+
+    job: int | None
+    verdicts: tuple[Checked, ...] = ()
+    #: Spent in the checks themselves.
+    seconds: float = 0.0
+    #: Checks that it has given up on and that still run in it: it should be replaced.
+    hung: int = 0
+
+
+# -- any part -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From either side: it is up."""
+    """From any part: it is up."""
 
-    version: int
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From either side: it cannot go on, and why, in one line."""
+    """From any part: it cannot go on, and why, in one line."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To either side: end."""
+    """To any part: end."""

@@ -7,7 +7,8 @@ pipeline-k     Generators stream; new weights are published after every step. A 
 off-policy-k   Generate k batches with one set of weights, then make k updates, then publish.
                off-policy-1 is the synchronous baseline.
 
-Pure: no processes, no clocks. `tests/pipeline/test_schedule.py` runs it through random worlds.
+Pure: no processes, no clocks. `tests/pipeline/test_schedule.py` and `test_worlds.py` run it through
+random worlds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class GroupAge:
     """A group under way. `oldest` is the oldest version one of its tokens can have: that of the
-    generator when it was started, or what its tokens say once it is finished."""
+    generator when it was started, or what its tokens say once it is finished (written and
+    checked)."""
 
     serial: int
     oldest: int
@@ -28,10 +30,15 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Groups for the next batch, or why the trainer waits."""
+class NextBatch:
+    """Groups for the next step, or what the trainer waits for."""
 
     serials: tuple[int, ...]
+    #: So many more groups must be finished first ...
+    missing: int = 0
+    #: ... or just this one, whose time is running out.
+    late: int | None = None
+    #: The same in words.
     waits_for: str | None = None
 
 
@@ -43,7 +50,7 @@ class Schedule:
     k: int
     prompts: int
 
-    def room(self, trainer: int, generator: int, under_way: Sequence[Ticket]) -> int:
+    def room(self, trainer: int, generator: int, under_way: Sequence[GroupAge]) -> int:
         """How many new groups may be started, given the versions of trainer and generator."""
         if self.name == "off-policy":
             begins = trainer % self.k == 0 and generator == trainer and not under_way
@@ -54,27 +61,47 @@ class Schedule:
         in_store = sum(t.finished for t in under_way)
         return max(in_time, 0) if in_store < self.prompts else 0
 
-    def choose(self, trainer: int, under_way: Sequence[Ticket]) -> Choice:
+    def choose(self, trainer: int, under_way: Sequence[GroupAge]) -> NextBatch:
         """The batch for the step that trainer's version would take, oldest tokens first."""
         ready = sorted((t for t in under_way if t.finished), key=lambda t: (t.oldest, t.serial))
         writing = [t for t in under_way if not t.finished]
         if self.name == "off-policy" and writing and trainer % self.k == 0:
-            return Choice((), f"{len(writing)} groups of this phase")
-        if len(ready) < self.prompts:
-            return Choice((), f"{self.prompts - len(ready)} more groups")
+            return NextBatch((), len(writing), None, f"{len(writing)} groups of this phase")
+        missing = self.prompts - len(ready)
+        if missing > 0:
+            return NextBatch((), missing, None, f"{missing} more groups")
         batch, rest = ready[: self.prompts], [*ready[self.prompts :], *writing]
         late = self._too_late_after(trainer, rest) if self.name == "pipeline" else None
         if late is not None:
-            return Choice((), f"group {late.serial}, written from version {late.oldest} on")
-        return Choice(tuple(t.serial for t in batch))
+            words = f"group {late.serial}, written from version {late.oldest} on"
+            return NextBatch((), 0, late.serial, words)
+        return NextBatch(tuple(t.serial for t in batch))
 
-    def _too_late_after(self, trainer: int, rest: Sequence[Ticket]) -> Ticket | None:
+    def _too_late_after(self, trainer: int, rest: Sequence[GroupAge]) -> GroupAge | None:
         """A group that would be too old before its turn came, if this step were taken without it:
-        the i-th most urgent needs a place in the next (oldest + k - trainer) batches."""
+        the i-th most urgent needs a place in the next (oldest + k - trainer) batches.
+
+        With k = 2 and batches of 2, the trainer is at version 5 and about to take a step without
+        these groups. Group 7, begun at version 3, can be trained on up to version 5: this step is
+        its last chance, 2 * (3 + 2 - 5) = 0 places are left for it, so the trainer waits. Had it
+        been begun at version 4, it could still be in the next batch, of 2 * (4 + 2 - 5) places:
+
+        >>> schedule = Schedule("pipeline", k=2, prompts=2)
+        >>> schedule._too_late_after(5, [GroupAge(7, 3), GroupAge(8, 5, finished=True)])
+        GroupAge(serial=7, oldest=3, finished=False)
+        >>> schedule._too_late_after(5, [GroupAge(7, 4), GroupAge(8, 5, finished=True)])
+
+        Three groups of version 4 compete for those 2 places: one of them must not be left behind,
+        and what is waited for is the one that is still being written:
+
+        >>> finished = [GroupAge(8, 4, finished=True), GroupAge(9, 4, finished=True)]
+        >>> schedule._too_late_after(5, [GroupAge(7, 4), *finished])
+        GroupAge(serial=7, oldest=4, finished=False)
+        """
         urgent = sorted(rest, key=lambda t: (t.oldest, t.finished, t.serial))
-        for i, ticket in enumerate(urgent, start=1):
-            if i > self.prompts * (ticket.oldest + self.k - trainer):
-                return next((t for t in urgent if not t.finished), ticket)
+        for i, age in enumerate(urgent, start=1):
+            if i > self.prompts * (age.oldest + self.k - trainer):
+                return next((t for t in urgent if not t.finished), age)
         return None
 
     def publishes(self, version: int) -> bool:

@@ -8,69 +8,131 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.algorithm.rollout import Rollout
 from scalerl.engine.interface import Request, Written
-from scalerl.pipeline.checking import Checker
 from scalerl.pipeline.plan import Plan
-from scalerl.tasks.task import Prompt, seed_from
+from scalerl.runs.answers import AnswerSample, EvalAnswers
+from scalerl.runs.lines import SetScore
+from scalerl.tasks.task import Checked, Prompt, seed_from
 
 #: The held-out prompts of the task itself; downstream sets have names of their own.
 MAIN = ""
 
 
 @dataclass(slots=True, eq=False)
+class Asked:
+    """One held-out prompt, and what was answered."""
+
+    set: str
+    prompt: Prompt
+    request: Request
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+    verdicts: tuple[Checked, ...] = ()
+
+    def in_order(self) -> list[Rollout]:
+        return [self.rollouts[row] for row in sorted(self.rollouts)]
+
+
+@dataclass(slots=True, eq=False)
 class Validation:
-    """What is asked at every validation; the same prompts and seeds each time."""
+    """One validation; the same prompts and seeds each time."""
 
     plan: Plan
-    asked: dict[str, tuple[str, Prompt]] = field(default_factory=dict)
-    _requests: list[Request] = field(default_factory=list)
+    asked: dict[str, Asked] = field(default_factory=dict)
 
-    def requests(self) -> list[Request]:
+    @staticmethod
+    def of(plan: Plan) -> Validation:
         """k rollouts for every prompt of every set."""
-        if self._requests:
-            return self._requests
-        plan, found = self.plan, self._requests
+        found = Validation(plan)
         for name, prompts in {MAIN: plan.validation, **plan.downstream}.items():
             for i, prompt in enumerate(prompts):
-                tokens = tuple(plan.tokens_of(prompt).tolist())
-                for j in range(plan.recipe.validation.k):
-                    asked = f"validation/{name}/{i}/{j}"
-                    self.asked[asked] = (name, prompt)
-                    seed = seed_from(plan.recipe.seed, "validation", name, prompt.id, j)
-                    found.append(
-                        Request(
-                            asked, tokens, plan.validation_control, plan.validation_sampling, seed
-                        )
-                    )
+                seeds = {
+                    j: seed_from(plan.recipe.seed, "validation", name, prompt.id, j)
+                    for j in range(plan.recipe.validation.k)
+                }
+                request = Request(
+                    f"validation/{name}/{i}",
+                    tuple(plan.tokens_of(prompt).tolist()),
+                    plan.validation_control,
+                    seeds,
+                    plan.validation_sampling,
+                )
+                found.asked[request.id] = Asked(name, prompt, request)
         return found
 
-    def score(self, answers: Sequence[Written], checker: Checker) -> dict[str, Any]:
-        """The fields of an eval record that speak of answers."""
-        answers = sorted(answers, key=lambda w: w.id)
-        pairs = [(self.asked[w.id][1], self.plan.text_of(w.token_ids)) for w in answers]
-        verdicts = checker.check_all(pairs)
-        right: dict[str, dict[str, list[float]]] = {}
-        for w, (prompt, _), verdict in zip(answers, pairs, verdicts, strict=True):
-            of_set = right.setdefault(self.asked[w.id][0], {})
-            of_set.setdefault(prompt.id, []).append(float(bool(verdict.correct)))
-        tasks: dict[str, list[float]] = {}
-        for prompt in self.plan.validation:
-            tasks.setdefault(prompt.task, []).append(float(np.mean(right[MAIN][prompt.id])))
-        record = self._rate(right[MAIN]) | {
-            "unscored": sum(v.correct is None for v in verdicts),
-            "truncated": float(np.mean([w.finish == "length" for w in answers])),
-            "tasks": {name: float(np.mean(values)) for name, values in tasks.items()},
-        }
-        others = {name: self._rate(found) for name, found in right.items() if name != MAIN}
-        return record | ({"downstream": others} if others else {})
+    def again(self) -> Validation:
+        """The same questions, not yet answered."""
+        asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
+        return Validation(self.plan, asked)
 
-    def _rate(self, right: dict[str, list[float]]) -> dict[str, Any]:
-        """Pass rate with the standard error of its mean over prompts."""
-        means = np.array([np.mean(values) for values in right.values()])
-        spread = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+    def wrote(self, written: Written) -> list[tuple[Prompt, str]] | None:
+        """One answer more; all answers to its prompt if these are now complete."""
+        asked = self.asked.get(written.request)
+        if asked is None:
+            return None
+        asked.rollouts[written.row] = written.rollout
+        if len(asked.rollouts) < len(asked.request.seeds):
+            return None
+        return [(asked.prompt, self.plan.text_of(r.token_ids)) for r in asked.in_order()]
+
+    def judged(self, request: str, verdicts: Sequence[Checked]) -> None:
+        self.asked[request].verdicts = tuple(verdicts)
+
+    @property
+    def missing(self) -> int:
+        """Prompts without verdicts."""
+        return sum(not asked.verdicts for asked in self.asked.values())
+
+    def score(self) -> dict[str, Any]:
+        """The fields of an evaluation's line that speak of answers."""
+        rates: dict[str, list[float]] = {}
+        tasks: dict[str, list[float]] = {}
+        for asked in self.asked.values():
+            rate = float(np.mean([bool(v.correct) for v in asked.verdicts]))
+            rates.setdefault(asked.set, []).append(rate)
+            if asked.set == MAIN:
+                tasks.setdefault(asked.prompt.task, []).append(rate)
+        every = [(r, v) for a in self.asked.values()
+                 for r, v in zip(a.in_order(), a.verdicts, strict=True)]  # fmt: skip
+        main = self._rate(rates.pop(MAIN))
         return {
-            "pass_rate": float(means.mean()),
-            "stderr": spread,
-            "n_prompts": len(means),
-            "k": self.plan.recipe.validation.k,
+            "pass_rate": main.pass_rate,
+            "stderr": main.stderr,
+            "n_prompts": main.n_prompts,
+            "k": main.k,
+            "unscored": sum(v.correct is None for _, v in every),
+            "truncated": float(np.mean([r.truncated for r, _ in every])),
+            "tasks": {name: float(np.mean(values)) for name, values in tasks.items()},
+            "downstream": {name: self._rate(found) for name, found in rates.items()} or None,
         }
+
+    def answers(self, step: int) -> EvalAnswers:
+        """Who was right how often, and some answers to read."""
+        return EvalAnswers.of(
+            step,
+            (
+                AnswerSample(
+                    prompt=asked.prompt.id,
+                    question=_text(asked.prompt),
+                    answer=self.plan.text_of(rollout.token_ids),
+                    correct=verdict.correct,
+                    why=verdict.why,
+                    finish=rollout.finish,
+                    set=asked.set,
+                )
+                for asked in self.asked.values()
+                for rollout, verdict in zip(asked.in_order(), asked.verdicts, strict=True)
+            ),
+        )
+
+    def _rate(self, means: list[float]) -> SetScore:
+        """Pass rate with the standard error of its mean over prompts."""
+        n = len(means)
+        spread = float(np.std(means, ddof=1) / np.sqrt(n)) if n > 1 else None
+        return SetScore(float(np.mean(means)), spread, n, self.plan.recipe.validation.k)
+
+
+def _text(prompt: Prompt) -> str:
+    if isinstance(prompt.question, str):
+        return prompt.question
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt.question)

@@ -1,4 +1,4 @@
-"""What both kinds of worker processes share: loading a model, and how they end."""
+"""What all child processes share: how they begin, and how they end with the main one."""
 
 from __future__ import annotations
 
@@ -9,25 +9,8 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
-import torch
-
-from scalerl.errors import InputError
 from scalerl.pipeline import messages as m
-
-
-def load_model(path: str, dtype: str, device: str) -> Any:
-    """A causal LM from a directory or hub id."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        raise InputError(f"model {path}: {str(error).splitlines()[0]}") from None
-    return model.to(device)
 
 
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:
@@ -44,11 +27,15 @@ def guarded(conn: Connection, serve: Callable[[], None]) -> None:
         conn.send(m.Failed(f"{type(error).__name__}: {text[0] if text else ''}"))
 
 
+def orphaned() -> bool:
+    """Whether the main process is gone: elsewhere than on Linux nobody ends us then."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.pid != os.getppid()
+
+
 def _die_with_parent() -> None:
-    """Linux ends this process when the main one is gone, however that came about; elsewhere the
-    processes look for themselves now and then."""
+    """Linux ends this process when the main one is gone, however that came about."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid != os.getppid():
+    if orphaned():
         sys.exit()  # it was gone before we could ask for that

@@ -1,0 +1,20 @@
+"""Engines by the names that recipes use; `@ENGINES.register("mine")` adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scalerl.algorithm.registry import Registry
+from scalerl.engine.interface import Engine, EngineSpec
+from scalerl.engine.simulated import SimulatedEngine
+
+ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("engine")
+ENGINES.register("simulated")(SimulatedEngine.of)
+
+
+@ENGINES.register("local")
+def local_engine(spec: EngineSpec) -> Engine:
+    """Torch in this process, on a CPU or one GPU."""
+    from scalerl.engine.local import LocalEngine  # Transformers takes seconds to import
+
+    return LocalEngine.of(spec)

@@ -1,0 +1,85 @@
+"""An engine that only takes time: rollouts of random length and no content, for the planner and for
+tests of the loop. What it writes follows from the seeds alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from scalerl.algorithm.rollout import FinishReason, Rollout
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    request: Request
+    row: int
+    length: int
+    versions: list[int] = field(default_factory=list)
+
+    def written(self, finish: FinishReason) -> Written:
+        n = len(self.versions)
+        rollout = Rollout(
+            np.full(n, self.request.seeds[self.row] % 10, dtype=np.int64),
+            np.zeros(n, dtype=np.float32),
+            np.asarray(self.versions, dtype=np.int64),
+            np.zeros(n, dtype=bool),
+            finish,
+        )
+        return Written(self.request.id, self.row, rollout)
+
+
+class SimulatedEngine:
+    """One token for every running rollout and step; lengths uniform up to the longest allowed."""
+
+    def __init__(self, slots: int, validation_slots: int) -> None:
+        self.version = 0
+        self.slots: dict[Lane, int] = {"train": slots, "validate": validation_slots}
+        self.waiting: dict[Lane, deque[_Row]] = {"train": deque(), "validate": deque()}
+        self.running: dict[Lane, list[_Row]] = {"train": [], "validate": []}
+
+    @staticmethod
+    def of(spec: EngineSpec) -> SimulatedEngine:
+        return SimulatedEngine(spec.slots, spec.validation_slots)
+
+    def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
+        for request in requests:
+            for row, seed in request.seeds.items():
+                length = 1 + seed % request.control.max_tokens
+                self.waiting[lane].append(_Row(request, row, length))
+
+    def step(self) -> EngineStep:
+        lane = self.health().lane
+        waiting, running = self.waiting[lane], self.running[lane]
+        while waiting and len(running) < self.slots[lane]:
+            running.append(waiting.popleft())
+        for row in running:
+            row.versions.append(self.version)
+        done = [row for row in running if len(row.versions) >= row.length]
+        self.running[lane] = [row for row in running if len(row.versions) < row.length]
+        return EngineStep(lane, tuple(row.written("stop") for row in done), len(running))
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.version = version
+
+    def abort(self, ids: Sequence[str]) -> list[Written]:
+        gone = set(ids)
+        out: list[Written] = []
+        for lane in self.running:
+            out += [r.written("aborted") for r in self.running[lane] if r.request.id in gone]
+            self.running[lane] = [r for r in self.running[lane] if r.request.id not in gone]
+            self.waiting[lane] = deque(r for r in self.waiting[lane] if r.request.id not in gone)
+        return out
+
+    def health(self) -> Health:
+        lane: Lane = "validate" if self.waiting["validate"] or self.running["validate"] else "train"
+        return Health(
+            self.version,
+            sum(map(len, self.waiting.values())),
+            sum(map(len, self.running.values())),
+            lane,
+        )

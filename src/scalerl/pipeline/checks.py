@@ -1,0 +1,208 @@
+"""Answers are checked beside the loop: handed to checkers, collected as they come back.
+
+A verifier is somebody else's program. It may take its time, hang, or take its process with it; each
+costs its own answers and nobody else's time:
+
+- a checker gives up on an answer after `seconds` and says so: unscored. The call may go on in it
+  for ever; a checker with several such calls is replaced as soon as it is idle;
+- a checker that dies, or does not answer at all, is replaced. Whatever it was checking is suspect
+  and checked again, one answer at a time in a checker that does nothing else meanwhile: who dies on
+  it a second time has shown the culprit, which stays unscored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.crew import Clock, Handle
+from scalerl.tasks.task import Checked, Prompt, Task
+
+#: Answers in a row that no checker could bring to an end, after which the verifier is hopeless.
+MAX_FAILURES = 24
+#: Seconds beyond its own limit after which a checker that has not answered is taken for dead.
+GRACE = 10.0
+#: A checker is replaced when this share of its places is taken up by calls that hang.
+HUNG = 1 / 8
+
+Answer = tuple[Prompt, str]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Answers that are checked together, and their places among all answers of one key."""
+
+    number: int
+    key: Hashable
+    places: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    #: Calls of the verifier that it takes.
+    calls: int
+    suspect: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class CheckerState:
+    """What is known of one checker."""
+
+    handle: Handle
+    starting: bool = True
+    hung: int = 0
+    jobs: dict[int, Job] = field(default_factory=dict)
+    #: When it must have answered everything it has.
+    deadline: float = math.inf
+
+    @property
+    def calls(self) -> int:
+        return sum(job.calls for job in self.jobs.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """All verdicts of a key, in the order of its answers."""
+
+    key: Hashable
+    verdicts: tuple[Checked, ...]
+
+
+class Checks:
+    """Jobs for checkers. `checkers` calls run at once, each for at most `seconds`."""
+
+    def __init__(
+        self, task: Task, handles: Sequence[Handle], checkers: int, seconds: float, clock: Clock
+    ) -> None:
+        self.task = task
+        self.states = {h.name: CheckerState(h) for h in handles}
+        #: Calls that one checker makes at once.
+        self.places = -(-checkers // max(len(handles), 1))
+        self.seconds = seconds
+        self.clock = clock
+        #: Lines worth a warning, for the loop to take.
+        self.notes: list[str] = []
+        self._queue: deque[Job] = deque()
+        self._suspects: deque[Job] = deque()
+        self._open: dict[Hashable, dict[int, Checked]] = {}
+        self._sizes: dict[Hashable, int] = {}
+        self._number = 0
+        self._failures = 0
+
+    @property
+    def pending(self) -> int:
+        """Keys that are not judged yet."""
+        return len(self._sizes)
+
+    def submit(self, key: Hashable, answers: Sequence[Answer]) -> None:
+        """Check the answers of one prompt."""
+        self._sizes[key], self._open[key] = len(answers), {}
+        places = tuple(range(len(answers)))
+        together = self.task.judges_together(answers[0][0])
+        self._queue.append(self._job(key, places, tuple(answers), 1 if together else len(answers)))
+        self.dispatch()
+
+    def _job(
+        self, key: Hashable, places: tuple[int, ...], answers: tuple[Answer, ...], calls: int,
+        suspect: bool = False,
+    ) -> Job:  # fmt: skip
+        self._number += 1
+        return Job(self._number, key, places, answers, calls, suspect)
+
+    def dispatch(self) -> None:
+        """Hand out what may be handed out: suspects to a checker that has nothing else."""
+        for state in self.states.values():
+            if state.starting or self._worn(state):
+                continue
+            if self._suspects and not state.jobs:
+                self._send(state, self._suspects.popleft())
+                continue
+            quarantined = any(job.suspect for job in state.jobs.values())
+            while self._queue and not quarantined and state.calls < self.places:
+                self._send(state, self._queue.popleft())
+
+    def _send(self, state: CheckerState, job: Job) -> None:
+        state.jobs[job.number] = job
+        rounds = -(-state.calls // self.places)
+        state.deadline = self.clock.now() + rounds * self.seconds + GRACE
+        state.handle.send(m.Check(job.number, job.answers))
+
+    def ready(self, handle: Handle) -> None:
+        self.states[handle.name] = CheckerState(handle, starting=False)
+        self.dispatch()
+
+    def heard(self, handle: Handle, message: m.Verdicts) -> list[Judged]:
+        """What has become whole by this message."""
+        state = self.states[handle.name]
+        state.starting, state.hung = False, message.hung
+        job = None if message.job is None else state.jobs.pop(message.job, None)
+        if not state.jobs:
+            state.deadline = math.inf
+        if job is None:  # a sign of life, or an old story
+            return []
+        unfinished = [v.why for v in message.verdicts if v.gave_up]
+        if unfinished:
+            self._note_failures(unfinished[0], len(unfinished))
+        if len(unfinished) < len(message.verdicts):
+            self._failures = 0
+        found = self._book(job, message.verdicts)
+        self.dispatch()
+        return found
+
+    def _worn(self, state: CheckerState) -> bool:
+        """Too many of its calls hang: it gets nothing new."""
+        return state.hung > self.places * HUNG
+
+    def replaceable(self, start: float) -> list[tuple[Handle, str]]:
+        """Checkers that should be replaced now, and why; `start` is how long one may take to be
+        up."""
+        out = []
+        for state in self.states.values():
+            if state.starting:
+                if state.handle.silence > start:
+                    out.append((state.handle, f"did not start in {start:.0f} s"))
+            elif self._worn(state) and not state.jobs:
+                out.append((state.handle, f"{state.hung} checks hang in it"))
+            elif self.clock.now() > state.deadline:
+                waited = f"{self.seconds:g} s and {GRACE:g} s of grace"
+                out.append((state.handle, f"has not answered for {waited}"))
+        return out
+
+    def lost(self, handle: Handle, replacement: Handle, why: str) -> list[Judged]:
+        """A checker is gone: what it had is suspect, and what was suspect already is given up."""
+        state = self.states[handle.name]
+        self.states[handle.name] = CheckerState(replacement)
+        found: list[Judged] = []
+        for job in state.jobs.values():
+            if job.suspect:
+                line = f"the verifier of task {self.task.name} took its checker with it ({why})"
+                self._note_failures(line, len(job.answers))
+                found += self._book(job, [Checked.unscored(line)] * len(job.answers))
+            elif job.calls == 1:
+                job.suspect = True
+                self._suspects.append(job)
+            else:
+                for place, answer in zip(job.places, job.answers, strict=True):
+                    self._suspects.append(self._job(job.key, (place,), (answer,), 1, True))
+        self.dispatch()
+        return found
+
+    def _book(self, job: Job, verdicts: Sequence[Checked]) -> list[Judged]:
+        if job.key not in self._sizes:
+            return []
+        have = self._open[job.key]
+        have |= dict(zip(job.places, verdicts, strict=True))
+        if len(have) < self._sizes[job.key]:
+            return []
+        del self._open[job.key], self._sizes[job.key]
+        return [Judged(job.key, tuple(have[place] for place in sorted(have)))]
+
+    def _note_failures(self, why: str, answers: int) -> None:
+        self._failures += answers
+        if self._failures >= max(MAX_FAILURES, 2 * self.places):
+            raise PipelineError(
+                f"{why}; {self._failures} answers in a row: repair the verifier, then --resume"
+            )
+        many = "answer stays" if answers == 1 else "answers stay"
+        self.notes.append(f"{why}: {answers} {many} unscored")

@@ -1,0 +1,89 @@
+"""What the loop is given: a crew of parts, and a clock. It knows no more of them than this.
+
+A placement (processes, Ray, inline) makes both. Parts are spoken to through handles and answer in
+events; nothing here blocks but `poll`, and that never longer than it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scalerl.errors import PipelineError
+
+
+class Clock(Protocol):
+    """Seconds since some moment; real, or those of a virtual world."""
+
+    def now(self) -> float: ...
+
+
+class Handle(Protocol):
+    """One part of the crew."""
+
+    @property
+    def name(self) -> str:
+        """As people read it: "trainer", "generator 0", "checker 1". Kept by a replacement."""
+        ...
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last said anything, or was started."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Never waits. A part that is gone is told of by `Crew.poll`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A part said something."""
+
+    who: Handle
+    message: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gone:
+    """A part has ended, or takes no messages; what it held is lost."""
+
+    who: Handle
+    why: str
+
+
+class Crew(Protocol):
+    """One trainer (of one or many ranks), some generators, some checkers."""
+
+    @property
+    def trainer(self) -> Handle: ...
+
+    @property
+    def generators(self) -> Sequence[Handle]:
+        """They may come and go: one that joins says `Ready`."""
+        ...
+
+    @property
+    def checkers(self) -> Sequence[Handle]: ...
+
+    def poll(self, seconds: float) -> list[Said | Gone]:
+        """What has been said, waiting at most so long for the first of it. Never of a part that
+        has been replaced."""
+        ...
+
+    def replace(self, who: Handle) -> Handle:
+        """End this generator or checker and start another in its place; it says `Ready`."""
+        ...
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End all: asked first, unless it is to be at once."""
+        ...
+
+    def describe(self) -> dict[str, int]:
+        """Where the parts are, for people: process ids by name, say."""
+        ...
+
+
+class Lost(PipelineError):
+    """The trainer is gone, or as good as gone: the run goes back to its last checkpoint."""

@@ -1,0 +1,62 @@
+"""One line of steps.jsonl: what a batch was like and what the trainer made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scalerl.algorithm.rollout import Group
+from scalerl.pipeline.ledger import Ledger
+from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Staleness, StepLine
+from scalerl.trainer.interface import StepReport
+
+
+def step_line(
+    report: StepReport, batch: Sequence[Group], retired: int, ledger: Ledger
+) -> StepLine:
+    """The trainer's report, the batch's own numbers, and the ledger after it."""
+    rollouts = [r for g in batch for r in g.rollouts]
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    lengths = [len(r) for r in rollouts]
+    mixed = [len(r) > 0 and r.versions[0] != r.versions[-1] for r in rollouts]
+    d, f = report.diagnostics, report.filtered
+    return StepLine(
+        step=report.version,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        lr=report.lr,
+        forward_tokens=report.forward_tokens,
+        loss_tokens=report.loss_tokens,
+        micro_batches=report.micro_batches,
+        seconds=report.seconds,
+        tokens=d.tokens,
+        ratio=Ratio(d.ratio_mean, d.ratio_max, d.ratio_min, d.ratio_truncated),
+        ess=d.ess,
+        logprob_gap=LogprobGap(d.gap_mean, d.gap_max, d.kl_gen_train),
+        non_finite=d.non_finite,
+        entropy=d.entropy,
+        staleness=Staleness(d.staleness_mean, d.staleness_max, d.staleness_histogram),
+        kl=report.kl,
+        metrics=dict(report.metrics),
+        reward=float(np.mean(rewards)) if rewards else None,
+        pass_rate=float(np.mean([bool(r.correct) for r in rollouts])),
+        truncated=float(np.mean([r.truncated for r in rollouts])),
+        interrupted=float(np.mean([r.finish == "interrupted" for r in rollouts])),
+        mixed_versions=float(np.mean(mixed)),
+        prompts=tuple(g.prompt_id for g in batch),
+        zero_variance=f.zero_variance_prompts / len(batch),
+        length=Lengths(float(np.mean(lengths)), int(max(lengths))),
+        filtered=FilterCounts(
+            prompts=f.prompts,
+            rollouts=f.rollouts,
+            unscored=f.unscored,
+            truncated=f.truncated,
+            zero_variance_prompts=f.zero_variance_prompts,
+            effective_prompts=f.effective_prompts,
+            effective_rollouts=f.effective_rollouts,
+        ),
+        retired=retired,
+        compute=ledger.compute(),
+        ledger=ledger.to_line(),
+    )

@@ -1,0 +1,169 @@
+"""A checker: judges answers, many at a time, each with a limit. Its verifiers are somebody else's.
+
+Calls of ordinary functions run in threads, async ones on an event loop of their own. A thread that
+hangs cannot be ended: it is left behind, its answer unscored and its place taken by a new thread,
+and the loop is told, which replaces the whole process when too many hang. Where a call takes the
+process with it, the loop finds out which one it was (pipeline/checks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.tasks.functions import FunctionTask
+from scalerl.tasks.task import Checked, Prompt, Task
+
+Answer = tuple[Prompt, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Answers of one prompt and the verdicts so far."""
+
+    number: int
+    size: int
+    verdicts: dict[int, Checked] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of a verifier: an answer, or several that it judges together."""
+
+    job: _Job
+    places: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    began: float | None = None
+    over: bool = False
+
+
+class CheckerPart:
+    """Runs `places` calls at once, each for at most `seconds`; `say` is called from any thread."""
+
+    def __init__(
+        self, task: Task, places: int, seconds: float, say: Callable[[m.Verdicts], None]
+    ) -> None:
+        self.task = task
+        self.seconds = seconds
+        self.say = say
+        self.hung = 0
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._running: set[_Call] = set()
+        self._places = places
+        self._threads = 0
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Semaphore | None = None
+
+    def take(self, message: Any) -> None:
+        """A job: its calls are made as places become free."""
+        if not isinstance(message, m.Check):
+            raise PipelineError(f"a checker does not understand {type(message).__name__!r}")
+        job = _Job(message.job, len(message.answers))
+        places = range(len(message.answers))
+        if self.task.judges_together(message.answers[0][0]):
+            calls = [_Call(job, tuple(places), message.answers)]
+        else:
+            calls = [_Call(job, (i,), (message.answers[i],)) for i in places]
+        for call in calls:
+            native = self._async_task(call)
+            if native is not None:
+                asyncio.run_coroutine_threadsafe(self._await(call, native), self._loop())
+                continue
+            self._calls.put(call)
+            if self._threads < self._places:
+                self._new_thread()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running) or not self._calls.empty()
+
+    def give_up(self) -> None:
+        """Leave behind the calls that have used up their time; to be called now and then."""
+        now = time.monotonic()
+        with self._lock:
+            late = [c for c in self._running if c.began is not None
+                    and now - c.began > self.seconds]  # fmt: skip
+        for call in late:
+            self._finish(call, [self._gave_up()] * len(call.answers), hung=True)
+
+    def _gave_up(self) -> Checked:
+        why = f"the verifier of task {self.task.name} has not answered for {self.seconds:g} s"
+        return Checked(None, None, why, gave_up=True)
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def _new_thread(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            call = self._calls.get()
+            with self._lock:
+                call.began = time.monotonic()
+                self._running.add(call)
+            try:
+                verdicts = self.task.check_all(call.answers)
+            except Exception as error:  # a verifier of somebody else's: what it raises is data
+                why = f"the verifier raised {type(error).__name__}: {error}"
+                verdicts = [Checked.unscored(why)] * len(call.answers)
+            if not self._finish(call, verdicts):
+                return  # it took too long and somebody else has this place
+
+    def _finish(self, call: _Call, verdicts: list[Checked], *, hung: bool = False) -> bool:
+        """Book the verdicts of a call, once; the last of a job is said. False if it was over."""
+        job = call.job
+        with self._lock:
+            if call.over:
+                self.hung -= 1  # it came back after all
+                return False
+            call.over = True
+            self._running.discard(call)
+            self.hung += hung
+            job.verdicts |= dict(zip(call.places, verdicts, strict=True))
+            job.seconds += 0.0 if call.began is None else time.monotonic() - call.began
+            whole = len(job.verdicts) == job.size
+            found = tuple(job.verdicts[i] for i in sorted(job.verdicts))
+        if hung:
+            self._new_thread()
+        if whole:
+            self.say(m.Verdicts(job.number, found, job.seconds, self.hung))
+        return True
+
+    # -- async ------------------------------------------------------------------------------------
+
+    def _async_task(self, call: _Call) -> FunctionTask | None:
+        part = self.task.part(call.answers[0][0])
+        return part if isinstance(part, FunctionTask) and part.is_async else None
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._events is None:
+            self._events = asyncio.new_event_loop()
+            self._room = asyncio.Semaphore(self._places)
+            threading.Thread(target=self._events.run_forever, daemon=True).start()
+        return self._events
+
+    async def _await(self, call: _Call, task: FunctionTask) -> None:
+        """An async reward function, ended for good when its time is over."""
+        assert self._room is not None
+        async with self._room:
+            call.began = time.monotonic()
+            try:
+                verdicts = await asyncio.wait_for(
+                    task.check_together(call.answers), timeout=self.seconds
+                )
+            except TimeoutError:
+                verdicts = [self._gave_up()] * len(call.answers)
+            except Exception as error:  # a verifier of somebody else's: what it raises is data
+                why = f"the verifier raised {type(error).__name__}: {error}"
+                verdicts = [Checked.unscored(why)] * len(call.answers)
+            self._finish(call, verdicts)

@@ -1,0 +1,48 @@
+"""A checker as a process. Imports no torch, so that a new one is there at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from scalerl.pipeline import messages as m
+from scalerl.placement.child import guarded, orphaned
+from scalerl.placement.checker_part import CheckerPart
+from scalerl.tasks.task import Task
+
+#: Seconds between two looks at calls that take too long, and between two signs of life.
+LOOK, HEARTBEAT = 0.05, 0.5
+
+
+def run_checker(conn: Connection, task: Task, places: int, seconds: float) -> None:
+    """Entry point of a checker process."""
+    guarded(conn, lambda: _serve(conn, task, places, seconds))
+    os._exit(0)  # whatever hangs in a thread of it
+
+
+def _serve(conn: Connection, task: Task, places: int, seconds: float) -> None:
+    lock = threading.Lock()
+
+    def say(message: Any) -> None:
+        with lock:
+            conn.send(message)
+
+    part = CheckerPart(task, places, seconds, say)
+    say(m.Ready())
+    told = time.monotonic()
+    try:
+        while not orphaned():
+            if conn.poll(LOOK if part.busy else 1.0):
+                message = conn.recv()
+                if isinstance(message, m.Stop):
+                    return
+                part.take(message)
+            part.give_up()
+            if time.monotonic() - told > HEARTBEAT:
+                told = time.monotonic()
+                say(m.Verdicts(None, hung=part.hung))
+    finally:
+        task.close()

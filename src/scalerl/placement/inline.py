@@ -1,0 +1,314 @@
+"""The whole crew in one process, on a virtual clock: deterministic, and as fast as Python goes.
+
+The loop, the protocols and the parts are the real ones; only time is made up (`World`). Engines
+and trainers may be real, and then really write and learn, or simulated (`placement.engine =
+"simulated"`), and then only take time. The clock stands still while Python works and jumps to the
+next thing on the agenda when the loop waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.plan import Plan
+from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
+from scalerl.placement.specs import Specs
+from scalerl.placement.trainer_part import TrainerPart
+from scalerl.placement.world import Duration, Fault, World
+from scalerl.tasks.task import Checked, seed_from
+
+
+class VirtualClock:
+    """Moved by the agenda alone."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class InlinePart:
+    """A part and its handle. Messages keep their order in each direction."""
+
+    def __init__(self, name: str, crew: InlineCrew) -> None:
+        self.name = name
+        self.crew = crew
+        self.alive = True
+        self.frozen_until = 0.0
+        self.delay = 0.0
+        self.losing = {"to": 0, "from": 0}
+        self._last = {"to": 0.0, "from": 0.0}
+        self._heard = crew.clock.now()
+
+    @property
+    def silence(self) -> float:
+        return self.crew.clock.now() - self._heard
+
+    def send(self, message: Any) -> None:
+        self._travel("to", lambda: self._deliver(message))
+
+    def say(self, message: Any) -> None:
+        """To the loop."""
+        self._travel("from", lambda: self._arrive(message))
+
+    def _travel(self, way: str, arrive: Callable[[], None]) -> None:
+        if self.losing[way]:
+            self.losing[way] -= 1
+            return
+        crew = self.crew
+        at = crew.clock.now() + crew.draw(crew.world.message) + self.delay
+        self._last[way] = max(self._last[way], at)
+        crew.at(self._last[way], arrive)
+
+    def _arrive(self, message: Any) -> None:
+        self._heard = self.crew.clock.now()
+        self.crew.inbox.append(Said(self, message))
+
+    def _deliver(self, message: Any) -> None:
+        if self.alive:
+            self._when_thawed(lambda: self.take(message))
+
+    def _when_thawed(self, do: Callable[[], None]) -> None:
+        def thawed() -> None:
+            if self.alive:
+                do()
+
+        if self.frozen_until > self.crew.clock.now():
+            self.crew.at(self.frozen_until, thawed)
+        else:
+            do()
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def take(self, message: Any) -> None:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Something outside has changed: weights, say."""
+
+    def die(self, why: str) -> None:
+        if self.alive:
+            self.alive = False
+            crew = self.crew
+            crew.after(crew.world.notice, lambda: crew.inbox.append(Gone(self, why)))
+
+
+class InlineGenerator(InlinePart):
+    """Turns of a generator part, each as long as a decode step takes."""
+
+    def __init__(self, name: str, crew: InlineCrew) -> None:
+        super().__init__(name, crew)
+        specs, deterministic = crew.specs, crew.plan.recipe.placement.deterministic
+        self.part = GeneratorPart(
+            specs.make_engine(specs.engine), specs.channel.receiver(), crew.clock.now,
+            deterministic=deterministic,
+        )  # fmt: skip
+        self.up = self._turning = False
+        self._beat = 0
+
+    def start(self) -> None:
+        ready = self.part.start()
+        if ready is None:  # no weights yet
+            self.crew.after(self.crew.world.notice, lambda: self._when_thawed(self.start))
+            return
+        self.up = True
+        self.say(ready)
+        self.wake()
+
+    def take(self, message: Any) -> None:
+        self.part.take(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Begin a turn: at once if there is something to do, else when a sign of life is due."""
+        if not self.up or self._turning or not self.alive:
+            return
+        self._turning, began, crew = True, self.crew.clock.now(), self.crew
+        crew.after(crew.world.decode, lambda: self._when_thawed(lambda: self._turn(began)))
+
+    def _turn(self, began: float) -> None:
+        self._turning = False
+        if not self.alive:
+            return
+        for report in self.part.work(began):
+            self.say(report)
+        if self.part.busy:
+            self.wake()
+        else:
+            self._beat += 1
+            beat = self._beat
+            self.crew.at(self.crew.clock.now() + HEARTBEAT, lambda: self._sign_of_life(beat))
+
+    def _sign_of_life(self, beat: int) -> None:
+        if beat == self._beat:
+            self.wake()
+
+
+class InlineTrainer(InlinePart):
+    """One message after the other, each as long as it takes."""
+
+    def __init__(self, name: str, crew: InlineCrew) -> None:
+        super().__init__(name, crew)
+        specs = crew.specs
+        self.part = TrainerPart(
+            specs.make_trainer(specs.trainer), specs.channel.sender(), crew.clock.now
+        )
+
+    def start(self) -> None:
+        self.say(self.part.start())
+
+    def take(self, message: Any) -> None:
+        began, world = self.crew.clock.now(), self.crew.world
+        takes = world.train if isinstance(message, m.Step) else world.other
+        self.crew.after(takes, lambda: self._when_thawed(lambda: self._answer(message, began)))
+
+    def _answer(self, message: Any, began: float) -> None:
+        if not self.alive:
+            return
+        self.say(self.part.answer(message, began))
+        for generator in self.crew.generators:
+            generator.wake()
+
+
+class InlineChecker(InlinePart):
+    """So many calls at once, each as long as a check takes; some hang or crash."""
+
+    def __init__(self, name: str, crew: InlineCrew) -> None:
+        super().__init__(name, crew)
+        self.task = crew.plan.task
+        self.hung = 0
+        self._free = [0.0] * crew.places
+
+    def start(self) -> None:
+        self.say(m.Ready())
+
+    def take(self, message: m.Check) -> None:
+        crew, now = self.crew, self.crew.clock.now()
+        together = self.task.judges_together(message.answers[0][0])
+        calls = [message.answers] if together else [(a,) for a in message.answers]
+        verdicts: list[Checked] = []
+        ends, seconds = now, 0.0
+        for call in calls:
+            # What becomes of an answer is the answer's own affair, whoever checks it when.
+            fate = random.Random(seed_from(crew.world.seed, [(p.id, text) for p, text in call]))
+            begins = max(heapq.heappop(self._free), now)
+            takes, found = self._check(call, fate.random())
+            heapq.heappush(self._free, begins + takes)
+            ends, seconds = max(ends, begins + takes), seconds + takes
+            verdicts += found
+        answer = m.Verdicts(message.job, tuple(verdicts), seconds, self.hung)
+        crew.at(ends, lambda: self._when_thawed(lambda: self.say(answer)))
+
+    def _check(self, call: tuple[Any, ...], fate: float) -> tuple[float, list[Checked]]:
+        crew, world = self.crew, self.crew.world
+        if fate < world.hangs:
+            self.hung += 1
+            seconds = crew.plan.recipe.placement.check_seconds
+            return seconds, [Checked(None, None, "hung", gave_up=True)] * len(call)
+        takes = crew.draw(world.check)
+        if fate < world.hangs + world.crashes:
+            crew.at(crew.clock.now() + takes, lambda: self.die("died: killed by signal 11"))
+            return takes * 2, [Checked.unscored("never said")] * len(call)
+        return takes, self.task.check_all(call)
+
+
+class InlineCrew:
+    """A crew on an agenda."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        checkpoint: Path | None = None,
+        world: World | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
+        self.plan = plan
+        self.world = world or World()
+        self.clock = clock or VirtualClock()
+        self.specs = Specs.of(plan, checkpoint, default_channel="direct")
+        self.rng = random.Random(f"world {self.world.seed}")
+        self.inbox: list[Said | Gone] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        where = plan.recipe.placement
+        checkers = min(where.checkers, 2)
+        self.places = -(-where.checkers // checkers)
+        self.trainer: Handle = self._start(InlineTrainer("trainer", self))
+        self.generators = [
+            self._start(InlineGenerator(f"generator {i}", self)) for i in range(where.generators)
+        ]
+        self.checkers = [self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)]
+        for fault in self.world.faults:
+            self.at(fault.at, lambda fault=fault: self._strike(fault))
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def draw(self, duration: Duration) -> float:
+        return duration.draw(self.rng)
+
+    def at(self, time: float, do: Callable[[], None]) -> None:
+        """Put something on the agenda; what comes first at one moment was put there first."""
+        self._order += 1
+        heapq.heappush(self._agenda, (max(time, self.clock.time), self._order, do))
+
+    def after(self, duration: Duration, do: Callable[[], None]) -> None:
+        self.at(self.clock.time + self.draw(duration), do)
+
+    # -- crew -------------------------------------------------------------------------------------
+
+    def poll(self, seconds: float) -> list[Said | Gone]:
+        until = self.clock.time + seconds
+        while not self.inbox and self._agenda and self._agenda[0][0] <= until:
+            self.clock.time, _, do = heapq.heappop(self._agenda)
+            do()
+        if not self.inbox:
+            self.clock.time = until
+        parts = [self.trainer, *self.generators, *self.checkers]
+        found = [e for e in self.inbox if any(e.who is part for part in parts)]
+        self.inbox.clear()
+        return found
+
+    def replace(self, who: Handle) -> Handle:
+        for parts in (self.generators, self.checkers):
+            for i, part in enumerate(parts):
+                if part is who:
+                    part.alive = False
+                    parts[i] = self._start(type(part)(part.name, self))  # type: ignore[call-overload]
+                    return parts[i]
+        raise PipelineError(f"{who.name} cannot be replaced")
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self._agenda.clear()
+
+    def describe(self) -> dict[str, int]:
+        return {}
+
+    def _start(self, part: Any) -> Any:
+        self.after(self.world.start, lambda: part._when_thawed(part.start))
+        return part
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.kind == "join":
+            name = f"generator {len(self.generators)}"
+            self.generators.append(self._start(InlineGenerator(name, self)))
+            return
+        for part in [self.trainer, *self.generators, *self.checkers]:
+            if part.name != fault.who:
+                continue
+            if fault.kind == "kill":
+                part.die("died: killed by signal 9")
+            elif fault.kind == "freeze":
+                part.frozen_until = self.clock.time + fault.seconds
+            elif fault.kind == "late":
+                part.delay = fault.seconds
+            else:
+                part.losing["to" if fault.kind == "lose-to" else "from"] += 1

@@ -1,0 +1,205 @@
+"""The parts as processes of this machine (`placement.backend = "local"`).
+
+Each part has a pipe, and two threads of the main process for it: one takes in what it says, one
+sends what it is told. So a part that is frozen with a full pipe, or in the middle of a message,
+holds up nobody but itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing  # noqa: F401 - lets tensors in shared memory travel through pipes
+
+from scalerl.errors import InputError, PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.plan import Plan
+from scalerl.placement.checker_process import run_checker
+from scalerl.placement.part_processes import run_generator, run_trainer
+from scalerl.placement.specs import Specs
+
+#: Seconds a process is given to end by itself.
+PATIENCE = 5.0
+#: Checkers are processes so that a verifier cannot harm the run; more than this share the cores of
+#: a laptop badly. Each makes several calls at once.
+MAX_CHECKERS = 4
+
+
+class RealClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class ProcessHandle:
+    """A process, the pipe to it, and the two threads that serve the pipe."""
+
+    def __init__(
+        self, name: str, inbox: queue.SimpleQueue[Any], entry: Callable[..., None], *arguments: Any
+    ) -> None:
+        self.name = name
+        self._make = (entry, arguments)
+        self._inbox = inbox
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        context = multiprocessing.get_context("spawn")
+        self._conn, theirs = context.Pipe()
+        self.process = context.Process(
+            target=entry, args=(theirs, *arguments), name=name, daemon=True
+        )
+        with _no_ctrl_c():
+            self.process.start()
+        # Parts ignore SIGTERM, by which multiprocessing would end them when this process exits.
+        Finalize(self, self.process.kill, exitpriority=0)
+        theirs.close()
+        self._heard = time.monotonic()
+        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def silence(self) -> float:
+        return time.monotonic() - self._heard
+
+    def send(self, message: Any) -> None:
+        self._outbox.put(message)
+
+    def again(self) -> ProcessHandle:
+        """The same process anew; the old one is ended first."""
+        self.kill()
+        entry, arguments = self._make
+        return ProcessHandle(self.name, self._inbox, entry, *arguments)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._conn.recv()
+            except (EOFError, OSError):
+                self._inbox.put((self, None))
+                return
+            self._heard = time.monotonic()
+            self._inbox.put((self, message))
+
+    def _write(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._conn.send(message)
+            except (OSError, ValueError):  # gone: the reader says so
+                return
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        self.process.join(1.0)
+        code = self.process.exitcode
+        if code is None:
+            return "died: it still runs, but does not answer"
+        return f"died: killed by signal {-code}" if code < 0 else f"died: exit code {code}"
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(PATIENCE)
+        self._outbox.put(None)
+        for thread in self._threads:  # both end with the other end of the pipe
+            thread.join(PATIENCE)
+        self._conn.close()
+
+
+class ProcessCrew:
+    """One trainer, some generators and checkers, each a process."""
+
+    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
+        specs = Specs.of(plan, checkpoint, default_channel="shared-memory")
+        if not specs.channel.across_processes:
+            raise InputError(
+                f"placement.weights={plan.recipe.placement.weights} stays within one process: "
+                "set placement.weights=auto, or placement.backend=inline"
+            )
+        self._inbox: queue.SimpleQueue[tuple[ProcessHandle, Any]] = queue.SimpleQueue()
+        where = plan.recipe.placement
+        checkers = min(where.checkers, os.cpu_count() or 1, MAX_CHECKERS)
+        places = -(-where.checkers // checkers)
+        task = plan.task.for_checking()
+        channel = specs.channel
+        start = self._start
+        self.trainer: Handle = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
+        self.generators = [
+            start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
+                  where.deterministic)
+            for i in range(where.generators)
+        ]  # fmt: skip
+        self.checkers = [
+            start(f"checker {i}", run_checker, task, places, where.check_seconds)
+            for i in range(checkers)
+        ]
+
+    def _start(self, name: str, entry: Callable[..., None], *arguments: Any) -> ProcessHandle:
+        try:
+            return ProcessHandle(name, self._inbox, entry, *arguments)
+        except (AttributeError, TypeError, ValueError) as error:  # as pickle says it
+            raise PipelineError(
+                f"{name} cannot be sent to a process of its own: {error}; define what the recipe "
+                "names at the top of a module that can be imported"
+            ) from None
+
+    @property
+    def _parts(self) -> list[ProcessHandle]:
+        return [self.trainer, *self.generators, *self.checkers]
+
+    def poll(self, seconds: float) -> list[Said | Gone]:
+        found: list[Said | Gone] = []
+        try:
+            who, message = self._inbox.get(timeout=seconds)
+            while True:
+                if any(who is part for part in self._parts):
+                    found.append(Gone(who, who.end()) if message is None else Said(who, message))
+                who, message = self._inbox.get_nowait()
+        except queue.Empty:
+            return found
+
+    def replace(self, who: Handle) -> Handle:
+        for parts in (self.generators, self.checkers):
+            for i, part in enumerate(parts):
+                if part is who:
+                    parts[i] = part.again()
+                    return parts[i]
+        raise PipelineError(f"{who.name} cannot be replaced")
+
+    def describe(self) -> dict[str, int]:
+        return {"main": os.getpid()} | {p.name: p.process.pid or 0 for p in self._parts}
+
+    def stop(self, *, at_once: bool = False) -> None:
+        try:
+            for part in () if at_once else self._parts:
+                part.send(m.Stop())
+            for part in () if at_once else self._parts:
+                part.process.join(PATIENCE)
+        finally:  # also when Ctrl-C comes in between
+            for part in self._parts:
+                part.kill()
+
+
+@contextlib.contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """A process that is started in here does not see Ctrl-C until it ignores it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # its start would end our mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,34 @@
+"""Placements by the names that recipes use (`placement.backend`); `@PLACEMENTS.register("mine")`
+adds one: a function of a plan and the checkpoint to go on from, which gives a crew and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scalerl.algorithm.registry import Registry
+from scalerl.pipeline.crew import Clock, Crew
+from scalerl.pipeline.plan import Plan
+from scalerl.placement.inline import InlineCrew
+from scalerl.placement.processes import ProcessCrew, RealClock
+from scalerl.placement.specs import named
+
+PLACEMENTS: Registry[Callable[[Plan, Path | None], tuple[Crew, Clock]]] = Registry("placement")
+
+
+@PLACEMENTS.register("local")
+def local(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+    """Processes on this machine."""
+    return ProcessCrew(plan, checkpoint), RealClock()
+
+
+@PLACEMENTS.register("inline")
+def inline(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+    """Everything in this process, one thing after the other, on a virtual clock."""
+    crew = InlineCrew(plan, checkpoint)
+    return crew, crew.clock
+
+
+def place(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+    """The crew of a plan, where its recipe says, and the clock that goes with it."""
+    return named(PLACEMENTS, plan.recipe.placement.backend, "backend")(plan, checkpoint)

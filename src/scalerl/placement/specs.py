@@ -1,0 +1,92 @@
+"""From a plan to what its parts are made of: found by the names that the recipe uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from scalerl.algorithm.registry import Registry
+from scalerl.engine.interface import Engine, EngineSpec
+from scalerl.engine.registry import ENGINES
+from scalerl.errors import InputError
+from scalerl.pipeline.plan import Plan
+from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.optimisers import Optimiser
+from scalerl.trainer.registry import TRAINERS
+from scalerl.weights.interface import Channel
+from scalerl.weights.registry import CHANNELS
+
+F = TypeVar("F", bound=Callable[..., object])
+
+#: Tokens of a micro-batch of the local trainer.
+TOKEN_BUDGET = 12_288
+#: What recipes of clusters name, and this version has not got.
+LATER = {"engine": "vllm", "trainer": "fsdp", "backend": "ray"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Specs:
+    """How to make each part."""
+
+    make_engine: Callable[[EngineSpec], Engine]
+    engine: EngineSpec
+    make_trainer: Callable[[TrainerSpec], Trainer]
+    trainer: TrainerSpec
+    channel: Channel
+
+    @staticmethod
+    def of(plan: Plan, checkpoint: Path | None, *, default_channel: str) -> Specs:
+        """`default_channel` is what suits the placement, for `placement.weights = "auto"`."""
+        recipe, where = plan.recipe, plan.recipe.placement
+        if where.trainer in ("local", "simulated") and where.trainers != 1:
+            raise InputError(
+                f"placement.trainer={where.trainer} is one device, not placement.trainers="
+                f"{where.trainers}: set placement.trainers=1"
+            )
+        channel = default_channel if where.weights == "auto" else where.weights
+        settings = recipe.optimiser
+        return Specs(
+            make_engine=named(ENGINES, where.engine, "engine"),
+            engine=EngineSpec(
+                model=plan.model,
+                dtype=recipe.model.dtype,
+                head=recipe.precision.generator_head,
+                slots=plan.slots,
+                validation_slots=plan.validation_slots,
+                columns=plan.columns,
+                device=plan.device,
+            ),
+            make_trainer=named(TRAINERS, where.trainer, "trainer"),
+            trainer=TrainerSpec(
+                model=plan.model,
+                dtype=recipe.model.dtype,
+                head=recipe.precision.trainer_head,
+                options=plan.options,
+                optimiser=Optimiser(
+                    name=settings.name,
+                    lr=settings.lr,
+                    warmup_steps=settings.warmup_steps,
+                    weight_decay=settings.weight_decay,
+                    eps=settings.eps,
+                    betas=(settings.betas[0], settings.betas[1]),
+                    grad_clip=settings.grad_clip,
+                ),
+                temperature=recipe.sampling.temperature,
+                token_budget=TOKEN_BUDGET,
+                device=plan.device,
+                checkpoint=None if checkpoint is None else str(checkpoint),
+            ),
+            channel=named(CHANNELS, channel, "weights")(plan.layout),
+        )
+
+
+def named(registry: Registry[F], name: str, field: str) -> F:
+    """What a recipe's `placement.<field>` names."""
+    if LATER.get(field) == name:
+        raise InputError(
+            f"placement.{field}={name} is not in this version: set placement.{field}=local "
+            "(the overlay `tiny` does)"
+        )
+    return registry[name]

@@ -1,0 +1,68 @@
+"""The trainer's side of the conversation: one answer to every message, wherever it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.trainer.interface import NonFiniteGradient, Trainer
+from scalerl.weights.interface import Sender
+
+
+class TrainerPart:
+    """A trainer, and the sender of its weights. `now` is the clock of where it lives."""
+
+    def __init__(self, trainer: Trainer, sender: Sender, now: Callable[[], float]) -> None:
+        self.trainer = trainer
+        self.sender = sender
+        self.now = now
+
+    def start(self) -> m.Ready:
+        """The first weights are there from the beginning."""
+        self._publish()
+        return m.Ready(self.trainer.version)
+
+    def answer(self, message: Any, began: float) -> Any:
+        """What it says to a message that it began to work on at `began`."""
+        if isinstance(message, m.Step):
+            return self._step(message, began)
+        if isinstance(message, m.Save):
+            return self._save(Path(message.path))
+        if isinstance(message, m.Score):
+            return self._score(message)
+        if isinstance(message, m.Publish):
+            self._publish()
+            return m.Done()
+        raise PipelineError(f"the trainer does not understand {type(message).__name__!r}")
+
+    def _step(self, message: m.Step, began: float) -> m.Stepped | m.Refused:
+        try:
+            report = self.trainer.step(message.groups)
+        except NonFiniteGradient as error:
+            return m.Refused(str(error), self.now() - began)
+        if message.publish:
+            self._publish()
+        return m.Stepped(report, self.now() - began)
+
+    def _save(self, path: Path) -> m.Done:
+        try:
+            self.trainer.save(path)
+        except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's
+            return m.Done(problem=getattr(error, "strerror", None) or str(error))
+        return m.Done()
+
+    def _publish(self) -> None:
+        self.sender.publish(self.trainer.version, self.trainer.weights())
+
+    def _score(self, message: m.Score) -> m.Done:
+        """|trainer's log-prob - generator's| of every token that the policy wrote."""
+        gaps: list[float] = []
+        for group, scored in zip(message.groups, self.trainer.score(message.groups), strict=True):
+            for rollout, logprobs in zip(group.rollouts, scored, strict=True):
+                gaps += abs(logprobs - rollout.logprobs)[~rollout.forced].tolist()
+        return m.Done(gaps=tuple(gaps))

@@ -1,0 +1,88 @@
+"""A trainer that only takes time, for the planner and for tests of the loop: it counts versions and
+looks at how old its tokens are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from scalerl.algorithm.diagnostics import Diagnostics
+from scalerl.algorithm.filters import Filtered
+from scalerl.algorithm.rollout import Group
+from scalerl.trainer.interface import StepReport, TrainerSpec
+
+
+class SimulatedTrainer:
+    """Every step succeeds, and learns nothing."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+
+    @staticmethod
+    def of(spec: TrainerSpec) -> SimulatedTrainer:
+        trainer = SimulatedTrainer()
+        if spec.checkpoint is not None:
+            trainer.load(Path(spec.checkpoint))
+        return trainer
+
+    def step(self, groups: Sequence[Group]) -> StepReport:
+        rollouts = [r for g in groups for r in g.rollouts]
+        ages = self.version - np.concatenate([r.versions for r in rollouts])
+        tokens, rows = len(ages), len(rollouts)
+        histogram = dict(zip(*(a.tolist() for a in np.unique(ages, return_counts=True)), strict=True))
+        self.version += 1
+        return StepReport(
+            version=self.version,
+            loss=0.0,
+            kl=0.0,
+            grad_norm=0.0,
+            lr=0.0,
+            forward_tokens=tokens,
+            loss_tokens=tokens,
+            kept_tokens=tokens,
+            micro_batches=1,
+            seconds=0.0,
+            diagnostics=Diagnostics(
+                tokens=tokens,
+                ratio_mean=1.0,
+                ratio_max=1.0,
+                ratio_min=1.0,
+                ratio_truncated=0.0,
+                ess=1.0,
+                gap_mean=0.0,
+                gap_max=0.0,
+                kl_gen_train=0.0,
+                non_finite=0,
+                entropy=None,
+                staleness_mean=float(ages.mean()),
+                staleness_max=int(ages.max()),
+                staleness_histogram=histogram,
+            ),
+            filtered=Filtered(
+                kept_B=None,
+                prompts=len(groups),
+                rollouts=rows,
+                unscored=sum(r.reward is None for r in rollouts),
+                truncated=0,
+                zero_variance_prompts=0,
+                effective_prompts=len(groups),
+                effective_rollouts=rows,
+            ),
+        )
+
+    def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
+        return [[r.logprobs for r in g.rollouts] for g in groups]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def save(self, path: Path) -> None:
+        (path / "trainer.json").write_text(json.dumps({"version": self.version}))
+
+    def load(self, path: Path) -> None:
+        self.version = int(json.loads((path / "trainer.json").read_text())["version"])

@@ -1,0 +1,14 @@
+"""Weight channels by the names that recipes use; `@CHANNELS.register("mine")` adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scalerl.algorithm.registry import Registry
+from scalerl.weights.direct import DirectWeights
+from scalerl.weights.interface import Channel, Layout
+from scalerl.weights.shared_memory import SharedWeights
+
+CHANNELS: Registry[Callable[[Layout], Channel]] = Registry("weights channel")
+CHANNELS.register("shared-memory")(SharedWeights)
+CHANNELS.register("direct")(DirectWeights)

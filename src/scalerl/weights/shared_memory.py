@@ -1,0 +1,68 @@
+"""Weights through shared memory, between processes of one machine: two buffers.
+
+The trainer copies its weights once, into the buffer that is not the newest; a generator copies the
+newest into its model, once. A counter per buffer, odd while it is being written, tells a reader
+that it was overtaken, and it reads again. The memory belongs to the processes that hold it and is
+gone with them: nothing is left behind by a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from scalerl.weights.interface import Layout, Loads
+
+#: Positions in the header: number of the newest buffer, then a counter and a version per buffer. A
+#: version is part of what the counter guards: new weights never go by an old number.
+_NEWEST, _COUNTER, _VERSION = 0, 1, 3
+
+
+class SharedWeights:
+    """Channel, sender and receiver at once: whoever holds the memory may be either."""
+
+    across_processes = True
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.buffers = [_shared(torch.zeros(layout.size, dtype=layout.dtype)) for _ in "ab"]
+        self.header = _shared(torch.tensor([0, 0, 0, -1, -1]))
+
+    def sender(self) -> SharedWeights:
+        return self
+
+    def receiver(self) -> SharedWeights:
+        return self
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Trainer only."""
+        target = 1 - int(self.header[_NEWEST])
+        # Odd while writing, also when an earlier writer was killed in the middle.
+        self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
+        for name, view in self.layout.views(self.buffers[target]):
+            view.copy_(weights[name])
+        self.header[_VERSION + target] = version
+        self.header[_COUNTER + target] += 1
+        self.header[_NEWEST] = target
+
+    def newest(self) -> int:
+        return int(self.header[_VERSION + int(self.header[_NEWEST])])
+
+    def into(self, engine: Loads) -> int:
+        """Copies until a copy was not overtaken by the trainer."""
+        while True:
+            source = int(self.header[_NEWEST])
+            counter = int(self.header[_COUNTER + source])
+            version = int(self.header[_VERSION + source])
+            if version < 0:
+                return version
+            engine.load(dict(self.layout.views(self.buffers[source])), version)
+            if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
+                return version
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor

@@ -1,0 +1,93 @@
+"""The invariants of the loop, in thousands of random worlds on the virtual clock: kills, freezes,
+late and lost messages, joins, slow, hanging and crashing checks, resume. A failure names its
+seed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from worlds import RandomWorld, live
+
+from scalerl.pipeline import checkpoints
+from scalerl.pipeline.schedule import Schedule
+
+#: Worlds of the suite, in parts that can run side by side.
+PARTS, EACH = 20, 110
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_invariants_hold_in_random_worlds(part):
+    for seed in range(part * EACH, (part + 1) * EACH):
+        live(seed)
+
+
+def test_the_worlds_are_rough_enough():
+    """They meet what they are made for: otherwise the test above proves little."""
+    lived = [live(seed) for seed in range(150)]
+    assert sum(w.attempts > 1 for w in lived) > 5, "trainers die and runs go on"
+    assert sum(len(w.crew.loop.dispatcher) > w.generators for w in lived) > 3, "generators join"
+    assert sum(w.crew.loop.ledger.wasted["failed"][0] > 0 for w in lived) > 5, "generators die"
+    assert any(w.crew.loop.ledger.check_wait > 0 for w in lived), "checks are waited for"
+
+
+def test_a_run_goes_on_from_any_checkpoint(tmp_path):
+    for seed in range(12):
+        world = RandomWorld(seed, **{"checkpoint.every": 1, "checkpoint.keep": 99})
+        out = Path(tmp_path) / f"run{seed}"
+        world.live(out)
+        for path in checkpoints.found(out):
+            copy = tmp_path / f"{seed}-{path.name}"
+            shutil.copytree(out, copy)
+            for later in checkpoints.found(copy):
+                if checkpoints.step_of(later) > checkpoints.step_of(path):
+                    shutil.rmtree(later)
+            again = RandomWorld(seed, **{"checkpoint.every": 1, "checkpoint.keep": 99})
+            again.live(copy, resume=True)
+
+
+def test_a_world_repeats_itself():
+    first, second = live(7), live(7)
+    assert first.end == second.end
+    assert first.crew.clock.time == second.crew.clock.time
+
+
+def too_greedy(self, trainer, generator, under_way):
+    return self.prompts * (self.k + 3) - len(under_way)
+
+
+def forgets_the_late(self, trainer, rest):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"), [("room", too_greedy), ("_too_late_after", forgets_the_late)]
+)
+def test_a_broken_schedule_is_noticed(monkeypatch, method, broken):
+    """The worlds can fail: with a schedule that lets groups get too old, they do."""
+    monkeypatch.setattr(Schedule, method, broken)
+    with pytest.raises(AssertionError):
+        for seed in range(60):
+            live(seed)
+
+
+def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
+    """As it once was: a batch goes to the trainer, and nothing is started until it answers."""
+    from scalerl.pipeline.loop import Loop
+
+    def lazy(self):
+        self._start_once()
+        if self.batch:
+            return "the trainer"
+        choice = self.plan.schedule.choose(self.version, self._ages())
+        if choice.serials:
+            self._train(choice.serials)
+        return choice.waits_for or "the trainer"
+
+    monkeypatch.setattr(Loop, "_start_once", Loop._start_groups, raising=False)
+    monkeypatch.setattr(Loop, "_begin", lazy)
+    monkeypatch.setattr(Loop, "_start_groups", lambda self: None)
+    with pytest.raises(AssertionError, match="idle"):
+        for seed in range(60):
+            live(seed)
+
+

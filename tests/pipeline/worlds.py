@@ -1,0 +1,296 @@
+"""Random virtual worlds: the real loop, dispatcher, checks, schedule and parts, made-up time.
+
+    python tests/pipeline/worlds.py SEED    lives through one world again, and tells of it
+"""
+
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform, epoch_order
+from scalerl.algorithm.length import Limit
+from scalerl.algorithm.objective import options_of
+from scalerl.engine.interface import Sampling
+from scalerl.pipeline import checkpoints
+from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.schedule import Schedule
+from scalerl.placement.inline import InlineCrew
+from scalerl.placement.world import Duration, Fault, World
+from scalerl.recipe import Recipe
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.listener import Listener
+from scalerl.runs.store import RunStore
+from scalerl.tasks.task import Task, make_prompt, seed_from
+from scalerl.training import RunAttempts
+from scalerl.weights.interface import Layout
+
+TINY = Recipe.load("scalerl", "tiny")
+PROMPTS = 40
+#: Turns of the loop after which a world counts as stuck.
+STUCK = 60_000
+
+
+class Coins(Task):
+    """Answers are right by the toss of a coin that follows from the answer itself."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__("coins", held_out_share=0.2)
+        self._together = together
+        self._prompts = [make_prompt("coins", f"{i}", None) for i in range(PROMPTS)]
+
+    def prompts(self):
+        return self._prompts
+
+    def judges_together(self, prompt):
+        return self._together
+
+    def judge(self, prompt, completion):
+        return seed_from(prompt.id, completion) % 2 == 0, "a coin"
+
+
+class Letters:
+    """The least of a tokenizer: a letter a token."""
+
+    chat_template = None
+    eos_token_id = 0
+
+    def __call__(self, text):
+        return {"input_ids": [ord(c) for c in text]}
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(map(str, ids))
+
+    def save_pretrained(self, folder):
+        pass
+
+
+class RandomWorld:
+    """A recipe, a world, and what must hold in it."""
+
+    def __init__(self, seed: int, **changes) -> None:
+        r = random.Random(seed)
+        self.seed = seed
+        pipeline = r.random() < 0.75
+        self.generators = r.randint(1, 3)
+        self.prompts = r.randint(1, 5)
+        # off-policy wants phases that its generators can share
+        self.generations = 6 if not pipeline else r.randint(2, 4)
+        self.k = r.randint(1, 4)
+        deterministic = r.random() < 0.1
+        zero = r.choice(["drop", "keep", "refill"] if pipeline else ["drop", "keep"])
+        self.uniform = r.random() < 0.6
+        self.steps = r.randint(5, 9)
+        self.together = r.random() < 0.5
+        values = {
+            "seed": seed % 1000,
+            "schedule.name": "pipeline" if pipeline else "off-policy",
+            "schedule.k": self.k,
+            "batch.prompts": self.prompts,
+            "batch.generations": self.generations,
+            "filter.zero_variance": zero,
+            "curriculum.name": "uniform" if self.uniform else "no-positive-resampling",
+            "placement.backend": "inline",
+            "placement.engine": "simulated",
+            "placement.trainer": "simulated",
+            "placement.generators": self.generators,
+            "placement.checkers": r.randint(1, 6),
+            "placement.check_seconds": 3.0,
+            "placement.patience": 8.0,
+            "placement.deterministic": deterministic,
+            "validation.every": r.randint(2, 6),
+            "validation.prompts": 2,
+            "validation.k": r.randint(1, 2),
+            "checkpoint.every": r.randint(1, 4),
+            "budget.steps": self.steps,
+            "compute.axis": "steps",
+        }
+        self.recipe = TINY.replace(values | changes)
+        self.max_tokens = r.randint(2, 10)
+        self.slots = r.randint(1, 40)
+
+        def some(low, high):
+            return Duration(low * (high / low) ** r.random(), r.choice([0.0, 0.3, 1.0]))
+
+        names = ["trainer", *(f"generator {i}" for i in range(self.generators)), "checker 0"]
+        kinds = ["kill", "freeze", "lose", "lose-to", "late"] + ["join"] * (not deterministic)
+        faults = tuple(
+            Fault(r.uniform(0.0, 12.0), r.choice(kinds), r.choice(names), r.uniform(0.1, 12.0))
+            for _ in range(r.choice([0, 0, 1, 2, 4]))
+        )
+        rough = r.random() < 0.3
+        self.world = World(
+            seed=seed,
+            decode=some(0.002, 0.1),
+            train=some(0.02, 1.5),
+            check=some(0.0005, 1.0),
+            other=some(0.01, 0.3),
+            message=some(0.0001, 0.02),
+            start=some(0.1, 3.0),
+            faults=tuple(f if f.kind != "late" else Fault(f.at, "late", f.who, f.seconds / 8)
+                         for f in faults),
+            hangs=0.03 * rough,
+            crashes=0.03 * rough,
+        )  # fmt: skip
+        self.attempts = 0
+
+    def begin(self, recipe, checkpoint):
+        """Plan and crew of one attempt; only the first meets the faults."""
+        task = Coins(self.together)
+        train = {p.id: p for p in task.train_prompts(recipe.seed)}
+        control = Limit(self.max_tokens, (0,), ())
+        self.plan = Plan(
+            recipe=recipe,
+            task=task,
+            tokenizer=Letters(),
+            prompts=train,
+            validation=tuple(task.validation_prompts(2)),
+            downstream={},
+            curriculum=Curriculum(
+                list(train), Uniform() if self.uniform else NoPositiveResampling(), recipe.seed
+            ),
+            schedule=Schedule(recipe.schedule.name, recipe.schedule.k, recipe.batch.prompts),
+            control=control,
+            validation_control=control,
+            sampling=Sampling(),
+            validation_sampling=Sampling(),
+            model="none",
+            device="cpu",
+            options=options_of(recipe),
+            layout=Layout((), (), torch.float32),
+            parameters=1,
+            columns=64,
+            slots=self.slots,
+            validation_slots=4,
+        )
+        self.attempts += 1
+        world = self.world
+        if self.attempts > 1:
+            world = World(**{f: getattr(world, f) for f in world.__slots__} | {"faults": ()})
+        self.crew = WatchedCrew(self.plan, checkpoint, world)
+        return self.plan, self.crew, self.crew.clock
+
+    def live(self, out: Path, *, resume: bool = False):
+        """From its beginning to its end, and then all that must hold."""
+        self.store = RunStore(out, resume=resume)
+        self.listener = Witness(self)
+        run = RunAttempts(self.recipe, self.store, None, self.listener, resume, self.begin)
+        self.end = run.go()
+        self.check()
+
+    def check(self) -> None:
+        steps, loop = self.store.read(StepLine), self.crew.loop
+        full = self.end.reason != "every prompt has been retired"
+        assert not full or self.end.reason == f"budget of {self.steps} steps", self.end.reason
+        # Every step once, in order, each on a whole batch.
+        assert [s.step for s in steps] == list(range(1, loop.version + 1))
+        assert all(len(s.prompts) == self.prompts for s in steps)
+        assert loop.version == self.steps or not full
+        # Nothing too old.
+        limit = self.k if self.recipe.schedule.name == "pipeline" else self.k - 1
+        assert all(s.staleness.max <= limit for s in steps)
+        # No prompt lost, none trained twice.
+        trained = Counter(p for s in steps for p in s.prompts)
+        waiting = Counter(p.prompt.id for p in loop.pending.values())
+        refilled = loop.ledger.samples // self.generations - sum(trained.values())
+        if not any(e.event == "refused" for e in self.store.read(EventLine)):
+            assert trained.total() + waiting.total() + refilled == loop.serial
+        if self.uniform and self.recipe.filter.zero_variance != "refill":
+            drawn: Counter[str] = Counter()
+            left, epoch = loop.serial, 0
+            while left > 0:
+                order = epoch_order(self.recipe.seed, epoch, self.plan.prompts)[:left]
+                drawn.update(map(str, order))
+                left, epoch = left - len(order), epoch + 1
+            assert trained + waiting == drawn
+        # Time adds up.
+        ledger = loop.ledger.to_line()
+        s = ledger.spent
+        parts = s.generate + s.hand_over + s.train + s.generate_wait + s.train_wait
+        assert np.isclose(parts, ledger.device_seconds)
+        assert s.check_wait <= s.train_wait + 1e-6
+        if not self.world.faults:  # a part that is replaced takes what it had spent with it
+            assert min(s.generate_wait, s.train_wait) > -1e-6, s
+        # Validations when they are due, by one version.
+        evals = [e.step for e in self.store.read(EvalLine)]
+        assert evals[0] == 0 and evals == sorted(set(evals)) and evals[-1] == loop.version
+        if not self.world.hangs:
+            assert all(s.filtered.unscored == 0 for s in steps)
+
+
+class Witness(Listener):
+    """Looks at every batch, before the trainer has it."""
+
+    def __init__(self, world: RandomWorld) -> None:
+        self.world = world
+
+    def batch(self, groups) -> None:
+        loop = self.world.crew.loop
+        limit = self.world.k - (loop.plan.schedule.name == "off-policy")
+        for group in groups:
+            assert len(group.rollouts) == self.world.generations
+            for r in group.rollouts:
+                assert (np.diff(r.versions) >= 0).all(), "weights went backwards"
+                assert loop.version - r.versions.min() <= limit, "too old"
+                assert r.versions.max() <= loop.version, "written with weights to come"
+
+
+class WatchedCrew(InlineCrew):
+    """Whenever the loop waits, nobody is idle who could do what the schedule allows."""
+
+    loop = None
+    polls = 0
+
+    def poll(self, seconds):
+        self.polls += 1
+        assert self.polls < STUCK, "the world is stuck"
+        if self.loop is None:
+            frame = sys._getframe(1)
+            self.loop = frame.f_locals["self"]
+        loop = self.loop
+        if loop.started and loop.validation is None and loop._stop is None:
+            self._nobody_is_idle(loop)
+        return super().poll(seconds)
+
+    def _nobody_is_idle(self, loop):
+        for checker in loop.checks.states.values():
+            if not checker.starting and not loop.checks._worn(checker) and not checker.jobs:
+                assert not loop.checks._queue and not loop.checks._suspects, "an idle checker"
+        if loop.deterministic:
+            return
+        ages = [p.age for p in loop.pending.values()]
+        schedule = loop.plan.schedule
+        if loop.trainer_since is None:
+            assert not schedule.choose(loop.version, ages).serials, "an idle trainer"
+        room = schedule.room(loop.version + bool(loop.batch), loop.dispatcher.oldest, ages)
+        idle = [s for s in loop.dispatcher if not s.held]
+        if idle and not loop._out_of_prompts:
+            writing = sum(p.stage == "writing" for p in loop.pending.values())
+            most = loop.plan.recipe.batch.prompts * len(loop.dispatcher)
+            assert room <= 0 or writing >= most, f"{idle[0].handle.name} is idle"
+
+
+def live(seed: int, **changes) -> RandomWorld:
+    """One world; its seed is in whatever goes wrong."""
+    world = RandomWorld(seed, **changes)
+    with tempfile.TemporaryDirectory(dir=memory()) as folder:
+        try:
+            world.live(Path(folder) / "run")
+        except BaseException as error:
+            error.add_note(f"world {seed}: python tests/pipeline/worlds.py {seed}")
+            raise
+    return world
+
+
+def memory() -> str | None:
+    """A disk that costs nothing, where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+if __name__ == "__main__":
+    lived = live(int(sys.argv[1]))
+    print(lived.end, lived.world, lived.recipe.to_toml(), sep="\n")
