@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.engine.decoder import Decoder, ModelDecoder, Moves
+from scalerl.engine.decoder import Decoder, ModelDecoder
 from scalerl.engine.interface import Health, Request, Written
-from scalerl.engine.llama import LlamaDecoder
 from scalerl.engine.rows import Rows, Running, unwritten
 from scalerl.engine.sampling import draw, uniform
 from scalerl.errors import InputError
+from scalerl.models.llama.decode import LlamaDecoder
+from scalerl.models.rows import Compaction
 
 
 class LocalEngine:
@@ -125,6 +126,6 @@ class LocalEngine:
         if rows:
             gone_B = np.zeros(len(self.running), dtype=bool)
             gone_B[list(rows)] = True
-            moves = Moves.of(gone_B)
+            moves = Compaction.of(gone_B)
             self.rows.leave(moves)
             self.decoder.leave(moves)

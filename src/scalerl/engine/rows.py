@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.length import Continue, Finish, Force, Progress
-from scalerl.engine.decoder import Moves
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.sampling import How
+from scalerl.models.rows import Compaction
 
 #: No token has this id.
 NONE = -1
@@ -110,7 +110,7 @@ class Rows:
             self.stops[i, : len(r.request.control.stop_ids)] = r.request.control.stop_ids
         self._how = self._seeds = None
 
-    def leave(self, moves: Moves) -> None:
+    def leave(self, moves: Compaction) -> None:
         """Rows close up."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.stops, self.seeds, self.temperature, self.top_p,
