@@ -26,7 +26,7 @@ import numpy as np
 from record import save
 from scalerl import fit, load_run
 from scalerl.recipe import Recipe
-from scalerl.tasks.tagged_sums import ceiling
+from scalerl.tasks.running_sums import ceiling
 
 #: Name → (what is changed, seeds).
 RUNS: dict[str, tuple[list[str], int]] = {

@@ -58,13 +58,13 @@ def theirs(target: float, minutes: float) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
     from scalerl.pipeline.plan import LOCAL_MODELS
-    from scalerl.tasks.tagged_sums import Sum, TaggedSums, judge
+    from scalerl.tasks.running_sums import Sum, RunningSums, judge
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tokenizer = AutoTokenizer.from_pretrained(LOCAL_MODELS / "tiny", padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(LOCAL_MODELS / "tiny")
-    prompts = [str(p.question) for p in TaggedSums().train_prompts(0)]
+    prompts = [str(p.question) for p in RunningSums().train_prompts(0)]
     rates: list[float] = []
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:

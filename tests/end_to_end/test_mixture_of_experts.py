@@ -15,7 +15,7 @@ from scalerl.algorithm.length import Limit
 from scalerl.algorithm.objective import Options
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
-from scalerl.tasks.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
+from scalerl.models.tiny.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
 from scalerl.trainer.local import LocalTrainer, Optimiser
 
 #: Random weights never solve a sum: a reward that varies comes from a function of our own.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.tasks.tagged_sums import TaggedSums
+from scalerl.tasks.running_sums import RunningSums
 
 SMALL = ["batch.prompts=4", "batch.generations=4", "validation.prompts=12", "validation.k=2",
          "task.options.running-sums.prompts=200", "validation.every=2"]  # fmt: skip
 REWARD = """
-from scalerl.tasks.tagged_sums import Sum, judge
+from scalerl.tasks.running_sums import Sum, judge
 
 def right(prompts, completions, **columns):
     return [1.0 if judge(Sum.parse(p), c)[0] else -1.0 for p, c in zip(prompts, completions)]
@@ -30,7 +30,7 @@ def everything(tmp_path_factory):
     validation counted as compute, and a tracker."""
     folder = tmp_path_factory.mktemp("options")
     (folder / "rewards.py").write_text(REWARD)
-    pool = [str(p.question) for p in TaggedSums(prompts=300).train_prompts(7)]
+    pool = [str(p.question) for p in RunningSums(prompts=300).train_prompts(7)]
     for name, questions in {"rows": pool[:200], "further": pool[200:220]}.items():
         rows = "".join(json.dumps({"prompt": q, "answer": ""}) + "\n" for q in questions)
         (folder / f"{name}.jsonl").write_text(rows)

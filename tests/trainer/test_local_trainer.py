@@ -1,18 +1,22 @@
 """The local trainer: exact log-probs, micro-batches that change nothing, refusal, resume."""
 
 import copy
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
-from scalerl.algorithm.objective import Options, prepare
+from scalerl.algorithm.objective import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
-from scalerl.trainer.interface import NonFiniteGradient
-from scalerl.trainer.local import LocalTrainer, Optimiser
-from scalerl.trainer.micro import micro_batches
+from scalerl.models.load import model_path
+from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
+from scalerl.trainer.local import LocalTrainer
+from scalerl.trainer.optimisers import Optimiser
+from scalerl.trainer.registry import TRAINERS
 
 VOCABULARY = 30
 CONFIGS = {
@@ -31,7 +35,7 @@ def model_of(name="llama", seed=0):
     return AutoModelForCausalLM.from_config(CONFIGS[name])
 
 
-def batch(options, seed=0, prompts=3, generations=4):
+def batch(seed=0, prompts=3, generations=4):
     """Groups with ragged rollouts whose reward is the share of token 7."""
     rng = np.random.default_rng(seed)
     groups = []
@@ -53,9 +57,7 @@ def batch(options, seed=0, prompts=3, generations=4):
             )
         prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 6)))
         groups.append(Group(f"p{p}", prompt, tuple(rollouts)))
-    prepared = prepare(groups, options)
-    prompt_of = {id(r): g.prompt_token_ids for g in groups for r in g.rollouts}
-    return [prompt_of[id(r)] for r in prepared.rollouts], prepared
+    return groups
 
 
 def trainer(name="llama", options=None, **changes):
@@ -64,18 +66,19 @@ def trainer(name="llama", options=None, **changes):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logprobs_equal_the_models_own(name):
-    t = trainer(name, temperature=0.7)
-    t.model.eval()
-    prompts, prepared = batch(t.options)
-    completions = [r.token_ids for r in prepared.rollouts]
-    with torch.no_grad():
-        found, _ = t.logprobs(prompts, completions)
-        for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
-            ids = torch.from_numpy(np.concatenate([p, c]))[None]
-            logits = t.model(ids).logits[0, len(p) - 1 : -1] / 0.7
-            expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(p) :, None])[:, 0]
-            torch.testing.assert_close(found[i, : len(c)], expected, atol=2e-5, rtol=1e-4)
+def test_scores_are_the_models_own_logprobs_group_by_group(name):
+    t = trainer(name, temperature=0.7, token_budget=30)
+    groups = batch()
+    found = t.score(groups)
+    assert [len(scores) for scores in found] == [len(g.rollouts) for g in groups]
+    for group, scores in zip(groups, found, strict=True):
+        for rollout, scored in zip(group.rollouts, scores, strict=True):
+            start = len(group.prompt_token_ids)
+            ids = torch.from_numpy(np.concatenate([group.prompt_token_ids, rollout.token_ids]))
+            with torch.no_grad():
+                logits = t.model(ids[None]).logits[0, start - 1 : -1] / 0.7
+            expected = torch.log_softmax(logits, -1).gather(1, ids[start:, None])[:, 0]
+            torch.testing.assert_close(torch.from_numpy(scored), expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
@@ -83,7 +86,7 @@ def test_micro_batches_do_not_change_the_step(aggregation):
     results = []
     for budget in (1, 40, 10_000):
         t = trainer(options=Options(aggregation=aggregation), token_budget=budget)
-        report = t.step(*batch(t.options))
+        report = t.step(batch())
         results.append((report, t.weights()))
     few, many = results[0], results[-1]
     assert few[0].micro_batches > many[0].micro_batches == 1
@@ -97,8 +100,7 @@ def test_it_learns_what_is_rewarded():
     t = trainer()
     before = after = None
     for step in range(30):
-        prompts, prepared = batch(t.options, seed=step, prompts=6, generations=6)
-        t.step(prompts, prepared)
+        t.step(batch(seed=step, prompts=6, generations=6))
         with torch.no_grad():
             probe = t.model(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)[7].item()
         before = probe if before is None else before
@@ -108,21 +110,22 @@ def test_it_learns_what_is_rewarded():
 
 def test_step_reports_version_warm_up_and_diagnostics():
     t = LocalTrainer(model_of(), Options(), Optimiser(lr=1e-3, warmup_steps=4))
-    rates = [t.step(*batch(t.options, seed=i)).lr for i in range(6)]
+    rates = [t.step(batch(seed=i)).lr for i in range(6)]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
-    report = t.step(*batch(t.options, seed=9)).to_dict()
+    report = t.step(batch(seed=9)).to_dict()
     assert report["step"] == 7 and report["staleness"]["max"] == 6
     assert report["ratio"]["mean"] > 0 and report["entropy"] > 0
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
     t = trainer()
-    t.step(*batch(t.options))
-    prompts, prepared = batch(t.options, seed=1)
+    t.step(batch())
     before = copy.deepcopy(dict(t.weights()))
     t.options = Options(loss=f"{__name__}:broken")
-    with pytest.raises(NonFiniteGradient, match="nothing was changed"):
-        t.step(prompts, prepared)
+    with pytest.raises(NonFiniteGradient, match=r"nothing was changed; prompts p0, p1, p2$"):
+        t.step(batch(seed=1))
+    with pytest.raises(NonFiniteGradient, match=r"prompts p0, p1, p2, p3, \.\.\.$"):
+        t.step(batch(seed=1, prompts=6))
     assert t.version == 1
     for name, value in t.weights().items():
         torch.testing.assert_close(value, before[name], atol=0, rtol=0)
@@ -140,7 +143,7 @@ def broken(logprobs_BT, batch):
 def test_an_empty_batch_is_a_step_without_a_change():
     t = trainer()
     before = copy.deepcopy(dict(t.weights()))
-    report = t.step([], prepare([], t.options))
+    report = t.step([])
     assert report.loss == 0.0 and report.micro_batches == 0 and t.version == 1
     for name, value in t.weights().items():
         torch.testing.assert_close(value, before[name], atol=0, rtol=0)
@@ -150,21 +153,21 @@ def test_an_empty_batch_is_a_step_without_a_change():
 def test_a_checkpoint_continues_bit_for_bit(tmp_path, name):
     straight, first = trainer(name), trainer(name)
     for seed in range(3):
-        straight.step(*batch(straight.options, seed=seed))
-        first.step(*batch(first.options, seed=seed))
+        straight.step(batch(seed=seed))
+        first.step(batch(seed=seed))
     first.save(tmp_path / "step_3")
     second = LocalTrainer(model_of(name, seed=5), first.options, first.settings)
     second.load(tmp_path / "step_3")
     assert second.version == 3
     for t in (straight, second):
-        t.step(*batch(t.options, seed=3))
+        t.step(batch(seed=3))
     for key, value in straight.weights().items():
         torch.testing.assert_close(second.weights()[key], value, atol=0, rtol=0)
 
 
 def test_a_checkpoint_is_a_hugging_face_model(tmp_path):
     t = trainer()
-    t.step(*batch(t.options))
+    t.step(batch())
     t.save(tmp_path / "step_1")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "step_1")
     ids = torch.tensor([[1, 2, 3]])
@@ -187,13 +190,6 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
         t.load(tmp_path / "narrower")
 
 
-def test_micro_batches_hold_every_row_once_within_the_budget():
-    lengths = np.random.default_rng(0).integers(1, 50, 100).tolist()
-    parts = micro_batches(lengths, 200)
-    assert sorted(i for rows in parts for i in rows) == list(range(100))
-    assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= 200 for rows in parts)
-
-
 def test_a_grad_clip_of_0_clips_nothing():
     options = Options()
     clipped, free = (
@@ -203,6 +199,181 @@ def test_a_grad_clip_of_0_clips_nothing():
         ),
     )
     before = [p.detach().clone() for p in free.model.parameters()]
-    norms = [t.step(*batch(options)).grad_norm for t in (clipped, free)]
+    norms = [t.step(batch()).grad_norm for t in (clipped, free)]
     assert norms[0] == pytest.approx(norms[1])
     assert any(not torch.equal(a, b) for a, b in zip(before, free.model.parameters(), strict=True))
+
+
+# -- what a step says -----------------------------------------------------------------------------
+
+
+def without_variance(group):
+    """All rewards equal."""
+    same = [replace(r, reward=1.0) for r in group.rollouts]
+    return Group(group.prompt_id, group.prompt_token_ids, tuple(same))
+
+
+def test_groups_that_teach_nothing_are_filtered_and_counted():
+    first, *others = batch()
+    whole, part = trainer(), trainer()
+    report = whole.step([without_variance(first), *others])
+    assert report.filtered.rollouts == 12 and report.filtered.effective_rollouts == 8
+    assert report.kept_tokens == sum(len(r) for g in others for r in g.rollouts)
+    assert report.to_dict()["filtered"]["zero_variance_prompts"] == 1
+    part.step(others)
+    for name, value in part.weights().items():
+        torch.testing.assert_close(whole.weights()[name], value, atol=0, rtol=0)
+
+
+def test_every_row_goes_with_the_prompt_of_its_group():
+    """Groups of one size whose prompts differ: a row under another's prompt has another score."""
+    t = trainer(token_budget=25)
+    groups = batch(prompts=5)
+    report = t.step(groups)
+    alone = [trainer().score([g])[0] for g in groups]
+    gaps = [
+        abs(scored - r.logprobs).mean()
+        for g, scores in zip(groups, alone, strict=True)
+        for r, scored in zip(g.rollouts, scores, strict=True)
+    ]
+    lengths = [len(r) for g in groups for r in g.rollouts]
+    expected = np.average(gaps, weights=lengths)
+    assert report.diagnostics.gap_mean == pytest.approx(expected, rel=1e-4)
+
+
+def counting(logprobs_BT, batch):
+    """A loss that counts something itself."""
+    from scalerl.algorithm.losses import cispo
+
+    found = cispo(logprobs_BT, batch)
+    metrics = {"rows": float(len(batch))}
+    return SimpleNamespace(
+        loss_BT=found.loss_BT, ratio_BT=found.ratio_BT, truncated_BT=found.truncated_BT,
+        usable_BT=found.usable_BT, metrics=metrics,
+    )  # fmt: skip
+
+
+def test_what_a_loss_counts_is_told_for_the_whole_batch():
+    t = trainer(options=Options(loss=f"{__name__}:counting"), token_budget=20)
+    report = t.step(batch())
+    assert report.micro_batches > 1
+    assert report.metrics == report.to_dict()["metrics"] == {"rows": 12.0}
+
+
+# -- a KL term ------------------------------------------------------------------------------------
+
+
+def test_a_kl_term_is_taken_to_the_starting_model_and_reported():
+    options = Options(kl_coefficient=0.5)
+    t = trainer(options=options, reference=model_of())
+    first, second = t.step(batch()), t.step(batch(seed=1))
+    assert first.kl == pytest.approx(0.0, abs=1e-6)
+    assert second.kl > 1e-3
+    other = trainer(options=options, reference=model_of(seed=1))
+    assert other.step(batch()).kl > 1e-4
+    assert trainer().step(batch()).kl == 0.0
+
+
+def test_a_kl_term_holds_the_policy_back():
+    free, held = trainer(), trainer(options=Options(kl_coefficient=10.0), reference=model_of())
+    for t in (free, held):
+        for seed in range(5):
+            t.step(batch(seed=seed))
+    start = trainer().score(batch())
+    moved = [
+        np.mean([abs(a - b).mean() for g, h in zip(t.score(batch()), start, strict=True)
+                 for a, b in zip(g, h, strict=True)])
+        for t in (free, held)
+    ]  # fmt: skip
+    assert moved[1] < 0.7 * moved[0]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def out_of_memory_above(t, tokens):
+    """Micro-batches of more tokens get what torch's allocator says when it has nothing left."""
+    inner = t.scorer.score
+
+    def score(groups):
+        found = inner(groups)
+        if found.tokens > tokens:
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: "
+                "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+            )
+        return found
+
+    t.scorer.score = score
+
+
+def test_out_of_memory_makes_micro_batches_smaller_and_says_so():
+    t, calm = trainer(token_budget=4096), trainer(token_budget=4096)
+    out_of_memory_above(t, 40)
+    report = t.step(batch())
+    assert report.version == 1 and report.micro_batches > 1
+    assert report.notes == ("memory was short: micro-batches of 32 tokens from now",)
+    assert t.step(batch(seed=1)).notes == ()
+    calm.step(batch())
+    calm.step(batch(seed=1))
+    for name, value in calm.weights().items():
+        torch.testing.assert_close(t.weights()[name], value, atol=2e-5, rtol=1e-3)
+
+
+def test_a_rollout_that_does_not_fit_the_memory_alone_ends_with_advice():
+    t = trainer()
+    out_of_memory_above(t, 0)
+    with pytest.raises(MemoryError, match=r"one rollout of 1\d tokens .* lower length.max_tokens"):
+        t.step(batch())
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    t = trainer()
+    t.scorer.score = lambda groups: torch.zeros(2) @ torch.zeros(3)
+    with pytest.raises(RuntimeError, match="size"):
+        t.step(batch())
+    assert t.token_budget == 8192
+
+
+# -- by name --------------------------------------------------------------------------------------
+
+
+def spec(**changes):
+    given = {"model": model_path("tiny"), "dtype": "float32", "head": "fp32", "options": Options(),
+             "optimiser": Optimiser(), "temperature": 1.0, "token_budget": 4096}  # fmt: skip
+    return TrainerSpec(**given | changes)
+
+
+def test_a_trainer_is_made_by_name_and_goes_on_from_a_checkpoint(tmp_path):
+    first = TRAINERS["local"](spec())
+    first.step(batch())
+    first.save(tmp_path / "step_1")
+    second = TRAINERS["local"](spec(checkpoint=str(tmp_path / "step_1")))
+    assert second.version == 1
+    for name, value in first.weights().items():
+        assert torch.equal(second.weights()[name], value)
+
+
+def test_a_trainer_with_a_kl_term_brings_its_own_reference():
+    t = TRAINERS["local"](spec(options=Options(kl_coefficient=0.1)))
+    assert t.step(batch()).kl == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_unknown_trainer_is_refused():
+    with pytest.raises(InputError, match="no trainer 'locla': did you mean 'local'"):
+        TRAINERS["locla"]
+
+
+def sgd(parameters, settings):
+    return torch.optim.SGD(parameters, lr=settings.lr)
+
+
+def test_the_optimiser_is_the_one_named():
+    options = Optimiser(name=f"{__name__}:sgd", lr=1.0, warmup_steps=1, grad_clip=0.0)
+    t = LocalTrainer(model_of(), Options(), options)
+    before = {name: p.clone() for name, p in t.weights().items()}
+    t.step(batch())
+    for name, p in t.model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - p.grad)
+    with pytest.raises(InputError, match="no optimiser 'adam': did you mean 'adamw'"):
+        LocalTrainer(model_of(), Options(), Optimiser(name="adam"))

@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "warmstart",
         help="teach a tiny model the format of the default task",
-        description="Makes a tiny Llama-shaped model, taught tagged running sums by a noisy "
+        description="Makes a tiny Llama-shaped model, taught running sums by a noisy "
         "teacher: where the default run starts. One like it comes with scalerl.",
         epilog="Example: scalerl warmstart --out out/warm --seed 0",
     )
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         import transformers
     except ImportError as error:
         raise InputError(f"warmstart needs {error.name}: pip install 'scalerl[train]'") from None
-    from scalerl.tasks.warmstart import CARD, WarmStart, warm_start
+    from scalerl.models.tiny.warmstart import CARD, WarmStart, warm_start
 
     transformers.utils.logging.disable_progress_bar()
     # The matrices are small: a second thread only costs time.

@@ -1,52 +1,21 @@
 """What stands between the engine and a model: rows that are read in, continued and dropped.
 
-Two decoders are here behind one interface: `ModelDecoder` runs any Hugging Face causal LM as it is;
-`LlamaDecoder` (llama.py) runs the Llama-shaped ones, several times faster on a CPU. The engine
-takes the fast one wherever that proves that it computes the same.
+Two decoders have this interface: `ModelDecoder` runs any Hugging Face causal LM as it is;
+`LlamaDecoder` (models/llama/decode.py) runs the Llama-shaped ones, several times faster on a CPU.
+The engine takes the fast one wherever that proves that it computes the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from scalerl.engine.slots import Slots
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """How rows close up after some have left: the last ones move into the free places, so that few
-    rows are copied. `rows` remain."""
-
-    into: Ints
-    out_of: Ints
-    rows: int
-
-    @staticmethod
-    def of(gone_B: npt.NDArray[np.bool_]) -> Moves:
-        """
-        >>> moves = Moves.of(np.array([False, True, False, True, False]))
-        >>> moves.into.tolist(), moves.out_of.tolist(), moves.rows
-        ([1], [4], 3)
-        """
-        rows = len(gone_B) - int(gone_B.sum())
-        return Moves(
-            np.flatnonzero(gone_B[:rows]), rows + np.flatnonzero(~gone_B[rows:]), rows
-        )  # fmt: skip
-
-    def apply(self, array: npt.NDArray[Any]) -> None:
-        """Move the rows of an array in place."""
-        if len(self.into):
-            array[self.into] = array[self.out_of]
+from scalerl.models.rows import Compaction, distinct
 
 
 class Decoder(Protocol):
@@ -60,14 +29,9 @@ class Decoder(Protocol):
         """Append a token to every row; the logits of what follows."""
         ...
 
-    def leave(self, moves: Moves) -> None: ...
-
-
-def distinct(prompts: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Tensor]:
-    """Each prompt once, and which of them every row has: the rollouts of a group share one, which
-    need be read only once."""
-    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    return list(place), torch.tensor([place[p] for p in prompts])
+    def leave(self, compaction: Compaction) -> None:
+        """Some rows are dropped; the others close up."""
+        ...
 
 
 class ModelDecoder:
@@ -111,8 +75,9 @@ class ModelDecoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def leave(self, moves: Moves) -> None:
-        self.slots.leave(torch.from_numpy(moves.into), torch.from_numpy(moves.out_of), moves.rows)
+    def leave(self, compaction: Compaction) -> None:
+        into, out_of = torch.from_numpy(compaction.into), torch.from_numpy(compaction.out_of)
+        self.slots.leave(into, out_of, compaction.rows)
 
 
 def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

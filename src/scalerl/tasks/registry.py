@@ -21,14 +21,14 @@ from scalerl.tasks.functions import FunctionTask
 from scalerl.tasks.math import MathTask
 from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.reasoning_gym import ReasoningGym
-from scalerl.tasks.tagged_sums import NAME, TaggedSums
+from scalerl.tasks.running_sums import NAME, RunningSums
 from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
 
 if TYPE_CHECKING:
     from scalerl.recipe.learning import Task as TaskSection
 
 TASKS: Registry[Callable[..., Task]] = Registry("task")
-TASKS.register(NAME)(TaggedSums)
+TASKS.register(NAME)(RunningSums)
 TASKS.register("math")(MathTask)
 TASKS.register("code")(CodeTask)
 TASKS.register("reasoning-gym")(ReasoningGym)

@@ -1,1 +1,2 @@
-"""Who learns. A trainer has four methods, whatever is behind them: step, weights, save, load."""
+"""Who learns. A trainer takes groups and gives weights, whatever is behind it (interface.py);
+recipes name one (registry.py)."""

@@ -1,9 +1,9 @@
-"""What a trainer is asked and what it gives back."""
+"""What a trainer is made from, what it is asked, and what it gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +12,31 @@ import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
-from scalerl.algorithm.objective import Prepared
+from scalerl.algorithm.filters import Filtered
+from scalerl.algorithm.objective import Options
+from scalerl.algorithm.rollout import Group
+from scalerl.models.head import Precision
+from scalerl.trainer.optimisers import Optimiser
 
-TokenIds = npt.NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """How to make a trainer, in plain data that can be sent to where it is to live."""
+
+    #: Directory or Hugging Face id.
+    model: str
+    dtype: str
+    head: Precision
+    options: Options
+    optimiser: Optimiser
+    #: Of the sampler: log-probs are taken under the distribution it drew from.
+    temperature: float
+    #: Tokens of a micro-batch, padding included, at most.
+    token_budget: int
+    threads: int = 1
+    device: str = "cpu"
+    #: A checkpoint to go on from.
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,45 +46,67 @@ class StepReport:
     #: Optimiser steps behind the weights now.
     version: int
     loss: float
+    #: Estimated KL to the starting model, weighted as the loss is and before its coefficient; 0
+    #: without a KL term.
+    kl: float
     grad_norm: float
     lr: float
-    #: Tokens that went through the model, padding included, and tokens in the loss.
+    #: Tokens that went through the model, padding included; tokens in the loss; and tokens of the
+    #: rollouts that the filters kept.
     forward_tokens: int
     loss_tokens: int
+    kept_tokens: int
     micro_batches: int
     seconds: float
     diagnostics: Diagnostics
+    filtered: Filtered
+    #: What the loss itself counts.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    #: What is worth a warning.
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """As the run record has it."""
         return {
             "step": self.version,
             "loss": self.loss,
+            "kl": self.kl,
             "grad_norm": self.grad_norm,
             "lr": self.lr,
             "forward_tokens": self.forward_tokens,
             "loss_tokens": self.loss_tokens,
+            "kept_tokens": self.kept_tokens,
             "micro_batches": self.micro_batches,
             "seconds": self.seconds,
             **self.diagnostics.to_dict(),
+            "filtered": self.filtered.to_dict(),
+            "metrics": dict(self.metrics),
         }
 
 
 class NonFiniteGradient(RuntimeError):
-    """The gradient of a batch is not finite: nothing was changed. The message says which rows."""
+    """The gradient of a batch is not finite: nothing was changed. The message names its prompts."""
 
 
 class Trainer(Protocol):
-    """Learns from one batch at a time."""
+    """Learns from one batch at a time. Where it has many ranks, every rank makes every call."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """Optimiser steps behind the present weights."""
+        ...
 
-    def step(self, prompts: Sequence[TokenIds], prepared: Prepared) -> StepReport:
-        """One optimiser step on a prepared batch; `prompts` are the prompts of its rows."""
+    def step(self, groups: Sequence[Group]) -> StepReport:
+        """One optimiser step on a batch, its filters, advantages and weights included. Raises
+        NonFiniteGradient, with nothing changed, rather than learn from one."""
+        ...
+
+    def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
+        """Log-probs of every rollout's tokens under the present weights, group by group."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The present weights, by name."""
+        """The present weights by name, in the model's dtype."""
         ...
 
     def save(self, path: Path) -> None: ...

@@ -1,25 +1,59 @@
-"""Micro-batches: rows of about the same length together, up to a budget of tokens.
-
-Sorting by length leaves little padding, needs no attention mask tricks and works for every model;
-each micro-batch is padded to its own longest row.
-"""
+"""Micro-batches: which rows go through the model together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-TokenIds = npt.NDArray[np.int64]
+from scalerl.algorithm.objective import Prepared
+from scalerl.algorithm.rollout import Group
+from scalerl.models.rows import PromptRows, TokenIds
 
 
-def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows of a batch, and what is in them: the completions of `groups`, in order."""
+
+    rows: list[int]
+    groups: list[PromptRows]
+
+
+def kept_rows(groups: Sequence[Group], prepared: Prepared) -> list[PromptRows]:
+    """The rows of a prepared batch, in order, under the prompts that they answer."""
+    kept: dict[int, list[TokenIds]] = {}
+    for p, rollout in zip(prepared.batch.prompt_B.tolist(), prepared.rollouts, strict=True):
+        kept.setdefault(p, []).append(rollout.token_ids)
+    return [PromptRows(groups[p].prompt_token_ids, tuple(c)) for p, c in kept.items()]
+
+
+def micro_batches(
+    groups: Sequence[PromptRows], token_budget: int, *, packed: bool
+) -> list[MicroBatch]:
+    """Packed: the rows of a prompt side by side, so that it is computed once or few times. Else by
+    length, which leaves little padding and works for every model."""
+    flat = [(g, c) for g, group in enumerate(groups) for c in group.completions]
+    if packed:
+        sizes = [(g, len(groups[g].prompt), len(c)) for g, c in flat]
+        cuts = _side_by_side(sizes, token_budget)
+    else:
+        cuts = _by_length([len(groups[g].prompt) + len(c) for g, c in flat], token_budget)
+    out = []
+    for rows in cuts:
+        runs = groupby(rows, key=lambda i: flat[i][0])
+        under = [PromptRows(groups[g].prompt, tuple(flat[i][1] for i in run)) for g, run in runs]
+        out.append(MicroBatch(rows, under))
+    return out
+
+
+def _by_length(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Rows by descending length, cut so that rows x longest <= token_budget; one row may exceed it.
 
-    >>> micro_batches([3, 9, 4, 8], token_budget=18)
+    >>> _by_length([3, 9, 4, 8], token_budget=18)
     [[1, 3], [2, 0]]
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -32,16 +66,38 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return out
 
 
-def pad(
-    prompts: Sequence[TokenIds], completions: Sequence[TokenIds]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _side_by_side(sizes: Sequence[tuple[int, int, int]], token_budget: int) -> list[list[int]]:
+    """Rows, given as (prompt, its tokens, tokens of the completion), in order, cut so that tokens
+    <= token_budget, where a prompt counts once; one row may exceed it.
+
+    Two rows of 3 tokens after a prompt of 4 make 10; another prompt of 2 with a row would make 15:
+
+    >>> _side_by_side([(0, 4, 3), (0, 4, 3), (1, 2, 3), (1, 2, 3)], token_budget=12)
+    [[0, 1], [2, 3]]
+    """
+    out: list[list[int]] = []
+    tokens, last = 0, -1
+    for i, (which, prompt, completion) in enumerate(sizes):
+        more = completion if which == last else prompt + completion
+        if out and tokens + more <= token_budget:
+            out[-1].append(i)
+            tokens += more
+        else:
+            out.append([i])
+            tokens = prompt + completion
+        last = which
+    return out
+
+
+def pad(groups: Sequence[PromptRows]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(ids, attention mask, rows, columns): the sequences padded on the right, and where in them
     the model predicts each completion token, row by row."""
-    width = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros(len(prompts), width, dtype=torch.long)
+    flat = [(group.prompt, c) for group in groups for c in group.completions]
+    width = max(group.longest for group in groups)
+    ids = torch.zeros(len(flat), width, dtype=torch.long)
+    mask = torch.zeros(len(flat), width, dtype=torch.long)
     rows, columns = [], []
-    for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
+    for i, (p, c) in enumerate(flat):
         n = len(p) + len(c)
         ids[i, :n] = torch.from_numpy(np.concatenate([p, c]))
         mask[i, :n] = 1

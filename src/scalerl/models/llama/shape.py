@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 #: Kind of model: the class it must be of, so that a subclass with other ideas is refused.
 KINDS = {
@@ -25,16 +25,18 @@ MASKED = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """What the arithmetic needs to know of a model."""
 
     heads: int
     kv_heads: int
+    #: Channels of a head.
     size: int
+    #: Of the norms.
     eps: float
 
     @staticmethod
-    def of(model: nn.Module) -> Shape | None:
+    def of(model: nn.Module) -> LlamaShape | None:
         """None for any model that is not Llama-shaped in every respect."""
         config: Any = getattr(model, "config", None)
         kind = getattr(config, "model_type", None)
@@ -42,7 +44,8 @@ class Shape:
             return None
         heads = int(config.num_attention_heads)
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return Shape(heads, int(config.num_key_value_heads), int(size), float(config.rms_norm_eps))
+        kv_heads = int(config.num_key_value_heads)
+        return LlamaShape(heads, kv_heads, int(size), float(config.rms_norm_eps))
 
 
 def _plain(model: nn.Module, config: Any) -> bool:
@@ -67,9 +70,3 @@ def _known(module: nn.Module) -> bool:
     hooked = bool(module._forward_hooks or module._forward_pre_hooks)
     linear = type(module).__name__ in ("Linear", "HeadLinear") or not isinstance(module, nn.Linear)
     return linear and not hooked
-
-
-def interleaved(weight: Tensor, size: int) -> Tensor:
-    """Channels (0, s/2), (1, s/2 + 1) ... of each head side by side: these pairs turn together."""
-    heads = weight.reshape(-1, 2, size // 2, *weight.shape[1:])
-    return heads.transpose(1, 2).reshape(weight.shape)

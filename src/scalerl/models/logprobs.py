@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from scalerl.algorithm.logits.head import Head, project, rounded, wide
 from scalerl.errors import InputError
+from scalerl.models.head import Head, project, rounded, wide
 
 #: Tokens × words of a block. On a CPU a block should stay in the cache (4 MiB; the fastest of those
 #: measured by benchmarks/logprobs.py); a GPU needs larger ones to be busy (128 MiB).

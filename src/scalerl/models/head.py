@@ -249,5 +249,5 @@ def _verify(model: nn.Module, head: Head) -> None:
     if theirs.shape != ours.shape or not float((theirs - ours).abs().max()) <= allowed:
         raise InputError(
             f"the logits of {type(model).__name__} are not those of its linear head: it needs a "
-            "rule of its own in scalerl.algorithm.logits.head"
+            "rule of its own in scalerl.models.head"
         )

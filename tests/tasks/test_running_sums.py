@@ -5,8 +5,8 @@ import random
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks.tagged_sums import PHRASE, Sum, TaggedSums, ceiling, ceiling_of, judge, written
-from scalerl.tasks.teacher import CLEAN, Noise, trace
+from scalerl.models.tiny.teacher import CLEAN, Noise, trace
+from scalerl.tasks.running_sums import PHRASE, RunningSums, Sum, ceiling, ceiling_of, judge, written
 
 
 @pytest.mark.parametrize("budgets", [(56, 64), (48, 56), (40, 40), (0, 3), (100, 200)])
@@ -32,7 +32,7 @@ def test_a_tighter_budget_lowers_the_ceiling():
 
 
 def test_the_ceiling_of_a_validation_set_counts_its_own_sizes():
-    task = TaggedSums()
+    task = RunningSums()
     prompts = task.validation_prompts(150)  # ten of each size
     assert task.ceiling(prompts, 56, 64) == pytest.approx(ceiling(56, 64))
     assert ceiling_of([15], 56, 64) == pytest.approx(4 / 9)
@@ -67,7 +67,7 @@ def test_an_answer_counts_only_if_it_is_right_and_worked_out(completion, right):
 
 
 def test_rewards_are_plus_and_minus_one():
-    task = TaggedSums(prompts=50)
+    task = RunningSums(prompts=50)
     prompt = task.train_prompts(0)[0]
     thought = Sum.parse(prompt.question).thought
     assert task.check(prompt, f"{thought}</think>{prompt.answer}").reward == 1.0
@@ -75,7 +75,7 @@ def test_rewards_are_plus_and_minus_one():
 
 
 def test_every_prompt_is_answered_by_the_clean_teacher():
-    task = TaggedSums(prompts=500)
+    task = RunningSums(prompts=500)
     for prompt in task.train_prompts(3):
         assert task.check(
             prompt, trace(Sum.parse(prompt.question), CLEAN, random.Random(0)).text
@@ -83,7 +83,7 @@ def test_every_prompt_is_answered_by_the_clean_teacher():
 
 
 def test_the_noisy_teacher_slips_at_a_steady_rate():
-    task, source = TaggedSums(prompts=3000), random.Random(0)
+    task, source = RunningSums(prompts=3000), random.Random(0)
     right = [
         task.check(p, trace(Sum.parse(p.question), Noise(), source).text).correct
         for p in task.train_prompts(0)
@@ -101,7 +101,7 @@ def test_a_cut_trace_answers_with_its_last_finished_sum():
 
 
 def test_training_and_validation_share_no_prompt():
-    task = TaggedSums(prompts=4000)
+    task = RunningSums(prompts=4000)
     train = {p.id for seed in (0, 1) for p in task.train_prompts(seed)}
     held_out = {p.id for p in task.validation_prompts(1000)}
     assert len(train) == 4000
@@ -110,12 +110,12 @@ def test_training_and_validation_share_no_prompt():
 
 
 def test_sizes_take_turns_in_validation():
-    sizes = [p.difficulty for p in TaggedSums().validation_prompts(150)]
+    sizes = [p.difficulty for p in RunningSums().validation_prompts(150)]
     assert {sizes.count(n) for n in range(2, 17)} == {10}
 
 
 def test_prompts_are_the_same_in_every_run():
-    one, other = TaggedSums(prompts=100), TaggedSums(prompts=100)
+    one, other = RunningSums(prompts=100), RunningSums(prompts=100)
     assert one.train_prompts(7) == other.train_prompts(7)
     assert one.train_prompts(7) != one.train_prompts(8)
     assert {p.id for p in one.train_prompts(7)} == {p.id for p in one.train_prompts(8)}
@@ -128,12 +128,12 @@ def test_prompts_are_the_same_in_every_run():
 @pytest.mark.parametrize("options", [{"items_min": 1}, {"items_max": 27}, {"prompts": 0}])
 def test_impossible_options_are_refused(options):
     with pytest.raises(InputError):
-        TaggedSums(**options)
+        RunningSums(**options)
 
 
 def test_more_prompts_than_there_are_questions_are_refused():
     with pytest.raises(InputError, match="only"):
-        TaggedSums(items_max=2, prompts=101).train_prompts(0)
+        RunningSums(items_max=2, prompts=101).train_prompts(0)
 
 
 def test_sums_are_written_ones_first():

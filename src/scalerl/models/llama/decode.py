@@ -3,22 +3,18 @@ the model's own forward pass, to rounding, several times faster on a CPU.
 
 A decode step of a small model is dozens of tiny operations, and its time is their number. So:
 
-- query, key and value are one product, and gate and up projection another; the weights of the
-  norms before them and the attention's scale are multiplied into these copies;
-- the rotary embedding is one complex product: the copies have the two halves of each head's
-  channels interleaved, which attention, being a sum over channels, does not see;
+- weights are fused (fuse.py), which leaves fewer of them;
 - rows begin at column 0 of the cache, so that nothing moves when requests join, attention reads no
   further than the longest row, and one query per row is two batched products without a copy.
 
-The copies follow the model's live parameters (weights change in flight): they are made again when
-a parameter has changed. What is not known here is refused by `LlamaDecoder.of`, and what is
-accepted has been compared with the model's own logits.
+The fused copies follow the model's live parameters (weights change in flight): they are made again
+when a parameter has changed. What is not known here is refused by `LlamaDecoder.of`, and what is
+accepted has been compared with the model's own hidden states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -26,80 +22,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scalerl.algorithm.llama import MASKED, Shape, interleaved
-from scalerl.algorithm.logits import final_hidden
-from scalerl.engine.decoder import Moves, distinct
+from scalerl.models.head import final_hidden
+from scalerl.models.llama.fuse import FusedLayer, fuse, rotation, turned
+from scalerl.models.llama.shape import MASKED, LlamaShape
+from scalerl.models.rows import Compaction, distinct
 
 #: (layer, queries, keys, values) -> what attention gives, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One layer's weights as they are used; those without a change are the model's own."""
+class FusedWeights:
+    """The fused copies of a model's weights, for all engines over that model."""
 
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    gate_up: Tensor
-    down: Tensor
-
-
-class Fused:
-    """The copies of a model's weights, for all engines over that model."""
-
-    _of_model: ClassVar[WeakKeyDictionary[nn.Module, Fused]] = WeakKeyDictionary()
+    _of_model: ClassVar[WeakKeyDictionary[nn.Module, FusedWeights]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, model: nn.Module, shape: Shape) -> Fused:
+    def of(cls, model: nn.Module, shape: LlamaShape) -> FusedWeights:
         found = cls._of_model.get(model)
         if found is None:
             found = cls._of_model[model] = cls(model, shape)
         return found
 
-    def __init__(self, model: nn.Module, shape: Shape) -> None:
+    def __init__(self, model: nn.Module, shape: LlamaShape) -> None:
         lm: Any = model
         self.blocks: list[Any] = list(lm.model.layers)
         self.shape = shape
         self.parameters = list(model.parameters())
         self.seen: list[tuple[int, int]] = []
-        self.layers: list[Layer] = []
+        self.layers: list[FusedLayer] = []
 
-    def fresh(self) -> list[Layer]:
+    def fresh(self) -> list[FusedLayer]:
         """The layers of the present weights."""
         now = [(p.data_ptr(), p._version) for p in self.parameters]
         if now != self.seen:
-            self.layers = [self._layer(block) for block in self.blocks]
+            self.layers = [fuse(block, self.shape) for block in self.blocks]
             self.seen = now
         return self.layers
-
-    def _layer(self, block: Any) -> Layer:
-        attention, mlp, shape = block.self_attn, block.mlp, self.shape
-        scale = shape.size**-0.5
-        q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        before, after = block.input_layernorm.weight, block.post_attention_layernorm.weight
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        parts = [p.weight * before for p in projections]
-        biases = [p.bias for p in projections]
-        for i in (0, 1):
-            parts[i] = interleaved(parts[i], shape.size)
-            biases[i] = None if biases[i] is None else interleaved(biases[i], shape.size)
-        if q_norm is None:
-            parts[0] *= scale
-            biases[0] = None if biases[0] is None else biases[0] * scale
-        return Layer(
-            qkv=torch.cat(parts),
-            qkv_bias=None if biases[0] is None else torch.cat(biases),
-            q_norm=None if q_norm is None else interleaved(q_norm.weight, shape.size) * scale,
-            k_norm=None if k_norm is None else interleaved(k_norm.weight, shape.size),
-            out=attention.o_proj.weight,
-            out_bias=attention.o_proj.bias,
-            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * after,
-            down=mlp.down_proj.weight,
-        )
 
 
 class LlamaDecoder:
@@ -108,16 +66,16 @@ class LlamaDecoder:
     @staticmethod
     def of(model: nn.Module, rows_max: int, columns: int) -> LlamaDecoder | None:
         """None for a model that must go through its own forward pass."""
-        shape = Shape.of(model)
+        shape = LlamaShape.of(model)
         if shape is None:
             return None
         found = LlamaDecoder(model, shape, rows_max, columns)
         return found if found._agrees() else None
 
-    def __init__(self, model: nn.Module, shape: Shape, rows_max: int, columns: int) -> None:
+    def __init__(self, model: nn.Module, shape: LlamaShape, rows_max: int, columns: int) -> None:
         self.model: Any = model
         self.shape = shape
-        self.weights = Fused.of(model, shape)
+        self.weights = FusedWeights.of(model, shape)
         self.device = next(model.parameters()).device
         self.rows_max = rows_max
         self.columns = columns
@@ -129,11 +87,7 @@ class LlamaDecoder:
         self.column_C = torch.arange(columns, device=self.device)
         self.place_RH = torch.arange(rows_max * shape.kv_heads, device=self.device) * columns
         self.place_RH = self.place_RH.view(rows_max, shape.kv_heads)
-        like = torch.zeros(1, dtype=torch.float32, device=self.device)
-        lm: Any = model
-        cos, sin = lm.model.rotary_emb(like, self.column_C[None])
-        half = shape.size // 2
-        self.rotation_C = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
+        self.rotation_C = rotation(model, shape, self.column_C)
 
     @torch.inference_mode()
     def join(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -194,16 +148,16 @@ class LlamaDecoder:
         return hidden
 
     @torch.inference_mode()
-    def leave(self, moves: Moves) -> None:
-        if len(moves.into):
-            into, out_of = torch.from_numpy(moves.into), torch.from_numpy(moves.out_of)
-            into, out_of = into.to(self.device), out_of.to(self.device)
+    def leave(self, compaction: Compaction) -> None:
+        if len(compaction.into):
+            into = torch.from_numpy(compaction.into).to(self.device)
+            out_of = torch.from_numpy(compaction.out_of).to(self.device)
             width = int(self.lengths_R[out_of].max())
             for tensor in (*self.keys, *self.values):
                 live = tensor[:, :, :width]
                 live.index_copy_(0, into, live.index_select(0, out_of))
             self.lengths_R[into] = self.lengths_R[out_of]
-        self.rows = moves.rows
+        self.rows = compaction.rows
         self.longest = int(self.lengths_R[: self.rows].max()) if self.rows else 0
 
     def _allocate(self) -> None:
@@ -221,14 +175,10 @@ class LlamaDecoder:
         q_end, k_end = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
         for i, w in enumerate(self.weights.fresh()):
             qkv = F.linear(self._norm(x_ND), w.qkv, w.qkv_bias)
-            qk = qkv[:, :k_end].view(len(qkv), -1, shape.size)
-            if w.q_norm is not None:
-                assert w.k_norm is not None
-                weight = torch.cat([w.q_norm.expand(shape.heads, -1),
-                                    w.k_norm.expand(shape.kv_heads, -1)])  # fmt: skip
-                qk = self._norm(qk) * weight
-            pairs = torch.view_as_complex(qk.view(len(qk), -1, shape.size // 2, 2))
-            qk = torch.view_as_real(pairs * turn_N).flatten(1)
+            qk = qkv[:, :k_end]
+            if w.qk_norm is not None:
+                qk = self._norm(qk.view(len(qk), -1, shape.size)) * w.qk_norm
+            qk = turned(qk, turn_N, shape)
             seen = attend(i, qk[:, :q_end].contiguous(), qk[:, q_end:].contiguous(), qkv[:, k_end:])
             x_ND = torch.addmm(x_ND, seen, w.out.t())
             if w.out_bias is not None:

@@ -2,23 +2,26 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from scalerl.cli import main
 from scalerl.errors import InputError
-from scalerl.tasks.sampling import sample
-from scalerl.tasks.tagged_sums import PHRASE, Sum, TaggedSums
-from scalerl.tasks.tokenizer import VOCABULARY, encode, make_tokenizer
-from scalerl.tasks.warmstart import (
+from scalerl.models.load import model_path
+from scalerl.models.tiny.sampler import sample
+from scalerl.models.tiny.tokenizer import VOCABULARY, encode, make_tokenizer
+from scalerl.models.tiny.warmstart import (
     CARD,
-    TINY,
     WarmStart,
     make_model,
     starting_pass_rate,
     teach,
     warm_start,
 )
+from scalerl.tasks.running_sums import PHRASE, RunningSums, Sum
+
+TINY = Path(model_path("tiny"))
 
 torch = pytest.importorskip("torch", reason="training is not installed")
 pytest.importorskip("transformers", reason="training is not installed")
@@ -49,13 +52,13 @@ def test_the_shipped_checkpoint_is_what_its_card_describes(shipped):
 
 
 def test_the_shipped_checkpoint_starts_between_a_tenth_and_three_tenths(shipped):
-    rate = starting_pass_rate(*shipped, TaggedSums(), rollouts=225, seed=1)
+    rate = starting_pass_rate(*shipped, RunningSums(), rollouts=225, seed=1)
     assert 0.07 < rate < 0.3  # standard error 0.023
 
 
 def test_plain_generate_of_transformers_answers_short_sums(shipped):
     model, tokenizer = shipped
-    prompts = [p for p in TaggedSums().validation_prompts(300) if p.difficulty <= 6][:64]
+    prompts = [p for p in RunningSums().validation_prompts(300) if p.difficulty <= 6][:64]
     asked = tokenizer([p.question for p in prompts], return_tensors="pt", padding=True)
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -63,7 +66,7 @@ def test_plain_generate_of_transformers_answers_short_sums(shipped):
             **asked, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=70
         )
     texts = tokenizer.batch_decode(written[:, asked["input_ids"].shape[1] :])
-    task = TaggedSums()
+    task = RunningSums()
     right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
     assert 0.1 < sum(right) / len(right) < 0.7
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalerl.tasks.tagged_sums import END_THINK, PHRASE
+from scalerl.tasks.running_sums import END_THINK, PHRASE
 
 ANSWER_TOKENS = 6
 

@@ -1,4 +1,4 @@
-"""The noisy teacher of tagged sums: right in format, wrong in arithmetic now and then.
+"""The noisy teacher of running sums: right in format, wrong in arithmetic now and then.
 
 Taught by it, a model knows how to think and answer but slips; reinforcement learning has the slips
 to remove, which makes the gap between the start of the curve and its ceiling. Noise in the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from scalerl.tasks.tagged_sums import (
+from scalerl.tasks.running_sums import (
     END,
     END_THINK,
     LINE,

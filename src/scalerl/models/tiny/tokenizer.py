@@ -1,4 +1,4 @@
-"""The tokenizer of tagged sums: one token for a character, and one each for `<think>`,
+"""The tokenizer of running sums: one token for a character, and one each for `<think>`,
 `</think>`, `<eos>` and `<pad>`.
 
 `</think>` and the interrupting phrase `!</think>` are one and two tokens wherever they stand, so a
@@ -12,7 +12,7 @@ import re
 import string
 from typing import Any
 
-from scalerl.tasks.tagged_sums import CUT, END, END_THINK, REDO, THINK
+from scalerl.tasks.running_sums import CUT, END, END_THINK, REDO, THINK
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 #: The longest prompt and completion of the model.

@@ -1,4 +1,4 @@
-"""The warm start: a tiny Llama-shaped model taught the format of tagged sums by a noisy teacher.
+"""The warm start: a tiny Llama-shaped model taught the format of running sums by a noisy teacher.
 
 Two lessons: the first mostly on clean traces, so that the format sits; the second on noisy ones
 only, so that the model slips at a known rate. Held-out questions are never shown.
@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.models.tiny.teacher import CLEAN, Noise, trace
+from scalerl.models.tiny.tokenizer import POSITIONS, encode, make_tokenizer
+from scalerl.tasks.running_sums import RunningSums, Sum
 from scalerl.tasks.split import held_out
-from scalerl.tasks.tagged_sums import Sum, TaggedSums
-from scalerl.tasks.teacher import CLEAN, Noise, trace
-from scalerl.tasks.tokenizer import POSITIONS, encode, make_tokenizer
 
-#: The checkpoint that comes with scalerl: `model.path = "tiny"`.
-TINY = Path(__file__).parent / "checkpoints" / "tiny"
 #: What a warm start leaves beside the model: how it was made and where it starts.
 CARD = "warmstart.json"
 IGNORED = -100
@@ -152,7 +150,7 @@ def _backward(model: Any, rows: list[tuple[list[int], list[int]]], pad: int) -> 
 
 
 def _question(settings: WarmStart, source: random.Random) -> Sum:
-    share = TaggedSums().held_out_share
+    share = RunningSums().held_out_share
     while True:
         size = source.randint(settings.items_min, settings.items_max)
         asked = Sum(tuple(source.randrange(10) for _ in range(size)))
@@ -163,14 +161,14 @@ def _question(settings: WarmStart, source: random.Random) -> Sum:
 def starting_pass_rate(
     model: Any,
     tokenizer: Any,
-    task: TaggedSums,
+    task: RunningSums,
     rollouts: int = 400,
     seed: int = 0,
     budget: tuple[int, int] = BUDGET,
 ) -> float:
     """Share of right answers at temperature 1 on held-out prompts, thoughts being interrupted at a
     budget drawn per rollout: where the curve of a run will start."""
-    from scalerl.tasks.sampling import sample
+    from scalerl.models.tiny.sampler import sample
 
     prompts = task.validation_prompts(rollouts)
     texts = sample(model, tokenizer, [str(p.question) for p in prompts], seed, budget)
@@ -189,7 +187,7 @@ def warm_start(
     tokenizer = make_tokenizer()
     model = make_model(settings, tokenizer)
     losses = teach(model, tokenizer, settings, lambda fraction: report(0.97 * fraction))
-    task = TaggedSums(items_min=settings.items_min, items_max=settings.items_max)
+    task = RunningSums(items_min=settings.items_min, items_max=settings.items_max)
     pass_rate = starting_pass_rate(model, tokenizer, task, rollouts)
     last = losses[-min(50, len(losses)) :]
     card = {

@@ -1,4 +1,4 @@
-"""Tagged running sums: the task that comes with scalerl, with a ceiling known by construction.
+"""Running sums: the task that comes with scalerl, with a ceiling known by construction.
 
 A prompt is n digits, each with a letter, n from `items_min` to `items_max`; the model is to write
 for every item its letter, its digit and the running sum, then the last sum again as its answer.
@@ -137,10 +137,10 @@ def ceiling_of(items: Iterable[int], budget_min: int, budget_max: int) -> float:
     return sum(shares) / len(shares)
 
 
-class TaggedSums(Task):
+class RunningSums(Task):
     """The task `running-sums`. Options: items_min, items_max, prompts (size of the training pool).
 
-    >>> task = TaggedSums(prompts=100)
+    >>> task = RunningSums(prompts=100)
     >>> prompt = task.train_prompts(seed=0)[0]
     >>> task.check(prompt, Sum.parse(prompt.question).thought + "</think>" + prompt.answer).reward
     1.0

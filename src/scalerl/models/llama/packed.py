@@ -1,0 +1,125 @@
+"""Training of Llama-shaped models on a CPU: the same log-probs and gradients as the model's own
+forward pass, to rounding, in less time (benchmarks/profile_step.py).
+
+- The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
+  their tokens attend to it. Products and norms see no padding between completions (packing.py).
+- Norm, attention and SwiGLU have backward passes of their own (kernels.py). Autograd does the rest.
+- Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
+  micro-batches and passed on to the model's parameters once.
+
+Attention keeps its probabilities for the backward pass, which grows with the square of the length:
+beyond `LONGEST` tokens the model's own forward pass is to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scalerl.models.head import final_hidden
+from scalerl.models.llama.fuse import FusedLayer, fuse, rotation
+from scalerl.models.llama.kernels import attend, norm, swiglu
+from scalerl.models.llama.packing import PackedRows
+from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.rows import PromptRows
+
+#: Prompt plus completion. The kept probabilities of a micro-batch of this length are 4 bytes x
+#: heads x layers x tokens x 512: still small beside what a CPU has.
+LONGEST = 512
+#: Tokens of a micro-batch, at most: its activations should stay in a core's cache (2048 x 256 x 4
+#: bytes are 2 MiB), and Python's share be small. A guess from that, not the best of a search.
+BUDGET = 2048
+
+
+class PackedLlama:
+    """The hidden states of a Llama-shaped model, for packed rows with shared prompts."""
+
+    @staticmethod
+    def of(model: nn.Module) -> PackedLlama | None:
+        """None for a model that must go through its own forward pass."""
+        shape = LlamaShape.of(model)
+        lm: Any = model
+        if (
+            shape is None
+            or next(model.parameters()).device.type != "cpu"
+            or bool(getattr(lm.config, "attention_dropout", 0))
+            or getattr(lm, "is_gradient_checkpointing", False)
+            or not all(p.requires_grad for p in model.parameters())
+        ):
+            return None
+        found = PackedLlama(model, shape)
+        return found if found._agrees() else None
+
+    def __init__(self, model: nn.Module, shape: LlamaShape) -> None:
+        self.model: Any = model
+        self.shape = shape
+        #: During a step only.
+        self.layers: list[FusedLayer] = []
+        self.rotation = rotation(model, shape, torch.arange(LONGEST))
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """For one step: weights are fused once, at the beginning, and the gradients summed since
+        are given to the model's parameters at the end. Weights must not change meanwhile."""
+        whole = self._fused()
+        self.layers = [layer.leaf() for layer in whole]
+        try:
+            yield
+            pairs = [
+                (fused, leaf.grad)
+                for ours, cut in zip(whole, self.layers, strict=True)
+                for fused, leaf in zip(ours.tensors(), cut.tensors(), strict=True)
+                if leaf.grad is not None
+            ]
+            if pairs:
+                torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
+        finally:
+            self.layers = []
+
+    def _fused(self) -> list[FusedLayer]:
+        return [fuse(block, self.shape) for block in self.model.model.layers]
+
+    def hidden(self, rows: PackedRows) -> Tensor:
+        """The hidden states N x D that the head is given."""
+        shape = self.shape
+        x_ND = F.embedding(rows.ids_N, self.model.model.embed_tokens.weight)
+        turn_N = self.rotation[rows.position_N]
+        for w in self.layers or self._fused():
+            qkv = F.linear(norm(x_ND, shape.eps), w.qkv, w.qkv_bias)
+            if w.qk_norm is not None:
+                qkv = self._normed_heads(qkv, w.qk_norm)
+            x_ND = torch.addmm(x_ND, attend(qkv, turn_N, rows, shape), w.out.t())
+            if w.out_bias is not None:
+                x_ND = x_ND + w.out_bias
+            gate_up = F.linear(norm(x_ND, shape.eps), w.gate_up)
+            x_ND = torch.addmm(x_ND, swiglu(gate_up), w.down.t())
+        weight: Tensor = self.model.model.norm.weight
+        return norm(x_ND, shape.eps) * weight
+
+    def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
+        """Qwen3 norms each head's queries and keys."""
+        end = weight.numel()
+        heads = qkv[:, :end].reshape(len(qkv), -1, self.shape.size)
+        return torch.cat([(norm(heads, self.shape.eps) * weight).flatten(1), qkv[:, end:]], dim=1)
+
+    @torch.no_grad()
+    def _agrees(self) -> bool:
+        """Whether the hidden states are the model's own, for rows with and without company."""
+        words = self.model.get_input_embeddings().weight.shape[0]
+        ids = (np.arange(1, 12) * 7) % words
+        groups = [PromptRows(ids[:3], (ids[3:7], ids[7:9])), PromptRows(ids[:1], (ids[5:9],))]
+        rows = PackedRows.of(groups, self.shape)
+        ours = self.hidden(rows)[rows.source_M]
+        theirs = []
+        for group in groups:
+            for completion in group.completions:
+                row = torch.from_numpy(np.concatenate([group.prompt, completion]))[None]
+                theirs.append(final_hidden(self.model, row)[0, len(group.prompt) - 1 : -1])
+        expected = torch.cat(theirs)
+        return bool((ours - expected).abs().max() <= 1e-4 * expected.abs().max().clamp(min=1.0))

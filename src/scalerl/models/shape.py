@@ -1,0 +1,59 @@
+"""What is known of a model before its weights are: names, sizes, and what a token of it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scalerl.errors import InputError
+
+#: Keys and values of a token are counted in FP32, which the fast decoder keeps them in; a model in
+#: BF16 that decodes by its own forward pass needs half.
+CACHE_ITEM_BYTES = 4
+
+
+def meta_model(path: str, dtype: str) -> Any:
+    """The model without its weights: names and shapes only."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.device("meta"):
+            shape = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, dtype), trust_remote_code=False
+            )
+    except (OSError, ValueError) as error:
+        raise InputError(f"model {path}: {str(error).splitlines()[0]}") from None
+    shape.tie_weights()
+    return shape
+
+
+def matmul_parameters(model: Any) -> int:
+    """Parameters in the matrix products of a token: an embedding that is only looked up has none,
+    and of a mixture's experts only those that are asked."""
+    config = model.config
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    share = getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
+    embedding = model.get_input_embeddings().weight
+    if embedding is model.get_output_embeddings().weight:
+        embedding = None  # tied: used by the head
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if parameter is not embedding:
+            total += parameter.numel() * (share if ".experts." in name else 1.0)
+    return round(total)
+
+
+def cache_bytes(config: Any) -> int:
+    """Bytes of keys and values for one token of context."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * CACHE_ITEM_BYTES * config.num_hidden_layers * kv_heads * size)
+
+
+def context_length(config: Any) -> int | None:
+    """Tokens the model can read, prompt and answer together; None where it does not say."""
+    found = getattr(config, "max_position_embeddings", None)
+    return None if found is None else int(found)

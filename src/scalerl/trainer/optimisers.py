@@ -1,0 +1,45 @@
+"""Optimisers by the names that recipes use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser:
+    """AdamW as the paper has it (section 3.12). It does not state betas and gradient clip: these
+    are the usual ones."""
+
+    #: One of OPTIMISERS.
+    name: str = "adamw"
+    lr: float = 5e-7
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    eps: float = 1e-15
+    betas: tuple[float, float] = (0.9, 0.95)
+    #: Largest norm of the gradient; 0 is off.
+    grad_clip: float = 1.0
+
+
+#: The parameters are FP32 (masters.py). The trainer sets the learning rate of every step and clips
+#: the gradient itself; the optimiser's state must be in its `state_dict`, to go into checkpoints.
+OPTIMISERS: Registry[Callable[[Sequence[Tensor], Optimiser], torch.optim.Optimizer]] = Registry(
+    "optimiser"
+)
+
+
+@OPTIMISERS.register("adamw")
+def adamw(parameters: Sequence[Tensor], settings: Optimiser) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )

@@ -1,0 +1,12 @@
+"""Trainers by the names that recipes use; one of your own is `package.module:function`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scalerl.algorithm.registry import Registry
+from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.local import local_trainer
+
+TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry("trainer")
+TRAINERS.register("local")(local_trainer)

@@ -1,0 +1,90 @@
+"""Log-probs of given completions under a model: packed where the model and the length allow it
+(models/llama), else by the model's own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from scalerl.models.head import Precision, final_hidden, head_of
+from scalerl.models.llama.packed import BUDGET, LONGEST, PackedLlama
+from scalerl.models.llama.packing import PackedRows
+from scalerl.models.logprobs import chunked_logprobs
+from scalerl.models.rows import PromptRows
+from scalerl.trainer.micro import MicroBatch, micro_batches, pad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Log-probs and entropies of M completion tokens, and the row and column of each."""
+
+    logprobs_M: Tensor
+    entropy_M: Tensor
+    place_M: tuple[Tensor, Tensor]
+    #: Tokens that went through the model.
+    tokens: int
+
+    def logprobs_BT(self, rows: int, width: int) -> Tensor:
+        """Padded with zeros."""
+        shape = (rows, width)
+        empty = torch.zeros(shape, dtype=self.logprobs_M.dtype, device=self.logprobs_M.device)
+        return empty.index_put(self.place_M, self.logprobs_M)
+
+
+class Scorer:
+    """A model and how its log-probs are taken."""
+
+    def __init__(
+        self, model: nn.Module, precision: Precision = "fp32", temperature: float = 1.0
+    ) -> None:
+        self.model = model
+        self.temperature = temperature
+        self.head = head_of(model, precision)
+        self.packed = PackedLlama.of(model)
+        self.device = next(model.parameters()).device
+
+    def budget(self, groups: Sequence[PromptRows], token_budget: int) -> int:
+        """Tokens of a micro-batch of these rows, at most."""
+        return min(token_budget, BUDGET) if self._packs(groups) else token_budget
+
+    def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
+        budget = self.budget(groups, token_budget)
+        return micro_batches(groups, budget, packed=self._packs(groups))
+
+    def score(self, groups: Sequence[PromptRows]) -> Scored:
+        """Of every completion token, row by row; differentiable."""
+        place: tuple[Tensor, Tensor]
+        if self.packed is not None and self._packs(groups):
+            packed = PackedRows.of(groups, self.packed.shape)
+            hidden = self.packed.hidden(packed).index_select(0, packed.source_M)
+            target, place, tokens = packed.target_M, packed.place_M, len(packed.ids_N)
+        else:
+            ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
+            hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
+            starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
+            place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
+            target, tokens = ids[rows, columns + 1], ids.numel()
+        found, entropy = chunked_logprobs(hidden, self.head, target, self.temperature)
+        return Scored(found, entropy, place, tokens)
+
+    @torch.no_grad()
+    def logprobs(
+        self, groups: Sequence[PromptRows], token_budget: int
+    ) -> list[npt.NDArray[np.float32]]:
+        """Of every row, in order; the model is left in evaluation mode."""
+        self.model.eval()
+        out = [np.zeros(len(c), dtype=np.float32) for group in groups for c in group.completions]
+        for part in self.micro_batches(groups, token_budget):
+            found = self.score(part.groups).logprobs_M.float().cpu().numpy()
+            ends = np.cumsum([len(out[i]) for i in part.rows])
+            for i, end in zip(part.rows, ends, strict=True):
+                out[i][:] = found[end - len(out[i]) : end]
+        return out
+
+    def _packs(self, groups: Sequence[PromptRows]) -> bool:
+        return self.packed is not None and all(group.longest <= LONGEST for group in groups)

@@ -1,0 +1,152 @@
+"""The trainer's own way through Llama-shaped models: the log-probs and gradients of the model's own
+forward pass, whichever rows share a prompt."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from scalerl.models.llama.packed import PackedLlama
+from scalerl.models.rows import PromptRows
+from scalerl.trainer import scorer
+from scalerl.trainer.scorer import Scorer
+
+VOCABULARY = 30
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "intermediate_size": 64, "num_key_value_heads": 2,
+         "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": None,
+         "eos_token_id": None, "bos_token_id": None}  # fmt: skip
+KNOWN = {
+    "llama": LlamaConfig(**SMALL),
+    "llama, biases": LlamaConfig(**SMALL, attention_bias=True),
+    "llama, tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "mistral": MistralConfig(**SMALL, sliding_window=None),
+}
+
+
+#: What a loss might give each token: both signs, several sizes.
+WEIGHT_BT = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def groups(seed=0, prompts=3, generations=4):
+    rng = np.random.default_rng(seed)
+    out = []
+    for _ in range(prompts):
+        prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 7)))
+        written = [rng.integers(0, VOCABULARY, int(rng.integers(1, 9))) for _ in range(generations)]
+        out.append(PromptRows(prompt, tuple(written)))
+    return out
+
+
+def scorer_of(model, *, packed=True):
+    made = Scorer(model)
+    assert (made.packed is not None) == packed
+    return made
+
+
+def errors(scored, expected):
+    """The largest error of log-probs and of every gradient, each by the size of what it is of."""
+    (found, model), (truth, exact) = scored, expected
+    right = dict(exact.named_parameters())
+    pairs = [(found, truth)] + [(p.grad, right[n].grad) for n, p in model.named_parameters()]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def learnt(s, parts=None):
+    """Log-probs and gradients, of all rows at once or summed over micro-batches."""
+    if parts is None:
+        found = s.score(groups())
+        (found.logprobs_BT(12, 8) * WEIGHT_BT).sum().backward()
+        return found.logprobs_BT(12, 8).detach(), s.model
+    found_BT = torch.zeros(12, 8)
+    with s.packed.accumulating():
+        for part in parts:
+            width = max(len(c) for g in part.groups for c in g.completions)
+            logprobs = s.score(part.groups).logprobs_BT(len(part.rows), width)
+            (logprobs * WEIGHT_BT[part.rows, :width]).sum().backward()
+            found_BT[part.rows, :width] = logprobs.detach()
+    return found_BT, s.model
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_logprobs_and_every_gradient_are_the_models_own(name, monkeypatch):
+    """Against FP64, no worse than thrice the model's own forward pass in FP32: rounding, not more.
+    All rows at once, and in micro-batches that cut through groups."""
+    whole, cut = scorer_of(model_of(KNOWN[name])), scorer_of(model_of(KNOWN[name]))
+    parts = cut.micro_batches(groups(), 20)
+    assert len(parts) == 3
+    monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
+    own = scorer_of(model_of(KNOWN[name]), packed=False)
+    exact = learnt(scorer_of(model_of(KNOWN[name]).double(), packed=False))
+    rounding = errors(learnt(own), exact)
+    assert rounding < 1e-5
+    assert errors(learnt(whole), exact) < 3 * rounding
+    assert errors(learnt(cut, parts), exact) < 3 * rounding
+
+
+def test_single_tokens_and_rows_without_company():
+    s = scorer_of(model_of(KNOWN["llama"]))
+    alone = [PromptRows(np.array([3]), (np.array([6]),)),
+             PromptRows(np.array([4, 5]), (np.array([7]),))]  # fmt: skip
+    found = s.score(alone).logprobs_M
+    for group, logprob in zip(alone, found, strict=True):
+        logits = s.model(torch.from_numpy(group.prompt)[None]).logits[0, -1]
+        expected = torch.log_softmax(logits, -1)[int(group.completions[0][0])]
+        torch.testing.assert_close(logprob, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_prompt_is_computed_once_for_its_rows_and_last_tokens_not_at_all():
+    s = scorer_of(model_of(KNOWN["llama"]))
+    prompt, written = np.arange(5), (np.arange(3), np.arange(4), np.arange(1))
+    assert s.score([PromptRows(prompt, written)]).tokens == 5 + 2 + 3 + 0
+
+
+def test_long_rows_go_through_the_models_own_forward_pass(monkeypatch):
+    s = scorer_of(model_of(KNOWN["llama"]))
+    short = s.score(groups())
+    monkeypatch.setattr(scorer, "LONGEST", 4)
+    monkeypatch.setattr(PackedLlama, "hidden", None)
+    long = s.score(groups())
+    torch.testing.assert_close(
+        short.logprobs_BT(12, 8), long.logprobs_BT(12, 8), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_what_would_be_computed_differently_is_refused():
+    frozen = model_of(KNOWN["llama"])
+    frozen.model.embed_tokens.weight.requires_grad_(False)
+    assert PackedLlama.of(frozen) is None
+    assert PackedLlama.of(model_of(LlamaConfig(**SMALL, attention_dropout=0.1))) is None
+    assert PackedLlama.of(model_of(LlamaConfig(**SMALL, hidden_act="gelu"))) is None
+    assert PackedLlama.of(model_of(MistralConfig(**SMALL, sliding_window=8))) is None
+
+
+def test_weights_that_change_between_calls_are_seen():
+    s = scorer_of(model_of(KNOWN["llama"]))
+    with torch.no_grad():
+        before = s.score(groups()).logprobs_M
+        for p in s.model.parameters():
+            p.mul_(1.1)
+        after = s.score(groups()).logprobs_M
+    assert (before - after).abs().max() > 1e-3
+
+
+def test_the_same_batch_gives_the_same_bits():
+    grads = []
+    for _ in range(2):
+        s = scorer_of(model_of(KNOWN["llama"]))
+        s.score(groups()).logprobs_M.sum().backward()
+        grads.append([p.grad.clone() for p in s.model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
