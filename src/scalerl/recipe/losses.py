@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import (
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
@@ -100,7 +101,7 @@ class LossSection(Section):
     own, the keyword arguments of its function."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
-    __pydantic_extra__: dict[str, Option | None]
+    __pydantic_extra__: dict[str, Option | None] = Field(init=False)
 
     name: str = field(
         "cispo",
