@@ -32,14 +32,14 @@ CASES: dict[str, list[list[str]]] = {
     "generations": [[f"batch.generations={n}"] for n in (4, 16)],
     "length": [
         [f"length.think_tokens_min={n}", f"length.think_tokens_max={n}",
-         f"length.max_tokens={n + 6}", f"task.options.items_max={n // 4}"]
+         f"task.options.items_max={n // 4}"]
         for n in (16, 60)
     ],
     "generators": [[f"placement.generators={n}"] for n in (1, 2)],
 }  # fmt: skip
 SMALL = ["batch.prompts=2", "batch.generations=2", "task.options.items_max=3",
          "task.options.prompts=500", "length.think_tokens_min=12", "length.think_tokens_max=14",
-         "length.max_tokens=20", "validation.every=1000000", "validation.prompts=4",
+         "validation.every=1000000", "validation.prompts=4",
          "validation.k=1", "checkpoint.every=1000", "curriculum.name=uniform"]  # fmt: skip
 
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.objective import Options, prepare
+from scalerl.algorithm.objective import prepare
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.local import LocalEngine

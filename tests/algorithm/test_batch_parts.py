@@ -10,7 +10,8 @@ from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
 from scalerl.algorithm.filters import filter_rows, has_variance
 from scalerl.algorithm.losses import cispo
-from scalerl.algorithm.objective import Options, prepare
+from scalerl.algorithm.objective import prepare
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 
@@ -91,18 +92,17 @@ def test_unknown_aggregation_and_missing_length_are_refused():
         aggregation_weights("constant", MASK, ROWS)
 
 
-def test_zero_variance_prompts_are_dropped_counted_and_not_refilled():
+def test_zero_variance_prompts_are_dropped_and_counted():
     found = filter_rows(REWARDS, PROMPTS, NO)
     assert found.kept_B.tolist() == [True] * 4 + [False] * 2
     assert (found.prompts, found.zero_variance_prompts, found.effective_prompts) == (2, 1, 1)
-    assert found.refill == 0 and found.zero_variance_rate == 0.5
 
 
 def test_keep_and_refill():
     kept = filter_rows(REWARDS, PROMPTS, NO, zero_variance="keep")
     assert kept.kept_B.all() and kept.effective_prompts == 2 and kept.zero_variance_prompts == 1
     refill = filter_rows(REWARDS, PROMPTS, NO, zero_variance="refill")
-    assert refill.refill == 1 and refill.effective_prompts == 1
+    assert refill.kept_B.tolist() == [True] * 4 + [False] * 2 and refill.effective_prompts == 1
 
 
 def test_truncated_rollouts_are_left_out_before_the_variance_is_judged():
@@ -111,7 +111,6 @@ def test_truncated_rollouts_are_left_out_before_the_variance_is_judged():
     found = filter_rows(REWARDS, PROMPTS, cut, truncated="drop")
     assert not found.kept_B.any()
     assert found.truncated == 1 and found.effective_rollouts == 0
-    assert found.truncated_rate == pytest.approx(1 / 6)
     assert filter_rows(REWARDS, PROMPTS, cut).kept_B.sum().item() == 4
 
 

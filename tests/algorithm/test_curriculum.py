@@ -175,60 +175,6 @@ def test_running_out_of_prompts_is_said_not_looped_over():
     assert prompts.draw(0) == []
 
 
-def test_a_prompt_given_back_after_the_end_is_still_asked():
-    prompts = Curriculum(NAMES, NoPositiveResampling(), seed=0)
-    drawn = prompts.draw(5)
-    for name in NAMES:
-        prompts.record(name, 16, 16)
-    with pytest.raises(OutOfPrompts):
-        prompts.draw(1)
-    prompts.give_back(drawn[:2])
-    assert prompts.draw(5) == drawn[:2]
-    assert prompts.exhausted
-
-
-# --- give back ---
-
-
-def test_what_is_given_back_comes_again_in_the_same_epoch():
-    prompts = Curriculum(NAMES, Uniform(), seed=0)
-    drawn = prompts.draw(3)
-    prompts.give_back(drawn[1:])
-    assert prompts.draw(2) == drawn[1:]
-    assert sorted(drawn + prompts.draw(2)) == NAMES
-    assert prompts.epoch == 0
-
-
-def test_what_is_given_back_after_its_epoch_comes_once_more_than_otherwise():
-    prompts = Curriculum(NAMES, Uniform(), seed=0)
-    drawn = prompts.draw(6)
-    prompts.give_back(["a"])
-    rest = prompts.draw(5)
-    kept = Counter(drawn + rest)
-    kept.subtract(["a"])
-    assert prompts.epoch == 1
-    assert kept == Counter(NAMES * 2)
-
-
-def test_a_retired_prompt_given_back_after_its_epoch_does_not_return():
-    prompts = Curriculum(NAMES, NoPositiveResampling(), seed=0)
-    prompts.draw(5)
-    prompts.record("a", 16, 16)
-    prompts.draw(1)
-    prompts.give_back(["a"])
-    assert "a" not in prompts.draw(8)
-
-
-def test_more_than_was_drawn_cannot_be_given_back():
-    prompts = Curriculum(NAMES, Uniform(), seed=0)
-    (first,) = prompts.draw(1)
-    with pytest.raises(InputError, match="given back 2 times but was drawn 1"):
-        prompts.give_back([first, first])
-    prompts.give_back([first])
-    with pytest.raises(InputError, match="given back 1 times but was drawn 0"):
-        prompts.give_back([first])
-
-
 # --- refusals ---
 
 
@@ -243,7 +189,6 @@ def test_more_than_was_drawn_cannot_be_given_back():
         (lambda: Curriculum(NAMES, Uniform(), 0).draw(-1), "cannot draw -1"),
         (lambda: Curriculum(NAMES, Uniform(), 0).record("z", 1, 2), "not in this curriculum"),
         (lambda: Curriculum(NAMES, Uniform(), 0).record("a", 3, 2), "is impossible"),
-        (lambda: Curriculum(NAMES, Uniform(), 0).give_back(["z"]), "not in this curriculum"),
     ],
 )
 def test_input_that_makes_no_sense_is_refused(make, says):
@@ -290,8 +235,8 @@ def test_the_seed_decides_everything(seed, sizes):
 
 
 class Interleaved(RuleBasedStateMachine):
-    """Draws, results, give-backs and restores in any order, against plain bookkeeping: for every
-    epoch its members, and which of them it still owes (never handed out, or given back)."""
+    """Draws, results and restores in any order, against plain bookkeeping: the epochs begun, and
+    which prompts the latest still owes."""
 
     @initialize(
         n=st.integers(1, 6),
@@ -303,13 +248,12 @@ class Interleaved(RuleBasedStateMachine):
     def begin(self, n, seed, rule):
         self.ids, self.seed, self.rule = list(range(n)), seed, rule
         self.curriculum = Curriculum(self.ids, rule, seed)
-        self.members = [set(self.ids)]
-        self.owed = [set(self.ids)]
-        self.held = []  # (epoch, prompt) handed out and not given back
+        self.epochs, self.owed = 1, set(self.ids)
+        self.held = []  # every prompt handed out
         self.easy, self.groups = set(), {}
 
     def over(self):
-        return not any(self.owed) and self.easy == set(self.ids)
+        return not self.owed and self.easy == set(self.ids)
 
     @rule(n=st.integers(0, 8))
     def draw(self, n):
@@ -320,19 +264,17 @@ class Interleaved(RuleBasedStateMachine):
             return
         drawn = self.curriculum.draw(n)
         for prompt in drawn:
-            if not any(self.owed):  # nothing lost: only then may the next epoch begin
-                self.members.append(set(self.ids) - self.easy)
-                self.owed.append(set(self.members[-1]))
-            owing = [epoch for epoch, owed in enumerate(self.owed) if prompt in owed]
-            assert owing, f"no epoch owes prompt {prompt}: doubled, or retired and back"
-            self.owed[owing[0]].remove(prompt)
-            self.held.append((owing[0], prompt))
+            if not self.owed:  # nothing lost: only then may the next epoch begin
+                self.epochs, self.owed = self.epochs + 1, set(self.ids) - self.easy
+            assert prompt in self.owed, f"prompt {prompt} is doubled, or retired and back"
+            self.owed.remove(prompt)
+            self.held.append(prompt)
         assert len(drawn) == n or self.over()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), n_correct=st.integers(0, 16))
     def result(self, data, n_correct):
-        _, prompt = data.draw(st.sampled_from(self.held))
+        prompt = data.draw(st.sampled_from(self.held))
         self.curriculum.record(prompt, n_correct, 16)
         groups = self.groups.setdefault(prompt, [])
         groups.append(n_correct / 16)
@@ -342,16 +284,6 @@ class Interleaved(RuleBasedStateMachine):
         if rate >= self.rule.threshold:
             self.easy.add(prompt)
 
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def give_back(self, data):
-        chosen = data.draw(st.lists(st.sampled_from(self.held), unique=True))
-        self.curriculum.give_back([prompt for _, prompt in chosen])
-        for epoch, prompt in chosen:
-            self.held.remove((epoch, prompt))
-            if prompt in self.members[-1]:
-                self.owed[epoch].add(prompt)
-
     @rule()
     def restore(self):
         self.curriculum = restored(self.curriculum, self.ids, self.rule, self.seed)
@@ -359,7 +291,7 @@ class Interleaved(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self):
         assert self.curriculum.retired == len(self.easy)
-        assert self.curriculum.epoch == len(self.owed) - 1
+        assert self.curriculum.epoch == self.epochs - 1
 
 
 class Twins(RuleBasedStateMachine):
@@ -370,7 +302,6 @@ class Twins(RuleBasedStateMachine):
     def begin(self, seed, history):
         self.made = (NAMES, NoPositiveResampling(history=history), seed)
         self.steady, self.restarted = Curriculum(*self.made), Curriculum(*self.made)
-        self.drawn = []
 
     def both(self, act):
         self.restarted = restored(self.restarted, *self.made)
@@ -382,22 +313,14 @@ class Twins(RuleBasedStateMachine):
             except OutOfPrompts as problem:
                 results.append(str(problem))
         assert results[0] == results[1]
-        return results[0]
 
     @rule(n=st.integers(0, 8))
     def draw(self, n):
-        drawn = self.both(lambda curriculum: curriculum.draw(n))
-        self.drawn += drawn if isinstance(drawn, list) else []
+        self.both(lambda curriculum: curriculum.draw(n))
 
     @rule(prompt=st.sampled_from(NAMES), n_correct=st.integers(0, 16))
     def record(self, prompt, n_correct):
         self.both(lambda curriculum: curriculum.record(prompt, n_correct, 16))
-
-    @precondition(lambda self: self.drawn)
-    @rule(data=st.data())
-    def give_back(self, data):
-        prompt = self.drawn.pop(data.draw(st.integers(0, len(self.drawn) - 1)))
-        self.both(lambda curriculum: curriculum.give_back([prompt]))
 
 
 TestInterleaved = Interleaved.TestCase

@@ -1,6 +1,5 @@
 """Thinking is interrupted at its budget, answers end at theirs, and long answers pay Eq. 9."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -15,11 +14,10 @@ from scalerl.algorithm.length import (
     Limit,
     length_penalty,
     penalised_reward,
-    replay,
     thinking_budget,
-    truncation_alarm,
 )
 from scalerl.errors import InputError
+from scalerl.recipe import Recipe
 
 STOP, WORD, OTHER = 0, 1, 2
 END = (7,)
@@ -232,23 +230,6 @@ def test_an_engine_that_samples_in_blocks_writes_the_same(control, script, seed)
     assert write(control, script, seed, block=True) == write(control, script, seed)
 
 
-@settings(max_examples=200, deadline=None)
-@given(controls, st.lists(st.integers(0, 7), max_size=30), st.integers(0, 20), st.data())
-def test_a_rollout_taken_up_again_stands_where_it_stood(control, script, seed, data):
-    written, forced, reason = write(control, script, seed)
-    assert control.decide(replay(control, seed, written, forced)) == Finish(reason)
-    cut = data.draw(st.integers(0, len(written)))
-    if cut and forced[cut - 1] and forced[cut : cut + 1] == [True]:
-        return  # a phrase is appended whole
-    step_by_step = control.start(seed)
-    for token, flag in zip(written[:cut], forced[:cut], strict=True):
-        if not flag:
-            step_by_step = step_by_step.after(control, [token])
-        elif not step_by_step.interrupted:
-            step_by_step = step_by_step.after(control, control.phrase_ids, forced=True)
-    assert replay(control, seed, written[:cut], forced[:cut]) == step_by_step
-
-
 def test_tokens_after_a_stop_token_are_refused():
     with pytest.raises(InputError, match="after its stop token"):
         control().start(0).after(control(), [STOP, WORD])
@@ -270,10 +251,13 @@ def test_the_seed_alone_decides_the_budget(seed, low, more):
     assert budget == thinking_budget(seed, low, low + more)
 
 
-def test_the_default_budgets_fit_the_papers_sequence():
+def test_the_papers_budgets_fit_its_sequence():
     """12,288 of thinking and 2,048 of solution beside a prompt of 2,048 (section 3.12)."""
-    paper = Interruption(phrase_ids=PHRASE, end_think_ids=END)
-    assert paper.max_tokens - len(PHRASE) == 14_336
+    length = Recipe.load("scalerl").length
+    paper = Interruption(
+        PHRASE, END, length.think_tokens_min, length.think_tokens_max, length.answer_tokens
+    )
+    assert paper.max_tokens - len(PHRASE) == length.longest == 14_336
     assert paper.think_min == 10_240
 
 
@@ -316,7 +300,8 @@ def test_length_penalty_falls_from_zero_at_12k_to_minus_one_at_14k(n_tokens, exp
 
 @given(st.integers(0, 10**5), st.integers(0, 10**5))
 def test_a_longer_answer_never_pays_less(a, b):
-    assert -1 <= length_penalty(max(a, b)) <= length_penalty(min(a, b)) <= 0
+    longer, shorter = (length_penalty(n, 14_336, 2_048) for n in (max(a, b), min(a, b)))
+    assert -1 <= longer <= shorter <= 0
 
 
 def test_only_correct_answers_pay():
@@ -327,29 +312,3 @@ def test_only_correct_answers_pay():
 def test_a_penalty_over_no_tokens_is_refused():
     with pytest.raises(InputError, match="l_cache=0"):
         length_penalty(10, 10, 0)
-
-
-# --- truncation ---
-
-
-@pytest.mark.parametrize(
-    ("rate", "level"),
-    [(0, None), (0.049, None), (0.05, "warn"), (0.099, "warn"), (0.1, "critical"), (1, "critical")],
-)  # fmt: skip
-def test_truncation_alarms_at_five_and_ten_per_cent(rate, level):
-    alarm = truncation_alarm(rate)
-    assert (alarm and alarm.level) == level
-
-
-def test_an_alarm_says_the_rate_in_a_sentence():
-    assert truncation_alarm(0.071).sentence.startswith("7.1% of rollouts are truncated")
-
-
-def test_an_empty_batch_raises_no_alarm():
-    assert truncation_alarm(math.nan) is None
-
-
-@pytest.mark.parametrize("arguments", [(-0.1,), (1.5,), (0.1, 0.2, 0.1)])
-def test_rates_and_levels_that_make_no_sense_are_refused(arguments):
-    with pytest.raises(InputError):
-        truncation_alarm(*arguments)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from scalerl.algorithm.batch import MAX_LOG_RATIO, LossBatch
 from scalerl.algorithm.losses import LOSSES, cispo, dapo, grpo, gspo, kl_term, reinforce
-from scalerl.algorithm.objective import Options, objective, prepare
+from scalerl.algorithm.objective import objective, prepare
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 

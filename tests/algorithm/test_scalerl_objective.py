@@ -34,7 +34,8 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.algorithm.objective import Options, objective, prepare
+from scalerl.algorithm.objective import objective, prepare
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 
 BATCH = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.recipe.load import merge, parse_override
-from scalerl.recipe.problems import known_fields
+from scalerl.recipe.problems import known_keys
 from scalerl.recipe.toml import string, value
 
 
@@ -40,13 +40,9 @@ def test_a_recipe_is_frozen():
 
 def test_another_loss_starts_from_its_own_constants():
     recipe = Recipe.load("scalerl", overrides=["loss.name=gspo"])
-    assert (recipe.loss.ratio_cap, recipe.loss.clip_low, recipe.loss.clip_high) == (
-        None,
-        3e-3,
-        5e-3,
-    )
+    assert recipe.loss.constants == {"clip_low": 3e-3, "clip_high": 5e-3}
     recipe = Recipe.load("qwen-dapo", overrides=["loss.name=gspo", "loss.clip_high=4e-3"])
-    assert (recipe.loss.clip_low, recipe.loss.clip_high) == (3e-3, 4e-3)
+    assert recipe.loss.constants == {"clip_low": 3e-3, "clip_high": 4e-3}
     same = Recipe.load("qwen-dapo", overrides=["loss.name=dapo"])
     assert same == Recipe.load("qwen-dapo")
 
@@ -63,10 +59,41 @@ def test_reinforce_weighs_by_the_ratio_only_if_given_a_cap():
     assert capped.loss.ratio_cap == 2.0
 
 
-def test_a_loss_of_ones_own_is_an_import_path():
-    recipe = Recipe.load("scalerl", overrides=["loss.name=mine.losses:soft", "loss.clip_low=0.1"])
-    assert recipe.loss.clip_low == 0.1 and recipe.loss.ratio_cap is None
-    assert "is no loss" in refusal("loss.name=mine.losses")
+def test_any_further_key_is_a_constant_of_a_loss_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[loss]\nname = "mine.losses:soft"\nclip_low = 0.1\n')
+    recipe = Recipe.load("scalerl", path, overrides=["loss.kinds=[1, 2]", "loss.ratio_cp=3"])
+    assert recipe.loss.constants == {"clip_low": 0.1, "kinds": [1, 2], "ratio_cp": 3}
+    assert recipe.loss.clip_low == 0.1
+    assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
+    fewer = Recipe.load(recipe.to_dict(), overrides=["loss.kinds=", "loss.ratio_cp="])
+    assert fewer.loss.constants == {"clip_low": 0.1}
+    back = recipe.replace({"loss.name": "cispo"})
+    assert back.loss.constants == {"ratio_cap": 5.0}
+
+
+def test_a_constant_that_toml_cannot_hold_is_refused_in_one_line():
+    for wrong in ("{a = 1}", "[[1]]", "nan", "2020-01-01"):
+        assert refusal("loss.name=mine.losses:soft", f"loss.x={wrong}") == (
+            "loss.x must be text, a number, true or false, or a list of those"
+        )
+
+
+def test_a_plainly_wrong_loss_or_aggregation_gets_the_nearest():
+    assert refusal("loss.name=cispoo").endswith('"cispoo" is no loss; did you mean cispo?')
+    assert "did you mean prompt?" in refusal("loss.aggregation=promt")
+    assert "is no loss; choose from cispo" in refusal("loss.name=mine.losses")
+    assert "is no aggregation; choose from prompt" in refusal("loss.aggregation=median")
+
+
+def test_names_of_parts_only_have_to_look_like_names():
+    keys = [f"placement.{name}" for name in ("backend", "engine", "trainer", "weights")]
+    for key in [*keys, "optimiser.name"]:
+        section, _, leaf = key.partition(".")
+        for name in ("shared-memory", "my_package.parts:Mine"):
+            recipe = Recipe.load("scalerl", overrides=[f"{key}={name}"])
+            assert getattr(getattr(recipe, section), leaf) == name
+        assert "neither a name nor an import path" in refusal(f"{key}=two words")
 
 
 def test_overrides_are_toml_values_or_bare_words():
@@ -158,11 +185,13 @@ words = st.sampled_from(
     [
         *("true", "0", "-1", "1", "2", "7", "64", "0.5", "1e-3", "1e400", "nan", "inf", '""'),
         *("[1,2]", "[]", "{a=1}", "2020-01-01", "cispo", "dapo", "reinforce", "none", "penalty"),
-        *("fp32", "off-policy", "uniform"),
+        *("fp32", "off-policy", "uniform", "mine.losses:soft"),
     ]
 )
 overrides = st.lists(
-    st.tuples(st.sampled_from(sorted(known_fields())), words | st.text(max_size=6)).map("=".join),
+    st.tuples(
+        st.sampled_from([*sorted(known_keys()), "loss.mine"]), words | st.text(max_size=6)
+    ).map("=".join),
     max_size=4,
 )
 

@@ -8,7 +8,7 @@ from scalerl.recipe import Recipe, diff, presets
 from scalerl.recipe.load import PRESETS
 from scalerl.recipe.make_presets import PRESETS as DEFINITIONS
 from scalerl.recipe.make_presets import main
-from scalerl.recipe.problems import known_fields
+from scalerl.recipe.problems import fields_of
 
 COMPLETE = [name for name in presets() if name != "tiny"]
 
@@ -39,7 +39,7 @@ def test_a_preset_lists_every_field_and_round_trips(name):
     recipe = Recipe.load(name)
     data = raw(name)
     text = (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    for path in known_fields():
+    for path in fields_of(recipe):
         section, _, leaf = path.rpartition(".")
         given = (data[section] if section else data).get(leaf)
         value = getattr(getattr(recipe, section), leaf) if section else getattr(recipe, leaf)
@@ -140,4 +140,4 @@ def test_batch_shapes_of_table_1(name, prompts, generations):
 
 def test_lengths_add_up_to_the_papers_sequences():
     assert Recipe.load("scalerl").sequence_tokens == 16384
-    assert Recipe.load("scalerl-32k").length.max_tokens == 32768 + 2048
+    assert Recipe.load("scalerl-32k").length.longest == 32768 + 2048

@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from scalerl.recipe.problems import known_fields
+from scalerl.recipe.problems import known_keys
 from scalerl.recipe.reference import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recipe.md"
 
 
 def test_every_field_says_what_it_means_and_where_its_default_is_from():
-    for path, info in known_fields().items():
+    for path, info in known_keys().items():
         assert info.description, path
         assert info.json_schema_extra["source"], path
 
 
 def test_the_page_names_every_key():
     text = page()
-    assert all(f"| `{path}` |" in text for path in known_fields())
+    assert all(f"| `{path}` |" in text for path in known_keys())
 
 
 def test_the_committed_page_is_up_to_date():

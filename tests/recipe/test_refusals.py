@@ -5,6 +5,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 
+PENALTY = ["length.control=penalty", "length.max_tokens=14336"]
 CASES = [
     # one-sided FP32, either way
     (["precision.trainer_head=model"], "set both to fp32, or neither"),
@@ -25,15 +26,19 @@ CASES = [
     (["loss.name=nonsense"], "is no loss; choose from cispo"),
     # lengths
     (["length.think_tokens_min=13000"], "is above length.think_tokens_max"),
-    (["length.max_tokens=14000"], "could not finish its answer"),
-    (["length.control=penalty"], "needs length.penalty_max and length.penalty_cache"),
+    (["length.max_tokens=14000"], "limited there by length.think_tokens_max and length.answer_tok"),
+    (["length.control=none"], "needs length.max_tokens"),
+    (
+        ["length.control=penalty"],
+        "needs length.max_tokens and length.penalty_max and length.penalty_cache",
+    ),
     (["length.penalty_max=100"], "length.penalty_max is not used by interruption"),
     (
-        ["length.control=penalty", "length.penalty_max=20000", "length.penalty_cache=100"],
+        [*PENALTY, "length.penalty_max=20000", "length.penalty_cache=100"],
         "it would never act",
     ),
     (
-        ["length.control=penalty", "length.penalty_max=10", "length.penalty_cache=100"],
+        [*PENALTY, "length.penalty_max=10", "length.penalty_cache=100"],
         "even an empty answer",
     ),
     (["length.truncation_warn=0.2"], "is above length.truncation_critical"),
@@ -52,6 +57,9 @@ CASES = [
     (["batch.prompts=true"], "batch.prompts must be a valid integer"),
     (["batch.prompts=48.0"], "batch.prompts must be a valid integer"),
     (["compute.axis=hours"], 'not "hours"'),
+    # one device learns, or several do
+    (["placement.trainer=local"], "learns on one device, but placement.trainers = 16"),
+    (["placement.checkers=0"], "placement.checkers must be greater than or equal to 1"),
 ]
 
 
@@ -69,7 +77,7 @@ def test_what_is_impossible_is_refused_with_the_reason(overrides, reason):
         ["schedule.k=3", "batch.prompts=50"],
         ["precision.trainer_head=model", "precision.generator_head=bf16-emulated"],
         ["loss.name=dr-grpo", "loss.aggregation=constant", "advantage.normalisation=none"],
-        ["length.control=penalty", "length.penalty_max=14336", "length.penalty_cache=2048"],
+        [*PENALTY, "length.penalty_max=14336", "length.penalty_cache=2048"],
         ["length.control=none", "length.max_tokens=100"],
         ["filter.zero_variance=refill"],
         ["loss.ratio_cap=1"],

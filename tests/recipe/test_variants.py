@@ -12,6 +12,7 @@ LOO = {
         "length.think_tokens_min": None,
         "length.think_tokens_max": None,
         "length.answer_tokens": None,
+        "length.max_tokens": 14336,
         "length.penalty_max": 14336,
         "length.penalty_cache": 2048,
     },
@@ -48,6 +49,7 @@ def test_leave_one_out_of_a_tiny_run_scales_with_it():
     recipe = Recipe.load("scalerl", "tiny")
     found = {name: changes(recipe, variant) for name, variant in leave_one_out(recipe)}
     assert found.keys() == LOO.keys()
+    assert found["loo-lp"]["length.max_tokens"] == 70
     assert found["loo-lp"]["length.penalty_max"] == 70
     assert found["loo-lp"]["length.penalty_cache"] == 6
     # float32 weights: without emulation, leaving FP32 heads out would change nothing
@@ -90,6 +92,18 @@ def test_every_variant_differs_from_its_recipe(name):
     recipe = Recipe.load(name, "tiny")
     for _, variant in [*leave_one_out(recipe), *forward(recipe)]:
         assert diff(recipe, variant)
+
+
+def test_constants_of_a_loss_of_ones_own_are_differences_too():
+    recipe = Recipe.load("scalerl", overrides=["loss.name=mine.losses:soft", "loss.floor=0.1"])
+    assert changes(Recipe.load("scalerl"), recipe) == {
+        "loss.name": "mine.losses:soft",
+        "loss.ratio_cap": None,
+        "loss.floor": 0.1,
+    }
+    [difference] = diff(recipe, recipe.replace({"loss.floor": 0.2}))
+    assert (difference.path, difference.a, difference.b) == ("loss.floor", 0.1, 0.2)
+    assert difference.meaning == "constant of the loss mine.losses:soft"
 
 
 def test_every_difference_has_a_meaning():

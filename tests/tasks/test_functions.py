@@ -1,5 +1,6 @@
 """One's own reward function, with TRL's signature."""
 
+import asyncio
 import json
 import sys
 
@@ -9,7 +10,7 @@ from scalerl.errors import InputError
 from scalerl.tasks import make_task
 
 MODULE = """
-import numpy
+import asyncio, numpy
 def length(prompts, completions, **columns):
     return [float(len(c)) for c in completions]
 def columns(prompts, completions, answer, level):
@@ -27,6 +28,19 @@ def odd(prompts, completions, **_):
 def chat(prompts, completions, **_):
     return [1.0 if c[0]["role"] == "assistant" and p[0]["role"] == "user" else 0.0
             for p, c in zip(prompts, completions)]
+def late(prompts, completions, **_):
+    yield 1.0
+    raise RuntimeError("too late")
+async def slow(prompts, completions, **_):
+    await asyncio.sleep(0.05)
+    return [float(len(c)) for c in completions]
+async def breaks(prompts, completions, **_):
+    await asyncio.sleep(0)
+    raise RuntimeError("two\\nlines")
+class Remote:
+    async def __call__(self, prompts, completions, **_):
+        return [2.0] * len(completions)
+remote = Remote()
 constant = 3
 """
 
@@ -67,6 +81,8 @@ def test_chat_prompts_come_with_chat_completions(make):
     ("function", "why"),
     [
         ("raises", "RuntimeError: two lines"),
+        ("breaks", "RuntimeError: two lines"),
+        ("late", "RuntimeError: too late"),
         ("short", "1 rewards for 2 answers"),
         ("number", "float, not a list"),
         ("text", "str, not a list"),
@@ -91,3 +107,37 @@ def test_rewards_that_are_no_finite_numbers_are_unscored(make):
 def test_a_function_that_is_none_is_refused_at_the_start(make, function):
     with pytest.raises(InputError, match="reward function"):
         make(function)
+
+
+def test_an_async_function_is_waited_for(make):
+    task = make("slow", correct_from=3.0)
+    prompt = task.prompts()[0]
+    assert task.is_async and not make("length").is_async and make("remote").is_async
+    assert [v.reward for v in task.check_all([(prompt, "ab"), (prompt, "abc")])] == [2.0, 3.0]
+    assert task.check_all([]) == []
+    assert make("remote").check(prompt, "x").reward == 2.0
+
+
+def test_async_calls_wait_side_by_side_in_one_event_loop(make):
+    task = make("slow")
+    prompt = task.prompts()[0]
+
+    async def many():
+        began = asyncio.get_running_loop().time()
+        found = await asyncio.gather(*(task.check_together([(prompt, "ab")]) for _ in range(40)))
+        return found, asyncio.get_running_loop().time() - began
+
+    found, seconds = asyncio.run(many())
+    assert [v.reward for [v] in found] == [2.0] * 40
+    assert seconds < 1.0  # one after the other they would take 2
+
+
+def test_a_function_that_is_not_async_can_be_awaited_as_well(make):
+    task = make("length")
+    prompt = task.prompts()[0]
+    assert asyncio.run(task.check_together([(prompt, "ab")]))[0].reward == 2.0
+
+
+def test_answers_are_handed_over_together(make):
+    task = make("length")
+    assert task.together and task.judges_together(task.prompts()[0])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks import Checked, Mixture, Rules, Task, make_prompt, make_task, pass_rates, task_of
+from scalerl.tasks import Checked, Mixture, Rules, Task, make_prompt, make_task, task_of
 from scalerl.tasks.split import held_out, normal
 from scalerl.tasks.task import DEFAULT_RULES
 
@@ -97,20 +97,21 @@ def test_a_mixture_keeps_the_shares_and_the_split_of_its_tasks():
     assert not {p.id for p in train} & {p.id for p in held}
 
 
-def test_a_mixture_checks_each_answer_by_its_own_task_and_counts_per_task():
+def test_a_mixture_checks_each_answer_by_its_own_task():
     mixture = Mixture([Echo(name="math"), Echo(name="code")])
     prompts = [p for p in mixture.prompts() if p.answer in ("1", "2")]
     answers = [(p, "1") for p in prompts] + [(prompts[0], "explode")]
     verdicts = mixture.check_all(answers)
     assert verdicts == [mixture.check(p, text) for p, text in answers]
-    rates = pass_rates(zip([p for p, _ in answers], verdicts, strict=True))
-    assert (rates["math"].rate, rates["math"].unscored) == (0.5, 1)
-    assert (rates["code"].rate, rates["code"].scored) == (0.5, 2)
+    assert [v.correct for v in verdicts] == [True, False, True, False, None]
+    assert [mixture.task_for(p).name for p in prompts] == ["math", "math", "code", "code"]
 
 
 def test_a_prompt_of_no_task_in_the_mixture_is_unscored():
     mixture = Mixture([Echo(name="math"), Echo(name="code")])
-    assert mixture.check_all([(make_prompt("art", "q", "a"), "x")])[0].correct is None
+    stray = make_prompt("art", "q", "a")
+    assert mixture.check_all([(stray, "x")])[0].correct is None
+    assert not mixture.judges_together(stray)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch
-from scalerl.algorithm.objective import Options, objective
+from scalerl.algorithm.objective import objective
+from scalerl.algorithm.options import Options
 
 pytestmark = pytest.mark.trl
 

@@ -11,6 +11,8 @@ For a batch of P prompts, S rollouts and N tokens in the loss, with |y| tokens i
 part of it is the weighted sum of its tokens, so that micro-batches, gradient accumulation and data
 parallel ranks (their gradients *summed*) add up to the same gradient. A rollout without tokens in
 the loss counts as a rollout with mean 0; a prompt likewise.
+
+One of your own is a function like those below, registered or named by its import path.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from torch import Tensor
 
 from scalerl.algorithm.registry import Registry
 from scalerl.errors import InputError
+from scalerl.recipe.losses import AGGREGATION_NAMES
 
 #: (tokens per row, prompt of each row, constant length) -> weight of each token of the row.
 RowWeight = Callable[[Tensor, Tensor, float], Tensor]
 
-AGGREGATIONS: Registry[RowWeight] = Registry("aggregation")
+AGGREGATIONS: Registry[RowWeight] = Registry("aggregation", AGGREGATION_NAMES)
 
 
 @AGGREGATIONS.register("sample")
@@ -55,7 +58,7 @@ def _constant(tokens_B: Tensor, prompt_B: Tensor, length: float) -> Tensor:
 
 
 def aggregation_weights(
-    kind: str,
+    kind: str | RowWeight,
     mask_BT: Tensor,
     prompt_B: Tensor,
     *,
@@ -69,5 +72,5 @@ def aggregation_weights(
         return torch.zeros(mask_BT.shape, dtype=dtype, device=mask_BT.device)
     counted = mask_BT if counted_BT is None else counted_BT
     tokens_B = counted.sum(dim=1).to(dtype)
-    per_row_B = AGGREGATIONS[kind](tokens_B, prompt_B, constant_length)
+    per_row_B = AGGREGATIONS.resolve(kind)(tokens_B, prompt_B, constant_length)
     return mask_BT.to(dtype) * per_row_B[:, None]

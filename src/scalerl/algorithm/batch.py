@@ -7,8 +7,8 @@ into micro-batches or spread over ranks by rows in any way: the sum of the parts
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ class TokenLoss:
     truncated_BT: Tensor
     #: mask_BT without tokens whose log-probs are not finite.
     usable_BT: Tensor
+    #: What the loss has to say of itself, by name, of the rows that it was called with.
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 #: Log-ratios are clamped to +-this before exp: e^20 = 5e8 is far beyond any cap, and its square is

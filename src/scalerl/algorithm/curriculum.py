@@ -19,7 +19,7 @@ the others, and the order is the same on every platform and version.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Protocol
@@ -56,7 +56,7 @@ class History:
         return self.correct / self.rollouts
 
 
-class Rule(Protocol):
+class RetirementRule(Protocol):
     """Decides, from a prompt's history (at least one rollout), whether it is asked again."""
 
     def retires(self, history: History) -> bool: ...
@@ -119,7 +119,7 @@ class Curriculum:
     later, worse group does not bring the prompt back.
     """
 
-    def __init__(self, prompts: Sequence[PromptId], rule: Rule, seed: int) -> None:
+    def __init__(self, prompts: Sequence[PromptId], rule: RetirementRule, seed: int) -> None:
         self._prompts = list(prompts)
         self._known = set(self._prompts)
         if not self._prompts:
@@ -131,8 +131,6 @@ class Curriculum:
         self._seed = seed
         self._histories: dict[PromptId, History] = {}
         self._retired: set[PromptId] = set()
-        self._returned: deque[PromptId] = deque()
-        self._drawn: Counter[PromptId] = Counter()  # draws not given back, over all epochs
         self._begin(epoch=0, absent=frozenset())
 
     def _begin(self, epoch: int, absent: frozenset[PromptId]) -> None:
@@ -154,7 +152,7 @@ class Curriculum:
     @property
     def exhausted(self) -> bool:
         """True when `draw` would raise: this epoch is over and no prompt is left for another."""
-        over = self._position == len(self._order) and not self._returned
+        over = self._position == len(self._order)
         return over and len(self._retired) == len(self._prompts)
 
     def history(self, prompt: PromptId) -> History | None:
@@ -162,16 +160,14 @@ class Curriculum:
         return self._histories.get(prompt)
 
     def draw(self, n: int) -> list[PromptId]:
-        """The next n prompts: first those given back, then the rest of the epoch, then the next
-        epoch, which begins only when a draw needs it. Fewer than n come when the last prompts are
-        retired meanwhile; when none is left, `OutOfPrompts` is raised."""
+        """The next n prompts: the rest of the epoch, then the next one, which begins only when a
+        draw needs it. Fewer than n come when the last prompts are retired meanwhile; when none is
+        left, `OutOfPrompts` is raised."""
         if n < 0:
             raise InputError(f"cannot draw {n} prompts: give a number from 0")
         taken: list[PromptId] = []
         while len(taken) < n and not self.exhausted:
-            if self._returned:
-                taken.append(self._returned.popleft())
-            elif self._position < len(self._order):
+            if self._position < len(self._order):
                 taken.append(self._order[self._position])
                 self._position += 1
             else:
@@ -181,7 +177,6 @@ class Curriculum:
                 f"all {len(self._prompts)} prompts are retired after epoch {self._epoch}: "
                 "add prompts, raise the threshold, or end the run here"
             )
-        self._drawn.update(taken)
         return taken
 
     def record(self, prompt: PromptId, n_correct: int, n_rollouts: int) -> None:
@@ -199,21 +194,6 @@ class Curriculum:
         if self._rule.retires(history):
             self._retired.add(prompt)
 
-    def give_back(self, prompts: Iterable[PromptId]) -> None:
-        """Take back prompts that were drawn but never trained on: they are the next to be drawn,
-        as part of the epoch they were drawn in, so that none is lost or doubled. A prompt that left
-        the curriculum since (retired, and its epoch over) does not come again."""
-        back = list(prompts)
-        for prompt, n in Counter(back).items():
-            self._check_known(prompt)
-            if n > self._drawn[prompt]:
-                raise InputError(
-                    f"prompt {prompt!r} is given back {n} times but was drawn "
-                    f"{self._drawn[prompt]}: give back only what was drawn"
-                )
-        self._drawn.subtract(back)
-        self._returned.extend(p for p in back if p not in self._absent)
-
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly from here, as plain JSON."""
         return {
@@ -224,8 +204,6 @@ class Curriculum:
             "position": self._position,
             "absent": self._in_order(self._absent),
             "retired": self._in_order(self._retired),
-            "returned": list(self._returned),
-            "drawn": [[p, self._drawn[p]] for p in self._prompts if self._drawn[p]],
             "histories": [
                 [p, *astuple(self._histories[p])] for p in self._prompts if p in self._histories
             ],
@@ -243,8 +221,6 @@ class Curriculum:
         self._begin(state["epoch"], frozenset(state["absent"]))
         self._position = state["position"]
         self._retired = set(state["retired"])
-        self._returned = deque(state["returned"])
-        self._drawn = Counter(dict(state["drawn"]))
         self._histories = {prompt: History(*numbers) for prompt, *numbers in state["histories"]}
 
     def _check_known(self, prompt: PromptId) -> None:

@@ -4,7 +4,8 @@ unscored        a rollout without a finite reward cannot be learnt from
 truncated       cut off by its budget; left out if the recipe says so (paper section 3.9)
 zero variance   all rewards of a prompt equal, so no advantage (section 3.6): ScaleRL drops the
                 prompt and lets the batch shrink; `keep` leaves it in the denominators; `refill`
-                (DAPO's dynamic sampling) drops it and asks for as many new prompts
+                (DAPO's dynamic sampling) drops it too: the pipeline asks others until the batch
+                is full
 """
 
 from __future__ import annotations
@@ -37,21 +38,11 @@ class Filtered:
     zero_variance_prompts: int
     effective_prompts: int
     effective_rollouts: int
-    #: New prompts to draw so that the batch is full again ("refill" only).
-    refill: int
-
-    @property
-    def zero_variance_rate(self) -> float:
-        return self.zero_variance_prompts / self.prompts if self.prompts else 0.0
-
-    @property
-    def truncated_rate(self) -> float:
-        return self.truncated / self.rollouts if self.rollouts else 0.0
 
     def to_dict(self) -> dict[str, int]:
         names = (
             "prompts", "rollouts", "unscored", "truncated", "zero_variance_prompts",
-            "effective_prompts", "effective_rollouts", "refill",
+            "effective_prompts", "effective_rollouts",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -91,7 +82,6 @@ def filter_rows(
         zero_variance_prompts=prompts - informative,
         effective_prompts=effective,
         effective_rollouts=int(kept_B.sum()),
-        refill=prompts - informative if zero_variance == "refill" else 0,
     )
 
 

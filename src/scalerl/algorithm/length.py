@@ -1,5 +1,4 @@
-"""Length control: forced interruption, the length penalty and truncation alarms (paper, sections
-3.8 and 3.9).
+"""Length control: forced interruption and the length penalty (paper, section 3.8).
 
 Forced interruption. Each rollout gets a thinking budget, uniform in [think_min, think_max]. If the
 end of thinking (`</think>`) has not come when the budget is used up, a phrase is appended for the
@@ -24,17 +23,11 @@ Continue(room=1)
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Literal, Protocol
 
 from scalerl.errors import InputError
-
-#: The paper's phrase (main text). Its appendix leaves out the last "now".
-PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +117,6 @@ class LengthControl(Protocol):
     def decide(self, progress: Progress) -> Decision: ...
 
 
-def replay(
-    control: LengthControl, seed: int, token_ids: Sequence[int], forced: Sequence[bool]
-) -> Progress:
-    """The progress of a rollout known by its tokens and flags, as when it is taken up again."""
-    progress = control.start(seed)
-    for flag, run in groupby(zip(token_ids, forced, strict=True), key=itemgetter(1)):
-        progress = progress.after(control, [token for token, _ in run], forced=bool(flag))
-    return progress
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """No interruption: a rollout that reaches `max_tokens` is cut off there. The rival that the
@@ -166,9 +149,9 @@ class Interruption:
     phrase_ids: tuple[int, ...]
     #: The end of thinking, `</think>`, as the tokenizer writes it: one token or several.
     end_think_ids: tuple[int, ...]
-    think_min: int = 10_240
-    think_max: int = 12_288
-    answer_tokens: int = 2_048
+    think_min: int
+    think_max: int
+    answer_tokens: int
     #: Tokens with which the model ends a rollout.
     stop_ids: tuple[int, ...] = ()
 
@@ -197,7 +180,44 @@ class Interruption:
         return Progress(thinking_budget(seed, self.think_min, self.think_max))
 
     def decide(self, progress: Progress) -> Decision:
-        """What to do next."""
+        """What to do next. Worked through, with a budget of 4 tokens, an end of thinking of two
+        tokens (5, 6), a phrase that ends with it, 3 tokens for the answer and 0 as stop token:
+
+        >>> control = Interruption((8, 5, 6), (5, 6), think_min=4, think_max=4, answer_tokens=3,
+        ...                        stop_ids=(0,))
+        >>> begun = control.start(seed=0)
+        >>> control.decide(begun), control.decide(begun.after(control, [1]))
+        (Continue(room=4), Continue(room=3))
+
+        The budget is used up: the phrase comes. The answer then begins at token 4 + 3 = 7, and has
+        3 tokens; a stop token ends it before.
+
+        >>> thought = begun.after(control, [1, 1, 1, 1])
+        >>> control.decide(thought)
+        Force(token_ids=(8, 5, 6))
+        >>> cut = thought.after(control, (8, 5, 6), forced=True)
+        >>> control.decide(cut), control.decide(cut.after(control, [2, 2]))
+        (Continue(room=3), Continue(room=1))
+        >>> control.decide(cut.after(control, [2, 0])), control.decide(cut.after(control, [2] * 3))
+        (Finish(reason='interrupted'), Finish(reason='length'))
+
+        The fourth token is a 5, perhaps the first half of an end of thinking that the budget cuts
+        in two: one token more is allowed. If it is a 6, the thought ended by itself and the answer
+        begins; if not, the phrase comes one token late.
+
+        >>> half = begun.after(control, [1, 1, 1, 5])
+        >>> control.decide(half)
+        Continue(room=1)
+        >>> control.decide(half.after(control, [6])), control.decide(half.after(control, [1]))
+        (Continue(room=3), Force(token_ids=(8, 5, 6)))
+
+        With a budget of 100 the room is not 100: the end of thinking may be there in 2 tokens, and
+        then only 3 more are allowed, so that it is asked again after 5.
+
+        >>> long = Interruption((8, 5, 6), (5, 6), think_min=100, think_max=100, answer_tokens=3)
+        >>> long.decide(long.start(seed=0))
+        Continue(room=5)
+        """
         if progress.stopped:
             return Finish("interrupted" if progress.interrupted else "stop")
         if progress.answer_from is not None:
@@ -231,12 +251,12 @@ def thinking_budget(seed: int, think_min: int, think_max: int) -> int:
     return think_min + int.from_bytes(digest, "big") % (think_max - think_min + 1)
 
 
-def length_penalty(n_tokens: int, l_max: int = 14_336, l_cache: int = 2_048) -> float:
+def length_penalty(n_tokens: int, l_max: int, l_cache: int) -> float:
     """Eq. 9: clip((L_max − |y|) / L_cache − 1, −1, 0): zero up to L_max − L_cache tokens, −1 from
     L_max on. To be added to the reward of correct rollouts only.
 
-    >>> length_penalty(12_288), length_penalty(13_312), length_penalty(20_000)
-    (0.0, -0.5, -1.0)
+    >>> [length_penalty(n, l_max=14_336, l_cache=2_048) for n in (12_288, 13_312, 20_000)]
+    [0.0, -0.5, -1.0]
     """
     if l_cache <= 0:
         raise InputError(f"l_cache={l_cache} is no length: give the tokens over which to penalise")
@@ -244,38 +264,7 @@ def length_penalty(n_tokens: int, l_max: int = 14_336, l_cache: int = 2_048) -> 
 
 
 def penalised_reward(
-    reward: float, correct: bool, n_tokens: int, l_max: int = 14_336, l_cache: int = 2_048
+    reward: float, correct: bool, n_tokens: int, l_max: int, l_cache: int
 ) -> float:
     """The reward with the length penalty of Eq. 9, which only a correct rollout pays."""
     return reward + length_penalty(n_tokens, l_max, l_cache) if correct else reward
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    level: Literal["warn", "critical"]
-    sentence: str
-
-
-def truncation_alarm(rate: float, warn: float = 0.05, critical: float = 0.10) -> Alarm | None:
-    """Says when too many rollouts are cut off: 10–15 % usually destabilised the paper's runs of
-    batch 768, for good; its stable runs stayed below 5 %. None also for NaN, an empty batch.
-
-    >>> truncation_alarm(0.12).level
-    'critical'
-    """
-    if rate < 0 or rate > 1:
-        raise InputError(f"truncation rate {rate} is not a share: give a number from 0 to 1")
-    if not warn <= critical:
-        raise InputError(f"alarm levels warn={warn} > critical={critical}: swap them")
-    if math.isnan(rate) or rate < warn:
-        return None
-    if rate >= critical:
-        return Alarm(
-            "critical",
-            f"{rate:.1%} of rollouts are truncated (critical from {critical:.0%}): training often "
-            "becomes unstable here; allow longer answers or interrupt thinking earlier.",
-        )
-    return Alarm(
-        "warn",
-        f"{rate:.1%} of rollouts are truncated (watch from {warn:.0%}): stable runs stay below.",
-    )

@@ -7,41 +7,20 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.advantages import Normalisation, Population, advantages
+from scalerl.algorithm.advantages import advantages
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch, TokenLoss
-from scalerl.algorithm.filters import Filtered, Truncated, ZeroVariance, filter_rows
+from scalerl.algorithm.filters import Filtered, filter_rows
 from scalerl.algorithm.losses import LOSSES, kl_term
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a recipe selects among; the defaults are ScaleRL's."""
-
-    loss: str = "cispo"
-    constants: Mapping[str, Any] | None = None
-    aggregation: str = "prompt"
-    #: Length that aggregation "constant" divides by, in tokens.
-    constant_length: float = 0.0
-    #: Whether tokens forced by the length control count as length in the aggregation.
-    count_forced: bool = False
-    normalisation: Normalisation = "batch"
-    population: Population = "kept"
-    ddof: int = 0
-    epsilon: float = 1e-6
-    zero_variance: ZeroVariance = "drop"
-    truncated: Truncated = "keep"
-    kl_coefficient: float = 0.0
-    kl_estimator: str = "k3"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +113,7 @@ class Objective:
 def objective(logprobs_BT: Tensor, part: LossBatch, options: Options) -> Objective:
     """Weighted sum of the part's token losses. An empty or fully masked part gives 0, with a graph,
     so that it can take part in a collective backward pass."""
-    tokens = LOSSES[options.loss](logprobs_BT, part, **(options.constants or {}))
+    tokens = LOSSES.resolve(options.loss)(logprobs_BT, part, **(options.constants or {}))
     weights_BT = part.weights_BT.to(tokens.loss_BT.dtype)
     zero = torch.zeros((), dtype=logprobs_BT.dtype, device=logprobs_BT.device)
     anchor = torch.where(torch.isfinite(logprobs_BT), logprobs_BT, zero).sum() * 0.0

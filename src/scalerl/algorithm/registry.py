@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Generic, TypeVar
 
 from scalerl.errors import InputError
+from scalerl.recipe.names import Names
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -26,8 +27,10 @@ class Registry(Generic[F]):
     scalerl.errors.InputError: no greeting 'helo': did you mean 'hello'?
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, names: Names | None = None) -> None:
+        """`names`: those that recipes may use, which registered ones join."""
         self.kind = kind
+        self._names = names
         self._found: dict[str, F] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
@@ -37,6 +40,8 @@ class Registry(Generic[F]):
             if self._found.get(name, function) is not function:
                 raise InputError(f"there is a {self.kind} {name!r} already: choose another name")
             self._found[name] = function
+            if self._names is not None:
+                self._names.add(name)
             return function
 
         return add
@@ -49,6 +54,10 @@ class Registry(Generic[F]):
         near = get_close_matches(name, self._found, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self))}"
         raise InputError(f"no {self.kind} {name!r}: {hint}")
+
+    def resolve(self, choice: str | F) -> F:
+        """The function itself, given by name or as it is."""
+        return self[choice] if isinstance(choice, str) else choice
 
     def _import(self, path: str) -> F:
         module, _, attribute = path.partition(":")

@@ -1,23 +1,15 @@
-"""Choices that bring constants of their own: losses, length controls, curricula."""
+"""Choices that bring constants of their own: length controls and curricula. (Losses: losses.py.)"""
 
 from __future__ import annotations
 
 from typing import Any
 
+#: The paper's phrase (main text). Its appendix leaves out the last "now".
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
-#: In the tables below: a constant that has to be given, and one that may stay unset.
-REQUIRED, OPTIONAL = object(), object()
+#: In the tables below: a constant that has to be given.
+REQUIRED = object()
 
-#: Constants each built-in loss has, with their defaults. A loss given by import path may use any.
-LOSS_CONSTANTS: dict[str, dict[str, Any]] = {
-    "cispo": {"ratio_cap": 5.0},
-    "reinforce": {"ratio_cap": OPTIONAL},
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.26},
-    "dr-grpo": {"clip_low": 0.2, "clip_high": 0.2},
-    "gspo": {"clip_low": 3e-3, "clip_high": 5e-3},
-}
 #: Constants of each way to control length.
 LENGTH_CONSTANTS: dict[str, dict[str, Any]] = {
     "interruption": {
@@ -26,12 +18,17 @@ LENGTH_CONSTANTS: dict[str, dict[str, Any]] = {
         "think_tokens_max": 12288,
         "answer_tokens": 2048,
     },
-    "penalty": {"penalty_max": REQUIRED, "penalty_cache": REQUIRED},
-    "none": {},
+    "penalty": {"max_tokens": REQUIRED, "penalty_max": REQUIRED, "penalty_cache": REQUIRED},
+    "none": {"max_tokens": REQUIRED},
 }
 CURRICULUM_CONSTANTS: dict[str, dict[str, Any]] = {
     "no-positive-resampling": {"threshold": 0.9, "history": "latest"},
     "uniform": {},
+}
+#: Why some constants are of no use to a choice, where it is not plain: (path, choice) → reason.
+REASONS = {
+    ("length.max_tokens", "interruption"): "a rollout is limited there by "
+    "length.think_tokens_max and length.answer_tokens",
 }
 
 
@@ -48,9 +45,13 @@ def with_constants(data: Any, path: str, table: dict[str, dict[str, Any]], defau
     for key in sorted(others):
         if key in data:
             users = " and ".join(name for name, constants in table.items() if key in constants)
-            raise ValueError(f"{section}.{key} is not used by {choice}, only by {users}")
+            why = REASONS.get((f"{section}.{key}", choice))
+            raise ValueError(
+                f"{section}.{key} is not used by {choice}, only by {users}"
+                + (f": {why}" if why else "")
+            )
     constants = {**table[choice], **data}
     missing = [f"{section}.{key}" for key, value in constants.items() if value is REQUIRED]
     if missing:
         raise ValueError(f'{path} = "{choice}" needs {" and ".join(missing)}')
-    return {key: value for key, value in constants.items() if value is not OPTIONAL}
+    return constants

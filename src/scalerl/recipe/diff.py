@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scalerl.recipe.problems import known_fields
+from scalerl.recipe.problems import fields_of
 from scalerl.recipe.schema import IDENTITY, Recipe
 
 
@@ -22,13 +23,13 @@ class Difference:
         return asdict(self)
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """Dotted path → value, for every field."""
+def flat(recipe: Recipe, paths: Iterable[str]) -> dict[str, Any]:
+    """Dotted path → value; None where this recipe has no such field."""
     data = recipe.to_dict()
     values = {}
-    for path in known_fields():
+    for path in paths:
         section, _, leaf = path.rpartition(".")
-        values[path] = data[section][leaf] if section else data[path]
+        values[path] = data[section].get(leaf) if section else data[path]
     return values
 
 
@@ -40,7 +41,8 @@ def diff(a: Recipe, b: Recipe) -> list[Difference]:
     >>> d.path, d.a, d.b
     ('batch.prompts', 48, 80)
     """
-    left, right, about = flat(a), flat(b), known_fields()
+    about = fields_of(a, b)
+    left, right = flat(a, about), flat(b, about)
     found = []
     for path in about:
         if path in IDENTITY or left[path] == right[path]:

@@ -6,6 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Scalar = str | bool | int | float
+#: What an option that scalerl itself knows nothing of may be.
+Option = Scalar | list[Scalar]
+
 #: Where a number comes from. "paper" is arXiv 2510.13786 (ScaleRL); "derived" is arithmetic on it;
 #: "community" is another project's code; "not stated" means that the paper is silent and we chose.
 MARKS = ("paper", "derived", "community", "not stated", "ours")

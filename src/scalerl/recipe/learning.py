@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what is learned from: model, task, batch, loss and the rest."""
+"""The sections of a recipe that say what is learned from: model, task, batch, curriculum …"""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ from typing import Any, Literal
 
 from pydantic import StrictFloat, field_validator, model_validator
 
-from scalerl.recipe.choices import (
-    CURRICULUM_CONSTANTS,
-    LENGTH_CONSTANTS,
-    LOSS_CONSTANTS,
-    with_constants,
-)
-from scalerl.recipe.fields import Section, field
-
-Scalar = str | bool | int | float
-Option = Scalar | list[Scalar]
+from scalerl.recipe.choices import CURRICULUM_CONSTANTS, with_constants
+from scalerl.recipe.fields import Option, Section, field
 
 
-class Model(Section):
+class ModelSection(Section):
     """The policy that is trained."""
 
     path: str = field(
@@ -32,7 +24,7 @@ class Model(Section):
     )
 
 
-class Task(Section):
+class TaskSection(Section):
     """What is asked, and what an answer earns."""
 
     name: str = field(
@@ -54,7 +46,11 @@ class Task(Section):
     )
     reward_correct: float = field(1.0, "reward of a correct answer", "paper", unit="reward")
     reward_wrong: float = field(-1.0, "reward of any other answer", "paper", unit="reward")
-    think_open: str = field("<think>", "what opens the thought of a rollout", "paper")
+    think_open: str = field(
+        "<think>",
+        "what opens a thought; an answer whose thought was opened and not closed is wrong",
+        "paper",
+    )
     think_close: str = field(
         "</think>", "what closes the thought; only text after it is checked", "paper", min_length=1
     )
@@ -77,7 +73,7 @@ class Task(Section):
         return {key: value for key, value in options.items() if value is not None}
 
     @model_validator(mode="after")
-    def _weights_match(self) -> Task:
+    def _weights_match(self) -> TaskSection:
         if self.weights and len(self.weights) != len(self.names):
             raise ValueError(
                 f"task.weights has {len(self.weights)} numbers for {len(self.names)} tasks "
@@ -90,7 +86,7 @@ class Task(Section):
         return self
 
 
-class Sampling(Section):
+class SamplingSection(Section):
     """How the generator samples rollouts for training."""
 
     temperature: float = field(
@@ -107,7 +103,7 @@ class Sampling(Section):
     )
 
 
-class Batch(Section):
+class BatchSection(Section):
     """What one optimiser step learns from."""
 
     prompts: int = field(
@@ -131,84 +127,7 @@ class Batch(Section):
         return self.prompts * self.generations
 
 
-class Loss(Section):
-    """What is minimised. Ratios are the trainer's probability over the generator's own."""
-
-    name: str = field(
-        "cispo",
-        "cispo, grpo, dapo, gspo, dr-grpo, reinforce, or your own as package.module:function",
-        "paper, Eq. 4",
-    )
-    ratio_cap: float | None = field(
-        None,
-        "absolute, one-sided cap on the ratio (cispo, reinforce): 5 means min(ratio, 5), not 1 + 5;"
-        " reinforce without it ignores the ratio",
-        "community: 5 in TRL; the paper finds 4, 5 and 8 alike",
-        unit="ratio",
-        ge=1,
-    )
-    clip_low: float | None = field(
-        None,
-        "ratios are clipped below at 1 - clip_low (grpo, dapo, dr-grpo, gspo)",
-        "paper: 0.2, gspo 3e-3",
-        unit="ratio",
-        gt=0,
-        le=1,
-    )
-    clip_high: float | None = field(
-        None,
-        "ratios are clipped above at 1 + clip_high (grpo, dapo, dr-grpo, gspo)",
-        "paper: grpo 0.2, dapo 0.26, gspo 5e-3",
-        unit="ratio",
-        gt=0,
-    )
-    aggregation: Literal["prompt", "sample", "token", "constant"] = field(
-        "prompt",
-        "how token losses are averaged: within prompts, samples, the whole batch, or by a constant "
-        "(the longest completion allowed)",
-        "paper",
-    )
-    count_forced_tokens: bool = field(
-        False,
-        "whether tokens written by the length control count in the loss",
-        "not stated: left out, since the policy did not sample them",
-    )
-    kl_coefficient: float = field(
-        0.0, "weight of the KL term towards the starting model; 0 is off", "paper: no KL", ge=0
-    )
-    kl_estimator: Literal["k1", "k2", "k3"] = field(
-        "k3", "estimator of the KL term, where there is one", "community: k3 in GRPO code"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _constants(cls, data: Any) -> Any:
-        return with_constants(data, "loss.name", LOSS_CONSTANTS, "cispo")
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        module, _, function = name.partition(":")
-        if name in LOSS_CONSTANTS:
-            return name
-        if function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
-            return name
-        raise ValueError(
-            f'"{name}" is no loss; choose from {", ".join(LOSS_CONSTANTS)}, '
-            "or give your own as package.module:function"
-        )
-
-    @model_validator(mode="after")
-    def _symmetric(self) -> Loss:
-        if self.name == "grpo" and self.clip_low != self.clip_high:
-            raise ValueError(
-                "grpo clips symmetrically but loss.clip_low and loss.clip_high differ: "
-                'make them equal, or set loss.name = "dapo"'
-            )
-        return self
-
-
-class Advantage(Section):
+class AdvantageSection(Section):
     """How rewards become advantages. They are always centred within the prompt first."""
 
     normalisation: Literal["batch", "prompt", "none"] = field(
@@ -227,12 +146,13 @@ class Advantage(Section):
     )
 
 
-class Filter(Section):
+class FilterSection(Section):
     """Which rollouts never reach the loss."""
 
     zero_variance: Literal["drop", "keep", "refill"] = field(
         "drop",
-        "prompts whose rewards are all equal: drop (the batch shrinks), keep, or refill",
+        "prompts whose rewards are all equal: drop (the batch shrinks), keep, or refill (drop, and "
+        "wait until others have filled the batch)",
         "paper",
     )
     truncated: Literal["keep", "drop"] = field(
@@ -242,7 +162,7 @@ class Filter(Section):
     )
 
 
-class Curriculum(Section):
+class CurriculumSection(Section):
     """Which prompts come back in later epochs."""
 
     name: Literal["no-positive-resampling", "uniform"] = field(
@@ -268,97 +188,3 @@ class Curriculum(Section):
         return with_constants(
             data, "curriculum.name", CURRICULUM_CONSTANTS, "no-positive-resampling"
         )
-
-
-class Length(Section):
-    """How long a rollout may get, and what happens to one that gets longer."""
-
-    control: Literal["interruption", "penalty", "none"] = field(
-        "interruption", "cut the thought short with a phrase, penalise length, or neither", "paper"
-    )
-    max_tokens: int = field(
-        14336,
-        "tokens a rollout may sample, thought and answer together; past it, it is truncated",
-        "paper: 12,288 thinking + 2,048 answer",
-        unit="tokens",
-        gt=0,
-    )
-    phrase: str | None = field(
-        None,
-        "appended to a thought that reaches its budget; ends the thought",
-        "paper",
-        min_length=1,
-    )
-    think_tokens_min: int | None = field(
-        None,
-        "smallest thinking budget; each rollout draws its own uniformly",
-        "paper: 10k; 10,240 as read by TRL",
-        unit="tokens",
-        gt=0,
-    )
-    think_tokens_max: int | None = field(
-        None, "largest thinking budget", "paper: 12,288", unit="tokens", gt=0
-    )
-    answer_tokens: int | None = field(
-        None, "tokens left for the answer after the phrase", "paper: 2,048", unit="tokens", gt=0
-    )
-    penalty_max: int | None = field(
-        None,
-        "L_max of Eq. 9: a correct rollout of this length loses 1 reward",
-        "paper: 14k, read as 14,336",
-        unit="tokens",
-        gt=0,
-    )
-    penalty_cache: int | None = field(
-        None,
-        "L_cache of Eq. 9: the penalty starts this many tokens before penalty_max",
-        "paper: 2k, read as 2,048",
-        unit="tokens",
-        gt=0,
-    )
-    truncation_warn: float = field(
-        0.05, "truncated share of a batch that warns", "derived", unit="fraction", ge=0, le=1
-    )
-    truncation_critical: float = field(
-        0.10,
-        "truncated share that is an alarm: training usually destabilises at 0.10 to 0.15",
-        "derived: the paper sees trouble from 10 %",
-        unit="fraction",
-        ge=0,
-        le=1,
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _constants(cls, data: Any) -> Any:
-        return with_constants(data, "length.control", LENGTH_CONSTANTS, "interruption")
-
-    @model_validator(mode="after")
-    def _possible(self) -> Length:
-        if self.control == "interruption":
-            low, high = self.think_tokens_min or 0, self.think_tokens_max or 0
-            if low > high:
-                raise ValueError(
-                    f"length.think_tokens_min ({low}) is above length.think_tokens_max ({high})"
-                )
-            if high + (self.answer_tokens or 0) > self.max_tokens:
-                raise ValueError(
-                    f"length.think_tokens_max + length.answer_tokens = {high} + "
-                    f"{self.answer_tokens} is more than length.max_tokens = {self.max_tokens}: an "
-                    "interrupted rollout could not finish its answer"
-                )
-        if self.control == "penalty":
-            top, cache = self.penalty_max or 0, self.penalty_cache or 0
-            if cache > top:
-                raise ValueError(
-                    f"length.penalty_cache ({cache}) is above length.penalty_max ({top}): "
-                    "even an empty answer would be penalised"
-                )
-            if top - cache >= self.max_tokens:
-                raise ValueError(
-                    f"the penalty starts at {top - cache} tokens, but length.max_tokens is "
-                    f"{self.max_tokens}: it would never act"
-                )
-        if self.truncation_warn > self.truncation_critical:
-            raise ValueError("length.truncation_warn is above length.truncation_critical")
-        return self

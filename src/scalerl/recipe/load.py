@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS, LOSS_CONSTANTS
-from scalerl.recipe.problems import known_fields, nearest, unknown_key
+from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
+from scalerl.recipe.learning import CurriculumSection
+from scalerl.recipe.length import LengthSection
+from scalerl.recipe.losses import LossSection
+from scalerl.recipe.problems import known_keys, loss_named, nearest, unknown_key
 from scalerl.recipe.schema import Recipe
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
 
-#: Section → the field that chooses, and the constants that belong to a choice.
+
+def _constants(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {key for constants in table.values() for key in constants}
+
+
+#: Section → the field that chooses, and the fields that stay whatever is chosen: all others are
+#: constants of a choice.
 SWITCHES: dict[str, tuple[str, set[str]]] = {
-    "loss": ("name", {k for table in LOSS_CONSTANTS.values() for k in table}),
-    "length": ("control", {k for table in LENGTH_CONSTANTS.values() for k in table}),
-    "curriculum": ("name", {k for table in CURRICULUM_CONSTANTS.values() for k in table}),
+    "loss": ("name", set(LossSection.model_fields)),
+    "length": ("control", set(LengthSection.model_fields) - _constants(LENGTH_CONSTANTS)),
+    "curriculum": ("name", set(CurriculumSection.model_fields) - _constants(CURRICULUM_CONSTANTS)),
 }
 #: The order in which presets are listed; any others follow.
 ORDER = (
@@ -49,14 +58,20 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
     data: dict[str, Any] = {}
     for source in sources:
         label, layer = read(source)
-        problem = unknown_key(layer, label)
-        if problem:
-            raise InputError(problem)
         if label and "name" not in layer and data:
             layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
-        data = merge(data, layer)
+        data = _over(data, layer, label)
     changes = dict(parse_override(text) for text in overrides)
-    return Recipe.from_dict(merge(data, nest(changes)))
+    return Recipe.from_dict(_over(data, nest(changes)))
+
+
+def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") -> dict[str, Any]:
+    """`merge`, once every key of the layer is known to the recipe that it makes."""
+    merged = merge(data, layer)
+    problem = unknown_key(layer, loss_named(merged), label)
+    if problem:
+        raise InputError(problem)
+    return merged
 
 
 def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -91,9 +106,9 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
             merged[key] = item
             continue
         if key in SWITCHES:
-            switch, constants = SWITCHES[key]
+            switch, lasting = SWITCHES[key]
             if switch in item and item[switch] != below.get(switch, item[switch]):
-                below = {k: v for k, v in below.items() if k not in constants}
+                below = {k: v for k, v in below.items() if k in lasting}
         merged[key] = merge(below, item)
     return merged
 
@@ -126,9 +141,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     path, raw = path.strip(), raw.strip()
     if not equals or not path:
         raise InputError(f"{text!r} is not an override; write section.key=value")
-    known = known_fields()
+    known = known_keys()
     base = "task.options" if path.startswith("task.options.") else path
-    if base not in known:
+    # A key of [loss] may be a constant of any loss: which one is known only with the other layers.
+    constant = path.startswith("loss.") and path.count(".") == 1 and path != "loss."
+    if base not in known and not constant:
         sections = {k.partition(".")[0] for k in known if "." in k}
         if path in sections:
             raise InputError(f"{path} is a section, not a value; write {path}.KEY=VALUE")

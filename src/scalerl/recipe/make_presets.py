@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalerl.recipe.problems import known_fields
+from scalerl.recipe.problems import fields_of
 from scalerl.recipe.schema import IDENTITY, Recipe
 from scalerl.recipe.toml import write
 
@@ -29,7 +29,6 @@ SILENT = (
     "curriculum.name",
     "curriculum.threshold",
     "length.control",
-    "length.max_tokens",
     "length.phrase",
     "length.think_tokens_min",
     "length.think_tokens_max",
@@ -155,9 +154,8 @@ PRESETS: dict[str, Preset] = {
         "ScaleRL with 32,768 tokens to think",
         TABLE_1,
         {
-            "length.max_tokens": (34816, "paper: 32,768 + 2,048, the 34k of App. A.15"),
             "length.think_tokens_min": (30720, "derived: 2,048 below the largest, as in scalerl"),
-            "length.think_tokens_max": (32768, "paper"),
+            "length.think_tokens_max": (32768, "paper: with the answer, the 34k of App. A.15"),
             "budget.gpu_hours": (32000.0, "not stated: the figures show it past 30k"),
         },
     ),
@@ -210,7 +208,7 @@ def text(name: str) -> str:
         {path: value for path, (value, _) in changes.items()}
     )
     marks = {}
-    for path, info in known_fields().items():
+    for path, info in fields_of(recipe).items():
         extra = info.json_schema_extra
         if path not in IDENTITY and isinstance(extra, dict):
             marks[path] = str(extra["source"])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from scalerl.recipe.fields import Section
+from scalerl.recipe.fields import Section, field
+from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
+
+if TYPE_CHECKING:
+    from scalerl.recipe.schema import Recipe
 
 #: What other frameworks call some of our keys.
 ELSEWHERE = {
@@ -41,10 +45,43 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def known_fields() -> dict[str, FieldInfo]:
-    """Dotted path → field, for a whole recipe."""
+    """Dotted path → field, for a whole recipe; the constants of losses are not among them."""
     from scalerl.recipe.schema import Recipe
 
     return dict(fields(Recipe))
+
+
+def known_keys() -> dict[str, FieldInfo]:
+    """Dotted path → field, with the constants of all built-in losses."""
+    constants = {k: v for loss in LOSS_CONSTANTS.values() for k, v in fields(loss, "loss.")}
+    return known_fields() | constants
+
+
+def fields_of(*recipes: Recipe) -> dict[str, FieldInfo]:
+    """Dotted path → field, in the order in which recipes are written: with the constants of the
+    losses that these recipes have, after the loss's name."""
+    found: dict[str, FieldInfo] = {}
+    for path, info in known_fields().items():
+        found[path] = info
+        if path == "loss.name":
+            for recipe in recipes:
+                found |= _constants_of(recipe)
+    return found
+
+
+def _constants_of(recipe: Recipe) -> dict[str, FieldInfo]:
+    name = recipe.loss.name
+    if name in LOSS_CONSTANTS:
+        return dict(fields(LOSS_CONSTANTS[name], "loss."))
+    about: FieldInfo = field(None, f"constant of the loss {name}", "ours")
+    return {f"loss.{key}": about for key in recipe.loss.constants}
+
+
+def loss_named(data: Mapping[str, Any]) -> Any:
+    """The loss that this data chooses; the default where it chooses none."""
+    section = data.get("loss")
+    default = LossSection.model_fields["name"].default
+    return section.get("name", default) if isinstance(section, Mapping) else default
 
 
 def nearest(path: str, known: Mapping[str, Any]) -> str | None:
@@ -63,9 +100,11 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
     return close[0] if close else None
 
 
-def unknown_key(data: Mapping[str, Any], where: str = "") -> str | None:
-    """The first key that no recipe has, in words; None if all are known."""
-    known = known_fields()
+def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | None:
+    """The first key that no recipe has, in words; None if all are known. With a built-in loss the
+    constants are known, with another one any key of [loss] may be a constant."""
+    known = known_keys()
+    free = not (isinstance(loss, str) and loss in LOSS_CONSTANTS)
     sections = {path.rpartition(".")[0] for path in known} - {""}
     start = f"{where}: " if where else ""
     for key, value in data.items():
@@ -83,7 +122,7 @@ def unknown_key(data: Mapping[str, Any], where: str = "") -> str | None:
             return f"{start}{key} is a section, not a value; give {key}.KEY = VALUE"
         for name in value:
             path = f"{key}.{name}"
-            if path not in known:
+            if path not in known and not (key == "loss" and free):
                 return f"{start}{path} is not a key of a recipe; {_advice(nearest(path, known))}"
     return None
 
@@ -103,6 +142,8 @@ def explain(error: ValidationError) -> str:
     if path.startswith("task.options."):
         names = ".".join(str(part) for part in first["loc"][:3])
         return f"{names} must be text, a number, true or false, or a list or table of those"
+    if path.startswith("loss.") and ".".join(map(str, first["loc"][:2])) not in known_keys():
+        return f"loss.{first['loc'][1]} must be text, a number, true or false, or a list of those"
     if first["type"] == "value_error":
         line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
     elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
@@ -131,7 +172,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _names_a_key(reason: str) -> bool:
-    return any(path in reason for path in known_fields() if "." in path)
+    return any(path in reason for path in known_keys() if "." in path)
 
 
 def _shown(value: Any) -> str:

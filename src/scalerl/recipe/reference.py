@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from scalerl.recipe.fields import Section
 from scalerl.recipe.load import presets
+from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
 from scalerl.recipe.schema import Recipe
 from scalerl.recipe.toml import value
 
@@ -49,14 +50,17 @@ REFUSED = """## What is refused
 Besides wrong types and values out of range:
 
 - an FP32 head on one side only;
-- constants of a loss, length control or curriculum that is not the chosen one;
+- constants of a loss, length control or curriculum that is not the chosen one; for a loss of your
+  own, constants that its function does not take, or lacks (found when a run is put together);
 - a `loss.ratio_cap` below 1: it is the cap itself, not an epsilon added to 1;
 - `grpo` with two different clips (that is `dapo`), and `dr-grpo` without `loss.aggregation =
   "constant"` and `advantage.normalisation = "none"`;
 - `schedule.name = "off-policy"` where the rollouts of a generation phase (`schedule.k` batches)
   cannot be split evenly among `placement.generators`, or with `filter.zero_variance = "refill"`;
-- an interrupted rollout that could not finish its answer within `length.max_tokens`, a length
-  penalty without its two lengths, or one that would never act;
+- `length.max_tokens` under interruption, where `length.think_tokens_max` and
+  `length.answer_tokens` limit a rollout, and its absence elsewhere;
+- a length penalty without its two lengths, or one that would never act;
+- several `placement.trainers` with `placement.trainer = "local"`, which learns on one device;
 - groups of one rollout, which have no advantage.
 """
 
@@ -71,6 +75,8 @@ def page() -> str:
         if section:
             about = inspect.cleandoc(section.__doc__ or "").replace("\n", " ")
             parts.append(f"## [{name}]\n\n{about}\n\n" + _table(section.model_fields, name))
+            if section is LossSection:
+                parts.append(_loss_constants())
     return "\n".join([*parts, REFUSED])
 
 
@@ -79,17 +85,38 @@ def _presets() -> str:
     return "\n".join(["| preset | what it is |", "| --- | --- |", *rows]) + "\n"
 
 
+HEADINGS = "key | type | default | meaning | default from"
+
+
 def _table(fields: dict[str, FieldInfo], section: str) -> str:
-    lines = ["| key | type | default | meaning | default from |", "| --- | --- | --- | --- | --- |"]
     defaults = getattr(Recipe(), section) if section else Recipe()
+    rows = []
     for name, info in fields.items():
-        extra = info.json_schema_extra
-        about: dict[str, Any] = extra if isinstance(extra, dict) else {}
-        meaning = (info.description or "") + (f" [{about['unit']}]" if about.get("unit") else "")
-        default = getattr(defaults, name)
-        shown = "unset" if default is None else f"`{value(default)}`"
-        key = f"`{section}.{name}`" if section else f"`{name}`"
-        cells = [key, _kind(info), shown, meaning, str(about.get("source", ""))]
+        key = f"{section}.{name}" if section else name
+        rows.append(_row(key, info, getattr(defaults, name)))
+    return _lines(HEADINGS, rows)
+
+
+def _loss_constants() -> str:
+    rows = [
+        [f"`{loss}`", *_row(f"loss.{name}", info, info.default)]
+        for loss, constants in LOSS_CONSTANTS.items()
+        for name, info in constants.model_fields.items()
+    ]
+    return _lines(f"loss | {HEADINGS}", rows)
+
+
+def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
+    extra = info.json_schema_extra
+    about: dict[str, Any] = extra if isinstance(extra, dict) else {}
+    meaning = (info.description or "") + (f" [{about['unit']}]" if about.get("unit") else "")
+    shown = "unset" if default is None else f"`{value(default)}`"
+    return [f"`{key}`", _kind(info), shown, meaning, str(about.get("source", ""))]
+
+
+def _lines(headings: str, rows: list[list[str]]) -> str:
+    lines = [f"| {headings} |", "| " + " | ".join(["---"] * len(headings.split(" | "))) + " |"]
+    for cells in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

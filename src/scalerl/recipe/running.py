@@ -1,17 +1,23 @@
-"""The sections of a recipe that say how a run is run: precision, schedule, optimiser, budget …"""
+"""The sections of a recipe that say how a run is run: precision, schedule, optimiser, budget …
+
+What runs is found by name in registries that a user can extend (engines, trainers, placements,
+weight channels, optimisers): here a name only has to look like one.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import StrictFloat, model_validator
+from pydantic import AfterValidator, StrictFloat, model_validator
 
 from scalerl.recipe.fields import Section, field
+from scalerl.recipe.names import name_or_path
 
+Name = Annotated[str, AfterValidator(name_or_path)]
 Head = Literal["fp32", "model", "bf16-emulated"]
 
 
-class Precision(Section):
+class PrecisionSection(Section):
     """The precision of the language-model head, which decides how well the ratio is known."""
 
     trainer_head: Head = field(
@@ -22,7 +28,7 @@ class Precision(Section):
     )
 
     @model_validator(mode="after")
-    def _both_sides(self) -> Precision:
+    def _both_sides(self) -> PrecisionSection:
         if (self.trainer_head == "fp32") != (self.generator_head == "fp32"):
             raise ValueError(
                 f"precision.trainer_head is {self.trainer_head} and precision.generator_head is "
@@ -32,7 +38,7 @@ class Precision(Section):
         return self
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """Who waits for whom. Under off-policy, a generation phase makes k batches of prompts
     (B = k x batch.prompts) with one set of weights, and k optimiser steps follow; its rollouts must
     split evenly among the generators. Under pipeline, generators never stop, and the trainer waits
@@ -53,10 +59,10 @@ class Schedule(Section):
     )
 
 
-class Optimiser(Section):
-    """One AdamW, with a constant rate after a linear warm-up."""
+class OptimiserSection(Section):
+    """The optimiser, with a constant rate after a linear warm-up."""
 
-    name: Literal["adamw"] = field("adamw", "the optimiser", "paper")
+    name: Name = field("adamw", "adamw, or your own as package.module:function", "paper")
     lr: float = field(5e-7, "learning rate after warm-up, constant", "paper", gt=0)
     warmup_steps: int = field(
         100, "steps over which the rate rises linearly from 0", "paper", unit="steps", ge=0
@@ -79,13 +85,13 @@ class Optimiser(Section):
     )
 
     @model_validator(mode="after")
-    def _betas_below_one(self) -> Optimiser:
+    def _betas_below_one(self) -> OptimiserSection:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("optimiser.betas must both be from 0 to below 1")
         return self
 
 
-class Validation(Section):
+class ValidationSection(Section):
     """How the pass rate of the curve is measured: mean over k answers to held-out prompts."""
 
     prompts: int = field(1000, "prompts held out of training", "paper", unit="prompts", gt=0)
@@ -99,7 +105,7 @@ class Validation(Section):
     )
 
 
-class Compute(Section):
+class ComputeSection(Section):
     """What the curve is plotted against."""
 
     axis: Literal["gpu_hours", "flops", "tokens", "samples", "steps"] = field(
@@ -110,7 +116,7 @@ class Compute(Section):
     )
 
 
-class Budget(Section):
+class BudgetSection(Section):
     """When to stop: at whichever comes first of those given, or at the end of the curriculum."""
 
     steps: int | None = field(None, "optimiser steps", "ours", unit="steps", gt=0)
@@ -121,10 +127,17 @@ class Budget(Section):
         unit="GPU-h",
         gt=0,
     )
-    minutes: float | None = field(None, "time on the clock", "ours", unit="minutes", gt=0)
+    minutes: float | None = field(
+        None,
+        "minutes on the clock since the run began to train, validation included, time between two "
+        "parts of a run left out",
+        "ours",
+        unit="minutes",
+        gt=0,
+    )
 
 
-class Checkpoint(Section):
+class CheckpointSection(Section):
     """What a run that ends early goes on from."""
 
     every: int = field(50, "optimiser steps between checkpoints", "not stated", unit="steps", gt=0)
@@ -137,17 +150,48 @@ class Checkpoint(Section):
     )
 
 
-class Placement(Section):
+class PlacementSection(Section):
     """Where the parts run."""
 
     generators: int = field(64, "devices that generate", "paper", unit="devices", ge=1)
     trainers: int = field(16, "devices that train", "paper", unit="devices", ge=1)
     device: Literal["auto", "cpu", "cuda"] = field("cuda", "kind of device", "paper: GB200")
-    backend: Literal["local", "ray"] = field(
-        "ray", "processes on this machine, or Ray over many", "not stated"
+    backend: Name = field(
+        "ray",
+        "where parts live: processes on this machine (local), Ray over many (ray), one process on "
+        "a virtual clock (inline), or package.module:name",
+        "not stated",
     )
-    engine: Literal["local", "vllm"] = field(
-        "vllm", "who writes the text: the engine that comes with scalerl, or vLLM", "not stated"
+    engine: Name = field(
+        "vllm",
+        "who writes the text: the engine that comes with scalerl (local), vLLM (vllm), or "
+        "package.module:name",
+        "not stated",
+    )
+    trainer: Name = field(
+        "fsdp",
+        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), or "
+        "package.module:function",
+        "not stated",
+    )
+    weights: Name = field(
+        "auto",
+        "how new weights travel: what suits the backend (auto), shared-memory, direct, or "
+        "package.module:Class",
+        "not stated",
+    )
+    checkers: int = field(
+        64,
+        "answers, or calls of a reward function, that are checked at once",
+        "not stated",
+        ge=1,
+    )
+    check_seconds: float = field(
+        60.0,
+        "an answer whose check takes longer stays unscored",
+        "not stated",
+        unit="seconds",
+        gt=0,
     )
     deterministic: bool = field(
         False,

@@ -11,25 +11,25 @@ from pydantic import ValidationError, model_validator
 from scalerl.errors import InputError
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.learning import (
-    Advantage,
-    Batch,
-    Curriculum,
-    Filter,
-    Length,
-    Loss,
-    Model,
-    Sampling,
-    Task,
+    AdvantageSection,
+    BatchSection,
+    CurriculumSection,
+    FilterSection,
+    ModelSection,
+    SamplingSection,
+    TaskSection,
 )
+from scalerl.recipe.length import LengthSection
+from scalerl.recipe.losses import LossSection
 from scalerl.recipe.running import (
-    Budget,
-    Checkpoint,
-    Compute,
-    Optimiser,
-    Placement,
-    Precision,
-    Schedule,
-    Validation,
+    BudgetSection,
+    CheckpointSection,
+    ComputeSection,
+    OptimiserSection,
+    PlacementSection,
+    PrecisionSection,
+    ScheduleSection,
+    ValidationSection,
 )
 
 #: Fields that say which recipe this is; they change nothing that a run does.
@@ -48,23 +48,23 @@ class Recipe(Section):
     description: str = field("", "one line about it", "ours")
     source: str = field("", "what the numbers are taken from", "ours")
     seed: int = field(0, "seed of every random choice", "not stated", ge=0, lt=2**32)
-    model: Model = Model()
-    task: Task = Task()
-    sampling: Sampling = Sampling()
-    batch: Batch = Batch()
-    loss: Loss = Loss()
-    advantage: Advantage = Advantage()
-    filter: Filter = Filter()
-    curriculum: Curriculum = Curriculum()
-    length: Length = Length()
-    precision: Precision = Precision()
-    schedule: Schedule = Schedule()
-    optimiser: Optimiser = Optimiser()
-    validation: Validation = Validation()
-    compute: Compute = Compute()
-    budget: Budget = Budget()
-    checkpoint: Checkpoint = Checkpoint()
-    placement: Placement = Placement()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    sampling: SamplingSection = SamplingSection()
+    batch: BatchSection = BatchSection()
+    loss: LossSection = LossSection()
+    advantage: AdvantageSection = AdvantageSection()
+    filter: FilterSection = FilterSection()
+    curriculum: CurriculumSection = CurriculumSection()
+    length: LengthSection = LengthSection()
+    precision: PrecisionSection = PrecisionSection()
+    schedule: ScheduleSection = ScheduleSection()
+    optimiser: OptimiserSection = OptimiserSection()
+    validation: ValidationSection = ValidationSection()
+    compute: ComputeSection = ComputeSection()
+    budget: BudgetSection = BudgetSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    placement: PlacementSection = PlacementSection()
 
     @property
     def generation_prompts(self) -> int:
@@ -76,7 +76,7 @@ class Recipe(Section):
     @property
     def sequence_tokens(self) -> int:
         """Longest prompt plus longest completion, without the tokens of a forced phrase."""
-        return self.sampling.max_prompt_tokens + self.length.max_tokens
+        return self.sampling.max_prompt_tokens + self.length.longest
 
     @classmethod
     def load(
@@ -94,9 +94,9 @@ class Recipe(Section):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """The recipe in `data`: what is missing has its default, what is wrong is an InputError."""
-        from scalerl.recipe.problems import explain, unknown_key
+        from scalerl.recipe.problems import explain, loss_named, unknown_key
 
-        unknown = unknown_key(data)
+        unknown = unknown_key(data, loss_named(data))
         if unknown:
             raise InputError(unknown)
         try:
@@ -142,6 +142,12 @@ class Recipe(Section):
                     'filter.zero_variance = "refill" needs schedule.name = "pipeline": the prompts '
                     "of an off-policy phase are handed out beforehand, so none are left to refill"
                 )
+        if self.placement.trainer == "local" and self.placement.trainers > 1:
+            raise ValueError(
+                'placement.trainer = "local" learns on one device, but placement.trainers = '
+                f"{self.placement.trainers}: set placement.trainers = 1, or placement.trainer = "
+                '"fsdp"'
+            )
         if self.loss.name == "dr-grpo" and (
             self.loss.aggregation != "constant" or self.advantage.normalisation != "none"
         ):

@@ -81,7 +81,8 @@ def _length_penalty(recipe: Recipe) -> dict[str, Any]:
         return {}
     return {
         "length.control": "penalty",
-        "length.penalty_max": length.max_tokens,
+        "length.max_tokens": length.longest,
+        "length.penalty_max": length.longest,
         "length.penalty_cache": length.answer_tokens,
     }
 

@@ -7,7 +7,7 @@
 -1.0
 """
 
-from scalerl.tasks.mixture import Mixture, PassRate, pass_rates
+from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.registry import TASKS, make_task, task_of
 from scalerl.tasks.task import Checked, Prompt, Rules, Task, make_prompt
 
@@ -15,12 +15,10 @@ __all__ = [
     "TASKS",
     "Checked",
     "Mixture",
-    "PassRate",
     "Prompt",
     "Rules",
     "Task",
     "make_prompt",
     "make_task",
-    "pass_rates",
     "task_of",
 ]

@@ -24,7 +24,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.pool import map_threads
-from scalerl.tasks.sandbox import Limits, Outcome, Sandbox, find_sandbox
+from scalerl.tasks.sandbox import Limits, Sandbox, SandboxResult, find_sandbox
 from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Question, Rules
 
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -227,7 +227,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _failure(done: Outcome) -> str:
+def _failure(done: SandboxResult) -> str:
     if done.killed:
         return done.killed
     words = [w for w in done.errors.decode(errors="replace").splitlines() if w.strip()]

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from scalerl.errors import InputError
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Question, Rules, Task, make_prompt
@@ -56,6 +56,11 @@ class RowsTask(Task):
 
     def downstream(self) -> dict[str, list[Prompt]]:
         return self._downstream
+
+    def for_checking(self) -> Self:
+        light = super().for_checking()
+        light._prompts, light._downstream = [], {}
+        return light
 
     def answer_of(self, row: Mapping[str, Any], where: str) -> Any:
         """What the check needs of a row."""

@@ -1,6 +1,6 @@
 """Any reward function with TRL's signature, by import path: `function:pkg.mod:fn`.
 
-    def fn(prompts, completions, **columns) -> list[float | None]
+    def fn(prompts, completions, **columns) -> list[float | None]        # or async def
 
 `prompts` and `completions` are lists of one length, strings or chat messages as the dataset has
 them; every further column of the dataset arrives as a list. None means "cannot say".
@@ -8,6 +8,7 @@ them; every further column of the dataset arrives as a list. None means "cannot 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ REWARDS: Registry[Callable[..., Any]] = Registry("reward function")
 class FunctionTask(RowsTask):
     """Prompts from a file or dataset, rewards from a function. A reward of at least
     `correct_from` counts as a right answer in the pass rate; the reward itself is kept."""
+
+    together = True
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class FunctionTask(RowsTask):
             needs_answer=False,
         )
         self.correct_from = correct_from
+        self._about = about
         self.function = REWARDS[about]
 
     def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
@@ -54,23 +58,65 @@ class FunctionTask(RowsTask):
     def check(self, prompt: Prompt, completion: str) -> Checked:
         return self.check_all([(prompt, completion)])[0]
 
+    @property
+    def is_async(self) -> bool:
+        call = type(self.function).__call__
+        return any(inspect.iscoroutinefunction(f) for f in (self.function, call))
+
     def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        """One call for all of them, as in TRL."""
+        """One call for all of them, as in TRL. (An async function is waited for here; within an
+        event loop, await `check_together`.)"""
+        if self.is_async:
+            return asyncio.run(self.check_together(answers))
         if not answers:
             return []
         try:
             rewards = self._call(answers)
         except Exception as error:  # somebody else's function: what it raises is data
-            why = f"{self.name} raised {type(error).__name__}: {error}"
-            return [Checked.unscored(why)] * len(answers)
+            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
+        return self._verdicts(answers, rewards)
+
+    async def check_together(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+        """`check_all` for an event loop, which an async function leaves free while it waits."""
+        if not self.is_async:
+            return self.check_all(answers)
+        if not answers:
+            return []
+        try:
+            rewards = await self._call(answers)
+        except Exception as error:  # as above; being cancelled is none
+            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
+        return self._verdicts(answers, rewards)
+
+    def _unscored(self, answers: Sequence[tuple[Prompt, str]], why: str) -> list[Checked]:
+        return [Checked.unscored(f"{self.name} {why}")] * len(answers)
+
+    def _verdicts(self, answers: Sequence[tuple[Prompt, str]], rewards: Any) -> list[Checked]:
         if isinstance(rewards, str) or not isinstance(rewards, Iterable):
-            why = f"{self.name} returned {type(rewards).__name__}, not a list of numbers"
-            return [Checked.unscored(why)] * len(answers)
-        rewards = list(rewards)
-        if len(rewards) != len(answers):
-            why = f"{self.name} returned {len(rewards)} rewards for {len(answers)} answers"
-            return [Checked.unscored(why)] * len(answers)
-        return [self._verdict(reward) for reward in rewards]
+            given = type(rewards).__name__
+            return self._unscored(answers, f"returned {given}, not a list of numbers")
+        try:
+            found = list(rewards)
+        except Exception as error:  # a generator may raise as late as here
+            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
+        if len(found) != len(answers):
+            return self._unscored(
+                answers, f"returned {len(found)} rewards for {len(answers)} answers"
+            )
+        return [self._verdict(reward) for reward in found]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """By import path, where there is one: what it leads to may be a lambda or wrapped, which
+        does not pickle. (A function that only a decorator named goes by its module and name.)"""
+        state = dict(self.__dict__)
+        if ":" in self._about:
+            del state["function"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "function" not in state:
+            self.function = REWARDS[self._about]
 
     def _call(self, answers: Sequence[tuple[Prompt, str]]) -> Any:
         prompts = [

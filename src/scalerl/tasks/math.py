@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
@@ -71,6 +71,11 @@ class MathTask(RowsTask):
 
     def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
         return map_threads(lambda pair: self.check(*pair), answers, self.pool.workers)
+
+    def for_checking(self) -> Self:
+        light = super().for_checking()
+        light.pool = CheckerPool(self.pool.workers, self.pool.seconds)
+        return light
 
     def close(self) -> None:
         self.pool.close()

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 from scalerl.errors import InputError
 from scalerl.tasks.task import Checked, Prompt, Task
-
-
-@dataclass(frozen=True, slots=True)
-class PassRate:
-    """Right answers among the scored ones; `unscored` counts the rest."""
-
-    right: int = 0
-    scored: int = 0
-    unscored: int = 0
-
-    @property
-    def rate(self) -> float | None:
-        return self.right / self.scored if self.scored else None
-
-
-def pass_rates(checked: Iterable[tuple[Prompt, Checked]]) -> dict[str, PassRate]:
-    """The pass rate of each task among these answers, by the name in `prompt.task`."""
-    found: dict[str, PassRate] = {}
-    for prompt, verdict in checked:
-        past = found.get(prompt.task, PassRate())
-        scored = verdict.correct is not None
-        found[prompt.task] = PassRate(
-            past.right + bool(verdict.correct), past.scored + scored, past.unscored + (not scored)
-        )
-    return found
 
 
 class Mixture(Task):
@@ -78,10 +53,10 @@ class Mixture(Task):
         }
 
     def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
-        return self._task(prompt).judge(prompt, completion)
+        return self.task_for(prompt).judge(prompt, completion)
 
     def check(self, prompt: Prompt, completion: str) -> Checked:
-        return self._task(prompt).check(prompt, completion)
+        return self.task_for(prompt).check(prompt, completion)
 
     def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
         found: dict[int, Checked] = {}
@@ -97,7 +72,15 @@ class Mixture(Task):
         for task in self.tasks.values():
             task.close()
 
-    def _task(self, prompt: Prompt) -> Task:
+    def for_checking(self) -> Self:
+        light = super().for_checking()
+        light.tasks = {name: task.for_checking() for name, task in self.tasks.items()}
+        return light
+
+    def judges_together(self, prompt: Prompt) -> bool:
+        return prompt.task in self.tasks and super().judges_together(prompt)
+
+    def task_for(self, prompt: Prompt) -> Task:
         if prompt.task not in self.tasks:
             raise InputError(f"prompt {prompt.id} is of task {prompt.task!r}, not of {self.name}")
         return self.tasks[prompt.task]

@@ -35,7 +35,7 @@ class Died(Exception):
         self.stage = stage
 
 
-class Worker:
+class MathWorker:
     """One checking process."""
 
     def __init__(self) -> None:
@@ -111,15 +111,19 @@ class CheckerPool:
         self.workers, self.seconds = workers, seconds
         #: Workers killed over an answer so far.
         self.killed = 0
-        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[MathWorker | None] = queue.SimpleQueue()
         for _ in range(workers):
             self._idle.put(None)
+
+    def __reduce__(self) -> tuple[type[CheckerPool], tuple[int, float]]:
+        """In another process: a pool of the same size, none of whose workers has started."""
+        return CheckerPool, (self.workers, self.seconds)
 
     def compare(self, reference: str, answer: str) -> tuple[bool | None, str]:
         """Whether the answer says the same as the reference; None if the reference is unusable."""
         worker = self._idle.get()
         try:
-            worker = worker or Worker()
+            worker = worker or MathWorker()
             return worker.compare(reference, answer, self.seconds)
         except Died as error:
             if worker is not None:

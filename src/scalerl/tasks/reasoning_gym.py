@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from typing import Any
+from typing import Any, Self
 
 from scalerl.errors import InputError
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt
@@ -37,7 +37,8 @@ class ReasoningGym(Task):
     ) -> None:
         super().__init__(f"reasoning-gym:{about}", rules=rules, held_out_share=held_out_share)
         self.correct_from = correct_from
-        self._dataset = _create(about, size, data_seed, config)
+        self._made_from = (about, size, data_seed, config)
+        self._dataset = _create(*self._made_from)
         found: dict[str, Prompt] = {}
         for number in range(size):
             entry = self._dataset[number]
@@ -54,6 +55,11 @@ class ReasoningGym(Task):
             found.setdefault(prompt.id, prompt)
         self._prompts = list(found.values())
 
+    def for_checking(self) -> Self:
+        light = super().for_checking()
+        light._dataset, light._prompts = None, []
+        return light
+
     def prompts(self) -> list[Prompt]:
         return self._prompts
 
@@ -62,6 +68,8 @@ class ReasoningGym(Task):
         if final is None:
             return False, "no answer: the thought is not closed"
         answer = extract(final)
+        if self._dataset is None:  # a copy for checking, in its new process
+            self._dataset = _create(*self._made_from)
         entry = self._dataset[int(prompt.columns["entry"])]
         score = float(self._dataset.score_answer(answer, entry))
         return score >= self.correct_from, f"score {score:.3g} for {answer[:60]!r}"

@@ -25,7 +25,7 @@ from scalerl.tasks.running_sums import NAME, RunningSums
 from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
 
 if TYPE_CHECKING:
-    from scalerl.recipe.learning import Task as TaskSection
+    from scalerl.recipe.learning import TaskSection
 
 TASKS: Registry[Callable[..., Task]] = Registry("task")
 TASKS.register(NAME)(RunningSums)

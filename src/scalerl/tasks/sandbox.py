@@ -62,7 +62,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SandboxResult:
     """What a run left: exit code (None if it was killed from outside), output and errors."""
 
     exit_code: int | None
@@ -80,7 +80,7 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, job: dict[str, Any], limits: Limits) -> Outcome: ...
+    def run(self, job: dict[str, Any], limits: Limits) -> SandboxResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Namespaces:
 
     name: Kind
 
-    def run(self, job: dict[str, Any], limits: Limits) -> Outcome:
+    def run(self, job: dict[str, Any], limits: Limits) -> SandboxResult:
         command = bubblewrap(limits) if self.name == "bubblewrap" else unshare(limits)
         return _run([*command, *_python()], job, limits)
 
@@ -207,7 +207,7 @@ def _hidden() -> Sequence[str]:
     return tuple(sorted(p for p in packages if Path(p).is_dir()))
 
 
-def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> Outcome:
+def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> SandboxResult:
     with tempfile.TemporaryFile() as stdin:
         request = {**job, "limits": _plain(limits)}
         stdin.write(json.dumps(request).encode())
@@ -226,7 +226,7 @@ def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> Outcome
     finally:
         _end(process)
     code = process.returncode if not killed else None
-    return Outcome(code, output, errors.removeprefix(READY), killed, errors.startswith(READY))
+    return SandboxResult(code, output, errors.removeprefix(READY), killed, errors.startswith(READY))
 
 
 def _watch(process: subprocess.Popen[bytes], limits: Limits) -> tuple[bytes, bytes, str]:

@@ -7,6 +7,7 @@ raised when the task is made and not in the middle of a run.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from abc import ABC, abstractmethod
@@ -109,6 +110,9 @@ class Task(ABC):
     on one side for ever, whatever the seed, the order or the number asked for.
     """
 
+    #: Whether one call judges many answers, so that they are best handed over together.
+    together: bool = False
+
     def __init__(
         self, name: str, *, rules: Rules = DEFAULT_RULES, held_out_share: float = 0.05
     ) -> None:
@@ -167,8 +171,30 @@ class Task(ABC):
         """Verdicts on many answers, in their order; tasks with worker processes use them all."""
         return [self.check(prompt, completion) for prompt, completion in answers]
 
+    @property
+    def is_async(self) -> bool:
+        """Whether `check_together` leaves its event loop free while it waits."""
+        return False
+
+    async def check_together(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+        """`check_all` for an event loop. Only where `is_async` does it not block the loop."""
+        return self.check_all(answers)
+
+    def task_for(self, prompt: Prompt) -> Task:
+        """The task that judges a prompt's answers: this one, or the part of a mixture."""
+        return self
+
+    def judges_together(self, prompt: Prompt) -> bool:
+        """Whether answers to this prompt are best handed over together."""
+        return self.task_for(prompt).together
+
+    def for_checking(self) -> Self:
+        """A light copy to send to another process, where it checks answers: it holds no data set
+        and nothing that runs, starts what it needs there when first used, and is closed there."""
+        return copy.copy(self)
+
     def close(self) -> None:  # noqa: B027 - most tasks hold nothing
-        """Give back what the task holds (worker processes)."""
+        """Give back what the task started (worker processes)."""
 
     def __enter__(self) -> Self:
         return self

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 from scalerl.algorithm.losses.registry import LOSSES
+from scalerl.recipe.losses import CispoConstants
+
+DEFAULTS = CispoConstants()
 
 
 @LOSSES.register("cispo")
-def cispo(logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float = 5.0) -> TokenLoss:
+def cispo(
+    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float = DEFAULTS.ratio_cap
+) -> TokenLoss:
     """CISPO with an absolute one-sided cap on the ratio."""
     log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
     rho_BT = log_rho_BT.detach().exp()

@@ -13,11 +13,18 @@ from torch import Tensor
 from scalerl.algorithm.batch import LossBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
+from scalerl.recipe.losses import DapoConstants
+
+DEFAULTS = DapoConstants()
 
 
 @LOSSES.register("dapo")
 def dapo(
-    logprobs_BT: Tensor, batch: LossBatch, *, clip_low: float = 0.2, clip_high: float = 0.26
+    logprobs_BT: Tensor,
+    batch: LossBatch,
+    *,
+    clip_low: float = DEFAULTS.clip_low,
+    clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """DAPO's asymmetric clip."""
     return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)

@@ -13,11 +13,18 @@ from torch import Tensor
 from scalerl.algorithm.batch import LossBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
+from scalerl.recipe.losses import DrGrpoConstants
+
+DEFAULTS = DrGrpoConstants()
 
 
 @LOSSES.register("dr-grpo")
 def dr_grpo(
-    logprobs_BT: Tensor, batch: LossBatch, *, clip_low: float = 0.2, clip_high: float = 0.2
+    logprobs_BT: Tensor,
+    batch: LossBatch,
+    *,
+    clip_low: float = DEFAULTS.clip_low,
+    clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """The clipped loss; see the module for what goes with it."""
     return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)

@@ -13,11 +13,18 @@ from scalerl.algorithm.batch import LossBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.errors import InputError
+from scalerl.recipe.losses import GrpoConstants
+
+DEFAULTS = GrpoConstants()
 
 
 @LOSSES.register("grpo")
 def grpo(
-    logprobs_BT: Tensor, batch: LossBatch, *, clip_low: float = 0.2, clip_high: float = 0.2
+    logprobs_BT: Tensor,
+    batch: LossBatch,
+    *,
+    clip_low: float = DEFAULTS.clip_low,
+    clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """GRPO; its clip is symmetric by definition."""
     if clip_low != clip_high:

@@ -15,11 +15,18 @@ from torch import Tensor
 from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 from scalerl.algorithm.losses.clipped import surrogate
 from scalerl.algorithm.losses.registry import LOSSES
+from scalerl.recipe.losses import GspoConstants
+
+DEFAULTS = GspoConstants()
 
 
 @LOSSES.register("gspo")
 def gspo(
-    logprobs_BT: Tensor, batch: LossBatch, *, clip_low: float = 3e-3, clip_high: float = 5e-3
+    logprobs_BT: Tensor,
+    batch: LossBatch,
+    *,
+    clip_low: float = DEFAULTS.clip_low,
+    clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """Sequence-level ratio, length-normalised, spread over the sequence's tokens."""
     log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)

@@ -13,11 +13,14 @@ from torch import Tensor
 from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 from scalerl.algorithm.losses.cispo import cispo
 from scalerl.algorithm.losses.registry import LOSSES
+from scalerl.recipe.losses import ReinforceConstants
+
+DEFAULTS = ReinforceConstants()
 
 
 @LOSSES.register("reinforce")
 def reinforce(
-    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float | None = None
+    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float | None = DEFAULTS.ratio_cap
 ) -> TokenLoss:
     """REINFORCE; a `ratio_cap` turns importance weights on."""
     if ratio_cap is not None:

@@ -70,6 +70,8 @@ def _batch(reader: Reader) -> None:
         reader.set(f"placement.{ours}", len(devices) if isinstance(devices, list) else None)
     for ours in ("generators", "trainers"):
         reader.changes.setdefault(f"placement.{ours}", 1)
+    alone = reader.changes["placement.trainers"] == 1
+    reader.set("placement.trainer", "local" if alone else "fsdp")
     reader.set("placement.backend", "local")
     reader.set("placement.engine", "vllm")
 

@@ -148,6 +148,7 @@ def _batch(reader: Reader, processes: int) -> None:
     reader.set("schedule.k", k)
     reader.set("placement.generators", 1)
     reader.set("placement.trainers", processes)
+    reader.set("placement.trainer", "local" if processes == 1 else "fsdp")
     reader.convert(
         "steps_per_generation", f"{per_phase} micro-steps / {accumulation} = off-policy-{k}"
     )

@@ -1,0 +1,169 @@
+"""The [loss] section: which loss, and the constants that it brings.
+
+The constants of the built-in losses are stated here once: the functions in `algorithm/losses` take
+the defaults of their signatures from here. (Here and not there, because a recipe is read without
+torch.) A loss of one's own states its constants in its own signature; `algorithm/options.py`
+compares the recipe with it before a run starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from scalerl.recipe.fields import Option, Section, field
+from scalerl.recipe.names import Names
+
+
+def _clip_low(default: float, source: str) -> Any:
+    return field(
+        default, "ratios are clipped below at 1 - clip_low", source, unit="ratio", gt=0, le=1
+    )
+
+
+def _clip_high(default: float, source: str) -> Any:
+    return field(default, "ratios are clipped above at 1 + clip_high", source, unit="ratio", gt=0)
+
+
+class CispoConstants(Section):
+    ratio_cap: float = field(
+        5.0,
+        "absolute, one-sided cap on the ratio: 5 means min(ratio, 5), not 1 + 5",
+        "community: 5 in TRL; the paper finds 4, 5 and 8 alike",
+        unit="ratio",
+        ge=1,
+    )
+
+
+class ReinforceConstants(Section):
+    ratio_cap: float | None = field(
+        None,
+        "absolute, one-sided cap on the ratio; without it the ratio is ignored",
+        "ours",
+        unit="ratio",
+        ge=1,
+    )
+
+
+class GrpoConstants(Section):
+    clip_low: float = _clip_low(0.2, "paper")
+    clip_high: float = _clip_high(0.2, "paper")
+
+    @model_validator(mode="after")
+    def _symmetric(self) -> GrpoConstants:
+        if self.clip_low != self.clip_high:
+            raise ValueError(
+                "grpo clips symmetrically but loss.clip_low and loss.clip_high differ: "
+                'make them equal, or set loss.name = "dapo"'
+            )
+        return self
+
+
+class DapoConstants(Section):
+    clip_low: float = _clip_low(0.2, "paper")
+    clip_high: float = _clip_high(0.26, "paper")
+
+
+class DrGrpoConstants(Section):
+    clip_low: float = _clip_low(0.2, "community: as in GRPO")
+    clip_high: float = _clip_high(0.2, "community: as in GRPO")
+
+
+class GspoConstants(Section):
+    clip_low: float = _clip_low(3e-3, "paper")
+    clip_high: float = _clip_high(5e-3, "paper")
+
+
+#: The constants of each built-in loss.
+LOSS_CONSTANTS: dict[str, type[Section]] = {
+    "cispo": CispoConstants,
+    "grpo": GrpoConstants,
+    "dapo": DapoConstants,
+    "gspo": GspoConstants,
+    "dr-grpo": DrGrpoConstants,
+    "reinforce": ReinforceConstants,
+}
+LOSS_NAMES = Names("loss", *LOSS_CONSTANTS)
+AGGREGATION_NAMES = Names("aggregation", "prompt", "sample", "token", "constant")
+
+
+class LossSection(Section):
+    """What is minimised. Ratios are the trainer's probability over the generator's own. Any key
+    that is not in this table is a constant of the loss: of the built-in ones, those below; of your
+    own, the keyword arguments of its function."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, Option | None] = Field(init=False)
+
+    name: str = field(
+        "cispo",
+        "cispo, grpo, dapo, gspo, dr-grpo, reinforce, or your own: a registered name, or "
+        "package.module:function",
+        "paper, Eq. 4",
+    )
+    aggregation: str = field(
+        "prompt",
+        "how token losses are averaged: within prompts (prompt), samples (sample), the whole batch "
+        "(token), by a constant, the longest rollout allowed (constant), or your own: a registered "
+        "name, or package.module:function",
+        "paper",
+    )
+    count_forced_tokens: bool = field(
+        False,
+        "whether tokens written by the length control count in the length of an answer, that is in "
+        "the denominators of the average; a loss of their own they never have",
+        "not stated: left out, since the policy did not sample them",
+    )
+    kl_coefficient: float = field(
+        0.0, "weight of the KL term towards the starting model; 0 is off", "paper: no KL", ge=0
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = field(
+        "k3", "estimator of the KL term, where there is one", "community: k3 in GRPO code"
+    )
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What the loss is called with, beside log-probs and batch."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        """Constants of a built-in loss are checked and filled in; those of others stay as given."""
+        if not isinstance(data, dict):
+            return data
+        given = {k: v for k, v in data.items() if k not in cls.model_fields and v is not None}
+        data = {k: v for k, v in data.items() if k in cls.model_fields}
+        name = data.get("name", cls.model_fields["name"].default)
+        known = LOSS_CONSTANTS.get(name) if isinstance(name, str) else None
+        if known is None:
+            return data | given
+        for key in given:
+            if key not in known.model_fields:
+                users = [n for n, other in LOSS_CONSTANTS.items() if key in other.model_fields]
+                only = f", only by {' and '.join(users)}" if users else ""
+                raise ValueError(f"loss.{key} is not used by {name}{only}")
+        return data | known.model_validate(given).model_dump()
+
+    @model_serializer(mode="wrap")
+    def _constants_beside_the_name(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = plain(self)
+        return {"name": data["name"], **{key: data[key] for key in self.constants}, **data}
+
+    @field_validator("name")
+    @classmethod
+    def _known_loss(cls, name: str) -> str:
+        return LOSS_NAMES.check(name)
+
+    @field_validator("aggregation")
+    @classmethod
+    def _known_aggregation(cls, name: str) -> str:
+        return AGGREGATION_NAMES.check(name)
