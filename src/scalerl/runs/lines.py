@@ -81,7 +81,7 @@ class StepLine(Line):
     forward_tokens: int = about("tokens that went through the trainer, padding included")
     loss_tokens: int = about("tokens in the loss")
     micro_batches: int = about("parts that the batch was cut into, to fit the memory")
-    seconds: float = about("of the trainer's pass", unit="seconds")
+    seconds: float = about("what the trainer's pass took", unit="seconds")
     tokens: int = about("tokens that the numbers below are about")
     ratio: Ratio = about("π_train / π_gen over tokens")
     ess: float = about("effective sample size of the ratios, as a share of the tokens")
@@ -128,7 +128,7 @@ class EvalLine(Line):
     FILE: ClassVar[str] = "evals.jsonl"
 
     step: int = about("optimiser steps behind the weights that answered", needed=True)
-    version: int = about("the same, as the generators count it")
+    version: int = about("version of those weights: the same number")
     pass_rate: float = about("mean over prompts of the share of right answers")
     stderr: float | None = about("standard error of that mean; null for a single prompt")
     n_prompts: int = about("held-out prompts")
