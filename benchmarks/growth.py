@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,8 @@ from typing import Any
 from record import save
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling
 from scalerl.curves.live import LiveCurve
-from scalerl.runs.writer import RunWriter
+from scalerl.runs.lines import StepLine
+from scalerl.runs.store import RunStore
 
 #: What is varied around the default: name → overrides.
 CASES: dict[str, list[list[str]]] = {
@@ -120,10 +122,11 @@ def long_run(folder: Path, steps: int) -> dict[str, Any]:
 
 def simulated(folder: Path) -> list[dict[str, Any]]:
     """Milliseconds that the book-keeping of one more step costs at 10^3, 10^4 and 10^5 steps."""
-    writer = RunWriter(folder / "simulated")
+    store = RunStore(folder / "simulated")
     curriculum = Curriculum([f"p{i}" for i in range(53_000)], NoPositiveResampling(), seed=0)
     curve = LiveCurve("pass_rate", "steps", n_eval=16_000)
-    record = {"step": 0, "prompts": [f"p{i}" for i in range(48)], "ledger": {"x": 1.0}}
+    line = StepLine.from_dict({"step": 0, "prompts": [f"p{i}" for i in range(48)]})
+    assert line is not None
     rows = []
     at = 0
     for target in (1_000, 10_000, 100_000):
@@ -134,7 +137,7 @@ def simulated(folder: Path) -> list[dict[str, Any]]:
                 curriculum.record(prompt, step * 7 % 14, 16)
             middle = time.perf_counter()
             if step > target - 100:
-                writer.append("steps", record | {"step": step})
+                store.append(replace(line, step=step))
                 cost["record"] += time.perf_counter() - middle
                 cost["curriculum"] += middle - start
             if step % 100 == 0:

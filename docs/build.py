@@ -510,6 +510,12 @@ def recipe_page() -> str:
     return page()
 
 
+def run_record_page() -> str:
+    from scalerl.runs.reference import page
+
+    return page()
+
+
 def pages() -> dict[Path, str]:
     """Every generated file and its text."""
     found = {
@@ -519,6 +525,7 @@ def pages() -> dict[Path, str]:
     found[ROOT / "docs" / "reference" / "cli.md"] = cli_page()
     found[ROOT / "docs" / "reference" / "python.md"] = python_page()
     found[ROOT / "docs" / "reference" / "recipe.md"] = recipe_page()
+    found[ROOT / "docs" / "reference" / "run-record.md"] = run_record_page()
     return found
 
 

@@ -1,25 +1,20 @@
 """Draw docs/images/timeline.svg from a real run: who works when, and which weights wrote what.
 
-python docs/draw_timeline.py    trains twelve steps on the default task (a minute)
+python docs/draw_timeline.py    trains fourteen steps on the default task (a minute)
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from scalerl.engine.interface import Request
-from scalerl.pipeline import messages as m
-from scalerl.pipeline.loop import Hooks, Loop
-from scalerl.pipeline.plan import Plan
+import scalerl
 from scalerl.recipe import Recipe
-from scalerl.runs.writer import RunWriter
+from scalerl.runs.listener import Listener
 
 TARGET = Path(__file__).parent / "images" / "timeline.svg"
 STEPS, FIRST, LAST = 14, 5, 11
@@ -27,50 +22,43 @@ SHOWN = 36
 COLOURS = ["#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860"]
 
 
-class Watched(Loop):
-    """The loop, with the time of everything that happens."""
+class Times(Listener):
+    """The time of everything that happens."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self) -> None:
         self.asked_at: dict[str, float] = {}
+        #: Asked, finished, and the version of each token.
         self.rollouts: list[tuple[float, float, Any]] = []
-        self.trained: list[tuple[float, float, int]] = []
+        #: Began, ended, and the version it made.
+        self.steps: list[tuple[float, float, int]] = []
+        #: When each version was first heard of from a generator.
         self.switched: dict[int, float] = {}
-        super().__init__(*arguments, **named)
 
-    def _submit(self, i: int, requests: Iterable[Request], *, validation: bool = False) -> None:
-        requests = list(requests)
-        self.asked_at |= {r.id: time.monotonic() for r in requests}
-        super()._submit(i, requests, validation=validation)
+    def asked(self, at: float, ids: Sequence[str]) -> None:
+        self.asked_at |= dict.fromkeys(ids, at)
 
-    def _heard(self, i: int, message: m.Finished) -> None:
-        now = time.monotonic()
-        self.switched.setdefault(message.version, now)
-        if not message.validation:
-            self.rollouts += [(self.asked_at[w.id], now, w.versions) for w in message.written]
-        super()._heard(i, message)
+    def wrote(self, at: float, version: int, rollouts: Sequence[tuple[str, Any]]) -> None:
+        self.switched.setdefault(version, at)
+        self.rollouts += [(self.asked_at[name], at, r.versions) for name, r in rollouts]
 
-    def _stepped(self, message: m.Stepped) -> None:
-        now = time.monotonic()
-        self.trained.append((now - message.seconds, now, message.version))
-        super()._stepped(message)
+    def trained(self, began: float, ended: float, version: int) -> None:
+        self.steps.append((began, ended, version))
 
 
-def watch() -> Watched:
+def watch() -> Times:
     recipe = Recipe.load(
         "scalerl", "tiny",
         overrides=[f"budget.steps={STEPS}", "batch.prompts=16", "batch.generations=16",
                    "validation.every=1000", "validation.prompts=8", "validation.k=1"],
     )  # fmt: skip
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Watched(Plan.of(recipe), RunWriter(folder), Hooks()) as loop,
-    ):
-        loop.run()
-    return loop
+    times = Times()
+    with tempfile.TemporaryDirectory() as folder:
+        scalerl.train(recipe, folder, listener=times)
+    return times
 
 
-def draw(run: Watched) -> Figure:
-    spans = [t for t in run.trained if FIRST <= t[2] <= LAST]
+def draw(run: Times) -> Figure:
+    spans = [t for t in run.steps if FIRST <= t[2] <= LAST]
     begin, end = spans[0][0] - 0.1, spans[-1][1] + 0.1
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 7])
@@ -112,7 +100,6 @@ def _colour(version: int) -> str:
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     figure = draw(watch())
     figure.savefig(TARGET, metadata={"Date": None})
     print(TARGET.name)

@@ -6,17 +6,18 @@ python tests/cli/replay.py RUN --delay 0.05                                watch
 
 import argparse
 import io
-import json
 import time
 from pathlib import Path
 
 from scalerl.cli.view import make_view
 from scalerl.curves.live import LiveCurve
 from scalerl.recipe import Recipe
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.store import RunStore
 
 
 class Clock:
-    """Shows the time at which the record was written."""
+    """Shows the time at which a line was written."""
 
     def __init__(self):
         self.now = 0.0
@@ -24,41 +25,34 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def follow(self, record, devices):
-        ledger = record.get("ledger", {})
-        seconds = ledger.get("device_seconds", 0.0) + ledger.get("validation_seconds", 0.0)
-        self.now = max(self.now, seconds / devices)
+    def follow(self, line):
+        self.now = max(self.now, 60.0 * line.compute.minutes)
 
 
 def events(run):
-    """The records of steps and validations in the order they were written."""
-    found = []
-    for order, name in enumerate(("steps", "evals")):
-        for line in (run / f"{name}.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            found.append((record["step"], order, record))
-    return [(order == 1, record) for _, order, record in sorted(found, key=lambda e: e[:2])]
+    """The lines of steps and validations in the order they were written."""
+    store = RunStore(run, resume=True)
+    lines = [*store.read(StepLine), *store.read(EvalLine)]
+    return sorted(lines, key=lambda line: (line.step, isinstance(line, EvalLine)))
 
 
 def replay(view, run, *, at=1.0, clock=None, delay=0.0, recipe=None, out=Path("runs/first")):
     """Up to the share `at` of the run's steps."""
     recipe = recipe or Recipe.load(str(run / "recipe.toml"))
-    devices = recipe.placement.generators + recipe.placement.trainers
     recorded = events(run)
-    steps = max(record["step"] for _, record in recorded)
-    budget = recipe.budget.steps or steps
+    budget = recipe.budget.steps or max(line.step for line in recorded)
     curve = LiveCurve("pass_rate", "gpu_hours")
     view.begin(recipe, out, None)
-    for is_eval, record in recorded:
-        if record["step"] > at * budget:
+    for line in recorded:
+        if line.step > at * budget:
             break
         if clock is not None:
-            clock.follow(record, devices)
-        if is_eval:
-            curve.add(record["step"], record["compute"]["device_hours"], record["pass_rate"])
-            view.evaluated(record, curve.look(curve.end(budget)))
+            clock.follow(line)
+        if isinstance(line, EvalLine):
+            curve.add(line.step, line.compute.device_hours, line.pass_rate)
+            view.evaluated(line, curve.look(curve.end(budget)))
         else:
-            view.step(record)
+            view.step(line)
         time.sleep(delay)
 
 

@@ -13,9 +13,10 @@ import pytest
 from scalerl.cli import doctor, main
 from scalerl.cli.doctor import Findings, diagnose
 from scalerl.pipeline import checkpoints
+from scalerl.runs.lines import EventLine, Status, StepLine
 from scalerl.runs.lock import RunLock
 from scalerl.runs.processes import Process, look
-from scalerl.runs.writer import RunWriter
+from scalerl.runs.store import RunStore
 
 LIMIT = 300.0
 
@@ -23,14 +24,15 @@ LIMIT = 300.0
 @pytest.fixture
 def out(tmp_path):
     """The record of a run of 30 steps with checkpoints at 20 and 30; nobody writes it."""
-    writer = RunWriter(tmp_path)
-    writer.write_recipe('name = "scalerl+tiny"\n')
+    store = RunStore(tmp_path)
+    store.write_recipe('name = "scalerl+tiny"\n')
     for step in range(1, 31):
-        writer.append("steps", {"step": step, "ledger": {"device_seconds": 1.5 * step}})
-    writer.status({"step": 30, "waits_for": "2 more groups", "starting": [],
-                   "pids": {"main": 999_999_991, "trainer": 999_999_992,
-                            "generator 0": 999_999_993},
-                   "silent_seconds": {"trainer": 0.2, "generator 0": 0.1}})  # fmt: skip
+        line = {"step": step, "compute": {"minutes": 0.8 * step / 60}}
+        store.append(StepLine.from_dict(line))
+    store.status(Status(30, "2 more groups", under_way=9, writing=4, checking=3,
+                        pids={"main": 999_999_991, "trainer": 999_999_992,
+                              "generator 0": 999_999_993},
+                        silent_seconds={"trainer": 0.2, "generator 0": 0.1}))  # fmt: skip
     for step in (20, 30):
         checkpoints.write(tmp_path, step, lambda folder: (folder / "run.json").write_text("{}"))
     return tmp_path
@@ -42,7 +44,7 @@ def run(capsys, *arguments):
 
 
 def event(out, event, step=30, **more):
-    RunWriter(out, resume=True).append("events", {"step": step, "event": event, **more})
+    RunStore(out, resume=True).append(EventLine(step, event, **more))
 
 
 def test_a_finished_run_is_well(capsys, out):
@@ -90,6 +92,12 @@ def test_json_has_everything(capsys, out):
     assert found["checkpoint"] == 30 and found["damaged"] == {}
     assert [p["state"] for p in found["processes"]] == ["gone"] * 3
     assert found["events"][-1]["event"] == "lost" and found["to_do"]
+    assert found["groups"] == {"writing": 4, "checking": 3, "waiting": 2}
+
+
+def test_groups_that_are_being_checked_are_told(capsys, out):
+    expected = "groups      4 being written, 3 being checked, 2 waiting for the trainer"
+    assert expected in run(capsys, out)[1]
 
 
 def test_no_run_is_one_line_and_exit_code_2(capsys, tmp_path):
@@ -114,7 +122,7 @@ def living(out, **changes):
     """A run whose lock is held, as `examine` would find it."""
     states = {"main": "sleeping", "trainer": "running", "generator 0": "running"}
     processes = [Process(n, 10 + i, s, 0.1) for i, (n, s) in enumerate(states.items())]
-    values = {"status": {"waits_for": "2 more groups", "starting": []}, "status_age": 0.5,
+    values = {"status": Status(30, "2 more groups"), "status_age": 0.5,
               "processes": processes, "step": 30, "step_age": 1.0, "pace": 0.7}  # fmt: skip
     return Findings(out, locked=True, **(values | changes))
 
@@ -123,10 +131,10 @@ def living(out, **changes):
     ("changes", "state", "words"),
     [
         ({}, "healthy", "it waits for 2 more groups"),
-        ({"processes": [], "status": {}, "status_age": None}, "healthy", "starting"),
-        ({"status": {"starting": [0], "waits_for": "x"}}, "healthy", "starting"),
-        ({"status_age": 90.0}, "stuck", "a verifier that hangs, or a slow disk"),
-        ({"status": {"stopping": True, "waits_for": "x"}}, "healthy", "ending, with a checkpoint"),
+        ({"processes": [], "status": None, "status_age": None}, "healthy", "starting"),
+        ({"status": Status(30, "x", starting=(0,))}, "healthy", "starting"),
+        ({"status_age": 90.0}, "stuck", "a slow disk, or too little memory"),
+        ({"status": Status(30, "x", stopping=True)}, "healthy", "ending, with a checkpoint"),
         ({"status_age": 90.0, "saving": True}, "healthy", "a checkpoint is being written"),
         ({"step_age": 400.0}, "stuck", "no step for 400 s, usually 0.7 s; the run waits for 2"),
         ({"step_age": 400.0, "pace": 60.0}, "healthy", "goes on"),
@@ -137,17 +145,17 @@ def living(out, **changes):
          "wrong", "trainer (process 8) is gone"),
     ],
 )  # fmt: skip
-def test_the_verdict_on_a_living_run(tmp_path, changes, state, words):
-    verdict = diagnose(living(tmp_path, **changes))
-    assert verdict.state == state and words in verdict.line
-    assert verdict.good == (state == "healthy")
+def test_the_diagnosis_of_a_living_run(tmp_path, changes, state, words):
+    diagnosis = diagnose(living(tmp_path, **changes))
+    assert diagnosis.state == state and words in diagnosis.line
+    assert diagnosis.good == (state == "healthy")
 
 
 def test_processes_left_behind_are_named(tmp_path):
     found = living(tmp_path)
     found.locked = False
-    verdict = diagnose(found)
-    assert verdict.state == "wrong" and verdict.advice[0] == "kill 11 12"
+    diagnosis = diagnose(found)
+    assert diagnosis.state == "wrong" and diagnosis.advice[0] == "kill 11 12"
 
 
 def test_a_disk_that_is_nearly_full_is_told(tmp_path):
@@ -198,7 +206,7 @@ def test_a_real_run_from_its_start_to_its_violent_end(capsys, tmp_path):
     try:
         wait_for(lambda: (out / "status.json").exists())
         assert run(capsys, out)[0] == 0
-        wait_for(lambda: len(RunWriter(out, resume=True).read("steps")) >= 3)
+        wait_for(lambda: len(RunStore(out, resume=True).read(StepLine)) >= 3)
         wait_for(lambda: "the run goes on" in run(capsys, out)[1])
         code, text = run(capsys, out)
         assert code == 0 and f"process {process.pid}" in text

@@ -24,9 +24,10 @@ from scalerl.cli.pace import Pace, who_waits
 from scalerl.cli.view import PlainView, make_view
 from scalerl.curves.live import Look, forecast_numbers
 from scalerl.recipe import Recipe
+from scalerl.runs.lines import EvalLine, StepLine
 
 RUN = Path(__file__).parent.parent / "fixtures" / "live-run"
-STEPS = [record for is_eval, record in events(RUN) if not is_eval]
+STEPS = [line for line in events(RUN) if isinstance(line, StepLine)]
 
 
 def recipe(*changes):
@@ -92,10 +93,10 @@ def test_a_step_line_tells_health_speed_and_time_left():
 
 
 def test_a_validation_line_names_downstream_sets():
-    record = {"step": 5, "pass_rate": 0.5, "stderr": 0.02,
-              "downstream": {"aime": {"pass_rate": 0.1, "stderr": None}}}  # fmt: skip
+    line = EvalLine.from_dict({"step": 5, "pass_rate": 0.5, "stderr": 0.02,
+                               "downstream": {"aime": {"pass_rate": 0.1}}})  # fmt: skip
     expected = "validation at step 5: pass rate 0.500 ± 0.020; downstream aime 0.100"
-    assert views.validation_line(record) == expected
+    assert views.validation_line(line) == expected
 
 
 def test_a_ceiling_is_printed_only_where_the_points_identify_it(paper):
@@ -113,8 +114,8 @@ def test_a_ceiling_is_printed_only_where_the_points_identify_it(paper):
 def test_an_alarm_is_said_with_the_forecast(paper):
     falling = dataclasses.replace(paper[0], alarm="declining: worse than before")
     stream = io.StringIO()
-    PlainView(stream).evaluated({"step": 1, "pass_rate": 0.5, "stderr": 0.1},
-                                look_at(falling, None))  # fmt: skip
+    line = EvalLine.from_dict({"step": 1, "pass_rate": 0.5, "stderr": 0.1})
+    PlainView(stream).evaluated(line, look_at(falling, None))
     assert stream.getvalue().rstrip().endswith("; ALARM declining: worse than before")
 
 
@@ -122,15 +123,20 @@ def test_a_record_with_holes_is_shown_all_the_same():
     stream = io.StringIO()
     view = PlainView(stream)
     view.begin(recipe(), Path("out"), 7)
-    view.step({"step": 8, "reward": None, "grad_norm": None})
-    view.step({"step": 9})
-    assert "reward -" in stream.getvalue() and "resumed at step 7" in stream.getvalue()
+    view.step(StepLine.from_dict({"step": 8, "reward": None, "grad_norm": None}))
+    view.step(StepLine.from_dict({"step": 9}))
+    view.evaluated(EvalLine.from_dict({"step": 9}), None)
+    for part in ("reward -", "grad -", "pass rate -", "resumed at step 7"):
+        assert part in stream.getvalue()
     with live() as panel:
         panel.begin(recipe(), Path("out"), 7)
-        panel.step({"step": 8, "reward": None})
-        panel.step({"step": 9})
-        panel.evaluated({"step": 9, "pass_rate": 0.1, "stderr": None, "compute": {}}, None)
-        assert "resumed at 7" in text_of(panel)
+        panel.step(StepLine.from_dict({"step": 8, "reward": None}))
+        panel.step(StepLine.from_dict({"step": 9}))
+        for rate in (0.1, None):
+            panel.evaluated(EvalLine.from_dict({"step": 9, "pass_rate": rate}), None)
+        text = text_of(panel)
+    for part in ("resumed at 7", "truncated -", "reward -", "pass rate - at step 9"):
+        assert part in text
 
 
 def test_a_log_in_ascii_loses_signs_and_nothing_else():
@@ -204,6 +210,17 @@ def test_a_long_line_is_whole_once_it_has_left_the_panel():
         assert "x" * 150 in view.console.file.getvalue()
 
 
+def test_a_run_that_goes_back_to_its_checkpoint_begins_the_panel_anew():
+    with live() as view:
+        replay(view, RUN, at=0.5)
+        view.begin(recipe(), Path("out"), 10)
+        text = text_of(view)
+        assert "resumed at 10" in text and "at step 10" in text and "at step 20" not in text
+        view.step(STEPS[10])
+        view.end("enough")
+    assert "ended at step 11: enough" in view.console.file.getvalue()
+
+
 def test_talking_while_the_panel_is_redrawn_does_not_lock_up(monkeypatch):
     monkeypatch.setattr(live_view, "REFRESH", 500)
     view = live()
@@ -223,39 +240,91 @@ def test_talking_while_the_panel_is_redrawn_does_not_lock_up(monkeypatch):
 # -- pace -----------------------------------------------------------------------------------------
 
 
-def pace_of(records, *changes):
+def pace_of(lines, *changes):
     clock = Clock()
     pace = Pace(recipe(*changes), clock)
-    for record in records:
-        clock.follow(record, 2)
-        pace.add(record)
+    for line in lines:
+        clock.follow(line)
+        pace.add(line)
     return pace
 
 
 def test_time_left_follows_the_budget_that_ends_the_run_first():
     half = STEPS[:20]
-    assert pace_of(half).progress.text == "step 20 of 40"
-    minutes = half[-1]["ledger"]["device_seconds"] / 2 / 60
-    tight = pace_of(half, f"budget.minutes={minutes / 0.8}")
-    assert tight.progress.text.endswith("minutes") and round(tight.progress.share, 3) == 0.8
-    hours = half[-1]["compute"]["device_hours"] / 0.9
-    tighter = pace_of(half, f"budget.gpu_hours={hours}")
-    assert tighter.progress.text.endswith("device-hours")
+    assert pace_of(half).use.text == "step 20 of 40"
+    tight = pace_of(half, f"budget.minutes={half[-1].compute.minutes / 0.8}")
+    assert tight.use.text.endswith("minutes") and round(tight.use.share, 3) == 0.8
+    tighter = pace_of(half, f"budget.gpu_hours={half[-1].compute.device_hours / 0.9}")
+    assert tighter.use.text.endswith("device-hours")
     assert 0 < tighter.left < pace_of(half).left
 
 
-def test_waiting_is_what_the_ledger_says_or_what_was_not_work():
-    guessed = pace_of(STEPS[:20])
-    assert 0 < guessed.trainer.busy < guessed.generators.busy <= 1
-    assert who_waits(guessed.generators, guessed.trainer) == (False, True)
-    booked = [
-        {**r, "ledger": {**r["ledger"], "spent": {
-            "train": 1.0 * r["step"], "train_wait": 3.0 * r["step"],
-            "generate": 9.0 * r["step"], "generate_wait": 1.0 * r["step"]}}}
-        for r in STEPS[:20]
-    ]  # fmt: skip
-    known = pace_of(booked)
-    assert (known.trainer.busy, known.generators.busy) == (0.25, 0.9)
+def made(step, *, seconds, spent, validation=0.0, minutes=None, devices=2):
+    """A line after so many steps of `seconds` on the clock, each of which spent the same."""
+    totals = {"device_seconds": devices * seconds * step, "validation_seconds": validation}
+    clock = (seconds * step + validation / devices) / 60 if minutes is None else minutes
+    compute = {"generated_tokens": 600 * step, "trained_tokens": 900 * step, "minutes": clock}
+    spent = {kind: value * step for kind, value in spent.items()}
+    return StepLine.from_dict({"step": step, "compute": compute, "ledger": totals | {
+        "spent": spent}})  # fmt: skip
+
+
+def two(**options):
+    return [made(step, **options) for step in (1, 2)]
+
+
+WRITES = {"generate": 1.8, "hand_over": 0.1, "generate_wait": 0.1, "train": 0.5, "train_wait": 1.5}
+
+
+def test_each_side_works_what_the_ledger_says():
+    writes, trains = pace_of(two(seconds=2.0, spent=WRITES)).sides()
+    assert (round(writes.busy, 6), trains.busy) == (0.95, 0.25)
+    assert (writes.tokens, trains.tokens) == (pytest.approx(300), pytest.approx(450))
+    assert (writes.waits_for, trains.waits_for) == (None, "generators")
+
+
+def test_tokens_a_second_are_right_whatever_the_recipe_says_of_devices():
+    """Eight devices took part, and between the two steps there was a validation."""
+    lines = [made(1, seconds=2.0, spent=WRITES, devices=8),
+             made(2, seconds=2.0, spent=WRITES, devices=8, validation=80.0)]  # fmt: skip
+    writes, _ = pace_of(lines, "placement.generators=3").sides()
+    assert writes.tokens == pytest.approx(300)
+    no_clock = two(seconds=2.0, spent=WRITES, devices=4, minutes=0.0)
+    assert pace_of(no_clock, "placement.generators=3").sides()[0].tokens == pytest.approx(300)
+
+
+def test_of_two_sides_the_one_with_power_to_spare_is_said_to_wait():
+    assert who_waits(0.5, 0.8) == (True, False)
+    assert who_waits(0.8, 0.5) == (False, True)
+    assert who_waits(0.95, 0.91) == who_waits(None, 0.5) == (False, False)
+    writes, trains = pace_of(STEPS[:20]).sides()
+    assert 0 < trains.busy < writes.busy <= 1
+    assert (writes.waits_for, trains.waits_for) == (None, "generators")
+
+
+@pytest.mark.parametrize(("waited", "whom"), [(0.2, "generators"), (1.4, "checks")])
+def test_a_trainer_that_waits_for_checks_is_said_to(waited, whom):
+    _, trains = pace_of(two(seconds=2.0, spent=WRITES | {"check_wait": waited})).sides()
+    assert trains.waits_for == whom
+
+
+def test_slow_checks_are_named_even_where_the_generators_wait_more():
+    spent = {"generate": 0.2, "generate_wait": 1.8, "train": 1.0, "train_wait": 1.0,
+             "check_wait": 0.9}  # fmt: skip
+    writes, trains = pace_of(two(seconds=2.0, spent=spent)).sides()
+    assert (writes.waits_for, trains.waits_for) == ("trainer", "checks")
+
+
+def test_both_views_say_who_waits_for_the_checks():
+    lines = two(seconds=2.0, spent=WRITES | {"check_wait": 1.4})
+    stream = io.StringIO()
+    with live() as panel:
+        for view in (PlainView(stream, Clock()), panel):
+            view.begin(recipe(), Path("out"), None)
+            for line in lines:
+                view.step(line)
+        assert "waits for the checks" in text_of(panel)
+    assert "train 450 tok/s (waits for the checks)" in stream.getvalue()
 
 
 # -- the terminal ---------------------------------------------------------------------------------

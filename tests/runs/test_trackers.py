@@ -4,51 +4,62 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
+from scalerl.runs.compute import Compute
+from scalerl.runs.lines import EvalLine, SetScore, StepLine
 from scalerl.runs.trackers import Trackers, open_trackers
 
 RATES = [0.1, 0.25, 0.4, 0.5]
-NUMBERS = {"forecast/A": 0.8, "forecast/identified": 0.0}
+LOOK = SimpleNamespace(numbers={"forecast/A": 0.8, "forecast/identified": 0.0})
 
 
-def hours(step):
-    return {"device_hours": 0.01 * step, "generated_tokens": 1000 * step}
+def compute(step):
+    return Compute(device_hours=0.01 * step, generated_tokens=1000 * step, minutes=0.6 * step)
 
 
-def step_record(step):
-    return {
+def stepped(step):
+    return StepLine.from_dict({
         "step": step,
         "loss": -0.1,
         "reward": None,
         "pass_rate": 0.9,
         "prompts": ["a", "b"],
-        "staleness": {"max": 2, "mean": 0.5},
-        "compute": hours(step),
+        "staleness": {"max": 2, "mean": 0.5, "histogram": {"0": 3}},
+        "kl": 0.01,
+        "metrics": {"capped": 0.2},
+        "compute": compute(step).to_dict(),
         "ledger": {"generated_tokens": 1000 * step, "spent": {"train": 1.5}},
-    }
+    })  # fmt: skip
 
 
-def eval_record(step, rate):
-    return {
-        "step": step,
-        "version": step,
-        "pass_rate": rate,
-        "stderr": 0.02,
-        "tasks": {"sums": rate},
-        "downstream": {"hard": {"pass_rate": 0.01, "stderr": 0.01}},
-        "compute": hours(step),
-    }
+def evaluated(step, rate):
+    hard = SetScore(pass_rate=0.01, stderr=0.01, n_prompts=30, k=4)
+    return EvalLine(
+        step=step,
+        version=step,
+        pass_rate=rate,
+        stderr=0.02,
+        n_prompts=200,
+        k=4,
+        unscored=0,
+        truncated=0.0,
+        tasks={"sums": rate},
+        compute=compute(step),
+        validation_hours=0.001,
+        downstream={"hard": hard},
+    )
 
 
 def feed(trackers, steps=range(1, 5)):
     for step in steps:
-        trackers.step(step_record(step))
-        trackers.evaluated(eval_record(step, RATES[step - 1]), NUMBERS)
+        trackers.step(stepped(step))
+        trackers.evaluated(evaluated(step, RATES[step - 1]), LOOK)
 
 
 def assert_same_curve(run, rates=RATES):
@@ -90,7 +101,9 @@ def test_tensorboard_holds_the_curve_and_the_forecast(tmp_path, said):
     folder = tmp_path / "tensorboard"
     assert_same_curve(load_run(folder))
     assert_tags(folder, {"train/loss", "train/staleness/max", "train/ledger/spent/train",
-                         "eval/downstream/hard/pass_rate", "forecast/A", "compute/device_hours"},
+                         "train/staleness/histogram/0", "train/kl", "train/metrics/capped",
+                         "eval/downstream/hard/pass_rate", "forecast/A", "compute/device_hours",
+                         "compute/minutes"},
                 absent={"train/reward", "train/step", "train/ledger/generated_tokens"})  # fmt: skip
     assert said == []
 
@@ -123,7 +136,7 @@ def test_wandb_offline_holds_the_curve_and_resumes_under_the_same_id(tmp_path, o
     assert run.name == "mine" and run.group == "8"
     identity = (tmp_path / "wandb_id.txt").read_text().strip()
     with open_trackers(["wandb"], tmp_path, "mine", config, resume=True, say=said.append) as t:
-        t.step(step_record(5))
+        t.step(stepped(5))
     assert (tmp_path / "wandb_id.txt").read_text().strip() == identity
     logs = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert {log.name for log in logs} == {f"run-{identity}.wandb"}
@@ -213,6 +226,13 @@ def test_a_tracker_that_breaks_is_switched_off_with_one_warning(tmp_path, said):
     trackers.close()
     assert said == ["warning: flaky failed and is switched off: the server is gone"]
     assert flaky.calls == 2 and flaky.closed
+    assert_same_curve(load_run(tmp_path / "tensorboard"))
+
+
+def test_without_a_forecast_a_validation_is_logged_all_the_same(tmp_path):
+    with open_trackers(["tensorboard"], tmp_path, "r", {}, resume=False) as t:
+        for step, rate in enumerate(RATES, 1):
+            t.evaluated(evaluated(step, rate), None)
     assert_same_curve(load_run(tmp_path / "tensorboard"))
 
 

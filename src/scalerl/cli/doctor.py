@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import time
@@ -16,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli import options
 
 if TYPE_CHECKING:
+    from scalerl.runs.lines import EventLine, Status, StepLine
     from scalerl.runs.processes import Process
 
+#: Steps whose median time is what a step usually takes.
+USUAL = 20
 #: status.json is written every second; beyond this age the main process does something else.
 OLD_STATUS = 30.0
 #: A step that takes so many times as long as usual, and so many seconds, is no step any more.
@@ -42,20 +44,20 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = examine(Path(args.run))
-    verdict = diagnose(found)
+    diagnosis = diagnose(found)
     if args.json:
-        options.print_json(found.to_dict() | verdict.to_dict())
+        options.print_json(found.to_dict() | diagnosis.to_dict())
     else:
         for label, line in describe(found):
             print(f"{label:<12}{line}")
-        print(f"{'verdict':<12}{verdict.line}")
-        for line in verdict.advice:
+        print(f"{'verdict':<12}{diagnosis.line}")
+        for line in diagnosis.advice:
             print(f"{'to do':<12}{line}")
-    return 0 if verdict.good else 1
+    return 0 if diagnosis.good else 1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """In one word, in one line, and what to do."""
 
     state: str
@@ -76,14 +78,15 @@ class Findings:
 
     path: Path
     locked: bool
-    status: dict[str, Any] = field(default_factory=dict)
+    status: Status | None = None
     status_age: float | None = None
     processes: list[Process] = field(default_factory=list)
     step: int = 0
     step_age: float | None = None
     #: What a step usually takes.
     pace: float | None = None
-    events: list[dict[str, Any]] = field(default_factory=list)
+    #: The latest.
+    events: list[EventLine] = field(default_factory=list)
     checkpoint: int | None = None
     #: Step and what is wrong with it.
     damaged: dict[int, str] = field(default_factory=dict)
@@ -102,9 +105,8 @@ class Findings:
         return [p for p in self.processes if p.name != "main"]
 
     @property
-    def last(self) -> dict[str, Any]:
-        """The last event."""
-        return self.events[-1] if self.events else {}
+    def waits_for(self) -> str:
+        return (self.status.waits_for if self.status else "") or "nobody"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -115,11 +117,12 @@ class Findings:
                 for p in self.processes
             ],
             "status_age": self.status_age,
-            "waits_for": self.status.get("waits_for"),
+            "waits_for": self.status.waits_for if self.status else None,
+            "groups": _groups(self.status) if self.status else None,
             "step": self.step,
             "step_age": self.step_age,
             "seconds_per_step": self.pace,
-            "events": self.events[-EVENTS:],
+            "events": [e.to_dict() for e in self.events],
             "checkpoint": self.checkpoint,
             "damaged": {str(k): v for k, v in self.damaged.items()},
             "free_bytes": self.free,
@@ -132,39 +135,26 @@ class Findings:
 def examine(path: Path) -> Findings:
     """Look at everything; change nothing."""
     from scalerl.errors import InputError
+    from scalerl.runs.lines import EventLine, Status, StepLine
     from scalerl.runs.lock import is_locked
     from scalerl.runs.processes import look
-    from scalerl.runs.writer import RunWriter
+    from scalerl.runs.store import RunStore
 
     if not any((path / name).exists() for name in ("recipe.toml", "steps.jsonl", "evals.jsonl")):
         raise InputError(f"{path} holds no run: give the directory that --out named")
     found = Findings(path, is_locked(path), free=shutil.disk_usage(path).free)
-    found.status = _status(path)
-    found.status_age = _age(path / "status.json")
-    found.processes = look(_pids(found.status))
-    record = RunWriter(path, resume=True)
-    steps = [s for s in record.read("steps") if isinstance(s.get("step"), int)]
+    store = RunStore(path, resume=True)
+    found.status = store.read_status()
+    found.status_age = _age(path / Status.FILE)
+    if found.status is not None:
+        found.processes = look({n: pid for n, pid in found.status.pids.items() if pid > 0})
+    steps = store.tail(StepLine, USUAL + 1)
     if steps:
-        found.step, found.step_age = steps[-1]["step"], _age(path / "steps.jsonl")
-        found.pace = _pace(steps, sum(p.name.startswith("generator") for p in found.processes))
-    found.events = [e for e in record.read("events") if isinstance(e.get("event"), str)]
+        found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
+        found.pace = _pace(steps)
+    found.events = store.tail(EventLine, EVENTS)
     _checkpoints(found)
     return found
-
-
-def _status(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _pids(status: dict[str, Any]) -> dict[str, int]:
-    pids = status.get("pids")
-    if not isinstance(pids, dict):
-        return {}
-    return {str(n): pid for n, pid in pids.items() if isinstance(pid, int) and pid > 0}
 
 
 def _age(path: Path) -> float | None:
@@ -174,14 +164,11 @@ def _age(path: Path) -> float | None:
         return None
 
 
-def _pace(steps: list[dict[str, Any]], generators: int) -> float | None:
-    """Median seconds between the latest steps, by the ledger's clock."""
-    try:
-        spent = [float(s["ledger"]["device_seconds"]) for s in steps[-21:]]
-    except (KeyError, TypeError, ValueError):
-        return None
-    between = [(b - a) / (generators + 1) for a, b in pairwise(spent)]
-    return statistics.median(between) if between else None
+def _pace(steps: list[StepLine]) -> float | None:
+    """Median seconds between the latest steps, by the run's own clock."""
+    between = [60.0 * (b.compute.minutes - a.compute.minutes) for a, b in pairwise(steps)]
+    usual = statistics.median(between) if between else 0.0
+    return usual if usual > 0 else None
 
 
 def _checkpoints(found: Findings) -> None:
@@ -200,74 +187,75 @@ def _checkpoints(found: Findings) -> None:
 # -- judging --------------------------------------------------------------------------------------
 
 
-def diagnose(found: Findings) -> Verdict:
+def diagnose(found: Findings) -> Diagnosis:
     """The gravest thing that is wrong; what is merely worth knowing goes into the advice."""
-    verdict = next(_alive(found) if found.locked else _ended(found))
-    return Verdict(verdict.state, verdict.line, (*verdict.advice, *_notes(found)))
+    first = next(_alive(found) if found.locked else _ended(found))
+    return Diagnosis(first.state, first.line, (*first.advice, *_notes(found)))
 
 
-def _alive(f: Findings) -> Iterator[Verdict]:
-    """Somebody holds the lock: the first of these is the verdict."""
-    main, age = f.main, f.status_age
+def _alive(f: Findings) -> Iterator[Diagnosis]:
+    """Somebody holds the lock: the first of these is the diagnosis."""
+    main, age, status = f.main, f.status_age, f.status
     if main is not None and main.stopped:
-        yield Verdict("stuck", f"the main process {main.pid} is {main.state}",
-                      (f"kill -CONT {main.pid}",))  # fmt: skip
+        yield Diagnosis("stuck", f"the main process {main.pid} is {main.state}",
+                        (f"kill -CONT {main.pid}",))  # fmt: skip
     for p in f.workers:
         if p.stopped:
-            yield Verdict("stuck", f"{p.name} is {p.state}", (
+            yield Diagnosis("stuck", f"{p.name} is {p.state}", (
                 f"kill -CONT {p.pid}; left alone, it is replaced after placement.patience seconds",
             ))  # fmt: skip
-    if main is None or age is None:
-        yield Verdict("healthy", "the run is starting: no status yet")
+    if main is None or age is None or status is None:
+        yield Diagnosis("healthy", "the run is starting: no status yet")
         return
     if age > OLD_STATUS and f.saving:
-        yield Verdict("healthy", f"a checkpoint is being written, for {age:.0f} s now")
+        yield Diagnosis("healthy", f"a checkpoint is being written, for {age:.0f} s now")
     if age > OLD_STATUS:
-        doing = "a verifier that hangs, or a slow disk" if (main.cpu or 0) < 0.5 else "busy itself"
-        yield Verdict("stuck", f"the main process has left no status for {age:.0f} s: {doing}", (
+        doing = "a slow disk, or too little memory" if (main.cpu or 0) < 0.5 else "busy itself"
+        yield Diagnosis("stuck", f"the main process has left no status for {age:.0f} s: {doing}", (
             f"kill -INT {main.pid}, and if that does not help kill -9 {main.pid}",
             f"then scalerl train --resume {f.path}",
         ))  # fmt: skip
     for p in f.workers:
         if not p.alive:
-            yield Verdict("wrong", f"{p.name} (process {p.pid}) is gone; the run is about to "
-                          "replace it or to go back to its last checkpoint",
-                          ("look again in a minute",))  # fmt: skip
-    waits = f.status.get("waits_for", "nobody")
+            yield Diagnosis("wrong", f"{p.name} (process {p.pid}) is gone; the run is about to "
+                            "replace it or to go back to its last checkpoint",
+                            ("look again in a minute",))  # fmt: skip
+    waits = f.waits_for
     limit = max(LONG_SECONDS, LONG * (f.pace or 0.0))
-    if f.status.get("stopping"):
-        yield Verdict("healthy", f"the run is ending, with a checkpoint; it waits for {waits}",
-                      (f"kill -INT {main.pid} once more ends it at once",))  # fmt: skip
-    if f.status.get("starting") or f.step == 0:
-        yield Verdict("healthy", f"the run is starting; it waits for {waits}")
+    if status.stopping:
+        yield Diagnosis("healthy", f"the run is ending, with a checkpoint; it waits for {waits}",
+                        (f"kill -INT {main.pid} once more ends it at once",))  # fmt: skip
+    if status.starting or f.step == 0:
+        yield Diagnosis("healthy", f"the run is starting; it waits for {waits}")
     if f.step_age is not None and f.step_age > limit:
-        yield Verdict("stuck", f"no step for {f.step_age:.0f} s, usually {f.pace or 0:.1f} s; the "
-                      f"run waits for {waits}", (
+        yield Diagnosis("stuck", f"no step for {f.step_age:.0f} s, usually {f.pace or 0:.1f} s; "
+                        f"the run waits for {waits}", (
             "the silence of each process is in status.json; placement.patience bounds it",
         ))  # fmt: skip
-    yield Verdict("healthy", f"the run goes on; it waits for {waits}")
+    yield Diagnosis("healthy", f"the run goes on; it waits for {waits}")
 
 
-def _ended(f: Findings) -> Iterator[Verdict]:
+def _ended(f: Findings) -> Iterator[Diagnosis]:
     """Nobody holds the lock."""
     left = [p for p in f.workers if p.alive]
     again = f"scalerl train --resume {f.path}"
     if left:
         pids = " ".join(str(p.pid) for p in left)
-        yield Verdict("wrong", f"the main process is gone, but {left[0].name} is left",
-                      (f"kill {pids}", again))  # fmt: skip
-    reason = str(f.last.get("reason", f.last.get("why", "")))
-    if f.last.get("event") == "end":
+        yield Diagnosis("wrong", f"the main process is gone, but {left[0].name} is left",
+                        (f"kill {pids}", again))  # fmt: skip
+    last = f.events[-1] if f.events else None
+    if last is not None and last.event == "end":
+        reason = last.reason or ""
         advice = (again,) if reason.startswith("interrupted") else (f"scalerl report {f.path}",)
-        yield Verdict("finished", f"ended at step {f.last.get('step', f.step)}: {reason}", advice)
-    if f.last.get("event") == "failed":
-        yield Verdict("failed", f"failed at step {f.last.get('step', f.step)}: {reason}",
-                      (f"put that right, then {again}",))  # fmt: skip
+        yield Diagnosis("finished", f"ended at step {last.step}: {reason}", advice)
+    if last is not None and last.event == "failed":
+        yield Diagnosis("failed", f"failed at step {last.step}: {last.why or ''}",
+                        (f"put that right, then {again}",))  # fmt: skip
     since = "it starts anew: there is no whole checkpoint"
     if f.checkpoint is not None:
         since = f"it goes on from step {f.checkpoint}"
-    yield Verdict("dead", f"the run died at step {f.step} without a word (killed, or out of "
-                  "memory: see dmesg)", (f"{again}   ({since})",))  # fmt: skip
+    yield Diagnosis("dead", f"the run died at step {f.step} without a word (killed, or out of "
+                    "memory: see dmesg)", (f"{again}   ({since})",))  # fmt: skip
 
 
 def _notes(f: Findings) -> Iterator[str]:
@@ -287,27 +275,39 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     """(label, line) of everything that was found."""
     yield "run", str(f.path)
     yield "lock", "held: a process is writing it" if f.locked else "free: nobody is writing it"
-    silent = f.status.get("silent_seconds")
+    silent = f.status.silent_seconds if f.status is not None and f.locked else {}
     for p in f.processes:
         cpu = "" if p.cpu is None else f", {p.cpu:.0%} of a core"
-        quiet = silent.get(p.name) if isinstance(silent, dict) and f.locked else None
+        quiet = silent.get(p.name)
         yield (
             p.name,
             f"process {p.pid} {p.state}{cpu}"
             + ("" if quiet is None else f", silent for {quiet} s"),
         )
     if f.status_age is not None:
-        waits = f"; it waited for {f.status['waits_for']}" if "waits_for" in f.status else ""
+        waits = f"; it waited for {f.status.waits_for}" if f.status and f.status.waits_for else ""
         yield "status", f"{f.status_age:.0f} s old{waits}"
+    if f.status is not None:
+        g = _groups(f.status)
+        yield (
+            "groups",
+            f"{g['writing']} being written, {g['checking']} being checked, "
+            f"{g['waiting']} waiting for the trainer",
+        )
     if f.step_age is not None:
         pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
         yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
     whole = "none" if f.checkpoint is None else f"step_{f.checkpoint}"
     yield "checkpoint", f"newest whole one: {whole}"
     yield "disk", f"{_size(f.free)} free"
-    for e in f.events[-EVENTS:]:
-        why = e.get("why", e.get("reason", ""))
-        yield "event", f"step {e.get('step', '?')}: {e['event']} {why}".rstrip()
+    for e in f.events:
+        yield "event", f"step {e.step}: {e.event} {e.why or e.reason or ''}".rstrip()
+
+
+def _groups(status: Status) -> dict[str, int]:
+    """Where the groups are that no step has learnt from yet."""
+    rest = status.under_way - status.writing - status.checking
+    return {"writing": status.writing, "checking": status.checking, "waiting": max(rest, 0)}
 
 
 def _size(size: float) -> str:

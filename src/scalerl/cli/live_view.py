@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,12 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.cli import view as words
-from scalerl.cli.pace import Pace, Side, face, number, who_waits
+from scalerl.cli.pace import Pace, Side, face
 from scalerl.report.terminal_curve import curve
+from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
     from scalerl.curves.live import Look
     from scalerl.recipe.schema import Recipe
+    from scalerl.runs.lines import EvalLine, Staleness, StepLine
 
 WIDTH = 80
 #: Rows of the curve itself; a low terminal gets fewer, and none below MIN_ROWS.
@@ -37,7 +40,7 @@ REFRESH = 2
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-class LiveView:
+class LiveView(Listener):
     """A panel that is redrawn in place, twice a second, until the run ends."""
 
     def __init__(
@@ -49,25 +52,24 @@ class LiveView:
         self._pace: Pace | None = None
         self._out: Path | None = None
         self._title = ""
-        self._step: Mapping[str, Any] = {}
+        self._step: StepLine | None = None
         self._at = 0
-        self._evals: list[Mapping[str, Any]] = []
+        self._evals: list[EvalLine] = []
         self._look: Look | None = None
         self._curve: list[Text] = []
         self._said: deque[str] = deque()
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
         self._lock = threading.Lock()
 
-    def __enter__(self) -> LiveView:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._close()
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
+        self._close()  # a run that goes back to its last checkpoint begins again
         self._pace = Pace(recipe, self._clock)
         self._out = out
-        self._at = resumed_at or 0
+        self._step, self._at = None, resumed_at or 0
+        self._evals = [line for line in self._evals if line.step <= self._at]
         self._title = f"{recipe.name} · {recipe.schedule.name}-{recipe.schedule.k} · {out}"
         if resumed_at is not None:
             self._title += f" · resumed at {resumed_at}"
@@ -85,20 +87,20 @@ class LiveView:
         for each in past:
             self._print(each)
 
-    def step(self, record: Mapping[str, Any]) -> None:
+    def step(self, line: StepLine) -> None:
         with self._lock:
-            self._step, self._at = record, int(record["step"])
+            self._step, self._at = line, line.step
             if self._pace is not None:
-                self._pace.add(record)
+                self._pace.add(line)
 
-    def evaluated(self, record: Mapping[str, Any], look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
         drawn = self._draw(look)
         with self._lock:
-            self._evals.append(record)
+            self._evals.append(line)
             if look is not None:
                 self._look, self._curve = look, drawn
-            self._at = max(self._at, int(record["step"]))
-        self.say(words.validation_line(record))
+            self._at = max(self._at, line.step)
+        self.say(words.validation_line(line))
 
     def end(self, reason: str) -> None:
         self._close()
@@ -145,10 +147,10 @@ class LiveView:
         pace = self._pace
         if pace is None:
             return Text("")
-        if pace.progress is None:
-            text = f"step {self._at}" if self._step else "starting"
+        if pace.use is None:
+            text = f"step {self._at}" if self._step is not None else "starting"
             return Text(f"{text}   {face(pace.elapsed)} so far")
-        share = min(pace.progress.share, 1.0)
+        share = min(pace.use.share, 1.0)
         left = "" if pace.left is None else f" · {face(pace.left)} left"
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True)
@@ -156,23 +158,25 @@ class LiveView:
         row.add_column(no_wrap=True, justify="right")
         bar = ProgressBar(total=1.0, completed=share, complete_style="cyan")
         row.add_row(
-            Text(pace.progress.text, style="bold"),
+            Text(pace.use.text, style="bold"),
             bar,
             f"{_share(share)}  {face(pace.elapsed)}{left}",
         )
         return row
 
     def _compute(self, width: int) -> list[Text]:
-        compute = self._step.get("compute") or (self._evals[-1]["compute"] if self._evals else {})
+        newest = self._step or (self._evals[-1] if self._evals else None)
+        if newest is None:
+            return []
+        compute = newest.compute
         fields = [
-            _field(words.amount(float(compute[name])), unit, after=True)
-            for name, unit in (
-                ("device_hours", "device-hours"),
-                ("generated_tokens", "tokens written"),
-                ("trained_tokens", "trained"),
-                ("samples", "rollouts"),
+            _field(words.amount(value), unit, after=True)
+            for value, unit in (
+                (compute.device_hours, "device-hours"),
+                (compute.generated_tokens, "tokens written"),
+                (compute.trained_tokens, "trained"),
+                (compute.samples, "rollouts"),
             )
-            if name in compute
         ]
         return _flow(fields, width)
 
@@ -181,11 +185,11 @@ class LiveView:
             return [Text("no validation yet", style="dim")]
         last = self._evals[-1]
         line = _field("pass rate", words.score(last))
-        line.append(f" at step {last['step']}", style="dim")
-        for name, found in (last.get("downstream") or {}).items():
+        line.append(f" at step {last.step}", style="dim")
+        for name, found in (last.downstream or {}).items():
             line.append("   ").append_text(_field(name, words.score(found)))
         if self._look is None:
-            line.append(f"   {_spark(e['pass_rate'] for e in self._evals)}", style="cyan")
+            line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")
         return [_one_line(line)]
 
     def _draw(self, look: Look | None) -> list[Text]:
@@ -215,30 +219,27 @@ class LiveView:
         return lines
 
     def _health(self, width: int) -> list[Text]:
-        if not self._step:
+        line = self._step
+        if line is None:
             return []
-
-        def get(*path: str) -> float | None:
-            return number(self._step, *path)
-
         return _flow(
             [
-                _field("reward", words.shown(get("reward"), "+.3f")),
-                _field("train pass", words.shown(get("pass_rate"), ".3f")),
-                self._truncated(get("truncated")),
-                _field("length", words.shown(get("length", "mean"), ".0f")),
-                _field("grad", words.shown(get("grad_norm"), ".2f")),
-                self._stale(get("staleness", "max"), get("staleness", "mean")),
-                _field("mixed", _share(get("mixed_versions"))),
-                _field("zero variance", _share(get("zero_variance"))),
-                _field("ratio", words.shown(get("ratio", "max"), ".2f")),
+                _field("reward", words.shown(line.reward, "+.3f")),
+                _field("train pass", words.shown(line.pass_rate, ".3f")),
+                self._truncated(line.truncated),
+                _field("length", words.shown(line.length.mean, ".0f")),
+                _field("grad", words.shown(line.grad_norm, ".2f")),
+                self._stale(line.staleness),
+                _field("mixed", _share(line.mixed_versions)),
+                _field("zero variance", _share(line.zero_variance)),
+                _field("ratio", words.shown(line.ratio.max, ".2f")),
             ],
             width,
         )
 
-    def _truncated(self, share: float | None) -> Text:
+    def _truncated(self, share: float) -> Text:
         style = ""
-        if self._pace is not None and share is not None:
+        if self._pace is not None:
             length = self._pace.recipe.length
             if share >= length.truncation_critical:
                 style = "bold red"
@@ -246,22 +247,19 @@ class LiveView:
                 style = "yellow"
         return _field("truncated", _share(share, 1), style=style)
 
-    def _stale(self, most: float | None, mean: float | None) -> Text:
+    def _stale(self, stale: Staleness) -> Text:
         assert self._pace is not None
         k = self._pace.recipe.schedule.k
-        value = f"max {words.shown(most, '.0f')} of {k}, mean {words.shown(mean, '.1f')}"
-        return _field("stale", value)
+        return _field("stale", f"max {stale.max} of {k}, mean {words.shown(stale.mean, '.1f')}")
 
     def _sides(self) -> list[Text]:
-        if self._pace is None or not self._step:
+        if self._pace is None or self._step is None:
             return []
-        generators, trainer = self._pace.generators, self._pace.trainer
-        several = self._pace.recipe.placement.generators > 1
-        name = "generators" if several else "generator"
-        waits = who_waits(generators, trainer)
+        recipe = self._pace.recipe
+        writes, trains = self._pace.sides()
         return [
-            _side(name, generators, "waits for the trainer" if waits[0] else ""),
-            _side("trainer", trainer, f"waits for the {name}" if waits[1] else ""),
+            _side(words.generators(recipe), writes, words.waits(writes, recipe)),
+            _side("trainer", trains, words.waits(trains, recipe)),
         ]
 
 
@@ -312,9 +310,10 @@ def _style(line: str) -> str:
     return "yellow" if line.lower().startswith("warning") else ""
 
 
-def _share(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f} %"
+def _share(value: float, digits: int = 0) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
 def _spark(rates: Iterable[float]) -> str:
-    return "".join(SPARKS[min(int(r * len(SPARKS)), len(SPARKS) - 1)] for r in rates)
+    known = [rate for rate in rates if not math.isnan(rate)]
+    return "".join(SPARKS[min(int(r * len(SPARKS)), len(SPARKS) - 1)] for r in known)

@@ -1,55 +1,57 @@
-"""How fast a run goes and who waits for whom, from the records of its steps."""
+"""How fast a run goes and who waits for whom, from the lines of its steps."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
+
+from scalerl.runs.budget import BudgetUse, budget_use
+from scalerl.runs.compute import Spent
 
 if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
+    from scalerl.runs.lines import StepLine
 
 #: Rates and shares are over this many steps: generators report in bursts, not step by step.
 STEPS = 5
 #: Below this share of its time at work, a side is said to wait.
 WAITS = 0.9
+#: From this share of its waiting on, the trainer is said to wait for the checks.
+FOR_CHECKS = 0.5
+
+
+WaitsFor = Literal["trainer", "generators", "checks"]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Generators or trainer: tokens a second, and the share of its time it works."""
+    """Generators or trainer: tokens a second, the share of its time it works, whom it waits for."""
 
     tokens: float | None = None
     busy: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How much of the budget is used: by the part of it that will end the run first."""
-
-    share: float
-    text: str
+    waits_for: WaitsFor | None = None
 
 
 class Pace:
-    """Fed with the records of steps; everything is None until there are enough of them."""
+    """Fed with the lines of steps; everything is None until there are enough of them."""
 
     def __init__(self, recipe: Recipe, clock: Callable[[], float] = time.monotonic) -> None:
         self.recipe = recipe
         self.started = clock()
-        self.progress: Progress | None = None
+        self.use: BudgetUse | None = None
         self._clock = clock
         self._first: tuple[float, float] | None = None
-        self._recent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=STEPS + 1)
+        self._recent: deque[tuple[float, StepLine]] = deque(maxlen=STEPS + 1)
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, line: StepLine) -> None:
         now = self._clock()
-        self._recent.append((now, record))
-        self.progress = _progress(self.recipe, record)
-        if self._first is None and self.progress is not None:
-            self._first = now, self.progress.share
+        self._recent.append((now, line))
+        self.use = budget_use(self.recipe.budget, line.compute)
+        if self._first is None and self.use is not None:
+            self._first = now, self.use.share
 
     @property
     def elapsed(self) -> float:
@@ -58,87 +60,71 @@ class Pace:
     @property
     def left(self) -> float | None:
         """Seconds to the end of the budget, if it goes on as since the first step seen."""
-        if self.progress is None or self._first is None or not self._recent:
+        if self.use is None or self._first is None or not self._recent:
             return None
         since, share = self._first
-        done = self.progress.share - share
+        done = self.use.share - share
         if done <= 0:
-            return 0.0 if self.progress.share >= 1 else None
+            return 0.0 if self.use.share >= 1 else None
         last, _ = self._recent[-1]
-        left = (last - since) * (1.0 - self.progress.share) / done
+        left = (last - since) * (1.0 - self.use.share) / done
         return max(left - (self._clock() - last), 0.0)
 
-    @property
-    def generators(self) -> Side:
-        return self._side("generated_tokens", ("generate", "load"), "generate_wait", "generators")
-
-    @property
-    def trainer(self) -> Side:
-        return self._side("trained_tokens", ("train",), "train_wait", "trainers")
-
-    def _side(self, tokens: str, work: tuple[str, ...], wait: str, devices: str) -> Side:
-        seconds = self._seconds()
-        if not seconds:
-            return Side()
-        worked = sum(self._grown("ledger", "spent", kind) for kind in work)
-        waited = self._grown("ledger", "spent", wait)
-        # Without a record of waiting, what was not work was waiting.
-        whole = worked + waited if waited else seconds * getattr(self.recipe.placement, devices)
-        busy = min(worked / whole, 1.0) if whole > 0 else None
-        return Side(self._grown("compute", tokens) / seconds, busy)
-
-    def _seconds(self) -> float:
-        """Time on the clock over the recent steps, validation left out."""
+    def sides(self) -> tuple[Side, Side]:
+        """Generators and trainer over the recent steps. Both wait a little for each other: the one
+        that waits more has power to spare, and only it is said to wait. But a trainer that waits
+        for checks is always said to: neither side can help there."""
         if len(self._recent) < 2:
-            return 0.0
-        placement = self.recipe.placement
-        seconds = self._grown("ledger", "device_seconds")
-        if seconds > 0:
-            return seconds / (placement.generators + placement.trainers)
-        return self._recent[-1][0] - self._recent[0][0]
+            return Side(), Side()
+        (_, old), (_, new) = self._recent[0], self._recent[-1]
+        a, b = old.ledger.spent, new.ledger.spent
+        written = b.generate + b.hand_over - a.generate - a.hand_over
+        writes = _share(written, b.generate_wait - a.generate_wait)
+        trains = _share(b.train - a.train, b.train_wait - a.train_wait)
+        for_trainer, for_generators = who_waits(writes, trains)
+        checks = trains is not None and trains < WAITS and _for_checks(a, b)
+        seconds = self._seconds(old, new)
+        tokens = new.compute.generated_tokens - old.compute.generated_tokens
+        learnt = new.compute.trained_tokens - old.compute.trained_tokens
+        whom: WaitsFor = "checks" if checks else "generators"
+        return (
+            Side(_rate(tokens, seconds), writes, "trainer" if for_trainer else None),
+            Side(_rate(learnt, seconds), trains, whom if checks or for_generators else None),
+        )
 
-    def _grown(self, *path: str) -> float:
-        """By how much a running total has grown over the recent steps."""
-        new, old = (number(self._recent[i][1], *path) or 0.0 for i in (-1, 0))
-        return max(new - old, 0.0)
-
-
-def number(record: Mapping[str, Any], *path: str) -> float | None:
-    """A number deep in a record, None where it is missing.
-
-    >>> number({"staleness": {"max": 2}}, "staleness", "max"), number({}, "loss")
-    (2.0, None)
-    """
-    value: Any = record
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _progress(recipe: Recipe, record: Mapping[str, Any]) -> Progress | None:
-    budget, placement = recipe.budget, recipe.placement
-    found = []
-    if budget.steps is not None:
-        step = int(record["step"])
-        found.append(Progress(step / budget.steps, f"step {step} of {budget.steps}"))
-    if budget.minutes is not None:
-        devices = placement.generators + placement.trainers
-        minutes = (number(record, "ledger", "device_seconds") or 0.0) / devices / 60.0
-        text = f"{minutes:.1f} of {budget.minutes:g} minutes"
-        found.append(Progress(minutes / budget.minutes, text))
-    if budget.gpu_hours is not None:
-        hours = number(record, "compute", "device_hours") or 0.0
-        text = f"{hours:.3g} of {budget.gpu_hours:g} device-hours"
-        found.append(Progress(hours / budget.gpu_hours, text))
-    return max(found, key=lambda p: p.share, default=None)
+    def _seconds(self, old: StepLine, new: StepLine) -> float:
+        """Time on the clock between two lines, validation left out. The ledger counts every device
+        that took part, also where generators come and go; a recipe only knows what was asked."""
+        a, b = old.ledger, new.ledger
+        trained = b.device_seconds - a.device_seconds
+        validated = b.validation_seconds - a.validation_seconds
+        clock = 60.0 * (new.compute.minutes - old.compute.minutes)
+        if clock > 0 and trained > 0:
+            return clock * trained / (trained + validated)
+        where = self.recipe.placement
+        return trained / (where.generators + where.trainers)
 
 
-def who_waits(generators: Side, trainer: Side) -> tuple[bool, bool]:
-    """Whether the generators wait for the trainer, and the trainer for them: at most one does."""
-    g, t = generators.busy, trainer.busy
-    if g is None or t is None or min(g, t) >= WAITS:
+def _share(worked: float, waited: float) -> float | None:
+    whole = max(worked, 0.0) + max(waited, 0.0)
+    return max(worked, 0.0) / whole if whole > 0 else None
+
+
+def _rate(tokens: float, seconds: float) -> float | None:
+    return max(tokens, 0) / seconds if seconds > 0 else None
+
+
+def _for_checks(old: Spent, new: Spent) -> bool:
+    waited = new.train_wait - old.train_wait
+    return new.check_wait - old.check_wait > FOR_CHECKS * waited
+
+
+def who_waits(generators: float | None, trainer: float | None) -> tuple[bool, bool]:
+    """Whether the generators wait for the trainer, and the trainer for them, from the shares of
+    their time that they work: at most one does."""
+    if generators is None or trainer is None or min(generators, trainer) >= WAITS:
         return False, False
-    return g < t, t <= g
+    return generators < trainer, trainer <= generators
 
 
 def face(seconds: float) -> str:

@@ -84,10 +84,9 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
     from scalerl.cli.view import PlainView, make_view
-    from scalerl.errors import InputError
+    from scalerl.errors import InputError, PipelineError
 
     try:
-        from scalerl.pipeline.placement import PipelineError
         from scalerl.training import train
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}: pip install 'scalerl[train]'") from None
@@ -101,7 +100,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 resume=bool(args.resume),
                 stop_when=args.stop_when,
                 track=args.track,
-                view=view,
+                listener=view,
             )
         except PipelineError as error:
             view.say(f"scalerl: {error}")

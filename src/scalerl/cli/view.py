@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from scalerl.cli.pace import Pace, face, number
+from scalerl.cli.pace import Pace, Side, face
+from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
     from scalerl.curves.live import Look
     from scalerl.recipe.schema import Recipe
+    from scalerl.runs.lines import EvalLine, SetScore, StepLine
 
 HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
 
 
-class View(Protocol):
-    """A run tells it what happens. Use as a context manager: leaving it frees the terminal."""
-
-    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
-        """The run is about to start."""
-
-    def say(self, line: str) -> None:
-        """Anything worth a line; also before `begin` and after `end`."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """A line of steps.jsonl."""
-
-    def evaluated(self, record: Mapping[str, Any], look: Look | None) -> None:
-        """A line of evals.jsonl, and the fit of the points so far once there are enough."""
-
-    def end(self, reason: str) -> None:
-        """The run is over."""
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def make_view(plain: bool = False) -> View:
+def make_view(plain: bool = False) -> Listener:
     """The live view where there is a terminal that can show it, else lines."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
     if plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or encoding != "utf8":
@@ -55,7 +35,7 @@ def make_view(plain: bool = False) -> View:
     return LiveView()
 
 
-class PlainView:
+class PlainView(Listener):
     """One line per event, flushed, for logs."""
 
     def __init__(
@@ -66,12 +46,6 @@ class PlainView:
         self._pace: Pace | None = None
         self._out: Path | None = None
         self._step = 0
-
-    def __enter__(self) -> PlainView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
         self._pace = Pace(recipe, self._clock)
@@ -84,16 +58,16 @@ class PlainView:
         coding = getattr(stream, "encoding", None) or "utf-8"
         print(line.encode(coding, "replace").decode(coding), file=stream, flush=True)
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        self._step = int(record["step"])
+    def step(self, line: StepLine) -> None:
+        self._step = line.step
         speed = ""
         if self._pace is not None:
-            self._pace.add(record)
+            self._pace.add(line)
             speed = _speed(self._pace)
-        self.say(step_line(record) + speed)
+        self.say(step_line(line) + speed)
 
-    def evaluated(self, record: Mapping[str, Any], look: Look | None) -> None:
-        self.say(validation_line(record))
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        self.say(validation_line(line))
         if look is not None:
             self.say(f"  forecast: {', '.join(forecast_parts(look))}{alarm(look)}")
 
@@ -118,41 +92,54 @@ def closing(step: int, reason: str, out: Path | None) -> list[str]:
     return lines
 
 
-def step_line(record: Mapping[str, Any]) -> str:
-    parts = [f"step {int(record['step']):>5}"]
-    for label, path, form in (
-        ("reward", ("reward",), "+.3f"),
-        ("pass", ("pass_rate",), ".3f"),
-        ("truncated", ("truncated",), ".2f"),
-        ("stale", ("staleness", "max"), ".0f"),
-        ("ratio", ("ratio", "max"), ".2f"),
-        ("grad", ("grad_norm",), ".2f"),
+def step_line(line: StepLine) -> str:
+    parts = [f"step {line.step:>5}"]
+    for label, value, form in (
+        ("reward", line.reward, "+.3f"),
+        ("pass", line.pass_rate, ".3f"),
+        ("truncated", line.truncated, ".2f"),
+        ("stale", line.staleness.max, ".0f"),
+        ("ratio", line.ratio.max, ".2f"),
+        ("grad", line.grad_norm, ".2f"),
     ):
-        parts.append(f"{label} {shown(number(record, *path), form)}")
+        parts.append(f"{label} {shown(value, form)}")
     return "  ".join(parts)
 
 
 def _speed(pace: Pace) -> str:
     parts = []
-    for label, side in (("gen", pace.generators), ("train", pace.trainer)):
+    for label, side in zip(("gen", "train"), pace.sides(), strict=True):
         if side.tokens is not None:
-            parts.append(f"{label} {amount(side.tokens)} tok/s")
+            note = waits(side, pace.recipe)
+            parts.append(f"{label} {amount(side.tokens)} tok/s" + (f" ({note})" if note else ""))
     if pace.left is not None:
         parts.append(f"{face(pace.left)} left")
     return "".join(f"  {part}" for part in parts)
 
 
-def validation_line(record: Mapping[str, Any]) -> str:
-    line = f"validation at step {record['step']}: pass rate {score(record)}"
-    other = [f"{name} {score(found)}" for name, found in (record.get("downstream") or {}).items()]
-    return line + (f"; downstream {', '.join(other)}" if other else "")
+def generators(recipe: Recipe) -> str:
+    """What they are called: one or several."""
+    return "generators" if recipe.placement.generators > 1 else "generator"
 
 
-def score(record: Mapping[str, Any]) -> str:
+def waits(side: Side, recipe: Recipe) -> str:
+    """Whom a side waits for, in words; "" if for nobody."""
+    if side.waits_for is None:
+        return ""
+    whom = generators(recipe) if side.waits_for == "generators" else side.waits_for
+    return f"waits for the {whom}"
+
+
+def validation_line(line: EvalLine) -> str:
+    said = f"validation at step {line.step}: pass rate {score(line)}"
+    other = [f"{name} {score(found)}" for name, found in (line.downstream or {}).items()]
+    return said + (f"; downstream {', '.join(other)}" if other else "")
+
+
+def score(of: EvalLine | SetScore) -> str:
     """A pass rate and its standard error, where it has one."""
-    spread = number(record, "stderr")
-    rate = shown(number(record, "pass_rate"), ".3f")
-    return rate if spread is None else f"{rate} ± {spread:.3f}"
+    rate = shown(of.pass_rate, ".3f")
+    return rate if of.stderr is None else f"{rate} ± {of.stderr:.3f}"
 
 
 def forecast_parts(look: Look) -> list[str]:
@@ -176,8 +163,8 @@ def alarm(look: Look) -> str:
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number, or a dash where a record has none."""
-    return "-" if value is None else format(value, form)
+    """A number, or a dash where a line has none."""
+    return "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def amount(value: float) -> str:

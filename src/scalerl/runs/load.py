@@ -18,7 +18,7 @@ from scalerl.runs.importers.wandb_online import read_wandb_online
 from scalerl.runs.names import listing, shorten
 from scalerl.runs.record import Array, Run
 from scalerl.runs.scale import guess_scale, rescale
-from scalerl.runs.select import Choice, Curve, to_curve
+from scalerl.runs.select import ColumnChoice, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import split_runs, split_scores
 from scalerl.runs.table import Table
@@ -53,7 +53,7 @@ def load_runs(
     """
     if not sources:
         raise InputError("no source given: name a log file, a directory or example:paper-8b")
-    choice = Choice(x=x, y=y, n_eval=n_eval, group_by=group_by)
+    choice = ColumnChoice(x=x, y=y, n_eval=n_eval, group_by=group_by)
     runs: list[Run] = []
     names: list[str] = []
     for source in sources:
@@ -83,7 +83,7 @@ def load_run(*sources: Any, **options: Any) -> Run:
 
 
 def _load(
-    source: Any, choice: Choice, pattern: str | None, scale: str | float | None
+    source: Any, choice: ColumnChoice, pattern: str | None, scale: str | float | None
 ) -> tuple[list[Run], list[str]]:
     """The runs of one source that match, and the names of all."""
     if isinstance(source, Run):
@@ -114,7 +114,7 @@ def _load(
     return runs, [part.name for part in parts]
 
 
-def _curves(tables: list[Table], choice: Choice) -> tuple[list[Curve], list[InputError]]:
+def _curves(tables: list[Table], choice: ColumnChoice) -> tuple[list[Curve], list[InputError]]:
     curves: list[Curve] = []
     problems: list[InputError] = []
     for table in tables:

@@ -19,7 +19,7 @@ _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ColumnChoice:
     """What the user asked for; None means: find it."""
 
     x: str | None = None
@@ -44,7 +44,7 @@ class Curve:
     notes: list[str] = field(default_factory=list)
 
 
-def to_curve(table: Table, choice: Choice) -> Curve:
+def to_curve(table: Table, choice: ColumnChoice) -> Curve:
     """Choose compute, score and evaluation size from the table of one run."""
     numeric = [c for c in table.columns if table.is_numeric(c)]
     y_name, notes = _choose_y(table, numeric, choice.y)

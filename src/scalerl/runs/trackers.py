@@ -15,12 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.errors import InputError
+from scalerl.runs.lines import EvalLine, Line, StepLine
+from scalerl.runs.listener import Listener
 from scalerl.runs.table import flatten
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from scalerl.curves.live import Look
+
 #: Project under which W&B and trackio file the run, unless WANDB_PROJECT says otherwise.
 PROJECT = "scalerl"
 WANDB_ID = "wandb_id.txt"
@@ -36,15 +40,13 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Trackers:
-    """Sends the records of a run to every tracker that is still working."""
+class Trackers(Listener):
+    """Sends the lines of a run to every tracker that is still working. Leave it as a context
+    manager: what is buffered is written then, however the run ends."""
 
-    def __init__(self, trackers: Mapping[str, Tracker], say: Say) -> None:
+    def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
         self._trackers = dict(trackers)
-        self._say = say
-
-    def __enter__(self) -> Trackers:
-        return self
+        self._warn = say
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -54,13 +56,13 @@ class Trackers:
         """Those that have not failed."""
         return tuple(self._trackers)
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        """A line of steps.jsonl."""
-        self._log(record, _under("train", record))
+    def step(self, line: StepLine) -> None:
+        """Its numbers."""
+        self._log(line.step, _under("train", line))
 
-    def evaluated(self, record: Mapping[str, Any], numbers: Mapping[str, float] | None) -> None:
-        """A line of evals.jsonl, and what the forecast says after it."""
-        self._log(record, _under("eval", record) | _scalars(numbers or {}))
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        """Its numbers, and what the forecast says after it."""
+        self._log(line.step, _under("eval", line) | _scalars({} if look is None else look.numbers))
 
     def close(self) -> None:
         """Write what is buffered. Twice does no harm."""
@@ -68,9 +70,9 @@ class Trackers:
             self._guarded(name, lambda tracker: tracker.close())
         self._trackers = {}
 
-    def _log(self, record: Mapping[str, Any], values: dict[str, float]) -> None:
+    def _log(self, step: int, values: dict[str, float]) -> None:
         for name in self.working:
-            self._guarded(name, lambda tracker: tracker.log(int(record["step"]), values))
+            self._guarded(name, lambda tracker: tracker.log(step, values))
 
     def _guarded(self, name: str, use: Callable[[Tracker], None]) -> None:
         tracker = self._trackers[name]
@@ -78,7 +80,7 @@ class Trackers:
             use(tracker)
         except Exception as error:
             del self._trackers[name]
-            self._say(f"warning: {name} failed and is switched off: {_reason(error)}")
+            self._warn(f"warning: {name} failed and is switched off: {_reason(error)}")
             with contextlib.suppress(Exception):
                 tracker.close()
 
@@ -90,7 +92,7 @@ def open_trackers(
     config: Mapping[str, Any],
     *,
     resume: bool,
-    say: Say = print,
+    say: Callable[[str], None] = print,
 ) -> Trackers:
     """Start the trackers of these names, each writing inside the run directory `out`.
 
@@ -133,11 +135,12 @@ def _reason(error: Exception) -> str:
 # -- names --------------------------------------------------------------------------------------
 
 
-def _under(prefix: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record under a prefix; compute keeps a name of its own, as an x axis that
-    both kinds of record share."""
-    compute = record.get("compute", {})
-    own = {k: v for k, v in record.items() if k not in ("step", "compute")}
+def _under(prefix: str, line: Line) -> dict[str, float]:
+    """The numbers of a line under a prefix; compute keeps a name of its own, as an x axis that
+    both kinds of line share."""
+    own = line.to_dict()
+    del own["step"]
+    compute = own.pop("compute")
     if "ledger" in own:
         own["ledger"] = {k: v for k, v in own["ledger"].items() if k not in compute}
     return _scalars({prefix: own, "compute": compute})

@@ -1,0 +1,196 @@
+"""Records as types: frozen dataclasses that go to JSON and come back.
+
+Writing is strict, reading is lenient. Who makes a record gives every field that has no default, and
+mypy sees to it. Who reads one may meet a record of another version, or a damaged one: unknown keys
+are passed over, and what is missing or of the wrong type is filled with the field's default, or
+with the emptiest value of its type (nan, 0, "", None, nothing in it). Only a field that is `needed`
+cannot be filled: without it there is no record.
+
+    written by a later version     {"step": 3, "loss": null, "mood": "fine"}
+    read                           StepLine(step=3, loss=nan, grad_norm=nan, ...)
+    read, without its step         None
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, dataclass_transform
+
+T = TypeVar("T")
+#: Returned by a reader for a value that is not of its type.
+_WRONG = object()
+
+
+def about(
+    meaning: str,
+    *,
+    unit: str = "",
+    needed: bool = False,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+) -> Any:
+    """A field, with the line that docs/reference/run-record.md has about it."""
+    told = {"meaning": meaning, "unit": unit, "needed": needed}
+    if default_factory is not MISSING:
+        return field(default_factory=default_factory, metadata=told)
+    return field(default=default, metadata=told)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(about,))
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass with slots, whose fields are `about` something."""
+    return dataclass(frozen=True, slots=True)(cls)
+
+
+class Record:
+    """What all records can do."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; a field that is None by default and None now is left out."""
+        found = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None or each.default is not None:
+                found[each.name] = _plain(value)
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Self | None:
+        """The record, by the rules above; None where it is none. Never raises."""
+        if not isinstance(found, dict):
+            return None
+        values = {}
+        kind: Any = cls
+        for name, read, fill, needed in _plan(kind):
+            value = read(found[name]) if name in found else _WRONG
+            if value is _WRONG:
+                if needed:
+                    return None
+                value = fill()
+            values[name] = value
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+@cache
+def _plan(cls: Any) -> tuple[tuple[str, Callable[[Any], Any], Callable[[], Any], bool], ...]:
+    """Name, reader, filling and whether it is needed, of every field: worked out once per type,
+    since a run has a hundred thousand lines."""
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (f.name, _reader(hints[f.name]), _filling(f, hints[f.name]), bool(f.metadata["needed"]))
+        for f in fields(cls)
+    )
+
+
+def _filling(each: Field[Any], kind: Any) -> Callable[[], Any]:
+    if each.default_factory is not MISSING:
+        return each.default_factory
+    if each.default is not MISSING:
+        return lambda: each.default
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return lambda: None
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return lambda: kind.from_dict({})
+    if kind is float:
+        return lambda: math.nan
+    empty: Callable[[], Any] = origin or kind  # int() is 0, dict() is {} ...
+    return empty
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """How a value of JSON becomes one of this type, or `_WRONG`."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        (one,) = [part for part in inside if part is not type(None)]
+        read = _reader(one)
+        return lambda value: None if value is None else read(value)
+    if origin is Literal:
+        return lambda value: value if isinstance(value, str) and value in inside else _WRONG
+    if origin is tuple:
+        return _sequence(_reader(inside[0]))
+    if origin is dict:
+        return _mapping(_reader(inside[1]), whole=inside[0] is int)
+    if issubclass(kind, Record):
+        return lambda value: _WRONG if (made := kind.from_dict(value)) is None else made
+    if issubclass(kind, tuple):  # a NamedTuple of whole numbers
+        return _named(kind)
+    return {float: _number, int: _whole}.get(kind, _exactly(kind))
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    return lambda value: value if type(value) is kind else _WRONG
+
+
+def _number(value: Any) -> Any:
+    if type(value) is float:
+        return value
+    try:
+        return float(value) if type(value) is int else _WRONG
+    except OverflowError:
+        return _WRONG
+
+
+def _whole(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    return int(value) if type(value) is float and value.is_integer() else _WRONG
+
+
+def _sequence(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def items(value: Any) -> Any:
+        if not isinstance(value, list):
+            return _WRONG
+        return tuple(found for found in map(read, value) if found is not _WRONG)
+
+    return items
+
+
+def _mapping(read: Callable[[Any], Any], *, whole: bool) -> Callable[[Any], Any]:
+    """JSON's keys are text: `whole` ones are turned back into numbers."""
+
+    def items(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return _WRONG
+        found = {_key(k) if whole else k: read(v) for k, v in value.items()}
+        return {k: v for k, v in found.items() if k is not _WRONG and v is not _WRONG}
+
+    return items
+
+
+def _key(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return _WRONG
+
+
+def _named(kind: Any) -> Callable[[Any], Any]:
+    def made(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(kind._fields):
+            return _WRONG
+        numbers = [_whole(v) for v in value]
+        return _WRONG if _WRONG in numbers else kind(*numbers)
+
+    return made

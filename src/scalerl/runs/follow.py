@@ -1,0 +1,77 @@
+"""Reading a file of lines that is still being written: each byte once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from scalerl.runs.lines import Line
+
+L = TypeVar("L", bound=Line)
+#: Bytes before the place where reading stopped that are compared with what was there: they hold
+#: the numbers of the last line, of which no two are alike.
+MARK = 256
+
+
+class Follower(Generic[L]):
+    """New lines of a file, from where it stopped the last time.
+
+    A look costs what was written since the one before (and a comparison of 256 bytes), however long
+    the file is; the state is a place in the file and those bytes. A last line without its end is
+    left for later. When a resumed run has cut or replaced the file, `restarted` is True for that
+    look, which gives all lines from the beginning: what was given before no longer holds.
+
+        on disk      1 2 3            1 2 3 4 5½       1 2 3 4 5        1 2 3½  (resumed at 2)
+        new()        [1, 2, 3]        [4]              [5]              [1, 2], restarted
+    """
+
+    def __init__(self, path: Path, kind: type[L]) -> None:
+        self.path = path
+        self.kind = kind
+        #: Whether the last look began anew.
+        self.restarted = False
+        #: What following has cost so far.
+        self.bytes_read = 0
+        self._at = 0
+        self._inode = -1
+        self._mark = b""
+
+    def new(self) -> list[L]:
+        """Lines that have come since the last look; none for a file that is not there."""
+        self.restarted = False
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            # Of the open file: if another takes its name meanwhile, the next look notices.
+            inode = os.fstat(file.fileno()).st_ino
+            if self._at and not (inode == self._inode and self._read_before(file)):
+                self.restarted, self._at, self._mark = True, 0, b""
+            self._inode = inode
+            file.seek(self._at)
+            found = file.read()
+        self.bytes_read += len(found)
+        whole = found[: found.rfind(b"\n") + 1]
+        self._at += len(whole)
+        self._mark = (self._mark + whole)[-MARK:]
+        made = (self.kind.from_dict(parsed(line)) for line in whole.split(b"\n"))
+        return [line for line in made if line is not None]
+
+    def _read_before(self, file: BinaryIO) -> bool:
+        """Whether what lies before the place where reading stopped is what lay there."""
+        file.seek(self._at - len(self._mark))
+        there = file.read(len(self._mark))
+        self.bytes_read += len(there)
+        return there == self._mark
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for a line that a kill cut short, or bytes that are no text."""
+    try:
+        found = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

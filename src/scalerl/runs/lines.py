@@ -1,0 +1,201 @@
+"""The lines of a run's record, one type for each file, and its status."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from scalerl.runs.compute import Compute, LedgerLine
+from scalerl.runs.fields import Record, about, record
+
+
+class Line(Record):
+    """One line of a file of lines."""
+
+    __slots__ = ()
+    FILE: ClassVar[str]
+    step: int
+
+
+# -- steps.jsonl ----------------------------------------------------------------------------------
+
+
+@record
+class Ratio(Record):
+    """π_train / π_gen over the tokens in the loss."""
+
+    mean: float = about("mean")
+    max: float = about("largest")
+    min: float = about("smallest")
+    truncated: float = about("share of tokens whose ratio the loss capped or clipped")
+
+
+@record
+class LogprobGap(Record):
+    """|log π_train − log π_gen| over the tokens in the loss."""
+
+    mean: float = about("mean", unit="nats")
+    max: float = about("largest", unit="nats")
+    kl: float = about("k3 estimate of KL(gen ‖ train)", unit="nats")
+
+
+@record
+class Staleness(Record):
+    """The trainer's version minus each token's."""
+
+    mean: float = about("mean over tokens", unit="versions")
+    max: int = about("largest", unit="versions")
+    histogram: dict[int, int] = about("tokens of each staleness")
+
+
+@record
+class Lengths(Record):
+    """Of the batch's rollouts."""
+
+    mean: float = about("mean", unit="tokens")
+    max: int = about("longest", unit="tokens")
+
+
+@record
+class FilterCounts(Record):
+    """What the filters left of a batch."""
+
+    prompts: int = about("prompts in the batch")
+    rollouts: int = about("rollouts in the batch")
+    unscored: int = about("rollouts without a reward")
+    truncated: int = about("rollouts that were cut off")
+    zero_variance_prompts: int = about("prompts whose rollouts all earned the same")
+    effective_prompts: int = about("prompts that were learnt from")
+    effective_rollouts: int = about("rollouts that were learnt from")
+
+
+@record
+class StepLine(Line):
+    """One optimiser step: what its batch was like, what the trainer made of it."""
+
+    FILE: ClassVar[str] = "steps.jsonl"
+
+    step: int = about("version made by this step", needed=True)
+    loss: float = about("the loss")
+    grad_norm: float = about("norm of the gradient, before it is clipped")
+    lr: float = about("learning rate")
+    forward_tokens: int = about("tokens that went through the trainer, padding included")
+    loss_tokens: int = about("tokens in the loss")
+    micro_batches: int = about("parts that the batch was cut into, to fit the memory")
+    seconds: float = about("what the trainer's pass took", unit="seconds")
+    tokens: int = about("tokens that the numbers below are about")
+    ratio: Ratio = about("π_train / π_gen over tokens")
+    ess: float = about("effective sample size of the ratios, as a share of the tokens")
+    logprob_gap: LogprobGap = about("|log π_train − log π_gen| over tokens")
+    non_finite: int = about("tokens left out because a log-prob was not finite")
+    entropy: float | None = about("mean over tokens; null where it was not computed", unit="nats")
+    staleness: Staleness = about("how old the tokens were")
+    kl: float = about("KL penalty that was paid, for the distance to the starting model; else 0")
+    metrics: dict[str, float] = about("numbers that the loss tells about itself, by name")
+    reward: float | None = about("mean over rollouts that have one; null where none has")
+    pass_rate: float = about("share of rollouts that are right")
+    truncated: float = about("share of rollouts cut off by the token limit")
+    interrupted: float = about(
+        "share of rollouts whose thought was ended by its budget, with an answer after it"
+    )
+    mixed_versions: float = about("share of rollouts that more than one version wrote")
+    prompts: tuple[str, ...] = about("ids of the batch's prompts")
+    zero_variance: float = about("share of prompts whose rollouts all earned the same")
+    length: Lengths = about("length of the rollouts")
+    filtered: FilterCounts = about("counts of the filters")
+    retired: int = about("prompts that No-Positive-Resampling has retired so far")
+    compute: Compute = about("compute so far")
+    ledger: LedgerLine = about("where it went")
+
+
+# -- evals.jsonl ----------------------------------------------------------------------------------
+
+
+@record
+class SetScore(Record):
+    """The score of one further set of held-out prompts."""
+
+    pass_rate: float = about("mean over prompts of the share of right answers")
+    stderr: float | None = about("standard error of that mean; null for a single prompt")
+    n_prompts: int = about("prompts")
+    k: int = about("answers to each")
+
+
+@record
+class EvalLine(Line):
+    """One validation: a point of the curve. Which prompts were answered right, and some answers to
+    read, are in `evals/step_N.json`."""
+
+    FILE: ClassVar[str] = "evals.jsonl"
+
+    step: int = about("optimiser steps behind the weights that answered", needed=True)
+    version: int = about("version of those weights: the same number")
+    pass_rate: float = about("mean over prompts of the share of right answers")
+    stderr: float | None = about("standard error of that mean; null for a single prompt")
+    n_prompts: int = about("held-out prompts")
+    k: int = about("answers to each")
+    unscored: int = about("answers that could not be scored")
+    truncated: float = about("share of answers that were cut off")
+    tasks: dict[str, float] = about("pass rate of each task of a mixture")
+    compute: Compute = about("compute so far")
+    validation_hours: float = about("device-hours spent on validation so far, in no other number")
+    downstream: dict[str, SetScore] | None = about(
+        "further sets, by name; left out where there are none. To fit one: "
+        "`--y downstream/NAME/pass_rate`",
+        default=None,
+    )
+
+    @property
+    def n_eval(self) -> int:
+        """The size of the validation: answers behind its pass rate."""
+        return self.n_prompts * self.k
+
+
+# -- events.jsonl ---------------------------------------------------------------------------------
+
+EventKind = Literal["warning", "lost", "checker", "refused", "resume", "end", "failed"]
+
+
+@record
+class EventLine(Line):
+    """What else happened; never cut. `warning`: something goes wrong, `why`. `lost`: a process died
+    or fell silent. `checker`: a verifier hung or died. `refused`: a batch with a gradient that is
+    not finite, with its `prompts`. `resume`: the run goes on from a checkpoint, with
+    `lost_device_seconds`. `end`: with its `reason`. `failed`: `why`. A run that was killed has
+    neither of the last two."""
+
+    FILE: ClassVar[str] = "events.jsonl"
+
+    step: int = about("version at that moment", needed=True)
+    event: EventKind = about("what it was", needed=True)
+    why: str | None = about("in one line", default=None)
+    reason: str | None = about("why the run ended", default=None)
+    prompts: tuple[str, ...] | None = about("ids of the prompts it is about", default=None)
+    lost_device_seconds: float | None = about(
+        "spent on what has to be done again", unit="device-seconds", default=None
+    )
+
+
+# -- status.json ----------------------------------------------------------------------------------
+
+
+@record
+class Status(Record):
+    """What the run is doing just now: replaced every second, for `scalerl doctor`."""
+
+    FILE: ClassVar[str] = "status.json"
+
+    step: int = about("version now")
+    waits_for: str = about("whom the run waits for, in words", default="")
+    pids: dict[str, int] = about("process ids, by name", default_factory=dict)
+    silent_seconds: dict[str, float] = about(
+        "how long each process has said nothing", unit="seconds", default_factory=dict
+    )
+    starting: tuple[int, ...] = about("generators that are not up yet", default=())
+    stopping: bool = about("the run was asked to end", default=False)
+    rollouts: tuple[int, ...] = about("rollouts that each generator has finished", default=())
+    under_way: int = about("groups between the draw of their prompt and their step", default=0)
+    writing: int = about("groups that are being written", default=0)
+    checking: int = about("groups that are being checked", default=0)
+    time: float | None = about(
+        "when it was written, in seconds since 1970; the store fills it in", default=None
+    )

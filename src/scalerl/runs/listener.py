@@ -1,0 +1,104 @@
+"""Who is told what happens in a run: views, trackers, tests, pictures, pages.
+
+    class Points(Listener):
+        def evaluated(self, line, look):
+            print(line.step, line.pass_rate)
+
+`train(recipe, "runs/first", listener=Points())` then prints a point at every validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from scalerl.curves.live import Look
+    from scalerl.recipe.schema import Recipe
+    from scalerl.runs.lines import EvalLine, StepLine
+
+
+class Listener:
+    """Does nothing; override what you want to hear of. It is called by the run's own thread, which
+    waits meanwhile: be quick. Times are seconds of the run's clock.
+
+    A context manager, for those that hold something (a terminal, a connection) and give it back.
+    """
+
+    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
+        """The run is about to start, or to start again from the checkpoint of this step."""
+
+    def say(self, line: str) -> None:
+        """Anything worth a line; also before `begin` and after `end`."""
+
+    def asked(self, at: float, ids: Sequence[str]) -> None:
+        """These rollouts were sent to a generator."""
+
+    def wrote(self, at: float, version: int, rollouts: Sequence[tuple[str, Any]]) -> None:
+        """A generator whose weights are `version` has finished these: (id, Rollout)."""
+
+    def trained(self, began: float, ended: float, version: int) -> None:
+        """The trainer took the step that made `version`."""
+
+    def batch(self, groups: Sequence[Any]) -> None:
+        """The Groups of the next step, before they go to the trainer."""
+
+    def step(self, line: StepLine) -> None:
+        """A step was taken; its line is in the record."""
+
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        """A validation is in the record; `look` is the fit of the points so far, once there are
+        enough."""
+
+    def end(self, reason: str) -> None:
+        """The run is over."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class Listeners(Listener):
+    """Tells several, in this order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
+        for each in self.listeners:
+            each.begin(recipe, out, resumed_at)
+
+    def say(self, line: str) -> None:
+        for each in self.listeners:
+            each.say(line)
+
+    def asked(self, at: float, ids: Sequence[str]) -> None:
+        for each in self.listeners:
+            each.asked(at, ids)
+
+    def wrote(self, at: float, version: int, rollouts: Sequence[tuple[str, Any]]) -> None:
+        for each in self.listeners:
+            each.wrote(at, version, rollouts)
+
+    def trained(self, began: float, ended: float, version: int) -> None:
+        for each in self.listeners:
+            each.trained(began, ended, version)
+
+    def batch(self, groups: Sequence[Any]) -> None:
+        for each in self.listeners:
+            each.batch(groups)
+
+    def step(self, line: StepLine) -> None:
+        for each in self.listeners:
+            each.step(line)
+
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        for each in self.listeners:
+            each.evaluated(line, look)
+
+    def end(self, reason: str) -> None:
+        for each in self.listeners:
+            each.end(reason)

@@ -1,0 +1,113 @@
+"""docs/reference/run-record.md, from the types."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from dataclasses import fields
+from typing import Any, Literal, Union
+
+from scalerl.runs.answers import AnswerSample, EvalAnswers
+from scalerl.runs.compute import Compute, LedgerLine
+from scalerl.runs.fields import Record
+from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
+
+HEAD = """# The run record
+
+A directory that `cat` and `pandas` can read. Lines are appended whole; a last line that a kill cut
+short is left out by every reader and dropped when the run is resumed. Numbers that are not finite
+are `null`. Readers pass over keys that they do not know: later versions may add some.
+
+| file | holds |
+| --- | --- |
+| `recipe.toml` | the resolved recipe, enough to repeat the run |
+| `evals.jsonl` | one validation a line |
+| `evals/step_N.json` | per validation, which prompts were answered right how often, and a few answers to read |
+| `steps.jsonl` | one optimiser step a line |
+| `events.jsonl` | what else happened; never cut |
+| `checkpoints/step_N/` | a model that `transformers` loads (`model.safetensors`, config, tokenizer), `optimiser.safetensors`, `trainer.json`, `run.json` (curriculum, ledger), `groups.json` and `groups.npz` (finished rollouts that wait for the trainer, prompts to be asked again), `manifest.json` (size and SHA-256 of each file) |
+| `status.json` | what the run is doing just now, replaced every second; for `scalerl doctor` |
+| `lock` | held by the process that writes |
+
+```python
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.store import RunStore
+
+store = RunStore("runs/first", resume=True)
+[(line.step, line.pass_rate, line.compute.device_hours) for line in store.read(EvalLine)]
+store.last(StepLine).ledger.spent.train_wait
+follower = store.follow(StepLine)
+follower.new()      # later once more: only what has come since
+```
+"""  # noqa: E501
+#: In the order of the page; the two that others refer to have sections of their own.
+SECTIONS: dict[str, type[Record]] = {
+    "evals.jsonl": EvalLine,
+    "compute": Compute,
+    "steps.jsonl": StepLine,
+    "ledger": LedgerLine,
+    "events.jsonl": EventLine,
+    "evals/step_N.json": EvalAnswers,
+    "answers": AnswerSample,
+    "status.json": Status,
+}
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true, false"}
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, kind in SECTIONS.items():
+        intro = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
+        parts.append(f"## {title}\n\n{intro}\n\n" + _table(kind))
+    return "\n".join(parts)
+
+
+def _table(kind: type[Record]) -> str:
+    lines = ["| field | type | meaning |", "| --- | --- | --- |"]
+    for name, word, meaning in rows(kind):
+        cells = (f"`{name}`", word, meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rows(kind: type[Record], under: str = "") -> list[tuple[str, str, str]]:
+    """(name, type, meaning) of every field; of a record inside, those of its own fields after it,
+    as `staleness.max`."""
+    hints = typing.get_type_hints(kind)
+    found = []
+    for each in fields(kind):
+        unit = each.metadata["unit"]
+        meaning = each.metadata["meaning"] + (f" [{unit}]" if unit else "")
+        name, hint = under + each.name, hints[each.name]
+        found.append((name, _word(hint), meaning))
+        inside, dots = _inside(hint)
+        if inside is not None and inside not in SECTIONS.values():
+            found += rows(inside, f"{name}{dots}.")
+    return found
+
+
+def _inside(hint: Any) -> tuple[type[Record] | None, str]:
+    """The record that a field holds, and how to get to it."""
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint, ""
+    for part in typing.get_args(hint):
+        inside, dots = _inside(part)
+        if inside is not None:
+            return inside, ".NAME" if typing.get_origin(hint) is dict else dots
+    return None, ""
+
+
+def _word(hint: Any) -> str:
+    """A type in words."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_word(p) if p is not type(None) else "null" for p in inside)
+    if origin is tuple:
+        return "list"
+    if origin is dict or issubclass(hint, Record):
+        return "table"
+    return _WORDS[hint]

@@ -1,0 +1,201 @@
+"""The run record on disk: append-only lines that anybody can read while the run goes on.
+
+A line is written whole and flushed; readers leave out a last line that a kill cut short, and a
+resumed run goes on after it. Files that are not lines are replaced whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from scalerl.errors import InputError
+from scalerl.runs.answers import EvalAnswers
+from scalerl.runs.follow import Follower, parsed
+from scalerl.runs.lines import EvalLine, Line, Status, StepLine
+
+L = TypeVar("L", bound=Line)
+#: Bytes read at a time from the end of a file.
+BLOCK = 1 << 16
+
+
+class RunStore:
+    """One run directory, to write and to read. `resume` opens one that is there; without it, a
+    directory that holds a run is refused."""
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        if resume:
+            if not self.path.is_dir():
+                raise InputError(f"{path} holds no run: give the directory that --out named")
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: choose another --out") from None
+        if any((self.path / kind.FILE).exists() for kind in (EvalLine, StepLine)):
+            raise InputError(f"{path} holds a run already: choose another --out, or --resume it")
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def write_recipe(self, toml: str) -> None:
+        """The resolved recipe, enough to repeat the run."""
+        self._replace("recipe.toml", toml)
+
+    def append(self, line: Line) -> None:
+        """One line, in the file of its type; it is on the disk when this returns."""
+        text = _json(line.to_dict()) + "\n"
+        with self._writing(), (self.path / line.FILE).open("ab+") as file:
+            if file.tell() and not _ends_whole(file):
+                text = "\n" + text  # a kill or a full disk cut the line before short
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def status(self, status: Status) -> None:
+        """What the run is doing just now, in place of what it did before."""
+        # Not forced onto the disk: it is written every second, and a machine that went down with
+        # its power does nothing just now.
+        self._replace(status.FILE, _json(replace(status, time=time.time()).to_dict()), sure=False)
+
+    def save_answers(self, answers: EvalAnswers) -> None:
+        """`evals/step_N.json` of a validation."""
+        with self._writing():
+            (self.path / EvalAnswers.FOLDER).mkdir(exist_ok=True)
+        self._replace(_answers(answers.step), _json(answers.to_dict(), compact=True))
+
+    def cut_after(self, kind: type[Line], step: int) -> None:
+        """Drop lines beyond a step (and damaged ones): what a resumed run will write again. The
+        rest, as it stands, is written to a new file that takes the old one's place."""
+        path = self.path / kind.FILE
+        if path.exists():
+            kept = []
+            for line in path.read_bytes().split(b"\n"):
+                at = (parsed(line) or {}).get("step")
+                if isinstance(at, int) and at <= step:
+                    kept.append(line + b"\n")
+            self._replace(kind.FILE, b"".join(kept))
+        if kind is EvalLine:
+            for at in self.answered():
+                if at > step:
+                    with self._writing():
+                        (self.path / _answers(at)).unlink(missing_ok=True)
+
+    def _replace(self, name: str, content: str | bytes, *, sure: bool = True) -> None:
+        """A whole new file in the place of the old one; `sure`: on the disk before it counts."""
+        temporary = self.path / f"{name}.tmp"
+        with self._writing():
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                if sure:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the disk refuses is the user's to put right: one line, and nothing is lost."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"the record in {self.path} cannot be written: {error.strerror}; put that right, "
+                "then go on with --resume"
+            ) from None
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, kind: type[L]) -> list[L]:
+        """All lines of a type so far."""
+        path = self.path / kind.FILE
+        if not path.exists():
+            return []
+        made = (kind.from_dict(parsed(line)) for line in path.read_bytes().split(b"\n"))
+        return [line for line in made if line is not None]
+
+    def tail(self, kind: type[L], count: int) -> list[L]:
+        """The last lines of a type, oldest first; reads no more of the file than they take."""
+        found: deque[L] = deque()
+        path = self.path / kind.FILE
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            for line in _backwards(file):
+                made = kind.from_dict(parsed(line))
+                if made is not None:
+                    found.appendleft(made)
+                    if len(found) >= count:
+                        break
+        return list(found)
+
+    def last(self, kind: type[L]) -> L | None:
+        """The last line of a type, or None."""
+        return next(iter(self.tail(kind, 1)), None)
+
+    def follow(self, kind: type[L]) -> Follower[L]:
+        """Reads on from where it stopped."""
+        return Follower(self.path / kind.FILE, kind)
+
+    def read_status(self) -> Status | None:
+        """None before the first one, or where it cannot be read."""
+        return Status.from_dict(self._read_json(Status.FILE))
+
+    def read_answers(self, step: int) -> EvalAnswers | None:
+        """What the validation at this step left; None where there is nothing to read."""
+        return EvalAnswers.from_dict(self._read_json(_answers(step)))
+
+    def answered(self) -> list[int]:
+        """Steps whose validations have left their answers."""
+        names = [p.stem[5:] for p in (self.path / EvalAnswers.FOLDER).glob("step_*.json")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return parsed((self.path / name).read_bytes())
+        except OSError:
+            return None
+
+
+def _answers(step: int) -> str:
+    return f"{EvalAnswers.FOLDER}/step_{step}.json"
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _backwards(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, from its end."""
+    at = file.seek(0, os.SEEK_END)
+    rest = b""
+    while at > 0:
+        size = min(BLOCK, at)
+        at -= size
+        file.seek(at)
+        rest, *whole = (file.read(size) + rest).split(b"\n")
+        yield from reversed(whole)
+    yield rest
+
+
+def _json(value: Any, *, compact: bool = False) -> str:
+    separators = (",", ":") if compact else None
+    return json.dumps(_finite(value), allow_nan=False, separators=separators)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan and no infinity: null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return None
+    return value
