@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.curves.live import LiveCurve, Look
-from scalerl.curves.rules import Rule, parse_rule
+from scalerl.curves.rules import StopRule, parse_rule
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.runs.importers.run_directory import AXES
@@ -131,7 +131,7 @@ class _Run:
         self,
         recipe: Recipe,
         writer: RunWriter,
-        rule: Rule | None,
+        rule: StopRule | None,
         trackers: Trackers,
         view: View,
         resume: bool,
