@@ -17,7 +17,7 @@ import numpy as np
 
 from record import save
 from scalerl import Run, load_runs
-from scalerl.curves.backtest import Backtest, backtest
+from scalerl.curves.backtest import BacktestResult, backtest
 from scalerl.report.progress import progress
 
 #: Sources that only have a training reward: noise controls, reported apart.
@@ -60,7 +60,7 @@ DISTURBED: dict[str, Callable[[Run, np.random.Generator], Run]] = {
 }
 
 
-def table(result: Backtest, *by: str, **only: str) -> list[dict[str, object]]:
+def table(result: BacktestResult, *by: str, **only: str) -> list[dict[str, object]]:
     return result.summary(*by, **only)
 
 

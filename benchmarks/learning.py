@@ -65,7 +65,7 @@ def judge(out: Path, truth: float) -> dict[str, Any]:
     """Forecast from the first half, and the ceiling from all of it."""
     curve = load_run(str(out))
     end = float(curve.compute[-1])
-    half = fit(curve, hi=end / 2).forecast([end])
+    half = fit(curve, hi=end / 2).predict([end])
     low, high = half.interval()[0]
     whole = fit(curve)
     a_low, a_high = whole.interval("A")

@@ -68,7 +68,7 @@ def growth() -> list[dict[str, float]]:
             "fit_ms": 1e3 * seconds(lambda c=c, y=y: with_intervals(c, y), 12)["median"],
             "forecasts": len(at),
             "forecast_ms": 1e3
-            * seconds(lambda f=f, at=at: f.forecast(at).quantiles([0.05, 0.5, 0.95]), 12)["median"],
+            * seconds(lambda f=f, at=at: f.predict(at).quantiles([0.05, 0.5, 0.95]), 12)["median"],
         }
         rows.append(row)
         print(f"{n:>7} points: fit {row['fit_ms']:6.1f} ms, {len(at)} forecasts "

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
 from simulate import curve
 
 from scalerl import fit
-from scalerl.curves.laws import Sigmoid
+from scalerl.curves.formula import Sigmoid
 from scalerl.curves.rules import parse_rule
 from scalerl.report.progress import progress
 

@@ -99,7 +99,7 @@ def test_a_value_off_the_scale_raises_one_line_at_first_sight(scale: Any, value:
 
 def test_a_value_off_the_scale_never_ends_a_run_later_on(caplog: pytest.LogCaptureFixture) -> None:
     curve = filled(6)
-    with caplog.at_level(logging.WARNING, logger="scalerl.callbacks"):
+    with caplog.at_level(logging.WARNING, logger="scalerl.curves.live"):
         assert not curve.add(70, 70, 7.0)
         assert not curve.add(80, 80, 8.0)
     assert len(caplog.records) == 1
@@ -114,12 +114,92 @@ def test_the_first_look_comes_at_min_points() -> None:
 
 def test_a_fit_that_fails_is_a_warning_once_and_no_look(caplog: pytest.LogCaptureFixture) -> None:
     curve = LiveCurve("eval_reward", "tokens")
-    with caplog.at_level(logging.WARNING, logger="scalerl.callbacks"):
+    with caplog.at_level(logging.WARNING, logger="scalerl.curves.live"):
         for step in range(1, 9):
             curve.add(step, 500.0, 0.3)  # a counter that stands still: one point for the fit
             assert curve.look() is None
     assert len(caplog.records) == 1
     assert "no forecast at 6 points" in caplog.text
+
+
+def stand_still(curve: LiveCurve) -> None:
+    """A counter that does not count: many points, and one for the fit."""
+    for step in range(1, 9):
+        curve.add(step, 500.0, 0.3)
+
+
+def test_who_shows_things_to_the_user_is_told_of_a_fit_that_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[str] = []
+    curve = LiveCurve("eval_reward", "tokens", warn=told.append)
+    stand_still(curve)
+    assert curve.look() is None
+    assert curve.look() is None
+    assert len(told) == 1 and told[0].startswith("no forecast at 8 points: run 'run' has 1 points")
+    assert not caplog.records
+
+
+def test_who_shows_things_to_the_user_is_told_of_points_left_out() -> None:
+    told: list[str] = []
+    curve = filled(6, warn=told.append)
+    curve.add(70, 70, 7.0)
+    curve.rebuild([{"eval_reward": 0.1, "step": 10}], lambda record: None)
+    assert "step 70 is left out" in told[0]
+    assert told[1].startswith("1 earlier points of eval_reward have no record of their steps")
+
+
+def test_a_forecast_that_fails_in_a_trainer_is_logged_by_the_callback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from scalerl.callbacks import ForecastCallback
+
+    curve = ForecastCallback()._curve
+    stand_still(curve)
+    assert curve.look() is None
+    assert [record.name for record in caplog.records] == ["scalerl.callbacks"]
+
+
+def test_a_point_may_bring_the_size_of_its_own_validation() -> None:
+    curve = LiveCurve("pass_rate", "steps", n_eval=64)
+    curve.add(10, 10, 0.2)
+    curve.add(20, 20, 0.3, n_eval=1024)
+    assert curve.run.n_eval is not None and curve.run.n_eval.tolist() == [64, 1024]
+    curve.add(20, 20, 0.3)
+    assert curve.run.n_eval is not None and curve.run.n_eval.tolist() == [64, 64]
+
+
+def test_the_run_that_is_fitted_has_the_sizes_of_its_points() -> None:
+    sized, constant = LiveCurve("pass_rate", "steps"), LiveCurve("pass_rate", "steps", n_eval=256)
+    for step in range(10, 210, 10):
+        sized.add(step, step, score(step), n_eval=16 if step < 100 else 4096)
+        constant.add(step, step, score(step))
+    look, other = sized.look(), constant.look()
+    assert look is not None and other is not None
+    assert look.fit.points.n_eval is not None
+    assert look.fit.points.n_eval.tolist() == [16.0] * 9 + [4096.0] * 11
+    assert look.fit.interval("A") != other.fit.interval("A")
+
+
+def test_points_of_unknown_size_count_as_the_median_of_the_others() -> None:
+    curve, known = LiveCurve("pass_rate", "steps"), LiveCurve("pass_rate", "steps", n_eval=512)
+    for step in range(10, 210, 10):
+        curve.add(step, step, score(step), n_eval=512 if step > 30 else None)
+        known.add(step, step, score(step))
+    assert curve.run.n_eval is not None and np.isnan(curve.run.n_eval[:3]).all()
+    look, other = curve.look(), known.look()
+    assert look is not None and other is not None
+    assert look.fit.params == other.fit.params
+
+
+def test_an_impossible_size_is_refused_at_first_and_left_out_later() -> None:
+    told: list[str] = []
+    curve = LiveCurve("pass_rate", "steps", warn=told.append)
+    with pytest.raises(InputError, match="number of samples behind a score, not 0"):
+        curve.add(10, 10, 0.2, n_eval=0)
+    curve.add(10, 10, 0.2, n_eval=8)
+    assert not curve.add(20, 20, 0.3, n_eval=0)
+    assert len(curve) == 1 and "step 20 is left out" in told[0]
 
 
 def test_a_look_has_the_numbers_for_the_end_of_training_and_a_reason_to_stop() -> None:
@@ -171,7 +251,7 @@ def test_compute_logged_on_another_axis_is_not_taken(caplog: pytest.LogCaptureFi
     steps.rebuild(history, by_step)
     assert steps.run.compute.tolist() == [10]
     hours = LiveCurve("eval_reward", "hours")
-    with caplog.at_level(logging.WARNING, logger="scalerl.callbacks"):
+    with caplog.at_level(logging.WARNING, logger="scalerl.curves.live"):
         hours.rebuild(history, lambda record: None)
     assert len(hours) == 0
     assert "1 earlier points of eval_reward have no record of their hours" in caplog.text

@@ -1,8 +1,9 @@
 """Every RL run comes with a forecast.
 
 >>> from scalerl import fit, load_run
->>> fit(load_run("example:paper-8b"), lo=1500, hi=50000).forecast(100_000).quantiles([0.5]).shape
-(1, 1)
+>>> f = fit(load_run("example:paper-8b"), lo=1500, hi=50_000)
+>>> [round(float(v), 1) for v in f.predict(100_000).quantiles([0.05, 0.5, 0.95])[0]]
+[0.6, 0.6, 0.7]
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ __version__ = "0.1.0"
 #: Public names and the module each lives in: nothing is imported before it is used, so that
 #: `import scalerl` and `scalerl --help` stay instant.
 _HOME = {
+    "Arm": "scalerl.curves.verdict",
+    "BacktestResult": "scalerl.curves.backtest",
+    "BacktestScore": "scalerl.curves.backtest",
+    "Comparison": "scalerl.curves.compare",
+    "ComputeNeeded": "scalerl.curves.planning",
+    "Crossing": "scalerl.curves.verdict",
     "Fit": "scalerl.curves.result",
     "Forecast": "scalerl.curves.forecast",
+    "Gain": "scalerl.curves.forecast",
     "InputError": "scalerl.errors",
+    "Law": "scalerl.curves.laws",
+    "Pair": "scalerl.curves.compare",
+    "Prediction": "scalerl.curves.prediction",
     "Recipe": "scalerl.recipe.schema",
+    "Recommendation": "scalerl.curves.forecast",
     "Run": "scalerl.runs.record",
+    "Target": "scalerl.curves.forecast",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
     "fit": "scalerl.curves.fit",
     "fit_all": "scalerl.curves.fit",
-    "forecast": "scalerl.curves.outlook",
+    "forecast": "scalerl.curves.forecast",
     "load_run": "scalerl.runs",
     "load_runs": "scalerl.runs",
     "train": "scalerl.training",
@@ -32,13 +45,25 @@ _HOME = {
 __all__ = [*sorted(_HOME), "__version__"]
 
 if TYPE_CHECKING:
+    from scalerl.curves.backtest import BacktestResult as BacktestResult
+    from scalerl.curves.backtest import BacktestScore as BacktestScore
     from scalerl.curves.backtest import backtest as backtest
+    from scalerl.curves.compare import Comparison as Comparison
+    from scalerl.curves.compare import Pair as Pair
     from scalerl.curves.compare import compare as compare
     from scalerl.curves.fit import fit as fit
     from scalerl.curves.fit import fit_all as fit_all
     from scalerl.curves.forecast import Forecast as Forecast
-    from scalerl.curves.outlook import forecast as forecast
+    from scalerl.curves.forecast import Gain as Gain
+    from scalerl.curves.forecast import Recommendation as Recommendation
+    from scalerl.curves.forecast import Target as Target
+    from scalerl.curves.forecast import forecast as forecast
+    from scalerl.curves.laws import Law as Law
+    from scalerl.curves.planning import ComputeNeeded as ComputeNeeded
+    from scalerl.curves.prediction import Prediction as Prediction
     from scalerl.curves.result import Fit as Fit
+    from scalerl.curves.verdict import Arm as Arm
+    from scalerl.curves.verdict import Crossing as Crossing
     from scalerl.errors import InputError as InputError
     from scalerl.recipe.schema import Recipe as Recipe
     from scalerl.runs import load_run as load_run

@@ -13,6 +13,7 @@ That event comes back to this callback and is ignored there.
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -24,12 +25,14 @@ except ImportError as error:
         "scalerl.callbacks needs transformers: pip install 'scalerl[callbacks]'"
     ) from error
 
-from scalerl.curves.live import LiveCurve, Look, Scale, log
-from scalerl.curves.outlook import Outlook, forecast
+from scalerl.curves.forecast import Forecast, forecast
+from scalerl.curves.live import LiveCurve, Look, Scale
 from scalerl.curves.result import Fit
 from scalerl.curves.rules import parse_rule
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
+
+log = logging.getLogger("scalerl.callbacks")
 
 XName = Literal["steps", "tokens", "samples", "hours"]
 
@@ -109,7 +112,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """The latest fit, on the main process; None before `min_points`."""
         return None if self._found is None else self._found.fit
 
-    def outlook(self) -> Outlook | None:
+    def forecast(self) -> Forecast | None:
         """The forecast for the end of training and the next doubling; None before the first fit."""
         if self._found is None:
             return None
@@ -232,7 +235,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         kind: ComputeKind = self.x
         if self.devices is not None:
             kind = "gpu_hours"
-        return LiveCurve(self.metric, kind, **self._options)
+        return LiveCurve(self.metric, kind, warn=log.warning, **self._options)
 
 
 def _batch(args: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import Sigmoid
+from scalerl.curves.formula import Sigmoid
 
 Array = npt.NDArray[np.float64]
 

@@ -42,7 +42,7 @@ def test_replicates_are_grouped_and_widen_or_narrow_the_seed_spread():
     b = [run(f"b{i}", seed=10 + i, group="B", A=0.70) for i in range(3)]
     result = compare(a, b, group_by="recipe")
     assert result.scope == "recipes"
-    assert [g.name for g in result.groups] == ["B", "A"]
+    assert [arm.name for arm in result.arms] == ["B", "A"]
     assert result.pairs[0].verdict == "higher-ceiling" and result.pairs[0].winner == "B"
     assert result.seed_sd < 0.01  # these replicates agree better than assumed
     scattered = [run(f"c{i}", seed=20 + i, group="C", A=0.60 + 0.04 * i) for i in range(3)]
@@ -69,7 +69,7 @@ def test_many_runs_are_compared_with_the_leader_and_ranked_in_full():
     runs = [run(f"r{i}", seed=i, A=0.5 + 0.01 * i) for i in range(30)]
     result = compare(runs)
     assert len(result.pairs) == 29
-    assert {p.a for p in result.pairs} == {result.groups[0].name}
+    assert {p.a for p in result.pairs} == {result.arms[0].name}
     assert result.p_higher.shape == (30, 30)
     np.testing.assert_allclose(result.p_higher + result.p_higher.T, 1.0, atol=0.02)
     assert result.p_higher[0, -1] > 0.99
@@ -98,7 +98,7 @@ def test_refusals_are_one_line():
 
 def test_equal_names_are_kept_apart():
     result = compare(run("same"), run("same", seed=1))
-    assert len({g.name for g in result.groups}) == 2
+    assert len({arm.name for arm in result.arms}) == 2
 
 
 def test_comparison_dictionary_has_the_promised_keys():

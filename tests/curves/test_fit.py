@@ -21,7 +21,7 @@ def test_same_points_give_the_same_answer():
     c, y = example()
     one, two = fit(c, y), fit(c, y)
     assert one.params == two.params
-    np.testing.assert_array_equal(one.forecast([9e4]).samples, two.forecast([9e4]).samples)
+    np.testing.assert_array_equal(one.predict([9e4]).samples, two.predict([9e4]).samples)
 
 
 def test_unit_of_compute_changes_only_c_mid():
@@ -124,7 +124,7 @@ def test_open_end_of_c_mid_is_null_in_json():
 @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
 def test_constant_runs_are_handled(level):
     f = fit(np.arange(1, 30.0), np.full(29, level))
-    ahead = f.forecast([60.0]).interval(0.9)[0]
+    ahead = f.predict([60.0]).interval(0.9)[0]
     assert ahead[0] <= level <= ahead[1]
     assert f.alarm is None
 
@@ -134,7 +134,7 @@ def test_declining_run_raises_the_alarm_and_is_not_identified():
     y[45:] -= np.linspace(0.02, 0.25, 15)
     f = fit(c, y)
     assert f.alarm is not None and not f.identified
-    ahead = f.forecast([120000.0])
+    ahead = f.predict([120000.0])
     assert ahead.alarm == f.alarm
     assert ahead.median[0] < 0.5  # not pulled back up to the law
 
@@ -143,7 +143,7 @@ def test_one_wild_evaluation_hardly_moves_the_forecast():
     c, y = example()
     spoiled = y.copy()
     spoiled[20] = 0.02
-    calm, wild = fit(c, y).forecast([1e5]), fit(c, spoiled).forecast([1e5])
+    calm, wild = fit(c, y).predict([1e5]), fit(c, spoiled).predict([1e5])
     assert abs(calm.median[0] - wild.median[0]) < 0.03
 
 
@@ -204,7 +204,7 @@ def test_any_scores_in_range_give_finite_ordered_quantiles(points):
         warnings.simplefilter("error")
         f = fit(compute, score)
         end = f.end
-        q = f.forecast([end / 2, end, 2 * end, 1e3 * end]).quantiles([0.05, 0.25, 0.5, 0.75, 0.95])
+        q = f.predict([end / 2, end, 2 * end, 1e3 * end]).quantiles([0.05, 0.25, 0.5, 0.75, 0.95])
     assert np.isfinite(q).all()
     assert (np.diff(q, axis=1) >= 0).all()
     assert q.min() >= 0 and q.max() <= 1

@@ -1,4 +1,4 @@
-"""The laws: values, gradients, inverses, limits, and safety at the ends of the compute axis."""
+"""The laws: formulas that are safe at the ends of the compute axis, and how laws are found."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import PAPER
 
-from scalerl.curves.laws import NoChange, PowerLaw, Sigmoid, logistic
+from scalerl import InputError, fit
+from scalerl.curves.formula import Sigmoid, logistic
+from scalerl.curves.laws import LAWS, NO_CHANGE, POWER, SIGMOID
+from scalerl.curves.laws.power import PowerLaw, fit_power
 
 laws = st.builds(
     lambda r0, gain, b, mid: Sigmoid(R_0=r0, A=r0 + gain * (1 - r0), B=b, C_mid=10**mid),
@@ -36,49 +39,22 @@ def test_sigmoid_is_safe_and_bounded_at_zero_tiny_and_huge_compute(law):
     assert values[-1] == pytest.approx(law.A, abs=1e-6) or law.B < 0.3
 
 
-@given(laws, st.floats(0.01, 0.99))
-def test_inverse_undoes_value(law, fraction):
-    c = law.compute_at_fraction(fraction)
-    score = law.R_0 + fraction * (law.A - law.R_0)
-    assert law.value(c) == pytest.approx(score, abs=1e-9)
-    assert law.inverse(score) == pytest.approx(float(c), rel=1e-6)
-
-
-def test_inverse_is_zero_below_the_start_and_infinite_above_the_ceiling():
-    assert PAPER.inverse([0.2, 0.3, 0.645, 0.9]).tolist() == [0.0, 0.0, np.inf, np.inf]
-    assert PAPER.compute_at_fraction([0.0, 1.0]).tolist() == [0.0, np.inf]
-    assert PAPER.compute_at_fraction(0.9) == pytest.approx(8000 * 9 ** (1 / 1.7))
-
-
-@pytest.mark.parametrize("law", [PAPER, PowerLaw(A=0.7, D=12.0, B=0.5), NoChange(A=0.4)])
-def test_gradient_matches_finite_differences(law):
-    c = np.array([300.0, 2000.0, 9000.0, 80000.0])
-    analytic = law.gradient(c)
-    for i, name in enumerate(law.names):
-        params = law.params()
-        h = 1e-6 * max(abs(params[name]), 1e-3)
-        up, down = params | {name: params[name] + h}, params | {name: params[name] - h}
-        numeric = (type(law)(**up).value(c) - type(law)(**down).value(c)) / (2 * h)
-        np.testing.assert_allclose(analytic[:, i], numeric, rtol=1e-5, atol=1e-12)
-
-
-def test_gradient_is_finite_at_the_ends_of_the_axis():
-    for law in (PAPER, PowerLaw(A=0.7, D=12.0, B=0.5)):
-        assert np.isfinite(law.gradient([0.0, 1e-300, 1e300])).all()
-
-
-def test_sigmoid_turns_into_its_power_law_at_large_compute():
-    limit = PAPER.limit()
-    assert pytest.approx((0.645 - 0.30) * 8000**1.7) == limit.D
+def test_power_law_is_the_limit_of_the_sigmoid_at_large_compute():
+    limit = PowerLaw(A=PAPER.A, D=(PAPER.A - PAPER.R_0) * PAPER.C_mid**PAPER.B, B=PAPER.B)
     far = np.array([1e6, 1e7])
     np.testing.assert_allclose(PAPER.value(far), limit.value(far), atol=2e-6)
 
 
-def test_power_law_inverse_and_ceiling():
-    law = PowerLaw(A=0.7, D=10.0, B=0.5)
-    assert law.value(law.inverse(0.6)) == pytest.approx(0.6)
-    assert law.inverse([0.7, 0.8]).tolist() == [np.inf, np.inf]
-    assert np.isfinite(law.value([0.0, 1e-300, 1e300])).all()
+def test_power_law_is_finite_at_the_ends_of_the_axis():
+    assert np.isfinite(PowerLaw(A=0.7, D=10.0, B=0.5).value([0.0, 1e-300, 1e300])).all()
+    assert PowerLaw(A=0.7, D=0.0, B=0.5).value([0.0, 10.0]).tolist() == [0.7, 0.7]
+
+
+def test_least_squares_finds_the_power_law_it_was_given():
+    c = np.geomspace(100, 50000, 30)
+    found = fit_power(c, PowerLaw(A=0.7, D=3.0, B=0.4).value(c))
+    assert found.sse < 1e-10
+    assert found.formula.params() == pytest.approx({"A": 0.7, "D": 3.0, "B": 0.4}, rel=1e-3)
 
 
 def test_efficiency_replot_is_a_straight_line_of_slope_b():
@@ -97,9 +73,43 @@ def test_logistic_never_leaves_zero_one(z):
     assert 0.0 <= float(logistic(z)) <= 1.0
 
 
-def test_starting_values_are_near_the_truth():
+def test_no_change_is_the_mean_of_the_last_points():
     c = np.linspace(500, 60000, 50)
-    start = Sigmoid.starting_values(c, PAPER.value(c))
-    assert abs(start.A - PAPER.A) < 0.06
-    assert 0.3 < start.C_mid / PAPER.C_mid < 3
-    assert pytest.approx(0.63, abs=0.02) == NoChange.starting_values(c, PAPER.value(c)).A
+    assert fit(c, PAPER.value(c), law="no-change").params["A"] == pytest.approx(0.63, abs=0.02)
+    f = fit([1, 2, 3, 4, 5, 6], [0.1, 0.1, 0.2, 0.2, 0.3, 0.4], law="no-change")
+    assert f.params == {"A": pytest.approx(0.3)}
+
+
+@pytest.mark.parametrize("law", [SIGMOID, POWER, NO_CHANGE], ids=lambda law: law.name)
+def test_every_law_has_its_own_least_squares(law):
+    c = np.geomspace(500, 60000, 40)
+    f = fit(c, PAPER.value(c), law=law)
+    best = f.least_squares()
+    assert set(best.formula.params()) == set(f.params)
+    residual = best.formula.value(c) - PAPER.value(c)
+    assert best.sse == pytest.approx(float((residual**2).sum()), abs=1e-9)
+
+
+def test_a_law_is_given_by_name_or_as_it_is():
+    c = np.linspace(500, 60000, 20)
+    assert LAWS["power"] is POWER
+    assert (
+        fit(c, PAPER.value(c), law="power").to_dict() == fit(c, PAPER.value(c), law=POWER).to_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"law": "sigmod"}, "no law 'sigmod': did you mean 'sigmoid'"),
+        ({"law": "qqq"}, "no law 'qqq': there are .*no-change, power, sigmoid"),
+        ({"law": "no.such.module:LAW"}, "cannot be imported"),
+        ({"law": "math:pi"}, "'math:pi' is not a law but a float"),
+        ({"law": "power", "method": "paper"}, "the power law has no method 'paper'"),
+        ({"method": "bayes"}, "the sigmoid has no method 'bayes', only posterior, paper"),
+    ],
+)
+def test_unknown_laws_and_methods_are_refused_in_one_line(options, message):
+    with pytest.raises(InputError, match=message) as refused:
+        fit([1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.35, 0.4], **options)
+    assert "\n" not in str(refused.value)

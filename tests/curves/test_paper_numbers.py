@@ -43,12 +43,12 @@ def test_the_same_optimum_by_the_fast_search(run, lo, hi, a, b, mid, error):
     found = paper.fit_paper_fast(
         w.compute, w.score, run.r0, paper.PAPER_A_GRID, paper.PAPER_MID_GRID
     )
-    assert pytest.approx(a) == found.law.A
-    assert pytest.approx(b, abs=0.006) == found.law.B
-    assert found.law.C_mid == pytest.approx(mid, abs=1)
+    assert pytest.approx(a) == found.formula.A
+    assert pytest.approx(b, abs=0.006) == found.formula.B
+    assert found.formula.C_mid == pytest.approx(mid, abs=1)
     if error is not None:
         rest = run.compute > hi
-        held_out = np.abs(found.law.value(run.compute[rest]) - run.score[rest]).mean()
+        held_out = np.abs(found.formula.value(run.compute[rest]) - run.score[rest]).mean()
         assert held_out == pytest.approx(error, abs=6e-5)
 
 
@@ -84,7 +84,7 @@ def test_power_law_fails_as_the_paper_says(lo, hi, a):
 def test_held_out_points_lie_near_the_median_and_inside_the_band(run, lo, hi, limit, given):
     f = fit(run, lo=lo, hi=hi, r0=run.r0 if given else None)
     rest = run.compute > hi
-    ahead = f.forecast(run.compute[rest])
+    ahead = f.predict(run.compute[rest])
     assert np.abs(ahead.median - run.score[rest]).mean() <= limit
     low, high = ahead.interval(0.9, observed=True).T
     assert ((low <= run.score[rest]) & (run.score[rest] <= high)).all()
@@ -101,8 +101,8 @@ def test_grids_are_rescaled_when_the_unit_is_not_the_papers():
     a_grid, mid_grid = paper.grids(steps.compute, steps.score, 0.4017, paper_scale=False)
     assert mid_grid[-1] == pytest.approx(2 * steps.compute[-1])
     found = paper.fit_paper_fast(steps.compute, steps.score, 0.4017, a_grid, mid_grid)
-    assert pytest.approx(0.645, abs=0.02) == found.law.A
-    assert found.law.C_mid * 13.5 == pytest.approx(10982, rel=0.15)
+    assert pytest.approx(0.645, abs=0.02) == found.formula.A
+    assert found.formula.C_mid * 13.5 == pytest.approx(10982, rel=0.15)
 
 
 @pytest.mark.parametrize("r0", [0.35, 0.4017])

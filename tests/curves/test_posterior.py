@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulate import PAPER, curve
 
-from scalerl.curves.laws import logistic
+from scalerl.curves.formula import logistic
 from scalerl.curves.noise import prepare
 from scalerl.curves.posterior import Priors, sample_posterior, solve_cells
 from scalerl.curves.walk import Walk

@@ -37,7 +37,7 @@ def test_spaces_and_case_do_not_matter(text: str) -> None:
 
 def test_or_joins_conditions_in_order() -> None:
     rule = parse_rule("median gain < 0.02 per doubling or P( end>0.6 )<0.05 or alarm")
-    assert [c.quantity for c in rule.conditions] == ["gain", "chance", "alarm"]
+    assert [c.quantity for c in rule.conditions] == ["gain", "probability", "alarm"]
     assert rule.conditions[0].quantile == 0.5
     assert (rule.conditions[1].score, rule.conditions[1].bound) == (0.6, 0.05)
 
@@ -92,7 +92,7 @@ def test_the_median_gain_stops_before_the_upper_gain_does() -> None:
 def test_the_end_is_judged_where_training_ends() -> None:
     f = curve(end=300)
     rule = parse_rule("P(end > 0.54) < 0.5")
-    assert "chance of more than 0.54" in (rule.check(f, end=300) or "")
+    assert "probability of more than 0.54" in (rule.check(f, end=300) or "")
     assert rule.check(f, end=3000) is None
 
 

@@ -14,14 +14,9 @@ from matplotlib.text import Text
 from scalerl.curves.compare import compare
 from scalerl.curves.fit import fit
 from scalerl.errors import InputError
-from scalerl.report.figures import (
-    plot_comparison,
-    plot_efficiency,
-    plot_fit,
-    plot_forecast,
-    plot_joint,
-)
-from scalerl.report.many_figures import spread
+from scalerl.report.figures import plot_fit, plot_prediction
+from scalerl.report.joint_figure import plot_joint
+from scalerl.report.many_figures import plot_comparison, plot_efficiency, spread
 
 
 def texts(figure: Figure) -> str:
@@ -104,17 +99,18 @@ def test_zero_compute_sits_on_the_left_edge() -> None:
 
 @pytest.mark.parametrize("law", ["power", "no-change"])
 def test_other_laws_can_be_drawn(law: str) -> None:
-    shown = texts(plot_fit(fit(climbing(), law=law)))  # type: ignore[call-overload]
+    shown = texts(plot_fit(fit(climbing(), law=law)))
     assert "ceiling not\nidentified" in shown
 
 
-def test_forecast_draws_few_points_as_bars_and_many_as_a_band() -> None:
+def test_prediction_draws_few_points_as_bars_and_many_as_a_band() -> None:
     f = known()
-    few = plot_forecast(f.forecast([2e5, 4e5]))
-    assert f"{f.forecast([2e5]).median[0]:.3f}" in texts(few)
-    many = plot_forecast(f.forecast(np.geomspace(1e3, 1e6, 60)))
+    ahead = f.predict([2e5, 4e5])
+    few = texts(plot_prediction(ahead))
+    assert all(f"{median:.3f}" in few for median in ahead.median)
+    many = plot_prediction(f.predict(np.geomspace(1e3, 1e6, 60)))
     assert len(many.axes[0].collections) == 2
-    assert "ALARM" in texts(plot_forecast(declining().forecast([1000.0])))
+    assert "ALARM" in texts(plot_prediction(declining().predict([1000.0])))
 
 
 def test_few_runs_are_named_at_their_lines_and_many_in_a_legend() -> None:

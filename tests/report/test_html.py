@@ -11,7 +11,7 @@ from made_runs import HOSTILE, climbing, declining, known, unknown
 
 from scalerl.curves.compare import compare
 from scalerl.curves.fit import fit, fit_all
-from scalerl.curves.outlook import forecast
+from scalerl.curves.forecast import forecast
 from scalerl.errors import InputError
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.html import write_report
@@ -171,11 +171,11 @@ def test_other_laws_make_a_report(tmp_path: Path, law: str) -> None:
     assert "not identified" in page.words
 
 
-def test_given_outlooks_and_comparison_are_shown(tmp_path: Path) -> None:
+def test_given_forecasts_and_comparison_are_shown(tmp_path: Path) -> None:
     fits = [known("first"), known("second", seed=1)]
-    outlooks = [forecast(f, at=[1e6, 2e6], target=[0.6], price=1.0, value=5.0) for f in fits]
+    forecasts = [forecast(f, at=[1e6, 2e6], target=[0.6], price=1.0, value=5.0) for f in fits]
     found = compare(fits, group_by=None, seed_sd=0.01)
-    page, _ = page_of(write_report(fits, tmp_path, found, outlooks, title="My runs"))
+    page, _ = page_of(write_report(fits, tmp_path, found, forecasts, title="My runs"))
     for part in ("My runs", "1M", "2M", "Targets", "Advice", "recipes, seeds allowed for"):
         assert part in page.words
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,17 +11,17 @@ from made_runs import HOSTILE, climbing, declining, known, unknown
 
 from scalerl.curves.backtest import backtest
 from scalerl.curves.compare import compare
-from scalerl.curves.outlook import forecast
-from scalerl.report.progress import Progress
+from scalerl.curves.forecast import forecast
+from scalerl.report.progress import ProgressBar
 from scalerl.report.terminal import (
     backtest_table,
     comparison_table,
-    curve,
     fit_table,
     forecast_table,
     printable,
     wrap,
 )
+from scalerl.report.terminal_curve import curve
 
 
 def widest(text: str) -> int:
@@ -30,8 +33,8 @@ def test_tables_of_hostile_and_many_runs_fit_80_columns() -> None:
     fits += [unknown(f"run/{i}/" + "x" * i * 4) for i in range(20)] + [declining("d" * 90)]
     assert widest(fit_table(fits)) <= 80
     assert len(fit_table(fits).splitlines()) == len(fits) + 4
-    outlooks = [forecast(f, at=[1e5, 1e9], target=[0.6, 0.99], price=1, value=9) for f in fits[:9]]
-    assert widest(forecast_table(outlooks)) <= 80
+    forecasts = [forecast(f, at=[1e5, 1e9], target=[0.6, 0.99], price=1, value=9) for f in fits[:9]]
+    assert widest(forecast_table(forecasts)) <= 80
     assert widest(forecast_table([forecast(declining("d" * 90))])) <= 80
     assert widest(comparison_table(compare(fits[:9]))) <= 80
 
@@ -93,6 +96,17 @@ def test_curve_shows_every_part_also_of_a_flat_run_and_of_zero_compute() -> None
     assert "░" in curve(unknown(), encoding="utf-8")
 
 
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_commands_work_on_a_terminal_that_only_has_ascii(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scalerl", command, "example:paper-8b", "example:paper-moe"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.isascii()
+
+
 def test_text_is_made_printable_for_any_terminal() -> None:
     assert printable("ΔA … ok", "utf-8") == "ΔA … ok"
     printable("ΔA … 名前 🚀", "cp1252").encode("cp1252")
@@ -116,7 +130,7 @@ def test_progress_shows_on_a_terminal_for_long_work_only(
 ) -> None:
     now = [0.0]
     stream = Terminal(tty)
-    with Progress("fitting", stream, clock=lambda: now[0]) as report:
+    with ProgressBar("fitting", stream, clock=lambda: now[0]) as report:
         for i in range(1, 10):
             now[0] = i * seconds
             report(i / 10)

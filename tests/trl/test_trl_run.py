@@ -129,7 +129,7 @@ def test_a_plus_minus_one_reward_needs_to_be_declared(tmp_path: Path) -> None:
 def test_a_plain_trainer_with_an_accuracy(tmp_path: Path) -> None:
     trainer = plain.trainer(tmp_path, 60, eval_on_start=True)
     callback = ForecastCallback("eval_accuracy", x="samples", n_eval=1024).attach(trainer)
-    assert callback.outlook() is None
+    assert callback.forecast() is None
     trainer.train()
     assert callback.run.compute.tolist() == [160.0 * i for i in range(13)]
     assert callback.fit.r0_source == "measured"
@@ -137,8 +137,8 @@ def test_a_plain_trainer_with_an_accuracy(tmp_path: Path) -> None:
     middle = forecasts(trainer)[3]
     final = callback.run.score[-1]
     assert middle["forecast/at_end_low"] - 0.05 < final < middle["forecast/at_end_high"] + 0.05
-    outlook = callback.outlook()
-    assert outlook.at.compute.tolist() == [60 * 32]
+    ahead = callback.forecast()
+    assert ahead.at.compute.tolist() == [60 * 32]
 
     trainer.evaluate()  # after training: no new point, no new record
     assert len(callback.run) == 13 and len(forecasts(trainer)) == 8

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.errors import InputError
 from scalerl.recipe.losses import AGGREGATION_NAMES
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from scalerl.report import terminal
 
-    print(terminal.backtest_table(result))
+    terminal.say(terminal.backtest_table(result))
     return 0
 
 

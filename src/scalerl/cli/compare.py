@@ -52,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from scalerl.report import terminal
 
-    print(terminal.comparison_table(comparison))
+    terminal.say(terminal.comparison_table(comparison))
     return 0

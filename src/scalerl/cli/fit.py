@@ -28,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args))
     from scalerl.curves.planning import sensitivity, to_identify
 
-    unclear = [f for f in fits if not f.identified and f.alarm is None and f.law == "sigmoid"]
-    needs = {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method == "posterior"}
-    moved = {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method == "posterior"}
+    unclear = [f for f in fits if f.law.identifiable and not f.identified and f.alarm is None]
+    # The paper's procedure takes seconds a fit: too slow to be repeated.
+    needs = {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method != "paper"}
+    moved = {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method != "paper"}
     if args.json:
         options.print_json(
             [
@@ -46,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from scalerl.report import terminal
     from scalerl.report.terminal_curve import curve
 
-    print(terminal.fit_table(fits))
+    terminal.say(terminal.fit_table(fits))
     for f in fits[:MAX_CURVES]:
-        print("\n" + curve(f))
+        terminal.say("\n" + curve(f))
         if id(f) in needs:
             need = str(needs[id(f)])
-            print(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
+            terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
         if moved.get(id(f)):
-            print(terminal.wrap(_moves(moved[id(f)])))
+            terminal.say(terminal.wrap(_moves(moved[id(f)])))
     return 0
 
 

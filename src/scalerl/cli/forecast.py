@@ -7,7 +7,7 @@ from typing import Any
 
 from scalerl.cli import options
 
-#: Chances that one run beats another are worked out for this many runs.
+#: Probabilities that one run beats another are worked out for this many runs.
 MAX_RIVALS = 12
 
 
@@ -31,9 +31,9 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     at, target = values(args, args.at), values(args, args.target)
     fits = options.fits(args, options.load(args))
-    from scalerl.curves.outlook import beats, forecast
+    from scalerl.curves.forecast import beats, forecast
 
-    outlooks = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
+    forecasts = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
     rivals = fits if 1 < len(fits) <= MAX_RIVALS and len({f.run.x_kind for f in fits}) == 1 else []
     duels = [
         (a.name, b.name, c, beats(a, b, c))
@@ -44,23 +44,23 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         options.print_json(
             [
-                o.to_dict()
+                ahead.to_dict()
                 | {
                     "beats": [
                         {"run": b, "compute": c, "probability": p}
                         for a, b, c, p in duels
-                        if a == o.fit.name
+                        if a == ahead.fit.name
                     ]
                 }
-                for o in outlooks
+                for ahead in forecasts
             ]
         )
         return 0
     from scalerl.report import terminal, words
 
-    print(terminal.forecast_table(outlooks))
+    terminal.say(terminal.forecast_table(forecasts))
     for a, b, c, p in duels:
-        print(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
+        terminal.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
     return 0
 
 

@@ -98,9 +98,16 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
         metavar="C",
         help="leave out compute > C; 50%% is half of what the run has spent",
     )
-    how.add_argument("--law", choices=["sigmoid", "power"], default="sigmoid")
     how.add_argument(
-        "--method", choices=["posterior", "paper"], default="posterior", help="paper: Appendix A.5"
+        "--law",
+        metavar="NAME",
+        default="sigmoid",
+        help="sigmoid (default), power, no-change, or your own as package.module:NAME",
+    )
+    how.add_argument(
+        "--method",
+        metavar="NAME",
+        help="how: for the sigmoid posterior (default), or paper (its Appendix A.5)",
     )
     how.add_argument("--level", type=number, default=0.9, help="of the intervals (default 0.9)")
     add_json(command)

@@ -32,14 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
     at, target = values(args, args.at), values(args, args.target)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
-    from scalerl.curves.compare import compare
-    from scalerl.curves.outlook import forecast
+    from scalerl.curves.compare import comparable, compare
+    from scalerl.curves.forecast import forecast
     from scalerl.report.html import write_report
 
-    outlooks = [forecast(f, at or None, target) for f in fits]
+    forecasts = [forecast(f, at or None, target) for f in fits]
     comparison = None
-    one_axis = len({f.run.x_kind for f in fits}) == 1 and all(f.law == "sigmoid" for f in fits)
-    if len(fits) > 1 and one_axis:
+    if comparable(fits):
         comparison = compare(
             fits, group_by="recipe" if args.group_by else None, planning=len(fits) < 5
         )
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         fits,
         args.out,
         comparison=comparison,
-        outlooks=outlooks,
+        forecasts=forecasts,
         title=args.title,
         command=shlex.join(["scalerl", *sys.argv[1:]]),
     )

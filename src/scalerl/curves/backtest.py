@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves import paper
 from scalerl.curves.fit import fit
-from scalerl.curves.methods import fit_paper_run
+from scalerl.curves.laws import NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
+from scalerl.curves.paper_method import fit_from_cells
 from scalerl.curves.result import Fit
+from scalerl.curves.window import Window
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -28,18 +31,33 @@ MIN_RUN = 12
 MIN_WINDOW = 6
 LEVELS = np.arange(1, 20) / 20.0
 
+
+def _fit_paper_fast(run: Run) -> Fit:
+    """The paper's cells by the fast search, R_0 = first evaluation."""
+    r0 = float(run.score[0])
+    grids = paper.grids(run.compute, run.score, r0, paper_scale=False)
+    cells = paper.fit_paper_fast(run.compute, run.score, r0, *grids)
+    return fit_from_cells(Window(run, run, SIGMOID, "paper", 0.9, "first"), cells, "first", [])
+
+
 #: Name of each method in the tables, ours last.
 METHODS: dict[str, Callable[[Run], Fit]] = {
-    "no change": lambda run: fit(run, law="no-change"),
-    "paper": fit_paper_run,
-    "power law": lambda run: fit(run, law="power"),
+    "no change": lambda run: fit(run, law=NO_CHANGE),
+    "paper": _fit_paper_fast,
+    "power law": lambda run: fit(run, law=POWER),
     "scalerl": lambda run: fit(run),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """One method on one run and fraction."""
+class BacktestScore:
+    """One method on one run and fraction.
+
+    >>> from scalerl import backtest, load_runs
+    >>> score = backtest(load_runs("example:paper-8b"), [0.5], methods=["scalerl"]).scores[0]
+    >>> score.fraction, score.in90, round(score.error, 2)
+    (0.5, True, 0.0)
+    """
 
     run: str
     source: str
@@ -63,16 +81,23 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Backtest:
-    """All scores, and their summary by any of their fields."""
+class BacktestResult:
+    """All scores, and their summary by any of their fields.
 
-    scores: tuple[Score, ...]
+    >>> from scalerl import backtest, load_runs
+    >>> backtest(load_runs("example:paper-8b"), methods=["no change", "scalerl"])
+    BacktestResult: 3 tasks, 0 runs skipped
+      no change     median error 0.0317  CRPS 0.0286  90 % holds 1.00
+      scalerl       median error 0.0046  CRPS 0.0068  90 % holds 1.00
+    """
+
+    scores: tuple[BacktestScore, ...]
     skipped: tuple[str, ...]
 
     def summary(self, *by: str, **only: Any) -> list[dict[str, Any]]:
         """One row per method and combination of the fields in `by`, for the scores that match
         `only`: summary("fraction", run_class="healthy")."""
-        rows: dict[tuple[Any, ...], list[Score]] = {}
+        rows: dict[tuple[Any, ...], list[BacktestScore]] = {}
         for s in self.scores:
             if all(getattr(s, k) == v for k, v in only.items()):
                 rows.setdefault((*(getattr(s, k) for k in by), s.method), []).append(s)
@@ -106,13 +131,35 @@ class Backtest:
             "by_class_and_source": self.summary("run_class", "source"),
             "skipped": list(self.skipped),
             "scores": [
-                {f: getattr(s, f) for f in Score.__dataclass_fields__} | {"error": s.error}
+                {f: getattr(s, f) for f in BacktestScore.__dataclass_fields__} | {"error": s.error}
                 for s in self.scores
             ],
         }
 
+    def plot(self, path: str | None = None) -> Any:
+        """Draw what was predicted against what came; returns the matplotlib figure."""
+        from scalerl.report.backtest_figure import plot_backtest
 
-def _mean(scores: Sequence[Score], name: str) -> float:
+        return plot_backtest(self, path)
+
+    def __repr__(self) -> str:
+        rows = self.summary()
+        tasks = max((row["tasks"] for row in rows), default=0)
+        lines = [
+            f"  {row['method']:12s}  median error {row['median_error']:.4f}  "
+            f"CRPS {row['crps']:.4f}  90 % holds {row['cover90']:.2f}"
+            for row in rows
+        ]
+        head = f"BacktestResult: {tasks} tasks, {len(self.skipped)} runs skipped"
+        return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import backtest_html
+
+        return backtest_html(self)
+
+
+def _mean(scores: Sequence[BacktestScore], name: str) -> float:
     return float(np.mean([getattr(s, name) for s in scores]))
 
 
@@ -135,7 +182,7 @@ def backtest(
     methods: Sequence[str] | None = None,
     classes: dict[str, str] | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Backtest:
+) -> BacktestResult:
     """Back-test the methods on these runs. `classes` gives each run's class by name where it is
     known; otherwise `classify` judges it from the whole run.
 
@@ -174,19 +221,19 @@ def backtest(
         scores += [_score(name, run, kind, f, window, rest, last) for name in names]
         if progress is not None:
             progress((i + 1) / len(tasks))
-    return Backtest(tuple(scores), tuple(skipped))
+    return BacktestResult(tuple(scores), tuple(skipped))
 
 
 def _score(
     method: str, run: Run, kind: str, fraction: float, window: Run, rest: Run, last: int
-) -> Score:
+) -> BacktestScore:
     fitted = METHODS[method](window)
     truth = rest.score[-last:]
-    q = fitted.forecast(rest.compute[-last:]).mean_quantiles(LEVELS)
-    each = fitted.forecast(rest.compute).quantiles(LEVELS, observed=True)
+    q = fitted.predict(rest.compute[-last:]).mean_quantiles(LEVELS)
+    each = fitted.predict(rest.compute).quantiles(LEVELS, observed=True)
     inside = (each[:, 0] <= rest.score) & (rest.score <= each[:, -1])
     y = float(truth.mean())
-    return Score(
+    return BacktestScore(
         run=run.name,
         source=run.group or "",
         run_class=kind,

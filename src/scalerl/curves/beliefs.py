@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.alarm import Decline
-from scalerl.curves.laws import Law, log_compute
-from scalerl.curves.noise import Points
+from scalerl.curves.formula import Formula, log_compute
 from scalerl.curves.paths import Future, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
 from scalerl.curves.threads import one_thread
@@ -111,14 +110,14 @@ class PointBelief:
     """A least-squares curve with intervals from its residuals, as the paper's procedure and the
     power law have them: the same width everywhere, which is why they miss so often."""
 
-    law: Law
+    formula: Formula
     residual_sd: float
     #: Samples of the parameters, from the profile of the sum of squares.
     parameters: dict[str, Array]
 
     def levels(self, compute: Array) -> Array:
         spread = self.residual_sd * normal_quantiles()
-        return np.clip(self.law.value(compute)[None, :] + spread[:, None], 0.0, 1.0)
+        return np.clip(self.formula.value(compute)[None, :] + spread[:, None], 0.0, 1.0)
 
     def noise(self) -> Array:
         return np.zeros(NORMAL_DRAWS)
@@ -127,31 +126,4 @@ class PointBelief:
         return self.parameters[name]
 
     def thinned(self, k: int) -> PointBelief:
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class NoChangeBelief:
-    """The level stays what it is, and wanders like a random walk in ln C."""
-
-    law: Law
-    points: Points
-    t_end: float
-    #: sd of the walk after one unit of ln C, in units of the curve's rise; gives 90 % intervals
-    #: that hold 90 % on real healthy curves.
-    wander: float = 0.2
-
-    def levels(self, compute: Array) -> Array:
-        d = np.maximum(log_compute(compute) - self.t_end, 0.0)
-        sd = np.sqrt(self.points.score_variance / 3.0 + (self.wander * self.points.scale) ** 2 * d)
-        z = normal_quantiles()[:, None]
-        return np.clip(self.law.ceiling + sd[None, :] * z, 0.0, 1.0)
-
-    def noise(self) -> Array:
-        return np.full(NORMAL_DRAWS, np.sqrt(self.points.score_variance))
-
-    def parameter(self, name: str) -> Array:
-        return np.full(NORMAL_DRAWS, self.law.ceiling)
-
-    def thinned(self, k: int) -> NoChangeBelief:
         return self

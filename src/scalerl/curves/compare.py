@@ -10,7 +10,7 @@ mere change of seed makes (about 0.01 in the ceiling), learned from replicates w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -20,16 +20,16 @@ import numpy.typing as npt
 
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.fit import fit
-from scalerl.curves.forecast import tails
-from scalerl.curves.laws import Sigmoid
+from scalerl.curves.formula import Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
-from scalerl.curves.planning import Need, continued, search
+from scalerl.curves.planning import ComputeNeeded, continued, search
+from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 from scalerl.curves.verdict import (
     MARGIN,
+    Arm,
     Crossing,
-    Group,
-    Name,
+    VerdictName,
     decide,
     find_crossing,
     seed_spread,
@@ -40,20 +40,28 @@ from scalerl.runs.record import Run
 Array = npt.NDArray[np.float64]
 Scope = Literal["runs", "recipes"]
 
-#: Beyond this many groups only pairs with the leader are worked out in full.
+#: Beyond this many arms only pairs with the leader are worked out in full.
 MAX_ALL_PAIRS = 24
 #: The matrix of all pairs uses every MATRIX_THIN-th draw.
 MATRIX_THIN = 8
+#: Arms and pairs that the plain repr shows.
+MAX_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What can be said of two runs or recipes."""
+    """What can be said of two runs or recipes; as text, the verdict in words.
+
+    >>> from scalerl import compare, load_runs
+    >>> pair = compare(load_runs("example:paper-8b", "example:paper-moe")).pairs[0]
+    >>> str(pair)
+    'paper-moe has the higher ceiling (by 0.064)'
+    """
 
     a: str
     b: str
     scope: Scope
-    verdict: Name
+    verdict: VerdictName
     winner: str | None
     paper_verdict: Literal["higher-ceiling", "faster"]
     paper_winner: str
@@ -70,7 +78,7 @@ class Pair:
     #: paper's rule does not need it.
     fixed_a: dict[str, float] | None
     crossing: Crossing | None
-    need: Need | None = None
+    need: ComputeNeeded | None = None
     alarm: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,13 +121,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Fits, groups ranked by ceiling, and the pairs among them."""
+    """Fits, the arms they belong to ranked by ceiling, and the pairs among them.
+
+    >>> from scalerl import compare, load_runs
+    >>> compare(load_runs("example:paper-8b", "example:paper-moe"))
+    Comparison of 2 runs, by ceiling: paper-moe, paper-8b
+      paper-moe has the higher ceiling (by 0.064)
+    """
 
     fits: tuple[Fit, ...]
-    groups: tuple[Group, ...]
+    arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
     scope: Scope
-    #: P(ceiling of row > ceiling of column), groups in order.
+    #: P(ceiling of row > ceiling of column), arms in order.
     p_higher: Array
     #: Mean of the point ceilings, to which A is fixed in the efficiency re-plot.
     mean_a: float
@@ -130,16 +144,30 @@ class Comparison:
             "scope": self.scope,
             "seed_sd": self.seed_sd,
             "mean_A": self.mean_a,
-            "ranking": [g.name for g in self.groups],
+            "ranking": [g.name for g in self.arms],
             "runs": [f.to_dict() for f in self.fits],
             "pairs": [p.to_dict() for p in self.pairs],
         }
 
     def plot(self, path: str | None = None) -> Any:
         """Draw all runs with their forecasts; returns the matplotlib figure."""
-        from scalerl.report.figures import plot_comparison
+        from scalerl.report.many_figures import plot_comparison
 
         return plot_comparison(self, path)
+
+    def __repr__(self) -> str:
+        head = ", ".join(arm.name for arm in self.arms[:MAX_SHOWN])
+        more = "" if len(self.arms) <= MAX_SHOWN else ", ..."
+        pairs = [f"  {pair}" for pair in self.pairs[:MAX_SHOWN]]
+        if len(self.pairs) > MAX_SHOWN:
+            pairs.append(f"  ... {len(self.pairs) - MAX_SHOWN} more pairs")
+        title = f"Comparison of {len(self.arms)} {self.scope}, by ceiling: {head}{more}"
+        return "\n".join([title, *pairs])
+
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import comparison_html
+
+        return comparison_html(self)
 
 
 def compare(
@@ -162,31 +190,33 @@ def compare(
     given = [f if isinstance(f, Fit) else fit(f, **options) for f in _flat(items)]
     _check(given)
     # The paper's procedure has no posterior to judge by: such fits are refitted with ours.
-    fits = [f if f.method != "paper" else fit(f.run, lo=f.window[0], hi=f.end) for f in given]
+    fits = [
+        f if f.method != "paper" else fit(f.run, law=f.law, lo=f.window[0], hi=f.end) for f in given
+    ]
     points = {id(f): _point(g) for f, g in zip(fits, given, strict=True)}
-    groups = _groups(fits, by_recipe=group_by is not None)
-    if len(groups) < 2:
+    arms = _arms(fits, by_recipe=group_by is not None)
+    if len(arms) < 2:
         raise InputError("all runs belong to one recipe: nothing to compare (drop --group-by)")
-    groups.sort(key=lambda g: -float(np.median(g.ceiling)))
+    arms.sort(key=lambda g: -float(np.median(g.ceiling)))
     scope: Scope = "recipes" if group_by or seed_sd else "runs"
     sd = seed_sd or 0.0
     if scope == "recipes" and seed_sd is None:
-        sd = seed_spread(groups)
-    refit = len(groups) <= MAX_ALL_PAIRS
-    chosen: Iterable[tuple[Group, Group]] = combinations(groups, 2)
-    count = len(groups) * (len(groups) - 1) // 2
+        sd = seed_spread(arms)
+    refit = len(arms) <= MAX_ALL_PAIRS
+    chosen: Iterable[tuple[Arm, Arm]] = combinations(arms, 2)
+    count = len(arms) * (len(arms) - 1) // 2
     if not refit:
-        # Fresh groups, one after the other: what they keep for later would fill the memory.
-        chosen = ((groups[0], Group(g.name, g.fits)) for g in groups[1:])
-        count = len(groups) - 1
+        # Fresh arms, one after the other: what they keep for later would fill the memory.
+        chosen = ((arms[0], Arm(g.name, g.fits)) for g in arms[1:])
+        count = len(arms) - 1
     pairs = []
     for i, (a, b) in enumerate(chosen):
         pairs.append(_pair(a, b, sd, scope, points, planning, refit))
         if progress is not None:
             progress((i + 1) / count)
     mean_a = float(np.mean([p.A for p in points.values()]))
-    matrix = _all_pairs(groups, sd)
-    return Comparison(tuple(given), tuple(groups), tuple(pairs), scope, matrix, mean_a, sd)
+    matrix = _all_pairs(arms, sd)
+    return Comparison(tuple(given), tuple(arms), tuple(pairs), scope, matrix, mean_a, sd)
 
 
 def _check(fits: list[Fit]) -> None:
@@ -198,8 +228,16 @@ def _check(fits: list[Fit]) -> None:
             f"runs are measured in different kinds of compute ({', '.join(sorted(kinds))}): "
             "choose one with --x"
         )
-    if any(f.law != "sigmoid" for f in fits):
-        raise InputError("compare works on the sigmoid law: drop --law")
+    if len({f.law for f in fits}) > 1:
+        raise InputError("runs are fitted with different laws: choose one with --law")
+    if not fits[0].law.comparable:
+        raise InputError(f"fits of the {fits[0].law.title} cannot be ranked: drop --law")
+
+
+def comparable(fits: Sequence[Fit]) -> bool:
+    """Whether `compare` can work on these: several runs, one kind of compute, a law that allows."""
+    kinds = {(f.run.x_kind, f.law) for f in fits}
+    return len(fits) > 1 and len(kinds) == 1 and fits[0].law.comparable
 
 
 def _flat(items: Iterable[Any]) -> list[Fit | Run]:
@@ -212,21 +250,21 @@ def _flat(items: Iterable[Any]) -> list[Fit | Run]:
     return out
 
 
-def _groups(fits: list[Fit], by_recipe: bool) -> list[Group]:
+def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
     members: dict[str, list[Fit]] = {}
     for i, f in enumerate(fits):
         name = f.run.group if by_recipe and f.run.group else f.name
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
-    return [Group(name, tuple(fs)) for name, fs in members.items()]
+    return [Arm(name, tuple(fs)) for name, fs in members.items()]
 
 
-def _all_pairs(groups: list[Group], sd: float) -> Array:
-    """P(ceiling of row > ceiling of column); memory and time grow with groups squared."""
-    draws = np.stack([g.ceiling[::MATRIX_THIN] for g in groups])
+def _all_pairs(arms: list[Arm], sd: float) -> Array:
+    """P(ceiling of row > ceiling of column); memory and time grow with arms squared."""
+    draws = np.stack([g.ceiling[::MATRIX_THIN] for g in arms])
     rng = np.random.default_rng(31)
-    counts = np.array([len(g.fits) for g in groups])
+    counts = np.array([len(g.fits) for g in arms])
     draws = draws + rng.standard_normal(draws.shape) * (sd / np.sqrt(counts))[:, None]
     p = np.stack([(row[None, :] > draws).mean(axis=1) for row in draws])
     np.fill_diagonal(p, 0.5)
@@ -237,15 +275,22 @@ def _point(f: Fit) -> Sigmoid:
     """The point estimate the paper's rules work on: least squares with R_0 known."""
     if f.method == "paper":
         return Sigmoid(**f.params)
-    points = f.points
-    r0 = f.params["R_0"] if f.r0_source in ("given", "first") else float(points.score[0])
-    law = fit_sigmoid(points.compute, points.score, r0=r0).law
-    assert isinstance(law, Sigmoid)
-    return law
+    return fit_sigmoid(f.points.compute, f.points.score, r0=known_r0(f)).formula
+
+
+def known_r0(f: Fit) -> float:
+    """R_0 as the paper has it: known. That of the fit where it was told, else the first score."""
+    told = f.r0_source in ("given", "first") or f.method == "paper"
+    return f.params["R_0"] if told and "R_0" in f.params else float(f.points.score[0])
+
+
+def with_ceiling(f: Fit, r0: float, a: float) -> Sigmoid:
+    """The run's sigmoid with its ceiling fixed to `a`."""
+    return fit_sigmoid(f.points.compute, f.points.score, r0=min(r0, a), a=a).formula
 
 
 def _paper_rule(
-    a: Group, b: Group, points: dict[int, Sigmoid], refit: bool
+    a: Arm, b: Arm, points: dict[int, Sigmoid], refit: bool
 ) -> tuple[Literal["higher-ceiling", "faster"], str, dict[str, float] | None]:
     """|delta A| > MARGIN: the higher ceiling wins. Otherwise refit with A fixed to the mean of the
     two, and the larger B wins. `refit` does so in either case, for the record."""
@@ -257,23 +302,17 @@ def _paper_rule(
     fixed = (ceilings[0] + ceilings[1]) / 2.0
     slopes = []
     for g in (a, b):
-        laws = [_with_ceiling(f, points[id(f)].R_0, fixed) for f in g.fits]
-        slopes.append(float(np.mean([law.B for law in laws])))
+        refits = [with_ceiling(f, points[id(f)].R_0, fixed) for f in g.fits]
+        slopes.append(float(np.mean([refit.B for refit in refits])))
     result = {"A": fixed, "B_a": slopes[0], "B_b": slopes[1]}
     if differ:
         return "higher-ceiling", higher, result
     return "faster", (a.name if slopes[0] >= slopes[1] else b.name), result
 
 
-def _with_ceiling(f: Fit, r0: float, a: float) -> Sigmoid:
-    law = fit_sigmoid(f.points.compute, f.points.score, r0=min(r0, a), a=a).law
-    assert isinstance(law, Sigmoid)
-    return law
-
-
 def _pair(
-    a: Group,
-    b: Group,
+    a: Arm,
+    b: Arm,
     sd: float,
     scope: Scope,
     points: dict[int, Sigmoid],
@@ -315,12 +354,12 @@ def _pair(
     )
 
 
-def to_decide(a: Group, b: Group, seed_sd: float) -> Need:
-    """The compute per run that would decide between two groups."""
+def to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
+    """The compute per run that would decide between two arms."""
 
     def settled(multiple: float, rng: np.random.Generator) -> bool:
         longer = [
-            Group(g.name, tuple(fit(continued(f, multiple, rng), r0=f.r0) for f in g.fits))
+            Arm(g.name, tuple(fit(continued(f, multiple, rng), law=f.law, r0=f.r0) for f in g.fits))
             for g in (a, b)
         ]
         return decide(longer[0], longer[1], seed_sd).name != "undecided"

@@ -1,142 +1,266 @@
-"""What a run will score: quantiles at any compute, targets, doublings, and who beats whom."""
+"""Answers for people: when will it reach a score, what does a doubling buy, go on or stop?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import MAX_KNOTS, Belief, sample_quantiles
-from scalerl.curves.noise import mean_variance
+from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.fit import fit
+from scalerl.curves.prediction import Prediction, tails
+from scalerl.curves.result import Fit
+from scalerl.errors import InputError
+from scalerl.runs.record import Run
 
 Array = npt.NDArray[np.float64]
 
+#: Targets are looked for up to this many times the compute spent so far.
+HORIZON = 100.0
+#: Extra compute that a recommendation may ask for, as multiples of what was spent.
+MULTIPLES = (1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Forecast:
-    """The pass rate at some compute, as samples at a few knots.
 
-    >>> from scalerl import fit, load_run
-    >>> run = load_run("example:paper-8b").window(1500, 25000)
-    >>> ahead = fit(run).forecast([50_000, 100_000])
-    >>> ahead.quantiles([0.05, 0.5, 0.95]).shape
-    (2, 3)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """When a score will be reached. Compute is inf where that many futures never get there.
+
+    >>> from scalerl import forecast, load_run
+    >>> target = forecast(load_run("example:paper-8b"), target=[0.9]).targets[0]
+    >>> target.score, target.median
+    (0.9, inf)
     """
 
-    run: str
-    compute: Array
-    level: float
-    knots: Array
-    #: (draws, knots) samples of the true pass rate, and of the noise of one evaluation.
-    samples: Array
-    noise_sd: Array
-    seed: int
-    #: True pass rate at the end of the fitted window, per draw.
-    now: Array
-    alarm: str | None = None
-
-    def quantiles(self, levels: npt.ArrayLike, observed: bool = False) -> Array:
-        """Quantiles of the true pass rate, or of what one evaluation would show:
-        (len(compute), len(levels))."""
-        samples = self.samples
-        if observed:
-            rng = np.random.default_rng((self.seed, 11))
-            z = rng.standard_normal(samples.shape)
-            samples = np.clip(samples + self.noise_sd[:, None] * z, 0.0, 1.0)
-        return _between(self.knots, self.compute) @ sample_quantiles(samples, levels)
-
-    def mean_quantiles(self, levels: npt.ArrayLike) -> Array:
-        """Quantiles of the mean of one evaluation at each compute of this forecast."""
-        m = len(self.compute)
-        weights = _between(self.knots, self.compute).mean(axis=0)
-        rng = np.random.default_rng((self.seed, 12))
-        noise = self.noise_sd * np.sqrt(float(mean_variance(m)))
-        mean = self.samples @ weights + noise * rng.standard_normal(len(self.samples))
-        return sample_quantiles(np.clip(mean, 0.0, 1.0), levels)
-
-    @property
-    def median(self) -> Array:
-        return self.quantiles([0.5])[:, 0]
-
-    def interval(self, level: float | None = None, observed: bool = False) -> Array:
-        """Central interval at each compute: (len(compute), 2)."""
-        return self.quantiles(tails(self.level if level is None else level), observed)
+    score: float
+    #: That the true pass rate reaches it within HORIZON times the compute spent.
+    probability: float
+    median: float
+    interval: tuple[float, float]
 
     def to_dict(self) -> dict[str, Any]:
-        true, seen = self.interval(), self.interval(observed=True)
         return {
-            "run": self.run,
-            "level": self.level,
-            "alarm": self.alarm,
-            "at": [
-                {
-                    "compute": float(c),
-                    "median": float(m),
-                    "interval": [float(v) for v in t],
-                    "observed_interval": [float(v) for v in o],
-                }
-                for c, m, t, o in zip(self.compute, self.median, true, seen, strict=True)
-            ],
+            "score": self.score,
+            "probability": self.probability,
+            "within": HORIZON,
+            "compute": {
+                "median": _finite(self.median),
+                "interval": [_finite(v) for v in self.interval],
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What an amount of further compute buys, in pass rate.
+
+    >>> from scalerl import forecast, load_run
+    >>> gain = forecast(load_run("example:paper-8b")).next_doubling
+    >>> round(gain.compute), gain.interval[0] < gain.median < gain.interval[1]
+    (178734, True)
+    """
+
+    compute: float
+    median: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"compute": self.compute, "gain": self.median, "interval": list(self.interval)}
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Stop, or go on to `compute`, and what that is expected to be worth.
+
+    >>> from scalerl import forecast, load_run
+    >>> forecast(load_run("example:paper-8b"), price=2.0, value=1000.0).recommendation.action
+    'stop'
+    """
+
+    action: str
+    compute: float
+    expected_net: float
+    probability_pays: float
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "action": self.action,
+            "compute": self.compute,
+            "expected_net": self.expected_net,
+            "probability_pays": self.probability_pays,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What `forecast` answers: scores ahead, targets, the next doubling, a recommendation.
+
+    >>> from scalerl import forecast, load_run
+    >>> ahead = forecast(load_run("example:paper-8b"), at=[100_000, 200_000])
+    >>> ahead.at.median.round(2).tolist(), round(ahead.next_doubling.median, 2)
+    ([0.64, 0.65], 0.01)
+    """
+
+    fit: Fit
+    at: Prediction
+    targets: tuple[Target, ...]
+    next_doubling: Gain
+    recommendation: Recommendation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.at.to_dict(),
+            "x": self.fit.run.x_kind,
+            "identified": self.fit.identified,
+            "targets": [t.to_dict() for t in self.targets],
+            "next_doubling": self.next_doubling.to_dict(),
+            "recommendation": None
+            if self.recommendation is None
+            else self.recommendation.to_dict(),
+            "warnings": list(self.fit.warnings),
         }
 
     def plot(self, path: str | None = None) -> Any:
-        """Draw the forecast; returns the matplotlib figure (and saves it if a path is given)."""
-        from scalerl.report.figures import plot_forecast
+        """Draw the run, its fit and what is ahead; returns the matplotlib figure."""
+        from scalerl.report.figures import plot_fit
 
-        return plot_forecast(self, path)
+        return plot_fit(self.fit, path, to=float(self.at.compute.max()))
 
     def __repr__(self) -> str:
-        rows = [
-            f"  {c:>12.6g}  {m:.3f}  [{lo:.3f}, {hi:.3f}]"
-            for c, m, (lo, hi) in zip(self.compute[:12], self.median, self.interval(), strict=False)
+        gain = self.next_doubling
+        text = [
+            repr(self.at),
+            f"  the next doubling, to {gain.compute:.5g}, buys {gain.median:+.3f} "
+            f"[{gain.interval[0]:+.3f}, {gain.interval[1]:+.3f}]",
         ]
-        more = f"\n  ... {len(self.compute) - 12} more" if len(self.compute) > 12 else ""
-        head = f"Forecast of {self.run!r} ({self.level:.0%} intervals, if the run stays healthy)"
-        return "\n".join([head, *rows]) + more
+        text += [
+            f"  score {t.score:g}: probability {t.probability:.2f}, compute {t.median:.5g}"
+            for t in self.targets
+        ]
+        if self.recommendation is not None:
+            text.append(f"  {self.recommendation.action}: {self.recommendation.reason}")
+        return "\n".join(text)
+
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import forecast_html
+
+        return forecast_html(self)
 
 
-def tails(level: float) -> tuple[float, float]:
-    """The two probabilities that a central interval of this level lies between."""
-    return (1.0 - level) / 2.0, (1.0 + level) / 2.0
-
-
-def forecast_at(
-    belief: Belief,
-    compute: Array,
-    end: float,
-    *,
-    run: str,
-    level: float,
-    seed: int,
-    alarm: str | None,
+def forecast(
+    run: Fit | Run,
+    at: npt.ArrayLike | None = None,
+    target: Sequence[float] = (),
+    price: float | None = None,
+    value: float | None = None,
+    **options: Any,
 ) -> Forecast:
-    """Sample the belief at `compute` (or at knots between, if there are many)."""
-    order = np.unique(compute)
-    knots = order
-    if len(order) > MAX_KNOTS:
-        positive = order[order > 0]
-        knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
-        knots[0], knots[-1] = positive[0], positive[-1]
-        knots = np.union1d(knots, order[order == 0])
-    samples = belief.levels(knots)
-    now = belief.levels(np.array([end]))[:, 0]
-    return Forecast(run, compute, level, knots, samples, belief.noise(), seed, now, alarm)
+    """Everything `scalerl forecast` prints, for a run or a fit of it.
+
+    at      amounts of compute; by default twice what was spent
+    target  scores whose compute is wanted
+    price, value   cost of a unit of compute and worth of one point (0.01) of pass rate, in the
+            same currency: adds a recommendation to stop or go on
+
+    >>> from scalerl import load_run
+    >>> ahead = forecast(load_run("example:paper-8b"), target=[0.6, 0.9])
+    >>> ahead.targets[0].probability > 0.9, ahead.targets[1].probability < 0.2
+    (True, True)
+    """
+    f = run if isinstance(run, Fit) else fit(run, **options)
+    compute = [2.0 * f.end] if at is None else at
+    advice = None
+    if (price is None) != (value is None):
+        raise InputError(
+            "a recommendation needs both a price per unit of compute and a value per point"
+        )
+    if price is not None and value is not None:
+        advice = recommend(f, price, value)
+    return Forecast(f, f.predict(compute), reach(f, target), gain(f, 2.0), advice)
 
 
-def _between(knots: Array, compute: Array) -> Array:
-    """Weights that interpolate linearly in ln C from the knots: (len(compute), len(knots))."""
-    if len(knots) == 1:
-        return np.ones((len(compute), 1))
-    floor = knots[knots > 0][0] * 1e-3 if (knots > 0).any() else 1.0
-    position = np.log(np.maximum(knots, floor))
-    where = np.log(np.maximum(compute, floor))
-    right = np.clip(np.searchsorted(position, where), 1, len(knots) - 1)
-    span = position[right] - position[right - 1]
-    share = np.clip((where - position[right - 1]) / np.where(span > 0, span, 1.0), 0.0, 1.0)
-    weights = np.zeros((len(compute), len(knots)))
-    rows = np.arange(len(compute))
-    weights[rows, right] = share
-    weights[rows, right - 1] += 1.0 - share
-    return weights
+def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:
+    """Compute at which the true pass rate first reaches each score, with its probability."""
+    if not len(scores):
+        return ()
+    for score in scores:
+        if not 0.0 < score <= 1.0:
+            raise InputError(f"a target is a score in (0, 1], not {score:g}")
+    first = f.points.compute[f.points.compute > 0][0]
+    knots = np.concatenate(
+        [np.geomspace(first, f.end, 24)[:-1], np.geomspace(f.end, HORIZON * f.end, 40)]
+    )
+    levels = f.belief.levels(knots)
+    return tuple(_reach(levels, np.log(knots), float(s), f.level) for s in scores)
+
+
+def _reach(levels: Array, log_knots: Array, score: float, level: float) -> Target:
+    above = levels >= score
+    reached = above.any(axis=1)
+    i = np.maximum(np.argmax(above, axis=1), 1)
+    rows = np.arange(len(levels))
+    before, after = levels[rows, i - 1], levels[rows, i]
+    share = np.clip((score - before) / np.where(after > before, after - before, 1.0), 0.0, 1.0)
+    when = np.exp(log_knots[i - 1] + share * (log_knots[i] - log_knots[i - 1]))
+    when = np.where(above[:, 0], np.exp(log_knots[0]), when)
+    when = np.where(reached, when, np.inf)
+    low, mid, high = _quantiles_with_inf(when, (tails(level)[0], 0.5, tails(level)[1]))
+    return Target(score, float(reached.mean()), mid, (low, high))
+
+
+def _quantiles_with_inf(values: Array, levels: Sequence[float]) -> list[float]:
+    """Order statistics: interpolating towards inf would give nan."""
+    ordered = np.sort(values)
+    index = [min(int(np.ceil(p * (len(ordered) - 1))), len(ordered) - 1) for p in levels]
+    return [float(ordered[i]) for i in index]
+
+
+def gain(f: Fit, multiple: float) -> Gain:
+    """What going on to `multiple` times the compute spent would add to the pass rate."""
+    levels = f.belief.levels(np.array([f.end, multiple * f.end]))
+    low, mid, high = sample_quantiles(
+        levels[:, 1] - levels[:, 0], (tails(f.level)[0], 0.5, tails(f.level)[1])
+    )
+    return Gain(multiple * f.end, float(mid), (float(low), float(high)))
+
+
+def beats(a: Fit, b: Fit, compute: float) -> float:
+    """Probability that run `a` scores higher than run `b` at this compute."""
+    at = np.array([float(compute)])
+    la, lb = a.belief.levels(at)[:, 0], b.belief.levels(at)[:, 0]
+    n = min(len(la), len(lb))
+    return float((la[:n] > lb[:n]).mean() + 0.5 * (la[:n] == lb[:n]).mean())
+
+
+def recommend(f: Fit, price: float, value: float) -> Recommendation:
+    """Stop or go on: the amount of compute with the best expected worth of gain minus cost."""
+    if price < 0 or value < 0:
+        raise InputError("price and value must be 0 or more")
+    if f.alarm is not None:
+        return Recommendation("stop", f.end, 0.0, 0.0, f"{f.alarm}: find the cause first")
+    ends = f.end * np.array((1.0, *MULTIPLES))
+    levels = f.belief.levels(ends)
+    net = 100.0 * value * (levels[:, 1:] - levels[:, :1]) - price * (ends[1:] - f.end)
+    expected = net.mean(axis=0)
+    best = int(np.argmax(expected))
+    pays = float((net[:, best] > 0).mean())
+    more = ends[1:][best]
+    if expected[best] <= 0:
+        return Recommendation(
+            "stop", f.end, 0.0, pays, "no amount of further compute is expected to pay for itself"
+        )
+    return Recommendation(
+        "continue",
+        float(more),
+        float(expected[best]),
+        pays,
+        f"going on to {more:.4g} is expected to be worth {expected[best]:.4g} more than it costs",
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

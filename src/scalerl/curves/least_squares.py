@@ -1,18 +1,15 @@
-"""Plain least squares of the laws, at the global optimum: the point estimates the paper works with.
+"""The sigmoid of least squares, at the global optimum: the point estimates the paper works with.
 
 Given (B, C_mid) the sigmoid is linear in (R_0, A), so only two parameters are searched: all cells
-of a grid at once, then ever finer grids around the best of them. Given B the power law is linear
-in (A, D).
+of a grid at once, then ever finer grids around the best of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import Law, PowerLaw, Sigmoid, log_compute, logistic
+from scalerl.curves.formula import PointFit, Sigmoid, log_compute, logistic
 from scalerl.curves.threads import one_thread
 
 Array = npt.NDArray[np.float64]
@@ -32,26 +29,18 @@ AROUND = np.stack([g.ravel() for g in np.meshgrid(_STAR, _STAR, indexing="ij")],
 SCAN_POINTS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class PointFit:
-    """A law and the sum of squared residuals it leaves."""
-
-    law: Law
-    sse: float
-
-
 @one_thread
 def fit_sigmoid(
     compute: npt.ArrayLike,
     score: npt.ArrayLike,
     r0: float | None = None,
     a: float | None = None,
-) -> PointFit:
+) -> PointFit[Sigmoid]:
     """The sigmoid with the least sum of squares and 0 <= R_0 <= A <= 1; R_0 and A may be fixed.
 
-    >>> law = Sigmoid(R_0=0.3, A=0.645, B=1.7, C_mid=8000)
+    >>> truth = Sigmoid(R_0=0.3, A=0.645, B=1.7, C_mid=8000)
     >>> c = np.linspace(500, 40000, 40)
-    >>> found = fit_sigmoid(c, law.value(c)).law.params()
+    >>> found = fit_sigmoid(c, truth.value(c)).formula.params()
     >>> {k: float(f"{v:.3g}") for k, v in found.items()}
     {'R_0': 0.3, 'A': 0.645, 'B': 1.7, 'C_mid': 8000.0}
     """
@@ -79,8 +68,8 @@ def fit_sigmoid(
         centres, step, _ = _descend(centres, step, all_t, y, r0, a)
     low, high, _ = _sums_of_squares(centres, all_t, y, r0, a)[0]
     b, mid = np.exp(centres[0])
-    law = Sigmoid(R_0=float(low), A=float(high), B=float(b), C_mid=float(mid))
-    return PointFit(law, float(((law.value(c) - y) ** 2).sum()))
+    found = Sigmoid(R_0=float(low), A=float(high), B=float(b), C_mid=float(mid))
+    return PointFit(found, float(((found.value(c) - y) ** 2).sum()))
 
 
 def _descend(
@@ -160,39 +149,3 @@ def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Arra
 
 def _ratio(top: Array, bottom: Array) -> Array:
     return top / np.where(np.abs(bottom) > 1e-12, bottom, 1e-12)
-
-
-def fit_power(compute: npt.ArrayLike, score: npt.ArrayLike) -> PointFit:
-    """The power law with the least sum of squares, A <= 1 and D >= 0. Points at C = 0 are left out,
-    since the law has no value there."""
-    c = np.asarray(compute, dtype=np.float64)
-    y = np.asarray(score, dtype=np.float64)
-    c, y = c[c > 0], y[c > 0]
-    t = np.log(c / c[-1])  # scaled so that the powers stay near 1
-    axis = np.linspace(np.log(1e-3), np.log(20.0), 200)
-    best = (np.inf, 0.0, 0.0, 0.0)
-    for _ in range(ROUNDS_IN_THE_BEST):
-        b = np.exp(axis)
-        h = np.exp(np.minimum(-b[:, None] * t[None, :], 300.0))
-        a, d, sse = _linear_power(h, y)
-        i = int(np.argmin(sse))
-        if sse[i] < best[0]:
-            best = (float(sse[i]), float(a[i]), float(d[i]), float(axis[i]))
-        axis = best[3] + np.linspace(-1.0, 1.0, 15) * (axis[1] - axis[0])
-    sse_, a_, d_, lb = best
-    b_ = float(np.exp(lb))
-    scale = float(np.exp(np.clip(b_ * np.log(c[-1]), -700.0, 700.0)))
-    return PointFit(PowerLaw(A=a_, D=d_ * scale, B=b_), sse_)
-
-
-def _linear_power(h: Array, y: Array) -> tuple[Array, Array, Array]:
-    n = len(y)
-    sh, hh, sy, hy = h.sum(1), (h * h).sum(1), y.sum(), h @ y
-    det = n * hh - sh * sh
-    a = _ratio(hh * sy - sh * hy, det)
-    a = np.where(np.abs(det) > 1e-9 * n * hh, a, 1.0)
-    a = np.clip(a, 0.0, 1.0)
-    d = np.maximum(_ratio(a * sh - hy, hh), 0.0)
-    a = np.where(d == 0.0, y.mean(), a)
-    sse = ((a[:, None] - d[:, None] * h - y) ** 2).sum(1)
-    return a, d, sse

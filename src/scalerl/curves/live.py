@@ -1,6 +1,7 @@
 """The curve of a run that is still going on: points as they come, and what to log about them.
 
-Nothing here knows a trainer. `scalerl.callbacks` feeds it from Hugging Face and TRL.
+Nothing here knows a trainer. `scalerl.callbacks` feeds it from Hugging Face and TRL, and
+`scalerl train` from its own validations.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.curves.fit import MIN_POINTS, fit
-from scalerl.curves.outlook import gain
+from scalerl.curves.forecast import gain
 from scalerl.curves.result import Fit
-from scalerl.curves.rules import Rule
+from scalerl.curves.rules import StopRule
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
 
-log = logging.getLogger("scalerl.callbacks")
+log = logging.getLogger(__name__)
 
 #: How a logged value becomes a pass rate: as it is, (r + 1) / 2, r / 100, or a function.
 Scale = Literal["pm1", "percent"] | Callable[[float], float] | None
 #: Float error around 0 and 1 that is forgiven.
 _SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    compute: float
+    score: float
+    #: Samples behind the score; None: not known.
+    n_eval: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,10 @@ class Look:
 
 class LiveCurve:
     """Collects points by optimiser step; a step that is evaluated again replaces its point.
+
+    n_eval  samples behind each score, where a point does not bring its own
+    warn    who is told, once each, of a fit that failed and of points left out: whoever shows
+            things to the user; by default this module's logger
 
     >>> curve = LiveCurve("eval_reward", "tokens", scale="pm1")
     >>> curve.add(step=10, compute=5000, value=-0.5)
@@ -60,20 +73,21 @@ class LiveCurve:
         n_eval: int | None = None,
         min_points: int = 6,
         name: str = "run",
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
         if not (scale is None or scale in ("pm1", "percent") or callable(scale)):
             raise InputError(f"scale must be None, 'pm1', 'percent' or a function, not {scale!r}")
         if min_points < MIN_POINTS:
             raise InputError(f"min_points must be {MIN_POINTS} or more, not {min_points}")
-        if n_eval is not None and n_eval < 1:
-            raise InputError(f"n_eval is the number of samples behind a score, not {n_eval}")
+        _check_size(n_eval)
         self.metric = metric
         self.x_kind: ComputeKind = x_kind
         self.scale = scale
         self.n_eval = n_eval
         self.min_points = min_points
         self.name = name
-        self._points: dict[int, tuple[float, float]] = {}
+        self._warn = warn
+        self._points: dict[int, _Point] = {}
         self._warned: set[str] = set()
 
     def __len__(self) -> int:
@@ -90,32 +104,40 @@ class LiveCurve:
         if not self._points:
             return None
         step = max(self._points)
-        return step, self._points[step][0]
+        return step, self._points[step].compute
 
     @property
     def run(self) -> Run:
-        by_compute = dict(self._points.values())
-        compute = np.array(sorted(by_compute), dtype=np.float64)
+        # Of points at the same compute (a counter that stands still) the latest counts.
+        by_compute = {p.compute: p for p in self._points.values()}
+        points = [by_compute[c] for c in sorted(by_compute)]
+        sizes = [self.n_eval if p.n_eval is None else p.n_eval for p in points]
+        n_eval = None
+        if any(size is not None for size in sizes):
+            n_eval = np.array([np.nan if size is None else float(size) for size in sizes])
         return Run(
             self.name,
-            compute=compute,
-            score=np.array([by_compute[c] for c in compute], dtype=np.float64),
+            compute=np.array([p.compute for p in points], dtype=np.float64),
+            score=np.array([p.score for p in points], dtype=np.float64),
             x_kind=self.x_kind,
             x_name=self.x_kind,
             y_name=self.metric,
-            n_eval=None if self.n_eval is None else np.full(len(compute), float(self.n_eval)),
+            n_eval=n_eval,
         )
 
-    def add(self, step: int, compute: float, value: Any) -> bool:
-        """Take a point; False if it has no finite value (an evaluation that gave none).
+    def add(self, step: int, compute: float, value: Any, n_eval: int | None = None) -> bool:
+        """Take a point; False if it has no finite value (an evaluation that gave none). `n_eval` is
+        the number of samples behind this one, in place of the curve's own.
 
-        A value that is no pass rate raises while the curve is empty: the scale is wrong and the
-        run is young. Later it is left out with one warning: a stray value may not end a long run.
+        A value that is no pass rate, or a size below 1, raises while the curve is empty: the scale
+        is wrong and the run is young. Later the point is left out with one warning: a stray value
+        may not end a long run.
         """
         if value is None or not math.isfinite(float(value)):
             return False
         try:
             score = self._score(float(value))
+            _check_size(n_eval)
         except InputError as error:
             if not self._points:
                 raise
@@ -123,7 +145,7 @@ class LiveCurve:
             return False
         # A run that goes back to an earlier step has been resumed: what came after is void.
         self._points = {s: p for s, p in self._points.items() if s < step}
-        self._points[step] = (float(compute), score)
+        self._points[step] = _Point(float(compute), score, n_eval)
         return True
 
     def _score(self, value: float) -> float:
@@ -167,11 +189,9 @@ class LiveCurve:
             else:
                 self.add(int(record["step"]), float(compute), record[self.metric])
         if lost:
-            log.warning(
-                "%d earlier points of %s have no record of their %s and are left out",
-                lost,
-                self.metric,
-                self.x_kind,
+            self._warn(
+                f"{lost} earlier points of {self.metric} have no record of their {self.x_kind} "
+                "and are left out"
             )
 
     def end(self, max_steps: int) -> float | None:
@@ -181,7 +201,7 @@ class LiveCurve:
         step, compute = self.last
         return compute * max(max_steps / step, 1.0)
 
-    def look(self, end: float | None = None, rule: Rule | None = None) -> Look | None:
+    def look(self, end: float | None = None, rule: StopRule | None = None) -> Look | None:
         """Fit the points so far; None before `min_points`, and when that fails."""
         if len(self) < self.min_points:
             return None
@@ -197,7 +217,12 @@ class LiveCurve:
     def warn_once(self, topic: str, message: str) -> None:
         if topic not in self._warned:
             self._warned.add(topic)
-            log.warning("%s", message)
+            self._warn(message)
+
+
+def _check_size(n_eval: int | None) -> None:
+    if n_eval is not None and n_eval < 1:
+        raise InputError(f"n_eval is the number of samples behind a score, not {n_eval}")
 
 
 def forecast_numbers(f: Fit, end: float | None = None) -> dict[str, float]:
@@ -221,6 +246,6 @@ def forecast_numbers(f: Fit, end: float | None = None) -> dict[str, float]:
     }
     if end is not None:
         q = (1.0 - f.level) / 2.0
-        at = f.forecast([max(end, f.end)]).quantiles([q, 0.5, 1.0 - q])[0]
+        at = f.predict([max(end, f.end)]).quantiles([q, 0.5, 1.0 - q])[0]
         numbers |= {"at_end_low": at[0], "at_end": at[1], "at_end_high": at[2]}
     return {f"forecast/{name}": float(value) for name, value in numbers.items()}

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import tail_length
-
 Array = npt.NDArray[np.float64]
 
 #: Share of the binomial variance that evaluations on a fixed set of prompts show.
@@ -32,6 +30,11 @@ MIN_VARIANCE = 1e-6
 WEIGHT_RANGE = (0.05, 20.0)
 #: Median of a chi-square variable with one degree of freedom.
 CHI2_MEDIAN = 0.455
+
+
+def tail_length(n: int) -> int:
+    """How many of the last points make up "the level now"."""
+    return int(min(max(round(0.15 * n), 3), 10, n))
 
 
 def mean_variance(m: npt.ArrayLike) -> Array:

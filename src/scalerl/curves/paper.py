@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import Sigmoid, log_compute, logistic
+from scalerl.curves.formula import Sigmoid, log_compute, logistic
 
 Array = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ FAST_STEPS = 60
 class PaperFit:
     """The best cell, and the sum of squares of every cell for profile intervals."""
 
-    law: Sigmoid
+    formula: Sigmoid
     sse: float
     a_grid: Array
     mid_grid: Array
@@ -54,6 +54,11 @@ def is_paper_scale(compute: Array, score: Array, x_kind: str) -> bool:
         and 2 * PAPER_CUT <= compute[-1] <= 10 * PAPER_MID_GRID[-1]
         and PAPER_A_GRID[0] <= score.max() <= PAPER_A_GRID[-1]
     )
+
+
+def cut(compute: Array, score: Array, x_kind: str) -> float | None:
+    """Below which compute the paper leaves points out, on runs of its own scale."""
+    return PAPER_CUT if is_paper_scale(compute, score, x_kind) else None
 
 
 def grids(compute: Array, score: Array, r0: float, paper_scale: bool) -> tuple[Array, Array]:
@@ -145,5 +150,5 @@ def fit_paper_fast(
 
 def _best(r0: float, a_grid: Array, mid_grid: Array, sse: Array, b_grid: Array) -> PaperFit:
     i, j = np.unravel_index(int(np.argmin(sse)), sse.shape)
-    law = Sigmoid(R_0=r0, A=float(a_grid[i]), B=float(b_grid[i, j]), C_mid=float(mid_grid[j]))
-    return PaperFit(law, float(sse[i, j]), a_grid, mid_grid, sse, b_grid)
+    best = Sigmoid(R_0=r0, A=float(a_grid[i]), B=float(b_grid[i, j]), C_mid=float(mid_grid[j]))
+    return PaperFit(best, float(sse[i, j]), a_grid, mid_grid, sse, b_grid)

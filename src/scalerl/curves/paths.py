@@ -32,14 +32,15 @@ class Future:
     gain_sd: float = 0.3
     #: Rate in ln C at which the present departure from the law fades.
     revert: float = 0.3
-    #: Chance of a rougher future, and how much rougher.
-    jump_chance: float = 0.05
+    #: Probability of a rougher future, and how much rougher.
+    jump_probability: float = 0.05
     jump_size: float = 4.0
-    #: Chance that the gain stops and the level slides, by this share of the rise per sqrt(ln C).
-    stall_chance: float = 0.06
+    #: Probability that the gain stops and the level slides, by this share of the rise per
+    #: sqrt(ln C).
+    stall_probability: float = 0.06
     stall_size: float = 0.2
-    #: A decline under way goes on with this chance, at this share of its observed rate.
-    decline_chance: float = 0.3
+    #: A decline under way goes on with this probability, at this share of its observed rate.
+    decline_probability: float = 0.3
     decline_rate: float = 0.8
 
 
@@ -76,18 +77,18 @@ def future_paths(
 
     horizon = np.sqrt(np.clip(d / 0.7, 0.0, 2.0))
     g = np.exp(future.gain_sd * horizon[None, :] * law_error(n)[:, None])
-    rough = np.where(rng.random(n) < future.jump_chance, future.jump_size, 1.0)
+    rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
     step_sd = np.sqrt(np.diff(d, prepend=0.0))
     scale = np.sqrt(draws.s2 * posterior.walk.tau2[draws.tau]) * rough
     walk = scale[:, None] * np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
 
     if decline is None:
         departure = posterior.u_end[:, None] * np.exp(-future.revert * d)[None, :]
-        falls = rng.random(n) < future.stall_chance
+        falls = rng.random(n) < future.stall_probability
         slide = future.stall_size * points.scale * np.sqrt(d)
     else:
         departure = np.repeat(posterior.u_end[:, None], len(d), axis=1)
-        falls = rng.random(n) < future.decline_chance
+        falls = rng.random(n) < future.decline_probability
         slide = future.decline_rate * decline.rate * d
     drop = rng.standard_exponential(n)[:, None] * slide[None, :]
     gain = np.where(falls[:, None], -drop, g * ahead)

@@ -23,8 +23,13 @@ MAX_NEW = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """The compute that would settle a question, if `settled` of its simulated futures do."""
+class ComputeNeeded:
+    """The compute that would settle a question, with the share of simulated futures that do then.
+
+    >>> print(ComputeNeeded("identify the ceiling", 24_000.0, 2.0, settled=0.75))
+    going on to 24,000 (2 times the compute so far) would identify the ceiling,
+    in 75% of simulated continuations
+    """
 
     question: str
     #: None: not even the largest multiple tried is enough.
@@ -76,11 +81,11 @@ def continued(f: Fit, multiple: float, rng: np.random.Generator) -> Run:
     )
 
 
-def to_identify(f: Fit) -> Need:
+def to_identify(f: Fit) -> ComputeNeeded:
     """The compute that would identify the ceiling."""
 
     def settled(multiple: float, rng: np.random.Generator) -> bool:
-        longer = fit(continued(f, multiple, rng), r0=f.r0)
+        longer = fit(continued(f, multiple, rng), law=f.law, r0=f.r0)
         return longer.identified or longer.alarm is not None
 
     return search("identify the ceiling", f.end, settled, f.seed)
@@ -88,7 +93,7 @@ def to_identify(f: Fit) -> Need:
 
 def search(
     question: str, spent: float, settled: Callable[[float, np.random.Generator], bool], seed: int
-) -> Need:
+) -> ComputeNeeded:
     """The smallest multiple that settles it often enough, by bisection."""
     share: dict[int, float] = {}
 
@@ -99,15 +104,15 @@ def search(
 
     low, high = 0, len(MULTIPLES) - 1
     if not enough(high):
-        return Need(question, None, None, share[high])
+        return ComputeNeeded(question, None, None, share[high])
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return Need(question, MULTIPLES[high] * spent, MULTIPLES[high], share[high])
+    return ComputeNeeded(question, MULTIPLES[high] * spent, MULTIPLES[high], share[high])
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class OtherWindow:
     """The ceiling that another window of the same run gives."""
 
     window: tuple[float, float]
@@ -118,8 +123,11 @@ class Moved:
         return {"window": list(self.window), "A": self.a, "interval": list(self.interval)}
 
 
-def sensitivity(f: Fit) -> list[Moved]:
-    """The ceiling when the first or the last 10 % or 25 % of the points are left out."""
+def sensitivity(f: Fit) -> list[OtherWindow]:
+    """The ceiling when the first or the last 10 % or 25 % of the points are left out; nothing for a
+    law that has none."""
+    if "A" not in f.params:
+        return []
     points = f.points
     found = []
     for first, last in ((0.1, 0.0), (0.25, 0.0), (0.0, 0.1), (0.0, 0.25)):
@@ -127,6 +135,6 @@ def sensitivity(f: Fit) -> list[Moved]:
         hi = points.compute[len(points) - 1 - int(last * len(points))]
         if len(points.window(lo, hi)) <= MIN_POINTS:
             continue
-        again = fit(points, r0=f.r0, level=f.level, lo=float(lo), hi=float(hi))
-        found.append(Moved(again.window, again.params["A"], again.interval("A")))
+        again = fit(points, law=f.law, r0=f.r0, level=f.level, lo=float(lo), hi=float(hi))
+        found.append(OtherWindow(again.window, again.params["A"], again.interval("A")))
     return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.laws import log_compute, logistic
+from scalerl.curves.formula import log_compute, logistic
 from scalerl.curves.noise import Points
 from scalerl.curves.walk import Walk
 

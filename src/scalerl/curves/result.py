@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves import least_squares as lsq
-from scalerl.curves.alarm import Decline
 from scalerl.curves.beliefs import Belief, sample_quantiles
-from scalerl.curves.forecast import Forecast, forecast_at, tails
+from scalerl.curves.formula import Formula, PointFit
+from scalerl.curves.prediction import Prediction, predict_at, tails
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
+if TYPE_CHECKING:
+    from scalerl.curves.laws.law import Law
+
 Array = npt.NDArray[np.float64]
-LawName = Literal["sigmoid", "power", "no-change"]
-MethodName = Literal["posterior", "paper"]
 R0Choice = float | Literal["first", "fit"] | None
 
+#: The ceiling counts as identified when its 90 % interval is no wider than this.
+IDENTIFIED_WIDTH = 0.10
 #: An upper end of C_mid beyond this many times the window is set by the prior, not by the data.
 OPEN_MID = 12.0
 
@@ -30,7 +32,7 @@ class Fit:
 
     >>> from scalerl import fit, load_run
     >>> f = fit(load_run("example:paper-8b"), lo=1500)
-    >>> f.identified, f.law
+    >>> f.identified, f.law.name
     (True, 'sigmoid')
     >>> low, high = f.quantiles("A", [0.05, 0.95])
     >>> bool(0.62 < low < high < 0.70)
@@ -40,8 +42,8 @@ class Fit:
     #: The whole run; the fit used only the points inside `window`.
     run: Run
     window: tuple[float, float]
-    law: LawName
-    method: MethodName
+    law: Law
+    method: str
     level: float
     #: "measured" (an evaluation at C = 0), "given", "first" (score of the window) or "fitted".
     r0_source: str
@@ -52,7 +54,6 @@ class Fit:
     warnings: tuple[str, ...]
     belief: Belief = field(repr=False)
     seed: int = field(repr=False, default=0)
-    decline: Decline | None = field(repr=False, default=None)
     r0: R0Choice = field(repr=False, default=None)
 
     @property
@@ -82,14 +83,14 @@ class Fit:
             high = np.inf
         return float(low), float(high)
 
-    def forecast(self, at: npt.ArrayLike) -> Forecast:
+    def predict(self, compute: npt.ArrayLike) -> Prediction:
         """The pass rate at these amounts of compute, inside the window or beyond it."""
-        compute = np.atleast_1d(np.asarray(at, dtype=np.float64))
-        if compute.size == 0 or not np.isfinite(compute).all() or (compute < 0).any():
-            raise InputError("forecast needs one or more finite amounts of compute, 0 or more")
-        return forecast_at(
+        at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if at.size == 0 or not np.isfinite(at).all() or (at < 0).any():
+            raise InputError("predict needs one or more finite amounts of compute, 0 or more")
+        return predict_at(
             self.belief,
-            compute,
+            at,
             self.end,
             run=self.name,
             level=self.level,
@@ -97,13 +98,11 @@ class Fit:
             alarm=self.alarm,
         )
 
-    def least_squares(self) -> lsq.PointFit:
+    def least_squares(self) -> PointFit[Formula]:
         """The law with the smallest sum of squares on the window, R_0 as in the fit."""
         points = self.points
-        if self.law == "power":
-            return lsq.fit_power(points.compute, points.score)
-        fixed = self.params["R_0"] if self.r0_source in ("given", "first") else None
-        return lsq.fit_sigmoid(points.compute, points.score, r0=fixed)
+        known = self.params["R_0"] if self.r0_source in ("given", "first") else None
+        return self.law.least_squares(points.compute, points.score, known)
 
     def to_dict(self) -> dict[str, Any]:
         bounds = {
@@ -113,7 +112,7 @@ class Fit:
         }
         return {
             "run": self.name,
-            "law": self.law,
+            "law": self.law.name,
             "method": self.method,
             "x": self.run.x_kind,
             "n_points": len(self.points),
@@ -136,8 +135,14 @@ class Fit:
 
         return plot_fit(self, path)
 
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import fit_html
+
+        return fit_html(self)
+
     def __repr__(self) -> str:
-        text = [f"Fit of {self.name!r}: {self.law}, {len(self.points)} points, {self.run.x_kind}"]
+        count = f"{len(self.points)} points"
+        text = [f"Fit of {self.name!r}: {self.law.name}, {count}, {self.run.x_kind}"]
         for name, value in self.params.items():
             low, high = self.interval(name)
             text.append(f"  {name:6s} {value:10.5g}  {self.level:.0%} [{low:.5g}, {high:.5g}]")

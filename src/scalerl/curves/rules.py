@@ -4,7 +4,7 @@
     median gain < NUMBER per doubling    the median gain is below it
     end < NUMBER                         even the upper end of the final score is below it
     median end < NUMBER                  the median of the final score is below it
-    P(end > NUMBER) < NUMBER             the chance that the final score exceeds it is small
+    P(end > NUMBER) < NUMBER             the probability that the final score exceeds it is small
     alarm                                a decline is in progress
 
 joined with " or ". The upper end is that of the central 90 % interval of the true pass rate: a
@@ -38,7 +38,7 @@ GRAMMAR = (
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _GAIN = re.compile(rf"(median )?gain < {_NUMBER} per doubling")
 _END = re.compile(rf"(median )?end < {_NUMBER}")
-_CHANCE = re.compile(rf"p\(end > {_NUMBER}\) < {_NUMBER}")
+_PROBABILITY = re.compile(rf"p\(end > {_NUMBER}\) < {_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Condition:
     """One condition of a rule."""
 
     text: str
-    quantity: Literal["gain", "end", "chance", "alarm"]
+    quantity: Literal["gain", "end", "probability", "alarm"]
     #: What the quantity must stay below.
     bound: float = 0.0
     #: For gain and end: the quantile that is compared.
     quantile: float = UPPER
-    #: For chance: the score that the end would have to exceed.
+    #: For probability: the score that the end would have to exceed.
     score: float = 0.0
 
     def check(self, f: Fit, end: float | None) -> str | None:
@@ -67,10 +67,10 @@ class Condition:
         final = f.belief.levels(np.array([max(end, f.end)]))[:, 0]
         if self.quantity == "end":
             return self._compare(f"score at the end ({_amount(end, f)})", final)
-        chance = float((final > self.score).mean())
-        if chance >= self.bound:
+        share = float((final > self.score).mean())
+        if share >= self.bound:
             return None
-        return f"{self.text}: the chance of more than {self.score:g} at the end is {chance:.3f}"
+        return f"{self.text}: the probability of more than {self.score:g} at the end is {share:.3f}"
 
     def _compare(
         self, what: str, samples: np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -83,7 +83,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StopRule:
     """Conditions of which any one is enough.
 
     >>> rule = parse_rule("gain < 0.01 per doubling or P(end > 0.6) < 0.05")
@@ -112,7 +112,7 @@ class Rule:
         return None
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> StopRule:
     """Parse a stopping rule; one that is not in the grammar is refused with the grammar.
 
     >>> parse_rule("alarm").conditions[0].quantity
@@ -124,7 +124,7 @@ def parse_rule(text: str) -> Rule:
     if not isinstance(text, str):
         raise InputError(f"a stopping rule is text, not {type(text).__name__}: {_grammar()}")
     parts = re.split(r"\s+or\s+", text.strip(), flags=re.IGNORECASE)
-    return Rule(text, tuple(_condition(part) for part in parts))
+    return StopRule(text, tuple(_condition(part) for part in parts))
 
 
 def _condition(text: str) -> Condition:
@@ -135,9 +135,9 @@ def _condition(text: str) -> Condition:
         return Condition(words, "gain", _share(m[2], text), 0.5 if m[1] else UPPER)
     if m := _END.fullmatch(words):
         return Condition(words, "end", _share(m[2], text), 0.5 if m[1] else UPPER)
-    if m := _CHANCE.fullmatch(words):
+    if m := _PROBABILITY.fullmatch(words):
         bound = _share(m[2], text)
-        return Condition(f"P{words[1:]}", "chance", bound, score=_share(m[1], text))
+        return Condition(f"P{words[1:]}", "probability", bound, score=_share(m[1], text))
     raise InputError(f"cannot read the stopping rule {text!r}: {_grammar()}")
 
 

@@ -1,4 +1,4 @@
-"""The verdict on two groups of runs, from their posteriors.
+"""The verdict on two arms of a comparison, from their posteriors.
 
 Draws of different runs are paired by index and share the law's error (paths.law_error), so the
 difference of two runs of one kind is known better than either.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
-Name = Literal["higher-ceiling", "faster", "same", "undecided"]
+VerdictName = Literal["higher-ceiling", "faster", "same", "undecided"]
 
 #: The paper's margin on A.
 MARGIN = 0.02
@@ -39,8 +39,13 @@ KNOTS_AHEAD = 24
 CROSSING_HORIZON = 100.0
 
 
-class Group:
-    """Runs of one recipe, or a single run."""
+class Arm:
+    """One arm of a comparison: the runs of a recipe, or a single run.
+
+    >>> from scalerl import compare, load_runs
+    >>> [arm.name for arm in compare(load_runs("example:paper-8b", "example:paper-moe")).arms]
+    ['paper-moe', 'paper-8b']
+    """
 
     def __init__(self, name: str, fits: tuple[Fit, ...]) -> None:
         self.name = name
@@ -100,7 +105,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The run that is behind now overtakes, with this probability, at about this compute."""
+    """The run that is behind now overtakes, with this probability, at about this compute.
+
+    >>> from scalerl import compare, fit
+    >>> c = np.linspace(10, 400, 40)
+    >>> quick = fit(c, 0.5 / (1 + (40 / c) ** 2), name="quick")
+    >>> high = fit(c, 0.8 / (1 + (250 / c) ** 2), name="high")
+    >>> crossing = compare(quick, high).pairs[0].crossing
+    >>> crossing is None or crossing.overtakes
+    True
+    """
 
     compute: float | None
     probability: float
@@ -116,9 +130,9 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """What may honestly be said of two groups, and the samples it rests on."""
+    """What may honestly be said of two arms, and the samples it rests on."""
 
-    name: Name
+    name: VerdictName
     winner: str | None
     #: A_b - A_a per draw.
     delta: Array
@@ -127,7 +141,7 @@ class Verdict:
     speed_score: float | None
 
 
-def decide(a: Group, b: Group, seed_sd: float) -> Verdict:
+def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     """higher-ceiling if the sign of A_b - A_a is SURE and the two are not the same within MARGIN;
     faster / same if they are, and the climbs differ / do not; undecided otherwise. With seed_sd
     above 0 the verdict is on recipes: what seeds alone do is added to the differences."""
@@ -142,7 +156,7 @@ def decide(a: Group, b: Group, seed_sd: float) -> Verdict:
         speed = b.log_compute_to(score) - a.log_compute_to(score)
         log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
         speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
-    name: Name = "undecided"
+    name: VerdictName = "undecided"
     winner = None
     if max(p_higher, 1.0 - p_higher) > SURE and p_same < SAME:
         name, winner = "higher-ceiling", (b.name if p_higher > 0.5 else a.name)
@@ -156,8 +170,8 @@ def decide(a: Group, b: Group, seed_sd: float) -> Verdict:
     return Verdict(name, winner, delta, speed, score)
 
 
-def _seed_noise(a: Group, b: Group, sd: float, n: int, stream: int) -> Array:
-    """What the seeds of two groups add to the difference of their means."""
+def _seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
+    """What the seeds of two arms add to the difference of their means."""
     if sd == 0.0:
         return np.zeros(n)
     rng = np.random.default_rng((a.fits[0].seed, b.fits[0].seed, stream))
@@ -165,17 +179,17 @@ def _seed_noise(a: Group, b: Group, sd: float, n: int, stream: int) -> Array:
     return np.asarray(scale * rng.standard_normal(n))
 
 
-def seed_spread(groups: list[Group]) -> float:
+def seed_spread(arms: list[Arm]) -> float:
     """Spread of the ceiling between runs of one recipe: SEED_SD, corrected by the replicates."""
     squares, degrees = 0.0, 0
-    for g in groups:
+    for g in arms:
         medians = np.array([np.median(f.belief.parameter("A")) for f in g.fits])
         squares += float(((medians - medians.mean()) ** 2).sum())
         degrees += len(medians) - 1
     return float(np.sqrt((SEED_NU * SEED_SD**2 + squares) / (SEED_NU + degrees)))
 
 
-def find_crossing(a: Group, b: Group, delta: Array) -> Crossing | None:
+def find_crossing(a: Arm, b: Arm, delta: Array) -> Crossing | None:
     """Does the one that is behind at the end of the shorter run probably end up ahead?"""
     start = min(a.end, b.end)
     knots = np.geomspace(start, CROSSING_HORIZON * start, KNOTS_AHEAD)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.pipeline.crew import Clock, Crew
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.inline import InlineCrew

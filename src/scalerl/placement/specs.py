@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError

@@ -1,6 +1,8 @@
-"""Figures for papers and pages: a fit, a forecast, a comparison, the efficiency re-plot, and the
-joint picture of ceiling and C_mid. Each returns a matplotlib Figure and, given a path that ends in
-.png or .svg, writes it. matplotlib is imported only when something is drawn."""
+"""Figures of one run: its fit, and a prediction. Those of several runs are in many_figures.py.
+
+As every figure here they return a matplotlib Figure and, given a path that ends in .png or .svg,
+write it. matplotlib is imported only when something is drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +12,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalerl.curves.forecast import Forecast
+from scalerl.curves.prediction import Prediction
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.joint_figure import plot_joint
-from scalerl.report.many_figures import plot_comparison, plot_efficiency
-from scalerl.report.series import Series, series
+from scalerl.report.series import Series, reach, series
 from scalerl.report.theme import Theme, ThemeName, compute_axis, drawing, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_comparison", "plot_efficiency", "plot_fit", "plot_forecast", "plot_joint"]
-
 SIZE = (8.0, 4.8)
 
 
-def plot_fit(fit: Fit, path: str | Path | None = None, theme: ThemeName = "light") -> Figure:
-    """A run, its law inside the window and beyond, how sure that is, and where it ends.
+def plot_fit(
+    fit: Fit,
+    path: str | Path | None = None,
+    theme: ThemeName = "light",
+    to: float | None = None,
+) -> Figure:
+    """A run, its law inside the window and beyond, how sure that is, and where it ends. The picture
+    goes to twice the compute spent, or to `to` if that is further.
 
     >>> from scalerl import fit, load_run
     >>> figure = plot_fit(fit(load_run("example:paper-8b"), lo=1500, hi=50_000))
     >>> figure.axes[0].get_xlabel()
     'GPU-hours, log scale'
     """
-    s = series(fit)
+    s = series(fit, None if to is None else max(to, reach(fit)))
     with drawing(theme) as t:
         fig, ax = new_figure(SIZE)
         level = words.percent(fit.level)
@@ -54,8 +58,8 @@ def plot_fit(fit: Fit, path: str | Path | None = None, theme: ThemeName = "light
                 ls=(0, (5, 3)),
                 label=f"power law, A = {s.power.A:.3f}",
             )
-        law = "sigmoid, median" if fit.law == "sigmoid" else f"{fit.law} law, median"
-        ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=law)
+        label = f"{fit.law.title}, median"
+        ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=label)
         ahead = ~s.inside
         ahead[np.flatnonzero(s.inside)[-1]] = True
         ax.plot(s.x[ahead], s.median[ahead], color=t.accent, lw=1.5)
@@ -135,10 +139,9 @@ def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
     """The ceiling's line, bracket and number if it is identified; otherwise the words."""
     side = ax.get_yaxis_transform()
     level = words.percent(fit.level)
-    low, high = fit.interval("A")
-    bottom, top = ax.get_ylim()
     if fit.identified:
         a = fit.params["A"]
+        low, high = fit.interval("A")
         ax.axhline(a, color=t.accent, lw=0.9, ls=(0, (2, 2)))
         ax.plot([1.012] * 2, [low, high], transform=side, color=t.accent, lw=3, clip_on=False)
         text = f"ceiling {a:.3f}\n{level}: {low:.3f}\nto {high:.3f}"
@@ -146,9 +149,11 @@ def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
         return
     if fit.alarm is not None:
         text = "no ceiling:\nrun in decline"
-    elif fit.law != "sigmoid":
-        text = "ceiling not\nidentified"
+    elif not fit.law.identifiable:
+        text = "ceiling not\nidentified" if "A" in fit.params else "no ceiling"
     else:
+        low, high = fit.interval("A")
+        bottom, top = ax.get_ylim()
         text = f"ceiling not\nidentified\n{level}: {words.ceiling_range(fit)}".replace(
             " or", "\nor"
         )
@@ -210,15 +215,15 @@ def _banner(fig: Figure, alarm: str, t: Theme) -> None:
     )
 
 
-def plot_forecast(
-    forecast: Forecast, path: str | Path | None = None, theme: ThemeName = "light"
+def plot_prediction(
+    prediction: Prediction, path: str | Path | None = None, theme: ThemeName = "light"
 ) -> Figure:
-    """The forecast at its amounts of compute: bands if there are many, bars if there are few."""
-    order = np.argsort(forecast.compute, kind="stable")
-    x = forecast.compute[order]
-    median = forecast.median[order]
-    true, seen = forecast.interval()[order], forecast.interval(observed=True)[order]
-    level = words.percent(forecast.level)
+    """The prediction at its amounts of compute: bands if there are many, bars if there are few."""
+    order = np.argsort(prediction.compute, kind="stable")
+    x = prediction.compute[order]
+    median = prediction.median[order]
+    true, seen = prediction.interval()[order], prediction.interval(observed=True)[order]
+    level = words.percent(prediction.level)
     with drawing(theme) as t:
         fig, ax = new_figure(SIZE)
         labels = (f"{level}: one evaluation", f"{level}: true pass rate")
@@ -232,7 +237,7 @@ def plot_forecast(
             ax.plot(x, median, color=t.accent, lw=1, marker="o", ms=6, label="median")
             for c, m in zip(x, median, strict=True):
                 ax.annotate(f"{m:.3f}", (c, m), (9, 0), textcoords="offset points", va="center")
-        now = float(np.median(forecast.now))
+        now = float(np.median(prediction.now))
         ax.axhline(now, color=t.muted, lw=0.9, ls=(0, (1, 2)))
         side = ax.get_yaxis_transform()
         ax.text(1.01, now, f"now {now:.3f}", transform=side, va="center", color=t.muted, fontsize=8)
@@ -242,9 +247,9 @@ def plot_forecast(
             compute_axis(ax, "unknown", t)
         ax.set_xlabel("compute, log scale")
         ax.set_ylabel("pass rate")
-        title = f"Forecast of {words.shorten(forecast.run, 50)}"
+        title = f"Prediction for {words.shorten(prediction.run, 50)}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=12)
-        if forecast.alarm is not None:
-            _banner(fig, forecast.alarm, t)
+        if prediction.alarm is not None:
+            _banner(fig, prediction.alarm, t)
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
         return save(fig, path)

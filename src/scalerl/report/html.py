@@ -9,15 +9,22 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from scalerl.curves.compare import Comparison, compare
-from scalerl.curves.outlook import Outlook, forecast
+from scalerl.curves.compare import Comparison, comparable, compare
+from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.report import page, payload, tables, words
-from scalerl.report.figures import plot_efficiency, plot_fit, plot_joint
+from scalerl.report.figures import plot_fit
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.inline import inline_svg
-from scalerl.report.many_figures import fixed_ceiling, plot_runs, sentence, suits
+from scalerl.report.joint_figure import has_joint, plot_joint
+from scalerl.report.many_figures import (
+    fixed_ceiling,
+    plot_efficiency,
+    plot_runs,
+    sentence,
+    suits,
+)
 from scalerl.report.markup import text
 from scalerl.report.series import Series, many
 from scalerl.report.theme import drawing, render
@@ -37,14 +44,14 @@ def write_report(
     fits: Sequence[Fit],
     out_dir: str | Path,
     comparison: Comparison | None = None,
-    outlooks: Sequence[Outlook] | None = None,
+    forecasts: Sequence[Forecast] | None = None,
     title: str | None = None,
     command: str | None = None,
 ) -> list[Path]:
     """Write report.html, report.json and the figures into a directory, which is made if need be.
 
     comparison  of these fits; by default made here, where the runs can be compared
-    outlooks    forecasts of these fits in their order; by default at twice the compute spent
+    forecasts   of these fits in their order; by default at twice the compute spent
     command     the command line that asked for the report, shown on the page
 
     Returns the files written, the page first.
@@ -52,7 +59,7 @@ def write_report(
     fits = list(fits)
     if not fits:
         raise InputError("a report needs at least one fitted run")
-    ahead = [forecast(f) for f in fits] if outlooks is None else list(outlooks)
+    ahead = [forecast(f) for f in fits] if forecasts is None else list(forecasts)
     if comparison is None:
         comparison = _comparable(fits)
     heading = title or _title(fits)
@@ -106,11 +113,9 @@ def _title(fits: Sequence[Fit]) -> str:
 
 
 def _comparable(fits: Sequence[Fit]) -> Comparison | None:
-    """A comparison where one makes sense: sigmoids of one method on one kind of compute."""
-    alike = len({(f.run.x_kind, f.method) for f in fits}) == 1
-    if len(fits) < 2 or not alike or any(f.law != "sigmoid" for f in fits):
-        return None
-    return compare(fits)
+    """A comparison where one makes sense: of one law by one method on one kind of compute."""
+    alike = len({f.method for f in fits}) == 1
+    return compare(fits) if alike and comparable(fits) else None
 
 
 def _drawn(fits: Sequence[Fit]) -> list[Series]:
@@ -148,7 +153,7 @@ def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
     out = []
     heading = "Ceiling and C_mid"
     order = {id(f): i for i, f in enumerate(fits)}
-    ranked = list(fits) if comparison is None else [f for g in comparison.groups for f in g.fits]
+    ranked = list(fits) if comparison is None else [f for arm in comparison.arms for f in arm.fits]
     if comparison is not None:
         heading = "Efficiency and ceiling"
         few = comparison
@@ -158,7 +163,7 @@ def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
         svg = inline_svg(picture, "efficiency", page.efficiency_alt(few))
         out.append(page.figure(svg, page.efficiency_caption(comparison, len(few.fits))))
     kind = fits[0].run.x_kind
-    shown = [f for f in ranked if f.law == "sigmoid" and f.alarm is None and f.run.x_kind == kind]
+    shown = [f for f in ranked if has_joint(f) and f.alarm is None and f.run.x_kind == kind]
     shown = sorted(shown[:MAX_JOINT], key=lambda f: order.get(id(f), 0))
     if shown:
         # In the colours of the chart, unless these repeat.

@@ -38,7 +38,7 @@ def plot_joint(
     90 % inside the outer one. A long diagonal means that the points cannot tell a higher ceiling
     from a slower climb. `colours` are places in the theme's list, one a fit."""
     fits = [fit] if isinstance(fit, Fit) else list(fit)
-    shown = [f for f in fits if f.law == "sigmoid"]
+    shown = [f for f in fits if has_joint(f)]
     if not shown:
         raise InputError("the joint picture of A and C_mid needs a fit of the sigmoid")
     places = range(len(shown)) if colours is None else colours
@@ -57,6 +57,11 @@ def plot_joint(
             fig.legend(loc="outside lower center", fontsize=7.5, labelcolor=t.ink)
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         return save(fig, path)
+
+
+def has_joint(fit: Fit) -> bool:
+    """Whether the fit has samples of a ceiling and a C_mid."""
+    return fit.law.identifiable and "C_mid" in fit.params
 
 
 def _limits(ax: Axes, corners: Array) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.compare import Comparison
-from scalerl.curves.laws import Sigmoid
-from scalerl.curves.least_squares import fit_sigmoid
+from scalerl.curves.compare import Comparison, known_r0, with_ceiling
+from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.series import Series, many, thin
@@ -208,12 +207,7 @@ def _legend(fig: Figure, ax: Axes, t: Theme) -> None:
 
 def fixed_ceiling(fit: Fit, a: float) -> Sigmoid:
     """The run refitted with its ceiling fixed to `a`, R_0 known as the paper has it."""
-    points = fit.points
-    known = fit.r0_source in ("given", "first") or fit.method == "paper"
-    r0 = fit.params["R_0"] if known and "R_0" in fit.params else float(points.score[0])
-    law = fit_sigmoid(points.compute, points.score, r0=min(r0, a), a=a).law
-    assert isinstance(law, Sigmoid)
-    return law
+    return with_ceiling(fit, known_r0(fit), a)
 
 
 def suits(fit: Fit, law: Sigmoid) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalerl.curves.compare import Comparison
-from scalerl.curves.outlook import Outlook
+from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.markup import ceiling, items, text
@@ -18,31 +18,31 @@ MAX_ALARMS = 6
 OPEN_CARDS = 12
 
 
-def answer(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
+def answer(forecasts: Sequence[Forecast], comparison: Comparison | None) -> str:
     """The headline: alarms, the verdict, and what each run will reach."""
     out = []
-    alarms = [o.fit for o in outlooks if o.fit.alarm is not None]
+    alarms = [ahead.fit for ahead in forecasts if ahead.fit.alarm is not None]
     if alarms:
         lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms[:MAX_ALARMS]]
         if len(alarms) > MAX_ALARMS:
             lines.append(f"and {len(alarms) - MAX_ALARMS} more, marked under Runs")
         out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
-    if len(outlooks) == 1:
-        out.append(f'<p class="lead">{_headline(outlooks[0])}</p>')
-        out.append(_facts(outlooks[0]))
+    if len(forecasts) == 1:
+        out.append(f'<p class="lead">{_headline(forecasts[0])}</p>')
+        out.append(_facts(forecasts[0]))
         return "".join(out)
-    out.append(f'<p class="lead">{text(_summary(outlooks, comparison))}</p>')
-    if len(outlooks) <= MAX_ANSWERS:
-        out += [f"<p>{_headline(o)}</p>" for o in outlooks]
+    out.append(f'<p class="lead">{text(_summary(forecasts, comparison))}</p>')
+    if len(forecasts) <= MAX_ANSWERS:
+        out += [f"<p>{_headline(ahead)}</p>" for ahead in forecasts]
     return "".join(out)
 
 
-def _headline(o: Outlook) -> str:
+def _headline(ahead: Forecast) -> str:
     """The answer in words; the alarm has a banner of its own."""
-    return text(" ".join(words.headline(o, alarm=False)))
+    return text(" ".join(words.headline(ahead, alarm=False)))
 
 
-def _summary(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
+def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> str:
     sentences = []
     if comparison is not None and len(comparison.pairs) == 1:
         level = comparison.fits[0].level
@@ -50,12 +50,12 @@ def _summary(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
     elif comparison is not None:
         decided = sum(p.verdict != "undecided" for p in comparison.pairs)
         sentences.append(f"{decided} of {len(comparison.pairs)} pairs of runs can be told apart.")
-        first = comparison.groups[0].name
+        first = comparison.arms[0].name
         if all(p.winner == first for p in comparison.pairs if first in (p.a, p.b)):
             sentences.append(f"{first} is ahead of every other.")
-    known = sum(o.fit.identified for o in outlooks)
-    sentences.append(f"The ceiling is identified for {known} of {len(outlooks)} runs.")
-    best = max(outlooks, key=lambda o: o.next_doubling.median)
+    known = sum(ahead.fit.identified for ahead in forecasts)
+    sentences.append(f"The ceiling is identified for {known} of {len(forecasts)} runs.")
+    best = max(forecasts, key=lambda ahead: ahead.next_doubling.median)
     low, high = (words.signed(v) for v in best.next_doubling.interval)
     sentences.append(
         f"The next doubling of compute buys most for {best.fit.name}: "
@@ -65,24 +65,24 @@ def _summary(outlooks: Sequence[Outlook], comparison: Comparison | None) -> str:
     return " ".join(sentences)
 
 
-def _facts(o: Outlook) -> str:
+def _facts(ahead: Forecast) -> str:
     """Four numbers, large."""
-    f = o.fit
+    f = ahead.fit
     unit = text(words.KIND[f.run.x_kind])
-    now = sorted(o.at.now)[len(o.at.now) // 2]
-    low, high = o.next_doubling.interval
-    first, (at_low, at_high) = float(o.at.median[0]), o.at.interval()[0]
+    now = sorted(ahead.at.now)[len(ahead.at.now) // 2]
+    low, high = ahead.next_doubling.interval
+    first, (at_low, at_high) = float(ahead.at.median[0]), ahead.at.interval()[0]
     facts = [
         ("Now", f"{now:.3f}", f"at {words.compute(f.end)} {unit}"),
         (
-            f"At {words.compute(float(o.at.compute[0]))} {unit}",
+            f"At {words.compute(float(ahead.at.compute[0]))} {unit}",
             f"{first:.3f}",
             f"{at_low:.3f} to {at_high:.3f}",
         ),
         ("Ceiling", *ceiling(f)),
         (
             "Next doubling",
-            words.signed(o.next_doubling.median),
+            words.signed(ahead.next_doubling.median),
             f"{words.signed(low)} to {words.signed(high)}",
         ),
     ]
@@ -146,19 +146,19 @@ def joint_caption(shown: int, total: int) -> str:
     )
 
 
-def runs(outlooks: Sequence[Outlook], links: Sequence[Sequence[str]]) -> str:
+def runs(forecasts: Sequence[Forecast], links: Sequence[Sequence[str]]) -> str:
     """A card a run: the answer, warnings, what the importer did, its figures."""
-    folded = len(outlooks) > OPEN_CARDS
+    folded = len(forecasts) > OPEN_CARDS
     cards = []
-    for i, o in enumerate(outlooks):
-        f = o.fit
+    for i, ahead in enumerate(forecasts):
+        f = ahead.fit
         # Of a few runs the page has said this at its top.
-        body = f"<p>{_headline(o)}</p>" if len(outlooks) > MAX_ANSWERS else ""
+        body = f"<p>{_headline(ahead)}</p>" if len(forecasts) > MAX_ANSWERS else ""
         if f.warnings:
             body += f"<h4>Warnings</h4>{items(f.warnings)}"
         if f.run.notes:
             body += f"<h4>Import</h4>{items(f.run.notes)}"
-        facts = [f"{f.law} law, method {f.method}, R_0 {f.r0_source}"]
+        facts = [f"{f.law.name} law, method {f.method}, R_0 {f.r0_source}"]
         facts += [f"read from {f.run.source}"] if f.run.source else []
         body += f'<p class="small">{text("; ".join(facts))}</p>'
         if i < len(links):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.compare import Comparison
-from scalerl.curves.outlook import Outlook
+from scalerl.curves.forecast import Forecast
 from scalerl.report import words
 from scalerl.report.many_figures import fixed_ceiling
 from scalerl.report.series import Series, thin
@@ -78,7 +78,7 @@ def _scores(values: npt.NDArray[np.float64]) -> list[float | None]:
 
 
 def numbers(
-    outlooks: Sequence[Outlook],
+    forecasts: Sequence[Forecast],
     drawn: Sequence[Series],
     comparison: Comparison | None,
     title: str,
@@ -93,7 +93,7 @@ def numbers(
         "title": title,
         "command": command,
         "fits": fits,
-        "forecasts": [o.to_dict() for o in outlooks],
+        "forecasts": [ahead.to_dict() for ahead in forecasts],
         "comparison": None,
         "efficiency": None,
     }

@@ -15,7 +15,7 @@ PAUSE = 0.1
 BAR = 28
 
 
-class Progress:
+class ProgressBar:
     """Call it with the fraction done; leave its context (or reach 1) to wipe the line."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Progress:
             self._stream.flush()
             self._shown = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -66,13 +66,13 @@ class Progress:
         self.close()
 
 
-def progress(label: str) -> Progress:
+def progress(label: str) -> ProgressBar:
     """A bar on stderr with the time left, for work of more than two seconds on a terminal.
 
     >>> with progress("fitting") as report:
     ...     report(0.5)
     """
-    return Progress(label)
+    return ProgressBar(label)
 
 
 def _clock_face(seconds: float) -> str:

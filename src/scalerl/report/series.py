@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from scalerl.curves.beliefs import MAX_KNOTS
 from scalerl.curves.fit import fit as fit_run
-from scalerl.curves.laws import PowerLaw
+from scalerl.curves.laws import POWER
+from scalerl.curves.laws.power import PowerLaw
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
@@ -59,8 +60,8 @@ def series(fit: Fit, to: float | None = None) -> Series:
     run, points = fit.run, fit.points
     outside = (run.compute < lo) | (run.compute > hi)
     first = float(points.compute[points.compute > 0][0])
-    inner = fit.forecast(np.geomspace(first, hi, MAX_KNOTS))
-    ahead = fit.forecast(
+    inner = fit.predict(np.geomspace(first, hi, MAX_KNOTS))
+    ahead = fit.predict(
         np.geomspace(hi, max(reach(fit) if to is None else to, 1.01 * hi), MAX_KNOTS + 1)[1:]
     )
     return Series(
@@ -71,13 +72,13 @@ def series(fit: Fit, to: float | None = None) -> Series:
         median=np.concatenate([inner.median, ahead.median]),
         band=np.concatenate([inner.interval(), ahead.interval()]),
         seen=np.concatenate([inner.interval(observed=True), ahead.interval(observed=True)]),
-        power=None if fit.law == "power" else power_answer(fit),
+        power=None if fit.law is POWER else power_answer(fit),
     )
 
 
 def power_answer(fit: Fit) -> PowerLaw:
     """The power law fitted to the same window."""
-    other = fit_run(fit.run, law="power", lo=fit.window[0], hi=fit.window[1])
+    other = fit_run(fit.run, law=POWER, lo=fit.window[0], hi=fit.window[1])
     return PowerLaw(**other.params)
 
 

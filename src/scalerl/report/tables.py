@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalerl.curves.compare import Comparison, Pair
-from scalerl.curves.outlook import Outlook
+from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.markup import ceiling, table, text, with_range
@@ -51,40 +51,40 @@ def _parameter(f: Fit, name: str) -> str:
     return with_range(f"{f.params[name]:.2f}", f"{low:.2f}", f"{high:.2f}")
 
 
-def forecasts(outlooks: Sequence[Outlook]) -> str:
-    level = words.percent(outlooks[0].fit.level)
+def forecasts(found: Sequence[Forecast]) -> str:
+    level = words.percent(found[0].fit.level)
     head = ("Run", "At", "True pass rate", "One evaluation shows", "Next doubling buys")
     rows = []
-    for o in outlooks:
-        unit = text(words.KIND[o.fit.run.x_kind])
-        seen = o.at.interval(observed=True)
-        true = o.at.interval()
-        low, high = (words.signed(v) for v in o.next_doubling.interval)
-        gain = with_range(words.signed(o.next_doubling.median), low, high)
-        for i, c in enumerate(o.at.compute):
+    for ahead in found:
+        unit = text(words.KIND[ahead.fit.run.x_kind])
+        seen = ahead.at.interval(observed=True)
+        true = ahead.at.interval()
+        low, high = (words.signed(v) for v in ahead.next_doubling.interval)
+        gain = with_range(words.signed(ahead.next_doubling.median), low, high)
+        for i, c in enumerate(ahead.at.compute):
             rows.append(
                 (
-                    text(words.shorten(o.fit.name, 60)),
+                    text(words.shorten(ahead.fit.name, 60)),
                     f'{words.compute(float(c))} <span class="range">{unit}</span>',
-                    with_range(f"{o.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
+                    with_range(f"{ahead.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
                     " to ".join(f"{v:.3f}" for v in seen[i]),
                     gain if i == 0 else "",
                 )
             )
     out = table(f"Forecasts, with {level} intervals", head, rows)
-    targets = [(o, t) for o in outlooks for t in o.targets]
+    targets = [(ahead, t) for ahead in found for t in ahead.targets]
     if targets:
         out += table(
             "Targets",
             ("Run", "Score", "Probability", "Compute"),
             [
                 (
-                    text(words.shorten(o.fit.name, 60)),
+                    text(words.shorten(ahead.fit.name, 60)),
                     f"{t.score:g}",
                     f"{t.probability:.2f}",
                     with_range(words.compute(t.median), *(words.compute(v) for v in t.interval)),
                 )
-                for o, t in targets
+                for ahead, t in targets
             ],
         )
     return out

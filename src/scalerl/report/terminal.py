@@ -1,4 +1,4 @@
-"""Terminal output: tables of at most 80 columns, a small curve, and a progress bar."""
+"""Terminal output: tables of at most 80 columns, in characters that the terminal has."""
 
 from __future__ import annotations
 
@@ -7,26 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from scalerl.curves.backtest import Backtest
+from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison, Pair
-from scalerl.curves.outlook import Outlook
+from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.progress import Progress, progress
-from scalerl.report.terminal_curve import curve
 from scalerl.report.words import shorten
-
-__all__ = [
-    "Progress",
-    "backtest_table",
-    "comparison_table",
-    "curve",
-    "fit_table",
-    "forecast_table",
-    "printable",
-    "progress",
-    "wrap",
-]
 
 WIDTH = 80
 #: Up to this many runs have their warnings spelled out below the table.
@@ -108,7 +94,7 @@ def _ceiling(fit: Fit) -> str:
     if fit.alarm is not None:
         return "none: in decline"
     if not fit.identified:
-        return "not identified"
+        return "not identified" if "A" in fit.params else "none"
     return f"{fit.params['A']:.3f} {words.span(*fit.interval('A'))}"
 
 
@@ -122,13 +108,13 @@ def _parameter(fit: Fit, name: str) -> str:
     return next((text for text in shorter if len(text) <= 5), f"{value:.0e}")
 
 
-def forecast_table(outlooks: Sequence[Outlook]) -> str:
+def forecast_table(forecasts: Sequence[Forecast]) -> str:
     """A block a run: scores ahead, targets, the next doubling, advice, and any alarm."""
-    return "\n\n".join(_outlook(o) for o in outlooks)
+    return "\n\n".join(_forecast(ahead) for ahead in forecasts)
 
 
-def _outlook(o: Outlook) -> str:
-    f = o.fit
+def _forecast(ahead: Forecast) -> str:
+    f = ahead.fit
     level = words.percent(f.level)
     lines = [shorten(f.name, WIDTH)]
     if f.alarm is not None:
@@ -137,16 +123,20 @@ def _outlook(o: Outlook) -> str:
     body = [
         (f"  {words.compute(float(c))}", words.score(m), words.span(*true), words.span(*seen))
         for c, m, true, seen in zip(
-            o.at.compute, o.at.median, o.at.interval(), o.at.interval(observed=True), strict=True
+            ahead.at.compute,
+            ahead.at.median,
+            ahead.at.interval(),
+            ahead.at.interval(observed=True),
+            strict=True,
         )
     ]
     lines.append(_rows(head, body, (30, 7, 17, 17)))
-    low, high = o.next_doubling.interval
+    low, high = ahead.next_doubling.interval
     lines.append(
-        f"  next doubling, to {words.compute(o.next_doubling.compute)}: "
-        f"{words.signed(o.next_doubling.median)} [{words.signed(low)}, {words.signed(high)}]"
+        f"  next doubling, to {words.compute(ahead.next_doubling.compute)}: "
+        f"{words.signed(ahead.next_doubling.median)} [{words.signed(low)}, {words.signed(high)}]"
     )
-    for t in o.targets:
+    for t in ahead.targets:
         when = words.compute(t.median)
         low_c, high_c = (words.compute(v) for v in t.interval)
         lines.append(
@@ -154,8 +144,8 @@ def _outlook(o: Outlook) -> str:
             f"compute {when} [{low_c}, {high_c}]"
         )
     lines.append(wrap(words.ceiling_in_words(f), "  ", "  "))
-    if o.recommendation is not None:
-        r = o.recommendation
+    if ahead.recommendation is not None:
+        r = ahead.recommendation
         lines.append(wrap(f"{r.action}: {r.reason}", "  ", "  advice: "))
     return "\n".join(lines)
 
@@ -163,17 +153,17 @@ def _outlook(o: Outlook) -> str:
 def comparison_table(comparison: Comparison) -> str:
     """Every pair: our verdict in words, the difference of ceilings, the paper's verdict."""
     what = "recipes" if comparison.scope == "recipes" else "runs"
-    lines = [f"{len(comparison.groups)} {what}, by ceiling"]
-    for i, g in enumerate(comparison.groups):
-        declining = any(f.alarm for f in g.fits)
+    lines = [f"{len(comparison.arms)} {what}, by ceiling"]
+    for i, arm in enumerate(comparison.arms):
+        declining = any(f.alarm for f in arm.fits)
         if declining:
             note = "in decline"
-        elif all(f.identified for f in g.fits):
-            note = words.score(float(sum(f.params["A"] for f in g.fits) / len(g.fits)))
+        elif all(f.identified for f in arm.fits):
+            note = words.score(float(sum(f.params["A"] for f in arm.fits) / len(arm.fits)))
         else:
             note = "not identified"
-        count = f" ({len(g.fits)} runs)" if len(g.fits) > 1 else ""
-        lines.append(f"{i + 1:4d}  {shorten(g.name + count, 52):52s}  {note}")
+        count = f" ({len(arm.fits)} runs)" if len(arm.fits) > 1 else ""
+        lines.append(f"{i + 1:4d}  {shorten(arm.name + count, 52):52s}  {note}")
     for pair in comparison.pairs[:MAX_PAIRS]:
         lines += ["", *_pair(pair)]
     if len(comparison.pairs) > MAX_PAIRS:
@@ -193,7 +183,7 @@ def _pair(pair: Pair) -> list[str]:
     return out + [wrap(line, "  ", "  ") for line in words.pair_details(pair)]
 
 
-def backtest_table(backtest: Backtest) -> str:
+def backtest_table(backtest: BacktestResult) -> str:
     """Every method on all runs, then per class of run and fraction, then per source."""
     sections = [("all runs", backtest.summary())]
     by_class = backtest.summary("run_class")
@@ -236,13 +226,21 @@ def _method(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def say(text: str) -> None:
+    """Print it, in the characters that stdout has."""
+    print(printable(text))
+
+
 def printable(text: str, encoding: str | None = None) -> str:
-    """The text as a terminal of this encoding (by default that of stdout) can show it.
+    """The text as a terminal of this encoding (by default that of stdout) can show it; a stream
+    without one, such as a string in memory, takes anything.
 
     >>> printable("ΔA of a…b", "ascii")
     'dA of a~b'
     """
-    coding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
+    coding = encoding or getattr(sys.stdout, "encoding", None)
+    if coding is None:
+        return text
     try:
         text.encode(coding)
     except (UnicodeEncodeError, LookupError):

@@ -61,14 +61,14 @@ def curve(
     columns, rows = max(width - MARGIN, 20), max(height, 5)
     coding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
     signs = _FINE if _can_print(coding) else _PLAIN
-    grid = _Grid(s, columns, rows)
+    canvas = _Canvas(s, columns, rows)
     cells = [[" "] * columns for _ in range(rows)]
-    _fill_band(cells, grid, s, signs)
-    _draw_median(cells, grid, s, signs)
+    _fill_band(cells, canvas, s, signs)
+    _draw_median(cells, canvas, s, signs)
     for (x, y), sign in ((s.held, signs.held), (s.used, signs.used)):
-        for c, r in zip(grid.column(x), grid.row(y), strict=True):
+        for c, r in zip(canvas.column(x), canvas.row(y), strict=True):
             cells[r][c] = sign
-    return "\n".join(_framed(cells, grid, fit, signs))
+    return "\n".join(_framed(cells, canvas, fit, signs))
 
 
 def _can_print(encoding: str) -> bool:
@@ -79,7 +79,7 @@ def _can_print(encoding: str) -> bool:
     return True
 
 
-class _Grid:
+class _Canvas:
     """Where a compute and a score fall on the canvas."""
 
     def __init__(self, s: Series, columns: int, rows: int) -> None:
@@ -122,35 +122,35 @@ def _cells(share: Array, n: int) -> npt.NDArray[np.intp]:
     return np.asarray(np.clip(np.round(share * (n - 1)), 0, n - 1), dtype=np.intp)
 
 
-def _on_columns(grid: _Grid, s: Series, values: Array, fine: int = 1) -> Array:
-    x = grid.compute(fine)
+def _on_columns(canvas: _Canvas, s: Series, values: Array, fine: int = 1) -> Array:
+    x = canvas.compute(fine)
     y = np.interp(np.log(x), np.log(s.x), values)
     return np.where(x < s.x[0] * (1.0 - 1e-9), np.nan, y)
 
 
-def _fill_band(cells: list[list[str]], grid: _Grid, s: Series, signs: _Signs) -> None:
-    low, high = (_on_columns(grid, s, s.band[:, k]) for k in (0, 1))
+def _fill_band(cells: list[list[str]], canvas: _Canvas, s: Series, signs: _Signs) -> None:
+    low, high = (_on_columns(canvas, s, s.band[:, k]) for k in (0, 1))
     for c in np.flatnonzero(np.isfinite(low)):
-        top, bottom = grid.row(high[c : c + 1])[0], grid.row(low[c : c + 1])[0]
+        top, bottom = canvas.row(high[c : c + 1])[0], canvas.row(low[c : c + 1])[0]
         for r in range(top, bottom + 1):
             cells[r][c] = signs.band
-    end = int(grid.column(np.array([s.fit.end]))[0])
+    end = int(canvas.column(np.array([s.fit.end]))[0])
     for row in cells:
         if row[end] == " ":
             row[end] = signs.end
 
 
-def _draw_median(cells: list[list[str]], grid: _Grid, s: Series, signs: _Signs) -> None:
+def _draw_median(cells: list[list[str]], canvas: _Canvas, s: Series, signs: _Signs) -> None:
     if signs.median is not None:
-        y = _on_columns(grid, s, s.median)
+        y = _on_columns(canvas, s, s.median)
         for c in np.flatnonzero(np.isfinite(y)):
-            cells[grid.row(y[c : c + 1])[0]][c] = signs.median
+            cells[canvas.row(y[c : c + 1])[0]][c] = signs.median
         return
-    y = _on_columns(grid, s, s.median, fine=2)
-    dots = np.zeros((grid.rows, grid.columns), dtype=np.int64)
+    y = _on_columns(canvas, s, s.median, fine=2)
+    dots = np.zeros((canvas.rows, canvas.columns), dtype=np.int64)
     before: int | None = None
     for c in np.flatnonzero(np.isfinite(y)):
-        r = int(grid.row(y[c : c + 1], fine=4)[0])
+        r = int(canvas.row(y[c : c + 1], fine=4)[0])
         start = r if before is None else before
         for k in range(min(start, r), max(start, r) + 1):
             dots[k // 4, c // 2] |= _DOTS[k % 4, c % 2]
@@ -159,20 +159,20 @@ def _draw_median(cells: list[list[str]], grid: _Grid, s: Series, signs: _Signs) 
         cells[r][c] = chr(_BRAILLE + int(dots[r, c]))
 
 
-def _framed(cells: list[list[str]], grid: _Grid, fit: Fit, signs: _Signs) -> list[str]:
+def _framed(cells: list[list[str]], canvas: _Canvas, fit: Fit, signs: _Signs) -> list[str]:
     lines = []
-    marked = {0, grid.rows // 2, grid.rows - 1}
+    marked = {0, canvas.rows // 2, canvas.rows - 1}
     for r, row in enumerate(cells):
-        value = grid.high - (grid.high - grid.low) * r / (grid.rows - 1)
+        value = canvas.high - (canvas.high - canvas.low) * r / (canvas.rows - 1)
         label = f"{value:.3f}" if r in marked else ""
         lines.append(f"{label:>{MARGIN - 2}} {signs.axis}{''.join(row)}".rstrip())
-    lines.append(" " * (MARGIN - 1) + signs.corner + signs.floor * grid.columns)
-    left, end, right = (words.compute(v) for v in (grid.left, fit.end, grid.right))
-    where = int(grid.column(np.array([fit.end]))[0])
-    scale = list(left.ljust(grid.columns))
-    scale[grid.columns - len(right) :] = right
+    lines.append(" " * (MARGIN - 1) + signs.corner + signs.floor * canvas.columns)
+    left, end, right = (words.compute(v) for v in (canvas.left, fit.end, canvas.right))
+    where = int(canvas.column(np.array([fit.end]))[0])
+    scale = list(left.ljust(canvas.columns))
+    scale[canvas.columns - len(right) :] = right
     start = where - len(end) // 2
-    if len(left) < start and start + len(end) < grid.columns - len(right):
+    if len(left) < start and start + len(end) < canvas.columns - len(right):
         scale[start : start + len(end)] = end
     lines.append(" " * MARGIN + "".join(scale))
     key = f"{words.KIND[fit.run.x_kind]}, log   {signs.used} fitted"
@@ -180,5 +180,5 @@ def _framed(cells: list[list[str]], grid: _Grid, fit: Fit, signs: _Signs) -> lis
         key += f"   {signs.held} held out"
     line = signs.median or "⠤"
     key += f"   {line} median   {signs.band} {words.percent(fit.level)}"
-    lines.append(" " * MARGIN + key[: grid.columns])
+    lines.append(" " * MARGIN + key[: canvas.columns])
     return lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from scalerl.curves.compare import Pair
-from scalerl.curves.outlook import Outlook
-from scalerl.curves.planning import MULTIPLES, Need
+from scalerl.curves.forecast import Forecast
+from scalerl.curves.planning import MULTIPLES, ComputeNeeded
 from scalerl.curves.result import Fit
 
 KIND = {
@@ -89,9 +89,11 @@ def shorten(name: str, width: int) -> str:
 
 def ceiling_range(fit: Fit) -> str:
     """What the data allow the ceiling to be, with an open upper end where they do not bound it."""
-    low, high = fit.interval("A")
-    if fit.law == "power":
+    if "A" not in fit.params:
+        return "the law has none"
+    if not fit.law.identifiable:
         return "no interval"
+    low, high = fit.interval("A")
     return f"{low:.2f} or more" if high >= OPEN_CEILING else f"{low:.2f} to {high:.2f}"
 
 
@@ -105,14 +107,16 @@ def ceiling_in_words(fit: Fit) -> str:
             f"It is heading for a ceiling of {fit.params['A']:.3f} "
             f"({percent(fit.level)}: {low:.3f} to {high:.3f})."
         )
-    if fit.law != "sigmoid":
-        return f"Its ceiling is not identified: the {fit.law} law gives no honest interval."
+    if "A" not in fit.params:
+        return f"No ceiling is quoted: the {fit.law.title} has none."
+    if not fit.law.identifiable:
+        return f"Its ceiling is not identified: the {fit.law.title} gives no honest interval."
     return f"Its ceiling is not identified: the points allow {ceiling_range(fit)}."
 
 
-def headline(outlook: Outlook, alarm: bool = True) -> list[str]:
+def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     """The answer in a few sentences: where the run is, where it goes, what more compute buys."""
-    fit, ahead, gain = outlook.fit, outlook.at, outlook.next_doubling
+    fit, ahead, gain = forecast.fit, forecast.at, forecast.next_doubling
     unit = KIND[fit.run.x_kind]
     level = percent(fit.level)
     now = sorted(ahead.now)[len(ahead.now) // 2]
@@ -130,14 +134,15 @@ def headline(outlook: Outlook, alarm: bool = True) -> list[str]:
         f"The next doubling of compute buys {signed(gain.median)} "
         f"({level}: {signed(low)} to {signed(high)})."
     )
-    for t in outlook.targets:
+    for t in forecast.targets:
         out.append(
             f"It reaches {t.score:g} with probability {t.probability:.2f}"
             + (f", at about {compute(t.median)} {unit}." if math.isfinite(t.median) else ".")
         )
     out += held_out(fit)
-    if outlook.recommendation is not None:
-        out.append(f"Advice: {outlook.recommendation.action}. {outlook.recommendation.reason}.")
+    advice = forecast.recommendation
+    if advice is not None:
+        out.append(f"Advice: {advice.action}. {advice.reason}.")
     return out
 
 
@@ -147,7 +152,7 @@ def held_out(fit: Fit) -> list[str]:
     count = int(after.sum())
     if count == 0:
         return []
-    low, high = fit.forecast(fit.run.compute[after]).interval(observed=True).T
+    low, high = fit.predict(fit.run.compute[after]).interval(observed=True).T
     score = fit.run.score[after]
     inside = int(((low <= score) & (score <= high)).sum())
     points = "the one evaluation" if count == 1 else f"the {count} evaluations"
@@ -184,10 +189,10 @@ def verdict_sentence(pair: Pair, level: float) -> str:
     )
 
 
-def need(found: Need) -> str:
+def need(found: ComputeNeeded) -> str:
     """How much more compute would settle a question.
 
-    >>> need(Need("identify it", 24_000.0, 2.0, 0.9))
+    >>> need(ComputeNeeded("identify it", 24_000.0, 2.0, 0.9))
     'About 24k, 2 times the compute so far, would identify it (in 90 % of simulated continuations)'
     """
     if found.compute is None or found.multiple is None:

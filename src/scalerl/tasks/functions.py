@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Rules
 

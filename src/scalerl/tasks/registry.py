@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.errors import InputError
 from scalerl.tasks.code import CodeTask
 from scalerl.tasks.functions import FunctionTask

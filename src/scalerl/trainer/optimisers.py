@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

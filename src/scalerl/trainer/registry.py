@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.trainer.interface import Trainer, TrainerSpec
 from scalerl.trainer.local import local_trainer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Channel, Layout
 from scalerl.weights.shared_memory import SharedWeights

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from scalerl.algorithm.batch import TokenLoss
-from scalerl.algorithm.registry import Registry
+from scalerl.registry import Registry
 from scalerl.errors import InputError
 from scalerl.recipe.losses import LOSS_NAMES
 

@@ -1,0 +1,80 @@
+"""The sigmoid, Equation 1 of the paper: the law of this package. Two methods.
+
+"posterior" (ours, the default) gives the exact posterior of the sigmoid with honest noise
+(posterior.py). "paper" is the paper's own procedure (paper.py), to check published numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalerl.curves.alarm import find_decline
+from scalerl.curves.beliefs import SigmoidBelief, sample_quantiles
+from scalerl.curves.laws.law import Law, add_law
+from scalerl.curves.least_squares import fit_sigmoid
+from scalerl.curves.noise import prepare
+from scalerl.curves.paper_method import fit_paper_cells
+from scalerl.curves.paths import Future
+from scalerl.curves.posterior import DRAWS, Priors, sample_posterior
+from scalerl.curves.prediction import tails
+from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.threads import one_thread
+from scalerl.curves.window import Window
+from scalerl.runs.record import Run
+
+
+@one_thread
+def fit_posterior(w: Window) -> Fit:
+    inside = w.inside
+    fixed: float | None = None
+    source = "measured" if inside.compute[0] == 0 else "fitted"
+    warnings = []
+    if w.r0 == "first":
+        fixed, source = float(inside.score[0]), "first"
+    elif isinstance(w.r0, int | float):
+        inside, source = _with_r0(inside, float(w.r0)), "given"
+    elif source == "fitted" and w.run.r0 is not None:
+        warnings.append(f"R_0 fitted; the source states {w.run.r0:g} (--r0 {w.run.r0:g} uses it)")
+    points = prepare(inside.compute, inside.score, inside.n_eval)
+    rng = np.random.default_rng((w.seed, 0))
+    posterior = sample_posterior(
+        points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), DRAWS
+    )
+    decline = find_decline(w.inside.compute, w.inside.score, points)
+    belief = SigmoidBelief(posterior, decline, Future(), w.seed)
+    samples = {k: belief.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
+    params = {k: float(np.median(v)) for k, v in samples.items()}
+    low, high = sample_quantiles(samples["A"], tails(0.9))
+    identified = bool(high - low <= IDENTIFIED_WIDTH) and decline is None
+    if not identified and decline is None:
+        warnings.append(
+            f"ceiling not identified: 90 % interval [{low:.2f}, {high:.2f}] is wider than "
+            f"{IDENTIFIED_WIDTH:g}; train longer before quoting it"
+        )
+    curve = posterior.median_law(w.inside.compute)
+    return w.build(belief, params, curve, decline, source, identified, warnings)
+
+
+def _with_r0(run: Run, r0: float) -> Run:
+    """A given R_0 is an evaluation at C = 0, as noisy as the others, in place of any there."""
+    positive = run.compute > 0
+    n_eval = run.n_eval
+    if n_eval is not None:
+        n_eval = np.concatenate([[np.median(n_eval)], n_eval[positive]])
+    return run.replace(
+        compute=np.concatenate([[0.0], run.compute[positive]]),
+        score=np.concatenate([[r0], run.score[positive]]),
+        n_eval=n_eval,
+    )
+
+
+SIGMOID = add_law(
+    Law(
+        "sigmoid",
+        title="sigmoid",
+        least_squares=fit_sigmoid,
+        methods={"posterior": fit_posterior, "paper": fit_paper_cells},
+        identifiable=True,
+        comparable=True,
+    )
+)

@@ -1,0 +1,147 @@
+"""What a run scores at any compute, inside the fitted window or beyond it, as a distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.beliefs import MAX_KNOTS, Belief, sample_quantiles
+from scalerl.curves.noise import mean_variance
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """What `Fit.predict` gives: the pass rate at some compute, as samples at a few knots.
+
+    >>> from scalerl import fit, load_run
+    >>> run = load_run("example:paper-8b").window(1500, 25000)
+    >>> ahead = fit(run).predict([50_000, 100_000])
+    >>> ahead.quantiles([0.05, 0.5, 0.95]).shape
+    (2, 3)
+    """
+
+    run: str
+    compute: Array
+    level: float
+    knots: Array
+    #: (draws, knots) samples of the true pass rate, and of the noise of one evaluation.
+    samples: Array
+    noise_sd: Array
+    seed: int
+    #: True pass rate at the end of the fitted window, per draw.
+    now: Array
+    alarm: str | None = None
+
+    def quantiles(self, levels: npt.ArrayLike, observed: bool = False) -> Array:
+        """Quantiles of the true pass rate, or of what one evaluation would show:
+        (len(compute), len(levels))."""
+        samples = self.samples
+        if observed:
+            rng = np.random.default_rng((self.seed, 11))
+            z = rng.standard_normal(samples.shape)
+            samples = np.clip(samples + self.noise_sd[:, None] * z, 0.0, 1.0)
+        return _between(self.knots, self.compute) @ sample_quantiles(samples, levels)
+
+    def mean_quantiles(self, levels: npt.ArrayLike) -> Array:
+        """Quantiles of the mean of one evaluation at each compute of this prediction."""
+        m = len(self.compute)
+        weights = _between(self.knots, self.compute).mean(axis=0)
+        rng = np.random.default_rng((self.seed, 12))
+        noise = self.noise_sd * np.sqrt(float(mean_variance(m)))
+        mean = self.samples @ weights + noise * rng.standard_normal(len(self.samples))
+        return sample_quantiles(np.clip(mean, 0.0, 1.0), levels)
+
+    @property
+    def median(self) -> Array:
+        return self.quantiles([0.5])[:, 0]
+
+    def interval(self, level: float | None = None, observed: bool = False) -> Array:
+        """Central interval at each compute: (len(compute), 2)."""
+        return self.quantiles(tails(self.level if level is None else level), observed)
+
+    def to_dict(self) -> dict[str, Any]:
+        true, seen = self.interval(), self.interval(observed=True)
+        return {
+            "run": self.run,
+            "level": self.level,
+            "alarm": self.alarm,
+            "at": [
+                {
+                    "compute": float(c),
+                    "median": float(m),
+                    "interval": [float(v) for v in t],
+                    "observed_interval": [float(v) for v in o],
+                }
+                for c, m, t, o in zip(self.compute, self.median, true, seen, strict=True)
+            ],
+        }
+
+    def plot(self, path: str | None = None) -> Any:
+        """Draw the prediction; returns the matplotlib figure (and saves it if a path is given)."""
+        from scalerl.report.figures import plot_prediction
+
+        return plot_prediction(self, path)
+
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import prediction_html
+
+        return prediction_html(self)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"  {c:>12.6g}  {m:.3f}  [{lo:.3f}, {hi:.3f}]"
+            for c, m, (lo, hi) in zip(self.compute[:12], self.median, self.interval(), strict=False)
+        ]
+        more = f"\n  ... {len(self.compute) - 12} more" if len(self.compute) > 12 else ""
+        head = f"Prediction for {self.run!r} ({self.level:.0%} intervals, if the run stays healthy)"
+        return "\n".join([head, *rows]) + more
+
+
+def tails(level: float) -> tuple[float, float]:
+    """The two probabilities that a central interval of this level lies between."""
+    return (1.0 - level) / 2.0, (1.0 + level) / 2.0
+
+
+def predict_at(
+    belief: Belief,
+    compute: Array,
+    end: float,
+    *,
+    run: str,
+    level: float,
+    seed: int,
+    alarm: str | None,
+) -> Prediction:
+    """Sample the belief at `compute` (or at knots between, if there are many)."""
+    order = np.unique(compute)
+    knots = order
+    if len(order) > MAX_KNOTS:
+        positive = order[order > 0]
+        knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
+        knots[0], knots[-1] = positive[0], positive[-1]
+        knots = np.union1d(knots, order[order == 0])
+    samples = belief.levels(knots)
+    now = belief.levels(np.array([end]))[:, 0]
+    return Prediction(run, compute, level, knots, samples, belief.noise(), seed, now, alarm)
+
+
+def _between(knots: Array, compute: Array) -> Array:
+    """Weights that interpolate linearly in ln C from the knots: (len(compute), len(knots))."""
+    if len(knots) == 1:
+        return np.ones((len(compute), 1))
+    floor = knots[knots > 0][0] * 1e-3 if (knots > 0).any() else 1.0
+    position = np.log(np.maximum(knots, floor))
+    where = np.log(np.maximum(compute, floor))
+    right = np.clip(np.searchsorted(position, where), 1, len(knots) - 1)
+    span = position[right] - position[right - 1]
+    share = np.clip((where - position[right - 1]) / np.where(span > 0, span, 1.0), 0.0, 1.0)
+    weights = np.zeros((len(compute), len(knots)))
+    rows = np.arange(len(compute))
+    weights[rows, right] = share
+    weights[rows, right - 1] += 1.0 - share
+    return weights

@@ -1,0 +1,93 @@
+"""Window: the points that a method fits, and the Fit it makes of what it found."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.alarm import Decline, find_decline
+from scalerl.curves.beliefs import Belief
+from scalerl.curves.noise import prepare
+from scalerl.curves.result import Fit, R0Choice
+from scalerl.runs.record import Run
+
+if TYPE_CHECKING:
+    from scalerl.curves.laws.law import Law
+
+Array = npt.NDArray[np.float64]
+
+#: Fewer points than this are said to be few.
+FEW_POINTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The points to fit, and what every method needs to know of them."""
+
+    run: Run
+    inside: Run
+    law: Law
+    method: str
+    level: float
+    r0: R0Choice = None
+    notes: tuple[str, ...] = ()
+    #: Only for method "paper": its grids, and who is told how far it has come.
+    a_grid: npt.ArrayLike | None = None
+    mid_grid: npt.ArrayLike | None = None
+    progress: Callable[[float], None] | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """First and last compute of the points."""
+        return float(self.inside.compute[0]), float(self.inside.compute[-1])
+
+    @property
+    def seed(self) -> int:
+        """From the data: the same points give the same answer, other points other luck."""
+        return zlib.crc32(self.inside.compute.tobytes() + self.inside.score.tobytes())
+
+    def decline(self) -> Decline | None:
+        points = prepare(self.inside.compute, self.inside.score, self.inside.n_eval)
+        return find_decline(self.inside.compute, self.inside.score, points)
+
+    def build(
+        self,
+        belief: Belief,
+        params: dict[str, float],
+        curve: Array,
+        decline: Decline | None,
+        r0_source: str = "none",
+        identified: bool = False,
+        warnings: Iterable[str] = (),
+    ) -> Fit:
+        """The Fit; `curve` is the law at the points, for the error of the fit."""
+        found = [*self.notes, *warnings]
+        if decline is not None:
+            found.append(
+                "the law describes healthy runs; do not read a ceiling off a declining one"
+            )
+        if len(self.inside) < FEW_POINTS:
+            found.append(
+                f"only {len(self.inside)} points: intervals rest on the prior more than usual"
+            )
+        return Fit(
+            run=self.run,
+            window=self.ends,
+            law=self.law,
+            method=self.method,
+            level=self.level,
+            r0_source=r0_source,
+            params=params,
+            identified=identified,
+            alarm=None if decline is None else str(decline),
+            rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
+            warnings=tuple(found),
+            belief=belief,
+            seed=self.seed,
+            r0=self.r0,
+        )

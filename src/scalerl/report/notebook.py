@@ -1,0 +1,94 @@
+"""What a notebook shows of a result: a sentence and a small table, as HTML without styles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scalerl.curves.backtest import BacktestResult
+from scalerl.curves.compare import Comparison
+from scalerl.curves.forecast import Forecast
+from scalerl.curves.prediction import Prediction
+from scalerl.curves.result import Fit
+from scalerl.report import words
+from scalerl.report.markup import items, text
+
+#: Rows of a table before the rest is only counted.
+MAX_ROWS = 20
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are plain text; what is beyond MAX_ROWS is counted."""
+    top = "".join(f"<th>{text(h)}</th>" for h in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows[:MAX_ROWS]
+    )
+    more = f"<p>and {len(rows) - MAX_ROWS} more</p>" if len(rows) > MAX_ROWS else ""
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def fit_html(fit: Fit) -> str:
+    rows = [
+        (name, f"{value:.5g}", f"[{low:.5g}, {high:.5g}]")
+        for name, value in fit.params.items()
+        for low, high in [fit.interval(name)]
+    ]
+    notes = ([f"Alarm: {fit.alarm}"] if fit.alarm else []) + list(fit.warnings)
+    head = f"{fit.name}: {fit.law.title}, {len(fit.points)} points, {words.KIND[fit.run.x_kind]}"
+    return (
+        f"<p><b>{text(head)}</b><br/>{text(words.ceiling_in_words(fit))}</p>"
+        + _table(("", "median", words.percent(fit.level)), rows)
+        + (items(notes) if notes else "")
+    )
+
+
+def prediction_html(prediction: Prediction) -> str:
+    return f"<p><b>{text(prediction.run)}</b></p>{_scores(prediction)}"
+
+
+def _scores(prediction: Prediction) -> str:
+    level = words.percent(prediction.level)
+    rows = [
+        (words.compute(float(c)), words.score(m), words.span(*true), words.span(*seen))
+        for c, m, true, seen in zip(
+            prediction.compute,
+            prediction.median,
+            prediction.interval(),
+            prediction.interval(observed=True),
+            strict=True,
+        )
+    ]
+    return _table(("compute", "pass rate", f"{level} true", f"{level} observed"), rows)
+
+
+def forecast_html(forecast: Forecast) -> str:
+    return f"<p>{text(' '.join(words.headline(forecast)))}</p>{_scores(forecast.at)}"
+
+
+def comparison_html(comparison: Comparison) -> str:
+    level = comparison.fits[0].level
+    rows = [
+        (pair.a, pair.b, words.verdict(pair), words.signed(pair.delta_a), words.paper_verdict(pair))
+        for pair in comparison.pairs
+    ]
+    lead = ""
+    if len(comparison.pairs) == 1:
+        lead = f"<p>{text(words.verdict_sentence(comparison.pairs[0], level))}</p>"
+    return lead + _table(("first", "second", "verdict", "ΔA", "the paper's rule says"), rows)
+
+
+def backtest_html(result: BacktestResult) -> str:
+    rows = [
+        (
+            row["method"],
+            str(row["tasks"]),
+            f"{row['median_error']:.4f}",
+            f"{row['crps']:.4f}",
+            "" if row["skill"] is None else f"{row['skill']:+.2f}",
+            f"{row['cover50']:.2f}",
+            f"{row['cover90']:.2f}",
+        )
+        for row in result.summary()
+    ]
+    head = ("method", "tasks", "median error", "CRPS", "skill", "50 % holds", "90 % holds")
+    return _table(head, rows)
