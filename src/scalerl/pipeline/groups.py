@@ -44,6 +44,7 @@ class PendingGroup:
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     #: Once it is checked.
     group: Group | None = None
+    _age: GroupAge | None = None
 
     @property
     def stage(self) -> Literal["writing", "checking", "ready"]:
@@ -53,11 +54,14 @@ class PendingGroup:
 
     @property
     def age(self) -> GroupAge:
-        """What the schedule needs to know of it."""
-        oldest = None if self.group is None else self.group.oldest
-        return GroupAge(
-            self.serial, self.started if oldest is None else oldest, self.group is not None
-        )
+        """What the schedule needs to know of it. (Asked often: of a group that is ready, once.)"""
+        if self.group is None:
+            return GroupAge(self.serial, self.started)
+        if self._age is None:
+            oldest = self.group.oldest
+            age = self.started if oldest is None else oldest
+            self._age = GroupAge(self.serial, age, finished=True)
+        return self._age
 
     def request(self, plan: Plan) -> Request:
         """What is still to be written of it."""

@@ -189,13 +189,15 @@ class Loop(Conversation):
 
     def _start_groups(self) -> None:
         """Give generators new prompts, as many as the schedule allows."""
+        if not self.started or self.validation is not None or self._stop is not None:
+            return
         # The batch that is being trained on has used up its version, and is no longer pending.
         version = self.version + bool(self.batch)
         room = self.plan.schedule.room(version, self.dispatcher.oldest, self._ages())
         if self.plan.schedule.name == "pipeline":
             enough = self.plan.recipe.batch.prompts * len(self.dispatcher)
             room = min(room, max(enough - self._count("writing"), 0))
-        if room <= 0 or self.validation is not None or self._stop is not None:
+        if room <= 0:
             return
         try:
             ids = self.plan.curriculum.draw(room)
