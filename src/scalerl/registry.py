@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 class Registry(Generic[T]):
     """A named collection of things of one kind. `accepts` says whether something that was imported
-    by its path is of that kind: by default anything that can be called.
+    by its path is of that kind: by default anything that can be called. `announce` is told every
+    name that is added, for those who check names without importing this registry.
 
     >>> greetings: Registry[Callable[[], str]] = Registry("greeting")
     >>> @greetings.register("hello")
@@ -28,9 +29,15 @@ class Registry(Generic[T]):
     scalerl.errors.InputError: no greeting 'helo': did you mean 'hello'?
     """
 
-    def __init__(self, kind: str, accepts: Callable[[object], bool] = callable) -> None:
+    def __init__(
+        self,
+        kind: str,
+        accepts: Callable[[object], bool] = callable,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
         self.kind = kind
         self._accepts = accepts
+        self._announce = announce
         self._found: dict[str, T] = {}
 
     def add(self, name: str, thing: T) -> T:
@@ -38,6 +45,8 @@ class Registry(Generic[T]):
         if self._found.get(name, thing) is not thing:
             raise InputError(f"there is a {self.kind} {name!r} already: choose another name")
         self._found[name] = thing
+        if self._announce is not None:
+            self._announce(name)
         return thing
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -52,6 +61,10 @@ class Registry(Generic[T]):
         near = get_close_matches(name, self._found, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self))}"
         raise InputError(f"no {self.kind} {name!r}: {hint}")
+
+    def resolve(self, choice: str | T) -> T:
+        """The thing itself, given by name or as it is."""
+        return self[choice] if isinstance(choice, str) else choice
 
     def _import(self, path: str) -> T:
         module, _, attribute = path.partition(":")

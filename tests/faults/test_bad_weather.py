@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from faults import LIMIT, Victim, gone, lines
-from scalerl.algorithm.objective import Options
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.pipeline import checkpoints, trainer_process

@@ -14,7 +14,7 @@ import torch
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform, epoch_order
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.objective import options_of
+from scalerl.algorithm.options import options_of
 from scalerl.engine.interface import Sampling
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.plan import Plan

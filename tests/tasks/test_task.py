@@ -104,7 +104,7 @@ def test_a_mixture_checks_each_answer_by_its_own_task():
     verdicts = mixture.check_all(answers)
     assert verdicts == [mixture.check(p, text) for p, text in answers]
     assert [v.correct for v in verdicts] == [True, False, True, False, None]
-    assert [mixture.task_for(p).name for p in prompts] == ["math", "math", "code", "code"]
+    assert [mixture.part(p).name for p in prompts] == ["math", "math", "code", "code"]
 
 
 def test_a_prompt_of_no_task_in_the_mixture_is_unscored():

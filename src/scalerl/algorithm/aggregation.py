@@ -22,14 +22,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scalerl.registry import Registry
 from scalerl.errors import InputError
 from scalerl.recipe.losses import AGGREGATION_NAMES
+from scalerl.registry import Registry
 
 #: (tokens per row, prompt of each row, constant length) -> weight of each token of the row.
 RowWeight = Callable[[Tensor, Tensor, float], Tensor]
 
-AGGREGATIONS: Registry[RowWeight] = Registry("aggregation", AGGREGATION_NAMES)
+AGGREGATIONS: Registry[RowWeight] = Registry("aggregation", announce=AGGREGATION_NAMES.add)
 
 
 @AGGREGATIONS.register("sample")

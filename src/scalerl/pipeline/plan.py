@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform
 from scalerl.algorithm.length import Interruption, LengthControl, Limit
-from scalerl.algorithm.objective import Options, options_of
+from scalerl.algorithm.options import Options, options_of
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.models.load import load_tokenizer, model_path, resolve_device

@@ -53,10 +53,10 @@ class Mixture(Task):
         }
 
     def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
-        return self.task_for(prompt).judge(prompt, completion)
+        return self.part(prompt).judge(prompt, completion)
 
     def check(self, prompt: Prompt, completion: str) -> Checked:
-        return self.task_for(prompt).check(prompt, completion)
+        return self.part(prompt).check(prompt, completion)
 
     def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
         found: dict[int, Checked] = {}
@@ -80,7 +80,7 @@ class Mixture(Task):
     def judges_together(self, prompt: Prompt) -> bool:
         return prompt.task in self.tasks and super().judges_together(prompt)
 
-    def task_for(self, prompt: Prompt) -> Task:
+    def part(self, prompt: Prompt) -> Task:
         if prompt.task not in self.tasks:
             raise InputError(f"prompt {prompt.id} is of task {prompt.task!r}, not of {self.name}")
         return self.tasks[prompt.task]

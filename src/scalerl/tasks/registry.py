@@ -14,8 +14,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.registry import Registry
 from scalerl.errors import InputError
+from scalerl.registry import Registry
 from scalerl.tasks.code import CodeTask
 from scalerl.tasks.functions import FunctionTask
 from scalerl.tasks.math import MathTask

@@ -60,6 +60,8 @@ class Checked:
     reward: float | None
     #: One line: what was found, or why there is no score.
     why: str
+    #: Whether the check was given up because it took too long.
+    gave_up: bool = False
 
     @classmethod
     def unscored(cls, why: str) -> Checked:
@@ -180,13 +182,13 @@ class Task(ABC):
         """`check_all` for an event loop. Only where `is_async` does it not block the loop."""
         return self.check_all(answers)
 
-    def task_for(self, prompt: Prompt) -> Task:
+    def part(self, prompt: Prompt) -> Task:
         """The task that judges a prompt's answers: this one, or the part of a mixture."""
         return self
 
     def judges_together(self, prompt: Prompt) -> bool:
         """Whether answers to this prompt are best handed over together."""
-        return self.task_for(prompt).together
+        return self.part(prompt).together
 
     def for_checking(self) -> Self:
         """A light copy to send to another process, where it checks answers: it holds no data set

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
 from scalerl.algorithm.filters import Filtered
-from scalerl.algorithm.objective import Options
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
 from scalerl.trainer.optimisers import Optimiser

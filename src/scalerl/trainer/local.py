@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.algorithm.diagnostics import diagnose
-from scalerl.algorithm.objective import Options, Prepared, objective, prepare
+from scalerl.algorithm.objective import Prepared, objective, prepare
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
 from scalerl.models.load import load_model

@@ -12,14 +12,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from scalerl.algorithm.batch import TokenLoss
-from scalerl.registry import Registry
 from scalerl.errors import InputError
 from scalerl.recipe.losses import LOSS_NAMES
+from scalerl.registry import Registry
 
 #: (logprobs_BT, batch, **constants) -> TokenLoss
 Loss = Callable[..., TokenLoss]
 
-LOSSES: Registry[Loss] = Registry("loss", LOSS_NAMES)
+LOSSES: Registry[Loss] = Registry("loss", announce=LOSS_NAMES.add)
 
 
 def check_constants(name: str, loss: Loss, constants: Mapping[str, Any]) -> None:
