@@ -96,7 +96,7 @@ def train(
         store.write_recipe(recipe.to_toml())
         name, config = path.resolve().name, recipe.to_dict()
         with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
-            return RunAttempts(recipe, store, rule, Listeners([trackers, told]), resume).go()
+            return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
 
 
 def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:

@@ -12,6 +12,8 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
+from scalerl.pipeline.weights import Layout, SharedWeights
+from scalerl.runs.writer import RunWriter
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -25,9 +27,7 @@ from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.pipeline.loop import Hooks, Loop
 from scalerl.pipeline.plan import LOCAL_MODELS, Plan
-from scalerl.pipeline.weights import Layout, SharedWeights
 from scalerl.recipe import Recipe
-from scalerl.runs.writer import RunWriter
 
 TOLERANCE = 1e-4
 #: A replay by a wrong rule must be off by far more than a right one may.

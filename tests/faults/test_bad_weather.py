@@ -19,6 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scalerl.pipeline.checking import Checker
+from scalerl.pipeline.placement import PipelineError
+from scalerl.pipeline.weights import Layout, SharedWeights
+from scalerl.pipeline.workers import load_model
+from scalerl.runs.writer import RunWriter
 
 from faults import LIMIT, Victim, gone, lines
 from scalerl.algorithm.options import Options
@@ -26,16 +31,11 @@ from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.pipeline import checkpoints, trainer_process
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checking import Checker
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.loop import Loop
-from scalerl.pipeline.placement import PipelineError
 from scalerl.pipeline.plan import LOCAL_MODELS, Plan
-from scalerl.pipeline.weights import Layout, SharedWeights
-from scalerl.pipeline.workers import load_model
 from scalerl.recipe import Recipe
 from scalerl.runs.lock import RunLock
-from scalerl.runs.writer import RunWriter
 from scalerl.tasks.registry import make_task
 from scalerl.tasks.task import make_prompt
 from scalerl.trainer.local import Optimiser

@@ -6,6 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from scalerl.pipeline.desk import Desk
+from scalerl.pipeline.placement import PipelineError
+from scalerl.pipeline.weights import Layout, SharedWeights
 
 from scalerl.algorithm.filters import informative
 from scalerl.algorithm.rollout import Group, Rollout
@@ -14,12 +17,9 @@ from scalerl.errors import InputError
 from scalerl.pipeline import gate, groups
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import START, WINDOW, Watch
-from scalerl.pipeline.desk import Desk
 from scalerl.pipeline.groups import UnderWay
 from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.placement import PipelineError
 from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.weights import Layout, SharedWeights
 from scalerl.recipe import Recipe
 from scalerl.runs.lock import RunLock, is_locked
 from scalerl.tasks.task import make_prompt

@@ -89,5 +89,3 @@ def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
     with pytest.raises(AssertionError, match="idle"):
         for seed in range(60):
             live(seed)
-
-

@@ -1,6 +1,6 @@
 """Random virtual worlds: the real loop, dispatcher, checks, schedule and parts, made-up time.
 
-    python tests/pipeline/worlds.py SEED    lives through one world again, and tells of it
+python tests/pipeline/worlds.py SEED    lives through one world again, and tells of it
 """
 
 import random
@@ -16,7 +16,6 @@ from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Unifo
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_of
 from scalerl.engine.interface import Sampling
-from scalerl.pipeline import checkpoints
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.inline import InlineCrew

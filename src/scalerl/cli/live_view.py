@@ -69,7 +69,8 @@ class LiveView(Listener):
         self._pace = Pace(recipe, self._clock)
         self._out = out
         self._step, self._at = None, resumed_at or 0
-        self._evals = [line for line in self._evals if line.step <= self._at]
+        kept = -1 if resumed_at is None else resumed_at
+        self._evals = [line for line in self._evals if line.step <= kept]
         self._title = f"{recipe.name} · {recipe.schedule.name}-{recipe.schedule.k} · {out}"
         if resumed_at is not None:
             self._title += f" · resumed at {resumed_at}"

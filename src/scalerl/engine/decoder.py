@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from scalerl.engine.slots import Slots
-from scalerl.models.rows import Compaction, distinct
+from scalerl.models.rows import Compaction
 
 
 class Decoder(Protocol):
-    """The rows in use are 0 .. rows - 1."""
+    """Rows of a cache, one behind the other. Those below a `hold` stand still."""
 
-    def join(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Read prompts into new rows at the end; the logits (rows, words) of what follows each."""
+    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+        """New rows at the end, row i with prompt which[i], each prompt read once; the logits (rows,
+        words) of what follows."""
         ...
 
     def decode(self, token_B: Tensor) -> Tensor:
@@ -31,6 +32,14 @@ class Decoder(Protocol):
 
     def leave(self, compaction: Compaction) -> None:
         """Some rows are dropped; the others close up."""
+        ...
+
+    def hold(self) -> None:
+        """The present rows stand still; new ones come behind them."""
+        ...
+
+    def release(self) -> None:
+        """The rows that stood still go on; there are no others left."""
         ...
 
 
@@ -43,10 +52,9 @@ class ModelDecoder:
         self.device = next(model.parameters()).device
         self.slots = Slots(config.num_hidden_layers, rows_max, columns + 1, self.device)
 
-    def join(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        once, which_B = distinct(prompts)
-        which_B = which_B.to(self.device)
-        ids, mask = _left_padded(once)
+    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+        which_B = torch.tensor(which, device=self.device)
+        ids, mask = _left_padded(prompts)
         cache = DynamicCache()
         output = self.model(
             input_ids=ids.to(self.device),
@@ -56,7 +64,7 @@ class ModelDecoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        lengths = torch.tensor([len(p) for p in once], device=self.device)
+        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         self.slots.join(cache, lengths[which_B], which_B)
         logits: Tensor = output.logits[:, -1]
         return logits[which_B]
@@ -78,6 +86,12 @@ class ModelDecoder:
     def leave(self, compaction: Compaction) -> None:
         into, out_of = torch.from_numpy(compaction.into), torch.from_numpy(compaction.out_of)
         self.slots.leave(into, out_of, compaction.rows)
+
+    def hold(self) -> None:
+        self.slots.hold()
+
+    def release(self) -> None:
+        self.slots.release()
 
 
 def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scalerl.registry import Registry
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.simulated import SimulatedEngine
+from scalerl.registry import Registry
 
 ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("engine")
 ENGINES.register("simulated")(SimulatedEngine.of)

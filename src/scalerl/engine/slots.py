@@ -38,11 +38,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        rows, column = key_states.shape[0], self.slots.column
-        end = column + key_states.shape[2]
-        self.keys[:rows, :, column:end] = key_states
-        self.values[:rows, :, column:end] = value_states
-        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+        column, end = self.slots.column, self.slots.column + key_states.shape[2]
+        live = slice(self.slots.first, self.slots.first + key_states.shape[0])
+        self.keys[live, :, column:end] = key_states
+        self.values[live, :, column:end] = value_states
+        return self.keys[live, :, :end], self.values[live, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slots.column + query_length, 0
@@ -55,12 +55,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class Slots:
-    """The rows in use are 0 .. rows-1; `lengths` are their cached tokens."""
+    """The rows in use are first .. first + rows - 1; `lengths` are their cached tokens. Rows below
+    `first` stand still, with a column of their own."""
 
     def __init__(self, layers: int, rows_max: int, columns_max: int, device: torch.device) -> None:
         self.rows_max = rows_max
         self.columns_max = columns_max
         self.column = 0
+        self.first = 0
+        self._held: tuple[int, Tensor] | None = None
         self.lengths_B = torch.zeros(0, dtype=torch.long, device=device)
         self.layers = [SlotLayer(self) for _ in range(layers)]
         self.cache = Cache(layers=self.layers)
@@ -85,14 +88,14 @@ class Slots:
         needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
         if self.column < longest or self.column + 1 >= self.columns_max:
             self.move_to(needed)
-        start = self.rows
+        new = slice(self.first + self.rows, self.first + self.rows + len(lengths_B))
         self.lengths_B = torch.cat([self.lengths_B, lengths_B])
         for ours, theirs in zip(self.layers, prefilled.layers, strict=True):
             if not ours.is_initialized:
                 ours.lazy_initialization(theirs.keys, theirs.values)
             columns = slice(self.column - longest, self.column)
-            ours.keys[start : self.rows, :, columns] = theirs.keys[which_B, :, -longest:]
-            ours.values[start : self.rows, :, columns] = theirs.values[which_B, :, -longest:]
+            ours.keys[new, :, columns] = theirs.keys[which_B, :, -longest:]
+            ours.values[new, :, columns] = theirs.values[which_B, :, -longest:]
 
     def leave(self, into: Tensor, out_of: Tensor, rows: int) -> None:
         """Some rows move into the places of others, and only the first `rows` stay. Only columns
@@ -101,12 +104,24 @@ class Slots:
             first = self.column - int(self.lengths_B.max())
             for layer in self.layers:
                 for tensor in (layer.keys, layer.values):
-                    live = tensor[:, :, first : self.column]
+                    live = tensor[self.first :, :, first : self.column]
                     live[into] = live[out_of]
             self.lengths_B[into] = self.lengths_B[out_of]
         self.lengths_B = self.lengths_B[:rows]
         if not rows:
             self.column = 0
+
+    def hold(self) -> None:
+        """Set the present rows aside."""
+        self._held = (self.column, self.lengths_B)
+        self.first, self.column, self.lengths_B = self.rows, 0, self.lengths_B[:0]
+
+    def release(self) -> None:
+        """Go on with the rows that were set aside."""
+        assert self._held is not None
+        assert not self.rows
+        self.column, self.lengths_B = self._held
+        self.first, self._held = 0, None
 
     def make_room(self) -> None:
         """Before a decode step: if the columns are used up, or a third of those that attention
@@ -119,8 +134,9 @@ class Slots:
         """Shift all rows so that they end at another column."""
         span = int(self.lengths_B.max()) if self.rows else 0
         if span and column != self.column:
+            live = slice(self.first, self.first + self.rows)
             for layer in self.layers:
                 for tensor in (layer.keys, layer.values):
-                    moved = tensor[: self.rows, :, self.column - span : self.column].clone()
-                    tensor[: self.rows, :, column - span : column] = moved
+                    moved = tensor[live, :, self.column - span : self.column].clone()
+                    tensor[live, :, column - span : column] = moved
         self.column = column

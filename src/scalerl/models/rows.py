@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 TokenIds = npt.NDArray[np.int64]
 
@@ -28,13 +25,6 @@ class PromptRows:
     def longest(self) -> int:
         """Tokens of the longest row, its prompt included."""
         return len(self.prompt) + max((len(c) for c in self.completions), default=0)
-
-
-def distinct(prompts: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Tensor]:
-    """Each prompt once, and which of them every row has: the rollouts of a group share one, which
-    need be read only once."""
-    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    return list(place), torch.tensor([place[p] for p in prompts])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Early signs of a run going wrong, in plain words, each with the knob to turn.
 
-Pure: lines of the record in, sentences out. An alarm speaks when it comes on, and again only after it has been off
-for some steps.
+Pure: lines of the record in, sentences out. An alarm speaks when it comes on, and again only after
+it has been off for some steps.
 `healthy` is False while a grave one is on: checkpoints of that time do not push out the last good
 one.
 """

@@ -3,7 +3,6 @@ silent for too long is replaced, or named."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
     from scalerl.engine.interface import Lane, Request, Written
+    from scalerl.pipeline.ledger import Work
     from scalerl.tasks.task import Checked, Prompt
     from scalerl.trainer.interface import StepReport
 
@@ -48,7 +49,7 @@ class Report:
     written: tuple[Written, ...] = ()
     lane: Lane = "train"
     #: Seconds of its time since the last report, by what they went to.
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[Work, float] = field(default_factory=dict)
     #: Training tokens written since the last report.
     tokens: int = 0
     #: A deterministic run: it has done its share and holds.

@@ -12,9 +12,7 @@ from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Stalene
 from scalerl.trainer.interface import StepReport
 
 
-def step_line(
-    report: StepReport, batch: Sequence[Group], retired: int, ledger: Ledger
-) -> StepLine:
+def step_line(report: StepReport, batch: Sequence[Group], retired: int, ledger: Ledger) -> StepLine:
     """The trainer's report, the batch's own numbers, and the ledger after it."""
     rollouts = [r for g in batch for r in g.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]

@@ -18,7 +18,6 @@ from typing import Any
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.tasks.functions import FunctionTask
 from scalerl.tasks.task import Checked, Prompt, Task
 
 Answer = tuple[Prompt, str]
@@ -141,9 +140,9 @@ class CheckerPart:
 
     # -- async ------------------------------------------------------------------------------------
 
-    def _async_task(self, call: _Call) -> FunctionTask | None:
+    def _async_task(self, call: _Call) -> Task | None:
         part = self.task.part(call.answers[0][0])
-        return part if isinstance(part, FunctionTask) and part.is_async else None
+        return part if part.is_async else None
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._events is None:
@@ -152,7 +151,7 @@ class CheckerPart:
             threading.Thread(target=self._events.run_forever, daemon=True).start()
         return self._events
 
-    async def _await(self, call: _Call, task: FunctionTask) -> None:
+    async def _await(self, call: _Call, task: Task) -> None:
         """An async reward function, ended for good when its time is over."""
         assert self._room is not None
         async with self._room:

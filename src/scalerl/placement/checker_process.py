@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from scalerl.pipeline import messages as m
-from scalerl.placement.child import guarded, orphaned
 from scalerl.placement.checker_part import CheckerPart
+from scalerl.placement.child import guarded, orphaned
 from scalerl.tasks.task import Task
 
 #: Seconds between two looks at calls that take too long, and between two signs of life.

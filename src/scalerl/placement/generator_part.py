@@ -10,6 +10,7 @@ from typing import Any
 from scalerl.engine.interface import Engine, EngineStep
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
+from scalerl.pipeline.ledger import Work
 from scalerl.weights.interface import Receiver
 
 #: A generator reports at least this often, so that the loop sees it is alive.
@@ -30,7 +31,7 @@ class GeneratorPart:
         #: The version that must be there before anything else is done.
         self.needs = 0
         self._held: list[m.Submit | m.Advance] = []
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
         self._told = now()
 
@@ -93,7 +94,7 @@ class GeneratorPart:
         if self.busy and not self._held:
             step = self.engine.step()
             if step.tokens:
-                kind = "validate" if step.lane == "validate" else "generate"
+                kind: Work = "validate" if step.lane == "validate" else "generate"
                 self._seconds[kind] += self.now() - began
                 self._tokens += step.tokens if step.lane == "train" else 0
         held = step.lane == "train" and self._holds(len(step.written))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
@@ -23,6 +24,8 @@ from scalerl.placement.specs import Specs
 from scalerl.placement.trainer_part import TrainerPart
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.tasks.task import Checked, seed_from
+
+P = TypeVar("P", bound="InlinePart")
 
 
 class VirtualClock:
@@ -242,13 +245,15 @@ class InlineCrew:
         where = plan.recipe.placement
         checkers = min(where.checkers, 2)
         self.places = -(-where.checkers // checkers)
-        self.trainer: Handle = self._start(InlineTrainer("trainer", self))
-        self.generators = [
+        self.trainer: InlineTrainer = self._start(InlineTrainer("trainer", self))
+        self.generators: list[InlineGenerator] = [
             self._start(InlineGenerator(f"generator {i}", self)) for i in range(where.generators)
         ]
-        self.checkers = [self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)]
+        self.checkers: list[InlineChecker] = [
+            self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)
+        ]
         for fault in self.world.faults:
-            self.at(fault.at, lambda fault=fault: self._strike(fault))
+            self.at(fault.at, partial(self._strike, fault))
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -278,12 +283,16 @@ class InlineCrew:
         return found
 
     def replace(self, who: Handle) -> Handle:
-        for parts in (self.generators, self.checkers):
-            for i, part in enumerate(parts):
-                if part is who:
-                    part.alive = False
-                    parts[i] = self._start(type(part)(part.name, self))  # type: ignore[call-overload]
-                    return parts[i]
+        for i, generator in enumerate(self.generators):
+            if generator is who:
+                generator.alive = False
+                self.generators[i] = self._start(InlineGenerator(who.name, self))
+                return self.generators[i]
+        for i, checker in enumerate(self.checkers):
+            if checker is who:
+                checker.alive = False
+                self.checkers[i] = self._start(InlineChecker(who.name, self))
+                return self.checkers[i]
         raise PipelineError(f"{who.name} cannot be replaced")
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -292,7 +301,7 @@ class InlineCrew:
     def describe(self) -> dict[str, int]:
         return {}
 
-    def _start(self, part: Any) -> Any:
+    def _start(self, part: P) -> P:
         self.after(self.world.start, lambda: part._when_thawed(part.start))
         return part
 
@@ -301,7 +310,8 @@ class InlineCrew:
             name = f"generator {len(self.generators)}"
             self.generators.append(self._start(InlineGenerator(name, self)))
             return
-        for part in [self.trainer, *self.generators, *self.checkers]:
+        everyone: list[InlinePart] = [self.trainer, *self.generators, *self.checkers]
+        for part in everyone:
             if part.name != fault.who:
                 continue
             if fault.kind == "kill":

@@ -134,7 +134,7 @@ class ProcessCrew:
         task = plan.task.for_checking()
         channel = specs.channel
         start = self._start
-        self.trainer: Handle = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
+        self.trainer = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
         self.generators = [
             start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
                   where.deterministic)

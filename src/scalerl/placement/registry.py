@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scalerl.registry import Registry
 from scalerl.pipeline.crew import Clock, Crew
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.processes import ProcessCrew, RealClock
 from scalerl.placement.specs import named
+from scalerl.registry import Registry
 
 PLACEMENTS: Registry[Callable[[Plan, Path | None], tuple[Crew, Clock]]] = Registry("placement")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from scalerl.registry import Registry
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.pipeline.plan import Plan
+from scalerl.registry import Registry
 from scalerl.trainer.interface import Trainer, TrainerSpec
 from scalerl.trainer.optimisers import Optimiser
 from scalerl.trainer.registry import TRAINERS

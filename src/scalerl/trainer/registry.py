@@ -7,6 +7,8 @@ from collections.abc import Callable
 from scalerl.registry import Registry
 from scalerl.trainer.interface import Trainer, TrainerSpec
 from scalerl.trainer.local import local_trainer
+from scalerl.trainer.simulated import SimulatedTrainer
 
 TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry("trainer")
 TRAINERS.register("local")(local_trainer)
+TRAINERS.register("simulated")(SimulatedTrainer.of)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
@@ -34,7 +35,9 @@ class SimulatedTrainer:
         rollouts = [r for g in groups for r in g.rollouts]
         ages = self.version - np.concatenate([r.versions for r in rollouts])
         tokens, rows = len(ages), len(rollouts)
-        histogram = dict(zip(*(a.tolist() for a in np.unique(ages, return_counts=True)), strict=True))
+        histogram = dict(
+            zip(*(a.tolist() for a in np.unique(ages, return_counts=True)), strict=True)
+        )
         self.version += 1
         return StepReport(
             version=self.version,
@@ -64,7 +67,7 @@ class SimulatedTrainer:
                 staleness_histogram=histogram,
             ),
             filtered=Filtered(
-                kept_B=None,
+                kept_B=torch.ones(rows, dtype=torch.bool),
                 prompts=len(groups),
                 rollouts=rows,
                 unscored=sum(r.reward is None for r in rollouts),

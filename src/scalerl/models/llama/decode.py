@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from scalerl.models.head import final_hidden
 from scalerl.models.llama.fuse import FusedLayer, fuse, rotation, turned
 from scalerl.models.llama.shape import MASKED, LlamaShape
-from scalerl.models.rows import Compaction, distinct
+from scalerl.models.rows import Compaction
 
 #: (layer, queries, keys, values) -> what attention gives, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -79,7 +79,8 @@ class LlamaDecoder:
         self.device = next(model.parameters()).device
         self.rows_max = rows_max
         self.columns = columns
-        self.rows = 0
+        #: Rows first .. rows - 1 are in use; those below stand still.
+        self.first = self.rows = 0
         self.longest = 0
         self.lengths_R = torch.zeros(rows_max, dtype=torch.long, device=self.device)
         self.keys: list[Tensor] = []
@@ -90,31 +91,33 @@ class LlamaDecoder:
         self.rotation_C = rotation(model, shape, self.column_C)
 
     @torch.inference_mode()
-    def join(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         self._allocate()
-        once, which_B = distinct(prompts)
-        lengths = torch.tensor([len(p) for p in once])
+        lengths = torch.tensor([len(p) for p in prompts])
         width = int(lengths.max())
-        ids = torch.zeros(len(once), width, dtype=torch.long)
-        for i, prompt in enumerate(once):
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
             ids[i, : len(prompt)] = torch.tensor(prompt)
-        which_B, lengths_B = which_B.to(self.device), lengths[which_B].to(self.device)
-        new = slice(self.rows, self.rows + len(prompts))
+        which_B = torch.tensor(which)
+        lengths_B, which_B = lengths[which_B].to(self.device), which_B.to(self.device)
+        new = slice(self.rows, self.rows + len(which))
         shape = self.shape
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             """Padding is on the right, where no real token looks."""
-            q, k, v = (t.view(len(once), width, -1, shape.size).transpose(1, 2) for t in (q, k, v))
+            q, k, v = (
+                t.view(len(prompts), width, -1, shape.size).transpose(1, 2) for t in (q, k, v)
+            )
             self.keys[layer][new, :, :width] = k[which_B]
             self.values[layer][new, :, :width] = v[which_B]
             out = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
             )
-            return out.transpose(1, 2).reshape(len(once) * width, -1)
+            return out.transpose(1, 2).reshape(len(prompts) * width, -1)
 
-        turn = self.rotation_C[:width].repeat(len(once), 1, 1)
+        turn = self.rotation_C[:width].repeat(len(prompts), 1, 1)
         hidden = self._body(ids.flatten().to(self.device), turn, attend)
-        last = torch.arange(len(once)) * width + lengths - 1
+        last = torch.arange(len(prompts)) * width + lengths - 1
         self.lengths_R[new] = lengths_B
         self.rows = new.stop
         self.longest = max(self.longest, width)
@@ -125,9 +128,10 @@ class LlamaDecoder:
         return self._logits(self._decode(token_B))
 
     def _decode(self, token_B: Tensor) -> Tensor:
-        shape, rows, columns = self.shape, self.rows, self.longest + 1
-        lengths_B = self.lengths_R[:rows]
-        place = (self.place_RH[:rows] + lengths_B[:, None]).flatten()
+        shape, columns = self.shape, self.longest + 1
+        live = slice(self.first, self.rows)
+        lengths_B = self.lengths_R[live]
+        place = (self.place_RH[live] + lengths_B[:, None]).flatten()
         mask_BC = (self.column_C[:columns] > lengths_B[:, None]).float().mul_(MASKED)
         mask = mask_BC[:, None].expand(-1, shape.kv_heads, -1).reshape(-1, 1, columns)
         group = shape.heads // shape.kv_heads
@@ -137,10 +141,10 @@ class LlamaDecoder:
             keys, values = self.keys[layer], self.values[layer]
             keys.view(-1, shape.size).index_copy_(0, place, k.view(-1, shape.size))
             values.view(-1, shape.size).index_copy_(0, place, v.reshape(-1, shape.size))
-            k = keys[:rows, :, :columns].flatten(0, 1)
-            v = values[:rows, :, :columns].flatten(0, 1)
+            k = keys[live, :, :columns].flatten(0, 1)
+            v = values[live, :, :columns].flatten(0, 1)
             scores = torch.baddbmm(mask, q.view(-1, group, shape.size), k.transpose(1, 2))
-            return torch.bmm(scores.softmax(dim=-1), v).view(rows, -1)
+            return torch.bmm(scores.softmax(dim=-1), v).view(len(token_B), -1)
 
         hidden = self._body(token_B, self.rotation_C[lengths_B], attend)
         lengths_B += 1
@@ -150,15 +154,27 @@ class LlamaDecoder:
     @torch.inference_mode()
     def leave(self, compaction: Compaction) -> None:
         if len(compaction.into):
-            into = torch.from_numpy(compaction.into).to(self.device)
-            out_of = torch.from_numpy(compaction.out_of).to(self.device)
+            into = torch.from_numpy(compaction.into + self.first).to(self.device)
+            out_of = torch.from_numpy(compaction.out_of + self.first).to(self.device)
             width = int(self.lengths_R[out_of].max())
             for tensor in (*self.keys, *self.values):
                 live = tensor[:, :, :width]
                 live.index_copy_(0, into, live.index_select(0, out_of))
             self.lengths_R[into] = self.lengths_R[out_of]
-        self.rows = compaction.rows
-        self.longest = int(self.lengths_R[: self.rows].max()) if self.rows else 0
+        self.rows = self.first + compaction.rows
+        self._measure()
+
+    def hold(self) -> None:
+        self.first = self.rows
+        self.longest = 0
+
+    def release(self) -> None:
+        self.first = 0
+        self._measure()
+
+    def _measure(self) -> None:
+        in_use = self.lengths_R[self.first : self.rows]
+        self.longest = int(in_use.max()) if len(in_use) else 0
 
     def _allocate(self) -> None:
         """Zeros, not whatever memory holds: a NaN in a masked column would not be masked."""
@@ -205,7 +221,7 @@ class LlamaDecoder:
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(1, 11, device=self.device) * 7 % words).view(2, 5)
         trial = LlamaDecoder(self.model, self.shape, 2, 5)
-        trial.join([tuple(row[:4].tolist()) for row in ids])
+        trial.join([tuple(row[:4].tolist()) for row in ids], range(2))
         ours = trial._last_norm(trial._decode(ids[:, 4]))
         theirs = final_hidden(self.model, ids)[:, -1]
         return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))
