@@ -24,7 +24,10 @@ ALLOWED = {
     "tasks": {"algorithm", "recipe", "errors"},
     "trainer": {"algorithm", "recipe", "errors"},
     "pipeline": {"engine", "trainer", "algorithm", "tasks", "recipe", "runs", "errors"},
-    "cli": {"training", "pipeline", "tasks", "report", "curves", "runs", "recipe", "errors"},
+    "cli": {
+        *("training", "pipeline", "algorithm", "tasks", "report", "curves", "runs", "recipe"),
+        "errors",
+    },
     "callbacks": {"curves", "runs", "errors"},
     "training": {"pipeline", "curves", "recipe", "runs", "errors"},
     "errors": set(),

@@ -129,7 +129,7 @@ def test_a_registered_loss_may_be_named_once_its_module_is_imported(mine):
         (["loss.name=my_losses:lonely"], "with these two first"),
         (["loss.name=my_losses:missing"], "cannot be imported"),
         (["loss.name=no.such:loss"], "cannot be imported"),
-        (["loss.name=my_losses:number"], "is not a function"),
+        (["loss.name=my_losses:number"], "is not a loss but a int"),
         (["loss.name=nested"], "at the top level of a module"),
         (["loss.aggregation=my_losses:two"], "cannot be called with (tokens_B, prompt_B, length)"),
     ],

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.objective import Options
+from scalerl.algorithm.options import Options
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.models.tiny.tokenizer import POSITIONS, VOCABULARY, make_tokenizer

@@ -26,7 +26,7 @@ from scalerl.pipeline.workers import load_model
 from scalerl.runs.writer import RunWriter
 
 from faults import LIMIT, Victim, gone, lines
-from scalerl.algorithm.objective import Options
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.pipeline import checkpoints, trainer_process

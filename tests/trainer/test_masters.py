@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from scalerl.algorithm.objective import Options
+from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.trainer import masters
 from scalerl.trainer.interface import NonFiniteGradient

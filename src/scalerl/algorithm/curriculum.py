@@ -155,10 +155,6 @@ class Curriculum:
         over = self._position == len(self._order)
         return over and len(self._retired) == len(self._prompts)
 
-    def history(self, prompt: PromptId) -> History | None:
-        """What is known of a prompt; None before its first record."""
-        return self._histories.get(prompt)
-
     def draw(self, n: int) -> list[PromptId]:
         """The next n prompts: the rest of the epoch, then the next one, which begins only when a
         draw needs it. Fewer than n come when the last prompts are retired meanwhile; when none is

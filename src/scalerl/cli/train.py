@@ -39,7 +39,9 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="also write to tensorboard, wandb or trackio; may be repeated",
     )
-    command.add_argument("--dry-run", action="store_true", help="print the resolved recipe only")
+    command.add_argument(
+        "--dry-run", action="store_true", help="check and print the resolved recipe only"
+    )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     command.add_argument("--json", action="store_true", help="print how it ended as JSON")
     command.set_defaults(handler=run)
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--resume takes its recipe and directory from the run: name nothing else")
     recipe = _recipe(args)
     if args.dry_run:
+        _check_own_loss(recipe)
         print(recipe.to_toml(), end="")
         return 0
     if not args.resume and not args.out:
@@ -80,6 +83,22 @@ def _recipe(args: argparse.Namespace) -> Recipe:
             raise InputError("a run keeps its seed: --resume takes none")
         changes.append(f"seed={args.seed}")
     return Recipe.load(*layers, overrides=changes)
+
+
+def _check_own_loss(recipe: Recipe) -> None:
+    """Constants of a loss or aggregation given by import path are compared with its signature.
+    (Built-in ones were checked when the recipe was read, without torch.)"""
+    from scalerl.errors import InputError
+
+    if ":" not in recipe.loss.name + recipe.loss.aggregation:
+        return
+    try:
+        from scalerl.algorithm.options import options_of
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"your own loss needs {error.name}: pip install 'scalerl[train]'"
+        ) from None
+    options_of(recipe)
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:

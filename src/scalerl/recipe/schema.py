@@ -67,13 +67,6 @@ class Recipe(Section):
     placement: PlacementSection = PlacementSection()
 
     @property
-    def generation_prompts(self) -> int:
-        """Prompts of one generation phase (B of the paper): k batches under off-policy, one batch
-        under pipeline, where generators never stop."""
-        phases = self.schedule.k if self.schedule.name == "off-policy" else 1
-        return phases * self.batch.prompts
-
-    @property
     def sequence_tokens(self) -> int:
         """Longest prompt plus longest completion, without the tokens of a forced phrase."""
         return self.sampling.max_prompt_tokens + self.length.longest

@@ -1,0 +1,49 @@
+"""scalerl train --dry-run: what would be run, or what is wrong with it."""
+
+import sys
+import tomllib
+
+import pytest
+
+from scalerl.cli import main
+from scalerl.recipe import Recipe
+
+LOSS = """
+def soft(logprobs_BT, batch, *, floor):
+    return None
+"""
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "dry_losses.py").write_text(LOSS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*words):
+        code = main(["train", "scalerl", "tiny", *words, "--dry-run"])
+        return code, *capsys.readouterr()
+
+    yield run
+    sys.modules.pop("dry_losses", None)
+
+
+def test_prints_the_recipe_with_the_constants_of_ones_own_loss(dry_run):
+    changes = ["loss.name=dry_losses:soft", "loss.floor=0.25"]
+    code, out, _ = dry_run(*changes)
+    assert code == 0
+    expected = Recipe.load("scalerl", "tiny", overrides=changes)
+    assert Recipe.load(tomllib.loads(out)) == expected and expected.loss.floor == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["loss.name=dry_losses:soft"], "needs loss.floor"),
+        (["loss.name=dry_losses:soft", "loss.flor=1"], "did you mean loss.floor?"),
+        (["loss.name=dry_losses:sofd"], "cannot be imported"),
+        (["loss.aggregation=dry_losses:soft"], "cannot be called with"),
+    ],
+)
+def test_a_loss_that_could_not_be_called_is_refused_in_one_line(dry_run, changes, says):
+    code, out, err = dry_run(*changes)
+    assert (code, out) == (2, "") and says in err and err.count("\n") == 1
