@@ -98,7 +98,7 @@ class LocalTrainer:
         rows = kept_rows(groups, prepared)
         while True:
             try:
-                report = self._step(rows, prepared)
+                report = self._step(rows, prepared, start)
                 break
             except NonFiniteGradient as error:
                 kept = sorted(set(prepared.batch.prompt_B.tolist()))
@@ -109,10 +109,10 @@ class LocalTrainer:
                     raise
             # Out here, where the failed attempt's tensors are no longer held by its error.
             self._take_smaller(rows)
-        notes: tuple[str, ...] = ()
-        if self.token_budget != budget:
-            notes = (f"memory was short: micro-batches of {self.token_budget} tokens from now",)
-        return replace(report, seconds=time.perf_counter() - start, notes=notes)
+        if self.token_budget == budget:
+            return report
+        note = f"memory was short: micro-batches of {self.token_budget} tokens from now"
+        return replace(report, notes=(note,))
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
         rows = [
@@ -130,7 +130,7 @@ class LocalTrainer:
     def load(self, path: Path) -> None:
         self._version = checkpoint.load(path, self.model, self.masters, self.optimiser)
 
-    def _step(self, rows: Sequence[PromptRows], prepared: Prepared) -> StepReport:
+    def _step(self, rows: Sequence[PromptRows], prepared: Prepared, start: float) -> StepReport:
         """One optimiser step, unless memory or the gradient is against it."""
         self.masters.clear()
         prepared = self._with_reference(rows, prepared)
@@ -165,7 +165,7 @@ class LocalTrainer:
             loss_tokens=int(prepared.batch.mask_BT.sum()),
             kept_tokens=sum(len(r) for r in prepared.rollouts),
             micro_batches=len(parts),
-            seconds=0.0,
+            seconds=time.perf_counter() - start,
             diagnostics=seen,
             filtered=prepared.filtered,
             metrics=dict(getattr(found.tokens, "metrics", {})),
