@@ -24,7 +24,9 @@ def save(
 ) -> None:
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
-    tensors: dict[str, Tensor] = {f"{MASTER}/{n}": masters.by_name[n].detach() for n in masters.copied}
+    tensors: dict[str, Tensor] = {
+        f"{MASTER}/{n}": masters.by_name[n].detach() for n in masters.copied
+    }
     state = optimiser.state_dict()["state"]
     for i, name in enumerate(masters.by_name):
         for key, value in state.get(i, {}).items():
