@@ -59,8 +59,8 @@ def model_of(ragged: bool) -> Any:
 def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
     """(seconds, CPU seconds, completion tokens) of each step."""
     from scalerl.algorithm.length import Limit
-    from scalerl.algorithm.logits import use_head_precision
     from scalerl.engine.local import LocalEngine
+    from scalerl.models.head import use_head_precision
 
     model = model_of(case["ragged"])
     use_head_precision(model)

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from record import save
-from scalerl.algorithm.logits import Head, chunked_logprobs, plain_logprobs
-from scalerl.algorithm.logits.chunked import CPU_CHUNK, KEEP
+from scalerl.models.head import Head
+from scalerl.models.logprobs import CPU_CHUNK, KEEP, chunked_logprobs, plain_logprobs
 
 LONG = {"tokens": 8192, "words": 151_936, "width": 64}
 #: tokens, words, width: of our tiny models, of Qwen2.5 0.5B, of a Llama 1B, of a Llama 8B.

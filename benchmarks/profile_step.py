@@ -2,7 +2,8 @@
 written by the engine and learnt by the trainer in one process on one thread.
 
 python benchmarks/profile_step.py                      this checkout ("after")
-python benchmarks/profile_step.py --before CHECKOUT    and another one's sources, by turns
+python benchmarks/profile_step.py --before CHECKOUT    and another one's sources, by turns (of any
+                                                       commit whose trainer takes groups)
 
 Timers sit around calls and count exclusively: what an inner timer takes, the outer one does not.
 They count CPU time, which on one thread of an idle machine is the time itself, and on a busy one
@@ -29,22 +30,19 @@ from torch.nn import functional as F
 
 import scalerl
 from record import RESULTS, save
-from scalerl.algorithm.logits import use_head_precision
-from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine import local as engine_local
 from scalerl.engine import slots
 from scalerl.engine.interface import Request
+from scalerl.models.head import use_head_precision
+from scalerl.models.llama.decode import FusedWeights, LlamaDecoder
+from scalerl.models.llama.packed import PackedLlama
+from scalerl.models.load import load_model
 from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.workers import load_model
 from scalerl.recipe import Recipe
 from scalerl.trainer import local as trainer_local
-
-try:  # not in the commits before them
-    from scalerl.engine import llama as engine_llama
-    from scalerl.trainer import llama as trainer_llama
-except ImportError:
-    engine_llama = trainer_llama = None
+from scalerl.trainer import scorer as trainer_scorer
+from scalerl.trainer.registry import TRAINERS
 
 
 class Timers:
@@ -125,7 +123,7 @@ def grouped(plan: Plan, written: list[Any]) -> list[Group]:
     return groups
 
 
-def time_engine(timers: Timers, engine: Any) -> None:
+def time_engine(timers: Timers) -> None:
     for owner in (torch, torch.Tensor, F):
         for name in ("baddbmm", "bmm", "softmax", "scaled_dot_product_attention"):
             timers.around(owner, name, "attention")
@@ -137,37 +135,29 @@ def time_engine(timers: Timers, engine: Any) -> None:
         timers.around(slots.Slots, name, "cache")
     for name in ("sample", "draw", "uniform"):
         timers.around(engine_local, name, "sampling")
-    if engine_llama is not None:
-        timers.around(engine_llama.LlamaDecoder, "leave", "cache")
-        timers.around(engine_llama.LlamaDecoder, "_body", "norm, rotary, activation")
-        timers.around(engine_llama.Fused, "fresh", "weights")
-    else:
-        timers.around(type(engine.model), "forward", "norm, rotary, activation")
+    timers.around(LlamaDecoder, "leave", "cache")
+    timers.around(LlamaDecoder, "_body", "norm, rotary, activation")
+    timers.around(FusedWeights, "fresh", "weights")
 
 
 def time_trainer(timers: Timers, trainer: Any) -> None:
     timers.around(torch.Tensor, "backward", "backward")
     timers.around(torch.autograd, "backward", "backward")
-    timers.around(trainer_local, "final_hidden", "forward")
-    timers.around(trainer_local, "chunked_logprobs", "head forward")
+    timers.around(trainer_scorer, "final_hidden", "forward")
+    timers.around(trainer_scorer, "chunked_logprobs", "head forward")
     timers.around(trainer.optimiser, "step", "optimiser")
     timers.around(torch.nn.utils, "clip_grad_norm_", "optimiser")
     timers.around(trainer_local, "diagnose", "loss and diagnostics")
     timers.around(trainer_local, "objective", "loss and diagnostics")
-    if trainer_llama is not None:
-        timers.around(trainer_llama.LlamaBody, "hidden", "forward")
-        timers.around(trainer_llama.LlamaBody, "_fused", "forward")
+    timers.around(PackedLlama, "hidden", "forward")
+    timers.around(PackedLlama, "_fused", "forward")
 
 
 def measure(repeats: int) -> dict[str, Any]:
     plan, requests = workload()
     model = load_model(plan.generator.model, plan.generator.dtype, "cpu")
     use_head_precision(model, plan.generator.head)
-    spec = plan.trainer
-    learner = trainer_local.LocalTrainer(
-        load_model(spec.model, spec.dtype, "cpu"), spec.options, spec.optimiser,
-        head_precision=spec.head, temperature=spec.temperature, token_budget=spec.token_budget,
-    )  # fmt: skip
+    learner = TRAINERS["local"](plan.trainer)
     runs: dict[str, list[dict[str, float]]] = {"engine": [], "trainer": []}
     groups: list[Group] = []
     for _ in range(repeats + 1):  # the first is for warming up
@@ -175,7 +165,7 @@ def measure(repeats: int) -> dict[str, Any]:
             model, slots=plan.generator.slots, columns=plan.generator.columns
         )
         timers = Timers()
-        time_engine(timers, engine)
+        time_engine(timers)
         with timers.label("Python and the rest"):
             written = write(engine, requests)
         timers.release()
@@ -184,17 +174,14 @@ def measure(repeats: int) -> dict[str, Any]:
         timers = Timers()
         time_trainer(timers, learner)
         with timers.label("data and the rest"):
-            prepared = prepare(groups, learner.options)
-            prompt_of = {id(r): g.prompt_token_ids for g in groups for r in g.rollouts}
-            learner.step([prompt_of[id(r)] for r in prepared.rollouts], prepared)
+            report = learner.step(groups)
         timers.release()
         runs["trainer"].append(dict(timers.seconds))
-    kept = {id(r) for r in prepared.rollouts}
+    rows = [(len(g.prompt_token_ids), len(r)) for g in groups for r in g.rollouts]
+    kept = report.filtered.kept_B.tolist()
     tokens = {
         "engine": sum(len(w.token_ids) for w in written),
-        "trainer": sum(
-            len(g.prompt_token_ids) + len(r) for g in groups for r in g.rollouts if id(r) in kept
-        ),
+        "trainer": sum(p + c for (p, c), stays in zip(rows, kept, strict=True) if stays),
     }
     return {name: summary(parts[1:], tokens[name]) for name, parts in runs.items()}
 

@@ -55,15 +55,16 @@ def ours(target: float, minutes: float) -> dict[str, Any]:
 def theirs(target: float, minutes: float) -> dict[str, Any]:
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import TrainerCallback
 
-    from scalerl.pipeline.plan import LOCAL_MODELS
-    from scalerl.tasks.running_sums import Sum, RunningSums, judge
+    from scalerl.models.load import load_model, load_tokenizer, model_path
+    from scalerl.tasks.running_sums import RunningSums, Sum, judge
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    tokenizer = AutoTokenizer.from_pretrained(LOCAL_MODELS / "tiny", padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(LOCAL_MODELS / "tiny")
+    tokenizer = load_tokenizer(model_path("tiny"))
+    tokenizer.padding_side = "left"
+    model = load_model(model_path("tiny"), "float32", "cpu")
     prompts = [str(p.question) for p in RunningSums().train_prompts(0)]
     rates: list[float] = []
 

@@ -19,12 +19,17 @@ import numpy as np
 import torch
 
 from scalerl.algorithm.length import Limit
+<<<<<<< HEAD
 from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.options import Options
+=======
+from scalerl.algorithm.objective import Options
+>>>>>>> models
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.local import LocalEngine
-from scalerl.trainer.local import LocalTrainer, Optimiser
+from scalerl.trainer.local import LocalTrainer
+from scalerl.trainer.optimisers import Optimiser
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
@@ -123,6 +128,4 @@ def learner(model: Any, lr: float = 1e-4) -> LocalTrainer:
 
 
 def learn(trainer: LocalTrainer, batch: Sequence[Group]) -> Any:
-    prepared = prepare(batch, trainer.options)
-    prompt_of = {id(r): g.prompt_token_ids for g in batch for r in g.rollouts}
-    return trainer.step([prompt_of[id(r)] for r in prepared.rollouts], prepared)
+    return trainer.step(batch)

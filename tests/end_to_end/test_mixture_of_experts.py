@@ -16,7 +16,8 @@ from scalerl.algorithm.options import Options
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.models.tiny.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
-from scalerl.trainer.local import LocalTrainer, Optimiser
+from scalerl.trainer.local import LocalTrainer
+from scalerl.trainer.optimisers import Optimiser
 
 #: Random weights never solve a sum: a reward that varies comes from a function of our own.
 REWARD = """

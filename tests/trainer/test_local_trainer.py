@@ -327,6 +327,18 @@ def test_a_rollout_that_does_not_fit_the_memory_alone_ends_with_advice():
         t.step(batch())
 
 
+def test_a_step_that_fails_in_the_optimiser_is_not_taken_twice():
+    t = trainer()
+
+    def full():
+        raise RuntimeError("CUDA out of memory")
+
+    t.optimiser.step = full
+    with pytest.raises(RuntimeError, match="out of memory"):
+        t.step(batch())
+    assert t.version == 0 and t.token_budget == 8192
+
+
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
     t = trainer()
     t.scorer.score = lambda groups: torch.zeros(2) @ torch.zeros(3)

@@ -75,10 +75,10 @@ def test_masters_in_a_bf16_run_move_as_the_weights_of_its_fp32_twin():
     assert torch.equal(flat(narrow.masters.tensors()), start)
     for seed in range(8):
         norms = [t.step(batch(seed)).grad_norm for t in (narrow, twin)]
-        assert norms[0] == pytest.approx(norms[1], rel=0.05)
+        assert norms[0] == pytest.approx(norms[1], rel=0.01)
     ours, theirs = (flat(t.masters.tensors()) - start for t in (narrow, twin))
-    assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.97
-    assert float(ours.norm() / theirs.norm()) == pytest.approx(1.0, abs=0.03)
+    assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.999
+    assert float(ours.norm() / theirs.norm()) == pytest.approx(1.0, abs=0.01)
 
 
 def test_many_small_steps_reach_the_rounded_weights_and_without_masters_none_does(monkeypatch):
@@ -93,7 +93,7 @@ def test_many_small_steps_reach_the_rounded_weights_and_without_masters_none_doe
     moved = [not torch.equal(p, start[n]) for n, p in ours.weights().items() if p.dim() == 2]
     assert all(moved)
     changed = flat(ours.weights().values()) != flat(start.values())
-    assert changed.double().mean() > 0.3
+    assert changed.double().mean() > 0.8
     for name, p in plain.weights().items():
         assert torch.equal(p, start[name]), "AdamW on BF16 weights moved after all"
 
@@ -103,8 +103,8 @@ def test_the_model_holds_its_masters_rounded():
     for seed in range(3):
         t.step(batch(seed))
     for name, p in t.weights().items():
-        assert p.dtype == torch.bfloat16 and t.masters.of[name].dtype == torch.float32
-        assert torch.equal(p, t.masters.of[name].bfloat16())
+        assert p.dtype == torch.bfloat16 and t.masters.by_name[name].dtype == torch.float32
+        assert torch.equal(p, t.masters.by_name[name].bfloat16())
     for state in t.optimiser.state.values():
         assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
 
@@ -147,7 +147,7 @@ def test_gradients_of_micro_batches_are_summed_in_fp32():
     for value in (256.0, *[1.0] * 8):
         model.weight.grad = torch.full_like(model.weight, value)
         found.collect()
-    assert found.of["weight"].grad.item() == 264.0
+    assert found.by_name["weight"].grad.item() == 264.0
     assert model.weight.grad is None
 
 
@@ -156,7 +156,7 @@ def test_micro_batches_do_not_change_a_bf16_step():
     start = flat(many.masters.tensors())
     assert few.step(batch()).micro_batches > many.step(batch()).micro_batches
     moved = [flat(t.masters.tensors()) - start for t in (few, many)]
-    assert float(torch.cosine_similarity(*moved, dim=0)) > 0.97
+    assert float(torch.cosine_similarity(*moved, dim=0)) > 0.999
 
 
 def test_a_refused_step_leaves_masters_and_model_as_they_were():

@@ -24,9 +24,11 @@ def save(
 ) -> None:
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
-    tensors: dict[str, Tensor] = {f"{MASTER}/{n}": masters.of[n].detach() for n in masters.copied}
+    tensors: dict[str, Tensor] = {
+        f"{MASTER}/{n}": masters.by_name[n].detach() for n in masters.copied
+    }
     state = optimiser.state_dict()["state"]
-    for i, name in enumerate(masters.of):
+    for i, name in enumerate(masters.by_name):
         for key, value in state.get(i, {}).items():
             tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous().clone()
     save_file(tensors, path / "optimiser.safetensors")
@@ -55,7 +57,7 @@ def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimi
         raise InputError(f"{path} is a checkpoint of another model")
     found = dict(saved.named_parameters())
     state: dict[int, dict[str, Tensor]] = {}
-    places = {name: i for i, name in enumerate(masters.of)}
+    places = {name: i for i, name in enumerate(masters.by_name)}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if kind == MASTER:
@@ -65,7 +67,7 @@ def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimi
     with torch.no_grad():
         for name, ours in model.named_parameters():
             ours.copy_(found[name])
-        for name, master in masters.of.items():
+        for name, master in masters.by_name.items():
             master.copy_(found[name])
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
+<<<<<<< HEAD
 from scalerl.algorithm.objective import Prepared, objective, prepare
 from scalerl.algorithm.options import Options
+=======
+from scalerl.algorithm.objective import Options, objective, prepare
+>>>>>>> models
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
 from scalerl.models.load import load_model
@@ -49,6 +54,18 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
     return made
+
+
+@dataclass(slots=True, eq=False)
+class _Gradient:
+    """What was seen while the gradient of a batch was summed up."""
+
+    scored_BT: Tensor
+    entropy_BT: Tensor
+    loss: float = 0.0
+    #: That went through the model.
+    tokens: int = 0
+    micro_batches: int = 0
 
 
 class LocalTrainer:
@@ -96,24 +113,34 @@ class LocalTrainer:
     def step(self, groups: Sequence[Group]) -> StepReport:
         start, budget = time.perf_counter(), self.token_budget
         prepared = prepare(groups, self.options)
-        rows = kept_rows(groups, prepared)
-        while True:
-            try:
-                report = self._step(rows, prepared)
-                break
-            except NonFiniteGradient as error:
-                kept = sorted(set(prepared.batch.prompt_B.tolist()))
-                names = [groups[p].prompt_id for p in kept[:4]] + ["..."] * (len(kept) > 4)
-                raise NonFiniteGradient(f"{error}; prompts {', '.join(names)}") from None
-            except (RuntimeError, MemoryError) as error:
-                if not _is_full(error):
-                    raise
-            # Out here, where the failed attempt's tensors are no longer held by its error.
-            self._take_smaller(rows)
-        notes: tuple[str, ...] = ()
-        if self.token_budget != budget:
-            notes = (f"memory was short: micro-batches of {self.token_budget} tokens from now",)
-        return replace(report, seconds=time.perf_counter() - start, notes=notes)
+        batch, found = self._gradient_in_memory(kept_rows(groups, prepared), prepared.batch)
+        norm = self._clip(groups, batch)
+        lr = self.lr
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        if found.micro_batches:
+            self.optimiser.step()
+            self.masters.round_into_model()
+        whole = objective(found.scored_BT, batch, self.options)
+        seen = diagnose(found.scored_BT, batch, whole.tokens, self._version, found.entropy_BT)
+        self._version += 1
+        note = f"memory was short: micro-batches of {self.token_budget} tokens from now"
+        return StepReport(
+            version=self._version,
+            loss=found.loss,
+            kl=whole.kl,
+            grad_norm=norm,
+            lr=lr,
+            forward_tokens=found.tokens,
+            loss_tokens=int(batch.mask_BT.sum()),
+            kept_tokens=sum(len(r) for r in prepared.rollouts),
+            micro_batches=found.micro_batches,
+            seconds=time.perf_counter() - start,
+            diagnostics=seen,
+            filtered=prepared.filtered,
+            metrics=dict(getattr(whole.tokens, "metrics", {})),
+            notes=() if self.token_budget == budget else (note,),
+        )
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
         rows = [
@@ -131,85 +158,71 @@ class LocalTrainer:
     def load(self, path: Path) -> None:
         self._version = checkpoint.load(path, self.model, self.masters, self.optimiser)
 
-    def _step(self, rows: Sequence[PromptRows], prepared: Prepared) -> StepReport:
-        """One optimiser step, unless memory or the gradient is against it."""
+    def _gradient_in_memory(
+        self, rows: Sequence[PromptRows], batch: LossBatch
+    ) -> tuple[LossBatch, _Gradient]:
+        """The batch as it was learnt from, and its gradient; in smaller micro-batches from now on
+        where memory does not suffice. Nothing but gradients has changed when that shows."""
+        while True:
+            try:
+                whole = self._with_reference(rows, batch)
+                return whole, self._gradient(rows, whole)
+            except (RuntimeError, MemoryError) as error:
+                if not _is_full(error):
+                    raise
+            # Out here, where the failed attempt's tensors are no longer held by its error.
+            self._take_smaller(rows)
+
+    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> _Gradient:
+        """Summed over micro-batches."""
         self.masters.clear()
-        prepared = self._with_reference(rows, prepared)
-        parts = self.scorer.micro_batches(rows, self.token_budget)
         self.model.train()
-        shape = prepared.batch.mask_BT.shape
-        scored_BT, entropy_BT = torch.zeros(shape), torch.zeros(shape)
-        total, tokens = 0.0, 0
+        shape = batch.mask_BT.shape
+        found = _Gradient(torch.zeros(shape), torch.zeros(shape))
         packed = self.scorer.packed
         with nullcontext() if packed is None else packed.accumulating():
-            for part in parts:
-                loss, went = self._backward(part, prepared, scored_BT, entropy_BT)
-                total += loss
-                tokens += went
-        norm = self._clip(prepared)
-        lr = self.lr
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
-        if parts:
-            self.optimiser.step()
-            self.masters.round_into_model()
-        found = objective(scored_BT, prepared.batch, self.options)
-        seen = diagnose(scored_BT, prepared.batch, found.tokens, self._version, entropy_BT)
-        self._version += 1
-        return StepReport(
-            version=self._version,
-            loss=total,
-            kl=found.kl,
-            grad_norm=norm,
-            lr=lr,
-            forward_tokens=tokens,
-            loss_tokens=int(prepared.batch.mask_BT.sum()),
-            kept_tokens=sum(len(r) for r in prepared.rollouts),
-            micro_batches=len(parts),
-            seconds=0.0,
-            diagnostics=seen,
-            filtered=prepared.filtered,
-            metrics=dict(getattr(found.tokens, "metrics", {})),
-        )
+            for part in self.scorer.micro_batches(rows, self.token_budget):
+                self._backward(part, batch, found)
+        return found
 
-    def _with_reference(self, rows: Sequence[PromptRows], prepared: Prepared) -> Prepared:
-        """The batch with the log-probs of the starting model, where a KL term asks for them."""
-        if self.reference is None:
-            return prepared
-        found_BT = torch.zeros(prepared.batch.mask_BT.shape)
-        for i, row in enumerate(self.reference.logprobs(rows, self.token_budget)):
-            found_BT[i, : len(row)] = torch.from_numpy(row)
-        return replace(prepared, batch=replace(prepared.batch, reference_logprobs_BT=found_BT))
-
-    def _backward(
-        self, part: MicroBatch, prepared: Prepared, scored_BT: Tensor, entropy_BT: Tensor
-    ) -> tuple[float, int]:
-        """Add the gradient of some rows; note their log-probs and entropies for the diagnostics.
-        Gives their loss, and the tokens that went through the model."""
-        found = self.scorer.score(part.groups)
+    def _backward(self, part: MicroBatch, batch: LossBatch, found: _Gradient) -> None:
+        """Add the gradient of some rows, and note what was seen."""
+        scored = self.scorer.score(part.groups)
         width = max(len(c) for group in part.groups for c in group.completions)
-        logprobs_BT = found.logprobs_BT(len(part.rows), width)
+        logprobs_BT = scored.logprobs_BT(len(part.rows), width)
         index = torch.tensor(part.rows)
-        batch = prepared.batch.rows(index).columns(width).to(self.device)
-        loss = objective(logprobs_BT, batch, self.options).loss
+        ours = batch.rows(index).columns(width).to(self.device)
+        loss = objective(logprobs_BT, ours, self.options).loss
         loss.backward()  # type: ignore[no-untyped-call]
         self.masters.collect()
-        row, column = found.place_M[0].cpu(), found.place_M[1].cpu()
-        scored_BT[index, :width] = logprobs_BT.detach().float().cpu()
-        entropy_BT[index[row], column] = found.entropy_M.float().cpu()
-        return loss.item(), found.tokens
+        row, column = scored.place_M[0].cpu(), scored.place_M[1].cpu()
+        found.scored_BT[index, :width] = logprobs_BT.detach().float().cpu()
+        found.entropy_BT[index[row], column] = scored.entropy_M.float().cpu()
+        found.loss += loss.item()
+        found.tokens += scored.tokens
+        found.micro_batches += 1
 
-    def _clip(self, prepared: Prepared) -> float:
+    def _with_reference(self, rows: Sequence[PromptRows], batch: LossBatch) -> LossBatch:
+        """With the log-probs of the starting model, where a KL term asks for them."""
+        if self.reference is None:
+            return batch
+        found_BT = torch.zeros(batch.mask_BT.shape)
+        for i, row in enumerate(self.reference.logprobs(rows, self.token_budget)):
+            found_BT[i, : len(row)] = torch.from_numpy(row)
+        return replace(batch, reference_logprobs_BT=found_BT)
+
+    def _clip(self, groups: Sequence[Group], batch: LossBatch) -> float:
         longest = self.settings.grad_clip or math.inf  # 0: not clipped
         norm = nn.utils.clip_grad_norm_(self.masters.tensors(), longest).item()
-        if not math.isfinite(norm):
-            self.masters.clear()
-            rows, prompts = len(prepared.rollouts), len(set(prepared.batch.prompt_B.tolist()))
-            raise NonFiniteGradient(
-                f"the gradient of step {self._version + 1} is {norm} ({rows} rollouts of "
-                f"{prompts} prompts): nothing was changed"
-            )
-        return norm
+        if math.isfinite(norm):
+            return norm
+        self.masters.clear()
+        kept = sorted(set(batch.prompt_B.tolist()))
+        names = [groups[p].prompt_id for p in kept[:4]] + ["..."] * (len(kept) > 4)
+        raise NonFiniteGradient(
+            f"the gradient of step {self._version + 1} is {norm} ({len(batch)} rollouts of "
+            f"{len(kept)} prompts): nothing was changed; prompts {', '.join(names)}"
+        )
 
     def _take_smaller(self, rows: Sequence[PromptRows]) -> None:
         """Micro-batches of half the size, from now on."""

@@ -20,18 +20,18 @@ class Masters:
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.of = {
+        self.by_name = {
             n: p if p.dtype == wide(p.dtype) else p.detach().to(wide(p.dtype)).requires_grad_()
             for n, p in self.trained.items()
         }
         #: Names of the parameters that have a copy.
-        self.copied = [n for n, p in self.trained.items() if self.of[n] is not p]
+        self.copied = [n for n, p in self.trained.items() if self.by_name[n] is not p]
 
     def collect(self) -> None:
         """After a backward pass: add the model's gradients to the masters', in FP32, so that those
         of small micro-batches do not vanish in the sum."""
         for name in self.copied:
-            parameter, master = self.trained[name], self.of[name]
+            parameter, master = self.trained[name], self.by_name[name]
             if parameter.grad is not None:
                 found = parameter.grad.to(master.dtype)
                 master.grad = found if master.grad is None else master.grad.add_(found)
@@ -41,12 +41,12 @@ class Masters:
     def round_into_model(self) -> None:
         """After an optimiser step: the model's weights are the nearest to the masters."""
         for name in self.copied:
-            self.trained[name].copy_(self.of[name])
+            self.trained[name].copy_(self.by_name[name])
 
     def clear(self) -> None:
         """No gradients, neither here nor in the model."""
-        for tensor in (*self.trained.values(), *self.of.values()):
+        for tensor in (*self.trained.values(), *self.by_name.values()):
             tensor.grad = None
 
     def tensors(self) -> list[Tensor]:
-        return list(self.of.values())
+        return list(self.by_name.values())
