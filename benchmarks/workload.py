@@ -19,12 +19,7 @@ import numpy as np
 import torch
 
 from scalerl.algorithm.length import Limit
-<<<<<<< HEAD
-from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.options import Options
-=======
-from scalerl.algorithm.objective import Options
->>>>>>> models
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.local import LocalEngine

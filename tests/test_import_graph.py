@@ -10,15 +10,10 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "scalerl"
 
-<<<<<<< HEAD
 #: What each room may import from the others. `curves` results have a `.plot()`, and for notebooks a
 #: `_repr_html_()`, that reach into `report` when called: the one import that points the other way,
 #: and only inside those methods.
-=======
-#: What each room may import from the others. `curves` results have a `.plot()` that reaches into
-#: `report` when called: the one import that points the other way, and only inside those methods.
 #: A room within a room (`models/tiny`) has a line of its own.
->>>>>>> models
 ALLOWED = {
     "runs": {"errors"},
     "registry": {"errors"},
@@ -29,25 +24,19 @@ ALLOWED = {
     "models": {"errors"},
     "models/tiny": {"models", "tasks", "errors"},
     "tasks": {"algorithm", "recipe", "errors"},
-<<<<<<< HEAD
-    "trainer": {"algorithm", "recipe", "errors"},
-    "pipeline": {"engine", "trainer", "algorithm", "tasks", "recipe", "runs", "errors"},
-    "cli": {
-        *("training", "pipeline", "algorithm", "tasks", "report", "curves", "runs", "recipe"),
-=======
     "engine": {"models", "algorithm", "recipe", "errors"},
     "trainer": {"models", "algorithm", "recipe", "errors"},
     "pipeline": {"engine", "trainer", "models", "algorithm", "tasks", "recipe", "runs", "errors"},
     "cli": {
         "training",
         "pipeline",
+        "algorithm",
         "models",
         "tasks",
         "report",
         "curves",
         "runs",
         "recipe",
->>>>>>> models
         "errors",
     },
     "callbacks": {"curves", "runs", "errors"},

@@ -16,12 +16,8 @@ from torch import Tensor, nn
 
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
-<<<<<<< HEAD
-from scalerl.algorithm.objective import Prepared, objective, prepare
+from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
-=======
-from scalerl.algorithm.objective import Options, objective, prepare
->>>>>>> models
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
 from scalerl.models.load import load_model
