@@ -175,7 +175,7 @@ def measure(repeats: int) -> dict[str, Any]:
         timers = Timers()
         time_trainer(timers, learner)
         with timers.label("data and the rest"):
-            report = learner.step(groups)
+            learner.step(groups)
         timers.release()
         runs["trainer"].append(dict(timers.seconds))
     rows = [(len(g.prompt_token_ids), len(r)) for g in groups for r in g.rollouts]
