@@ -276,13 +276,25 @@ def prompts_of(run: Victim, steps: list[dict[str, Any]]) -> list[str]:
     newest = max((run.out / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
     state = json.loads((newest / "run.json").read_text())["curriculum"]
     under_way = Counter(g["prompt"] for g in json.loads((newest / "groups.json").read_text()))
-    drawn = Counter(dict(state["drawn"]))
+    drawn = Counter(drawn_by(run, state))
     found = [f"prompt {p} was trained on {n} times" for p, n in asked.items() if n > 1]
     if state["epoch"] != 0:
         found.append("the run left its first epoch: give it more prompts")
     found += [f"prompt {p} was lost" for p in drawn - (asked + under_way)]
     found += [f"prompt {p} was asked too often" for p in (asked + under_way) - drawn]
     return found
+
+
+def drawn_by(run: Victim, state: dict[str, Any]) -> list[str]:
+    """The prompts that a curriculum has handed out in its first epoch."""
+    from scalerl.algorithm.curriculum import epoch_order
+    from scalerl.recipe import Recipe
+    from scalerl.tasks.registry import task_of
+
+    recipe = Recipe.load(str(run.out / "recipe.toml"))
+    with task_of(recipe.task) as task:
+        known = [p.id for p in task.train_prompts(recipe.seed)]
+    return [str(p) for p in epoch_order(recipe.seed, 0, known)[: state["position"]]]
 
 
 def ledger_of(steps: list[dict[str, Any]]) -> list[str]:
