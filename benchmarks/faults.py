@@ -1,10 +1,10 @@
 """Kill anything at any moment: does the run go on, and is its record as if nothing had happened?
 
-python benchmarks/faults.py             50 generators and 20 trainers or main processes; saves
+python benchmarks/faults.py             50 generators and 20 others; saves
 python benchmarks/faults.py --quick     a dozen, for CI; saves nothing
 
 Real runs of `scalerl train scalerl tiny` with small settings; every strike is a kill -9. A dead
-generator or trainer must be made good by the run itself; a dead main process by
+generator, checker or trainer must be made good by the run itself; a dead main process by
 `scalerl train --resume`. At the end of every run its record is checked (see `problems`).
 """
 
@@ -172,6 +172,19 @@ def strike_generators(run: Victim, rng: random.Random, how: str) -> None:
     run.strikes += [Strike("generator", how, True, False, next_step, whole)] * kills
 
 
+def strike_checker(run: Victim, rng: random.Random, how: str) -> None:
+    """What it was checking is checked again: nobody loses a verdict."""
+    time.sleep(rng.uniform(0.0, 2.0))
+    name = rng.choice([n for n in run.status["pids"] if n.startswith("checker ")])
+    pid, before, start = run.pid(name), run.step, time.monotonic()
+    kill(pid)
+    run.wait(lambda: run.step > before, "the next step")
+    next_step = time.monotonic() - start
+    run.wait(lambda: run.pid(name) != pid, "the new checker")
+    whole = time.monotonic() - start
+    run.strikes.append(Strike("checker", how, True, False, next_step, whole))
+
+
 def aim(run: Victim, rng: random.Random, how: str) -> None:
     """Wait for the moment to strike."""
     if how == "inside a checkpoint":
@@ -263,7 +276,7 @@ def prompts_of(run: Victim, steps: list[dict[str, Any]]) -> list[str]:
     newest = max((run.out / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
     state = json.loads((newest / "run.json").read_text())["curriculum"]
     under_way = Counter(g["prompt"] for g in json.loads((newest / "groups.json").read_text()))
-    drawn = Counter(dict(state["drawn"]))
+    drawn = Counter(drawn_by(run, state))
     found = [f"prompt {p} was trained on {n} times" for p, n in asked.items() if n > 1]
     if state["epoch"] != 0:
         found.append("the run left its first epoch: give it more prompts")
@@ -272,19 +285,34 @@ def prompts_of(run: Victim, steps: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def drawn_by(run: Victim, state: dict[str, Any]) -> list[str]:
+    """The prompts that a curriculum has handed out in its first epoch."""
+    from scalerl.algorithm.curriculum import epoch_order
+    from scalerl.recipe import Recipe
+    from scalerl.tasks.registry import task_of
+
+    recipe = Recipe.load(str(run.out / "recipe.toml"))
+    with task_of(recipe.task) as task:
+        known = [p.id for p in task.train_prompts(recipe.seed)]
+    return [str(p) for p in epoch_order(recipe.seed, 0, known)[: state["position"]]]
+
+
 def ledger_of(steps: list[dict[str, Any]]) -> list[str]:
     """Compute only grows, and what it went to adds up."""
+    kinds = ("generate", "hand_over", "train", "generate_wait", "train_wait")
     found = []
     before: dict[str, float] = {}
     for s in steps:
         ledger, at = s["ledger"], f"step {s['step']}"
-        spent = {k: v for k, v in ledger["spent"].items() if k != "validate"}
+        spent = {k: ledger["spent"][k] for k in kinds}
         total = ledger["device_seconds"]
         if abs(sum(spent.values()) - total) > 1e-6 * total:
             found.append(f"{at}: {spent} does not add up to {total}")
         waits = min(spent["generate_wait"], spent["train_wait"])
         if waits < -0.01 * total / 3:
             found.append(f"{at}: somebody waited for {waits:.3f} s")
+        if ledger["spent"]["check_wait"] > spent["train_wait"] + 1e-6:
+            found.append(f"{at}: the trainer waited for checks longer than it waited")
         if s["compute"]["samples"] != s["step"] * PROMPTS * GENERATIONS:
             found.append(f"{at}: {s['compute']['samples']} samples")
         found += [f"{at}: {k} fell" for k, v in before.items() if s["compute"][k] < v]
@@ -323,6 +351,7 @@ GENERATOR_WAYS = ["any moment"] * 3 + ["both at once", "again while it starts"]
 OTHER_WAYS: list[tuple[Callable[[Victim, random.Random, str], None], str]] = [
     (strike_trainer, "any moment"),
     (strike_main, "any moment"),
+    (strike_checker, "any moment"),
     (strike_trainer, "inside a checkpoint"),
     (strike_main, "inside a checkpoint"),
     (strike_trainer, "right after a step"),

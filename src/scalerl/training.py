@@ -133,8 +133,7 @@ class RunAttempts:
             return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
-                last = self.store.last(StepLine)
-                self._event("failed", 0 if last is None else last.step, why=str(error))
+                self._event("failed", self._reached(), why=str(error))
             raise
 
     def _attempts(self) -> RunEnd:
@@ -151,8 +150,13 @@ class RunAttempts:
                 if failures >= MAX_FAILURES:
                     raise
                 self.listener.say(f"warning: {lost}: going back to the last checkpoint")
-                self._event("lost", max(step, 0), why=str(lost))
+                self._event("lost", self._reached(), why=str(lost))
                 self.resume = True
+
+    def _reached(self) -> int:
+        """The last step in the record."""
+        last = self.store.last(StepLine)
+        return 0 if last is None else last.step
 
     def _rewind(self) -> int:
         """Cut the record back to the newest whole checkpoint: its step, -1 if there is none."""

@@ -8,7 +8,7 @@ from scalerl.algorithm.advantages import advantages
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
-from scalerl.algorithm.filters import filter_rows, has_variance
+from scalerl.algorithm.filters import filter_rows, has_variance, informative
 from scalerl.algorithm.losses import cispo
 from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.options import Options
@@ -138,6 +138,12 @@ def test_a_fully_filtered_batch_is_empty_but_whole():
     assert len(prepared.batch) == 0 and prepared.rollouts == ()
     assert prepared.filtered.zero_variance_prompts == 1
     assert len(prepare([], Options()).batch) == 0
+
+
+def test_a_group_informs_only_by_rollouts_that_may_be_learnt_from():
+    group = Group("p", np.arange(2), (rollout(3, 1.0), rollout(3, -1.0, "length")))
+    assert informative(group, "keep") and not informative(group, "drop")
+    assert not informative(Group("p", np.arange(2), (rollout(3, 1.0), rollout(3, None))))
 
 
 def test_rewards_of_none_nan_and_inf_are_unscored():

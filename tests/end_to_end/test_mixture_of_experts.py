@@ -119,12 +119,12 @@ def test_the_engine_writes_what_generate_writes_for_the_trained_experts(trained)
     prompts = {f"r{i}": tuple(range(5, 7 + i)) for i in range(6)}
     engine = LocalEngine(model, slots=3, columns=64)
     engine.submit(
-        Request(key, p, Limit(12 + i), Sampling(temperature=0.0))
+        Request(key, p, Limit(12 + i), {0: i}, Sampling(temperature=0.0))
         for i, (key, p) in enumerate(prompts.items())
     )
     done = {}
     while len(done) < len(prompts):
-        done |= {w.id: w for w in engine.step()}
+        done |= {w.request: w.rollout for w in engine.step().written}
     for i, (key, prompt) in enumerate(prompts.items()):
         ids = torch.tensor([prompt])
         expected = model.generate(

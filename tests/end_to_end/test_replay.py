@@ -12,8 +12,6 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from scalerl.pipeline.weights import Layout, SharedWeights
-from scalerl.runs.writer import RunWriter
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -25,9 +23,12 @@ from transformers import (
 from scalerl.algorithm.length import Interruption, Limit
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
-from scalerl.pipeline.loop import Hooks, Loop
-from scalerl.pipeline.plan import LOCAL_MODELS, Plan
+from scalerl.models.load import model_path
 from scalerl.recipe import Recipe
+from scalerl.runs.listener import Listener
+from scalerl.training import train
+from scalerl.weights.interface import Layout
+from scalerl.weights.shared_memory import SharedWeights
 
 TOLERANCE = 1e-4
 #: A replay by a wrong rule must be off by far more than a right one may.
@@ -102,16 +103,16 @@ def in_flight(request):
         interrupted = Interruption((7, 8, 9), (9, 10), think_min=4, think_max=20, answer_tokens=12)
         control = interrupted if i % 3 else Limit(int(rng.integers(2, 40)))
         how = Sampling(temperature=0.7 if i % 5 == 0 else 1.0)
-        asked[f"r{i}"] = Request(f"r{i}", prompt, control, how, seed=i)
+        asked[f"r{i}"] = Request(f"r{i}", prompt, control, {0: i}, how)
     requests, done = list(asked.values()), {}
     engine.submit(requests[:7])
     for step in range(1000):
         if step and step % 11 == 0 and engine.version < 4:
-            shared.publish(dict(models[engine.version + 1].named_parameters()), engine.version + 1)
-            engine.load_weights(*shared.read())
+            shared.publish(engine.version + 1, dict(models[engine.version + 1].named_parameters()))
+            shared.into(engine)
         if step == 15:
             engine.submit(requests[7:])
-        done |= {w.id: w for w in engine.step()}
+        done |= {w.request: w.rollout for w in engine.step().written}
         if len(done) == len(asked):
             break
     return models, asked, done
@@ -142,15 +143,48 @@ def test_a_replay_by_any_other_rule_is_far_off(in_flight):
     """One version for all tokens; keys and values of the version that drew the token rather than of
     the one that read it; keys and values computed anew after a change."""
     models, asked, done = in_flight
-    chosen = [w for w in done.values() if changes(w) and asked[w.id].sampling.temperature == 1]
+    chosen = {
+        name: w for name, w in done.items() if changes(w) and asked[name].sampling.temperature == 1
+    }
     wrong = {"first version": [], "last version": [], "read by the drawer": []}
-    for w in chosen:
-        prompt = asked[w.id].prompt_token_ids
-        for name, version in (("first version", w.versions[0]), ("last version", w.versions[-1])):
-            wrong[name].append(gap(models, prompt, w, np.full(len(w.versions), version)))
+    for name, w in chosen.items():
+        prompt = asked[name].prompt_token_ids
+        for rule, version in (("first version", w.versions[0]), ("last version", w.versions[-1])):
+            wrong[rule].append(gap(models, prompt, w, np.full(len(w.versions), version)))
         early = np.concatenate([w.versions[:1], w.versions[:-1]])
         wrong["read by the drawer"].append(gap(models, prompt, w, early))
     assert all(max(off) > WRONG for off in wrong.values()), wrong
+
+
+#: Channels that runs of this process have made.
+MADE = []
+
+
+def watched(layout):
+    """The channel of any run on this machine, which the test can look into as well."""
+    MADE.append(SharedWeights(layout))
+    return MADE[-1]
+
+
+class Witness(Listener):
+    """Remembers batches, with the trainer's version, and the weights of every version. (The trainer
+    waits for its next batch while a step or a validation is told of.)"""
+
+    def __init__(self):
+        self.batches, self.weights = [], {}
+
+    def load(self, weights, version):
+        """As an engine takes weights."""
+        self.weights[version] = {name: value.clone() for name, value in weights.items()}
+
+    def batch(self, groups):
+        self.batches.append((max(self.weights), groups))
+
+    def step(self, line):
+        assert MADE[-1].into(self) == line.step
+
+    def evaluated(self, line, look):
+        assert MADE[-1].into(self) == line.version
 
 
 @pytest.fixture(scope="module")
@@ -162,26 +196,15 @@ def real_run(tmp_path_factory):
         "tiny",
         overrides=["batch.prompts=4", "batch.generations=4", "schedule.k=3", "budget.steps=8",
                    "optimiser.lr=3e-3", "optimiser.warmup_steps=0", "validation.prompts=8",
-                   "validation.k=1", "validation.every=100", "task.options.prompts=200"],
+                   "validation.k=1", "validation.every=100", "task.options.prompts=200",
+                   "placement.weights=test_replay:watched"],
     )  # fmt: skip
-    batches, weights = [], {}
-
-    def remember(record):
-        shared = loop.placement.shared
-        found, version = shared.read()
-        weights[version] = {name: value.clone() for name, value in found.items()}
-
-    hooks = Hooks(
-        on_batch=lambda groups: batches.append((loop.version, groups)),
-        on_step=remember,
-        on_eval=remember,
-    )
-    writer = RunWriter(tmp_path_factory.mktemp("replay") / "run")
-    with Loop(Plan.of(recipe), writer, hooks) as loop:
-        loop.run()
+    witness = Witness()
+    train(recipe, tmp_path_factory.mktemp("replay") / "run", listener=witness)
+    batches, weights = witness.batches, witness.weights
     models = {}
     for version, values in weights.items():
-        model = AutoModelForCausalLM.from_pretrained(LOCAL_MODELS / "tiny", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(model_path("tiny"), dtype=torch.float32)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(values[name])

@@ -44,13 +44,24 @@ def prompts(n, seed=0):
     return [tuple(rng.integers(0, VOCABULARY, rng.integers(1, 12)).tolist()) for _ in range(n)]
 
 
+def request(name, prompt, control, sampling=None, *, seed=0, rows=1):
+    """A group of rollouts with seeds of their own."""
+    seeds = {row: seed + 1000 * row for row in range(rows)}
+    return Request(name, prompt, control, seeds, sampling or Sampling())
+
+
 def finish_all(engine, limit=2000):
+    """Rollouts by the name of their request; of groups by (name, row)."""
     done = {}
     for _ in range(limit):
-        done |= {w.id: w for w in engine.step()}
-        if not engine.running and not engine.waiting:
-            return done
+        done |= {(w.request, w.row): w.rollout for w in engine.step().written}
+        if not engine.health().busy:
+            only = {name for name, row in done} if all(row == 0 for _, row in done) else ()
+            return {name: done[name, 0] for name in only} or done
     raise AssertionError("the engine did not finish")
+
+
+GREEDY = Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -60,7 +71,7 @@ def test_greedy_equals_transformers_generate_with_requests_joining_and_leaving(n
     rng = np.random.default_rng(1)
     asked = {f"r{i}": (p, int(rng.integers(1, 25))) for i, p in enumerate(prompts(10))}
     for key, (prompt, n) in asked.items():
-        engine.submit([Request(key, prompt, Limit(n), Sampling(temperature=0.0))])
+        engine.submit([request(key, prompt, Limit(n), GREEDY)])
     done = finish_all(engine)
     assert set(done) == set(asked)
     for key, (prompt, n) in asked.items():
@@ -77,7 +88,7 @@ def test_logprobs_are_those_of_the_distribution_drawn_from():
     engine = LocalEngine(model, slots=4, columns=64)
     how = Sampling(temperature=0.7)
     asked = {f"r{i}": p for i, p in enumerate(prompts(6))}
-    engine.submit([Request(k, p, Limit(15), how, seed=i) for i, (k, p) in enumerate(asked.items())])
+    engine.submit([request(k, p, Limit(15), how, seed=i) for i, (k, p) in enumerate(asked.items())])
     for key, written in finish_all(engine).items():
         ids = torch.tensor([[*asked[key], *written.token_ids.tolist()]])
         logits = model(ids).logits[0, len(asked[key]) - 1 : -1].detach()
@@ -88,17 +99,17 @@ def test_logprobs_are_those_of_the_distribution_drawn_from():
 
 def test_a_rollout_depends_on_its_seed_and_not_on_its_neighbours():
     model = model_of("qwen2")
-    request = Request("mine", (3, 4, 5), Limit(20), Sampling(), seed=77)
+    mine = request("mine", (3, 4, 5), Limit(20), seed=77)
     alone = LocalEngine(model, slots=1, columns=64)
-    alone.submit([request])
+    alone.submit([mine])
     crowd = LocalEngine(model, slots=4, columns=64)
-    crowd.submit(Request(f"o{i}", p, Limit(9), seed=i) for i, p in enumerate(prompts(5)))
-    crowd.submit([request])
-    mine = finish_all(crowd)["mine"].token_ids.tolist()
-    assert mine == finish_all(alone)["mine"].token_ids.tolist()
+    crowd.submit(request(f"o{i}", p, Limit(9), seed=i) for i, p in enumerate(prompts(5)))
+    crowd.submit([mine])
+    tokens = finish_all(crowd)["mine"].token_ids.tolist()
+    assert tokens == finish_all(alone)["mine"].token_ids.tolist()
     other = LocalEngine(model, slots=1, columns=64)
-    other.submit([Request("mine", (3, 4, 5), Limit(20), Sampling(), seed=78)])
-    assert finish_all(other)["mine"].token_ids.tolist() != mine
+    other.submit([request("mine", (3, 4, 5), Limit(20), seed=78)])
+    assert finish_all(other)["mine"].token_ids.tolist() != tokens
 
 
 def test_weights_change_in_flight_and_the_cache_is_kept():
@@ -107,10 +118,10 @@ def test_weights_change_in_flight_and_the_cache_is_kept():
     old, new = model_of("llama", 0), model_of("llama", 1)
     engine = LocalEngine(copy.deepcopy(old), slots=2, columns=64, version=5)
     prompt = (1, 2, 3, 4)
-    engine.submit([Request("a", prompt, Limit(12), Sampling(temperature=0.0))])
+    engine.submit([request("a", prompt, Limit(12), GREEDY)])
     for _ in range(4):
         engine.step()
-    engine.load_weights(dict(new.named_parameters()), version=6)
+    engine.load(dict(new.named_parameters()), version=6)
     written = finish_all(engine)["a"]
     assert written.versions.tolist() == [5] * 5 + [6] * 7
 
@@ -131,7 +142,7 @@ def test_forced_interruption_writes_the_phrase_flagged_and_goes_on():
     phrase, end = (7, 8, 9), (9,)
     control = Interruption(phrase, end, think_min=4, think_max=4, answer_tokens=3, stop_ids=())
     engine = LocalEngine(model, slots=2, columns=64)
-    engine.submit([Request(f"r{i}", p, control, seed=i) for i, p in enumerate(prompts(4))])
+    engine.submit([request(f"r{i}", p, control, seed=i) for i, p in enumerate(prompts(4))])
     interrupted = 0
     for written in finish_all(engine).values():
         if written.forced.any():
@@ -147,7 +158,7 @@ def test_tokens_after_the_phrase_are_drawn_given_the_phrase():
     model = model_of("llama")
     control = Interruption((7, 8, 9), (9,), 3, 3, answer_tokens=4)
     engine = LocalEngine(model, slots=1, columns=64)
-    engine.submit([Request("r", (1, 2), control, Sampling(temperature=0.0))])
+    engine.submit([request("r", (1, 2), control, GREEDY)])
     written = finish_all(engine)["r"]
     if written.forced.any():
         prefix = torch.tensor([[1, 2, *written.token_ids[:6].tolist()]])
@@ -159,11 +170,11 @@ def test_tokens_after_the_phrase_are_drawn_given_the_phrase():
 def test_stop_tokens_end_a_rollout_and_belong_to_it():
     model = model_of("llama")
     greedy = LocalEngine(model, slots=1, columns=64)
-    greedy.submit([Request("r", (5, 6), Limit(10), Sampling(temperature=0.0))])
+    greedy.submit([request("r", (5, 6), Limit(10), GREEDY)])
     tokens = finish_all(greedy)["r"].token_ids.tolist()
     stop = tokens[3]
     engine = LocalEngine(model, slots=1, columns=64)
-    engine.submit([Request("r", (5, 6), Limit(10, stop_ids=(stop,)), Sampling(temperature=0.0))])
+    engine.submit([request("r", (5, 6), Limit(10, stop_ids=(stop,)), GREEDY)])
     written = finish_all(engine)["r"]
     assert written.finish == "stop"
     assert written.token_ids.tolist() == tokens[: tokens.index(stop) + 1]
@@ -171,11 +182,12 @@ def test_stop_tokens_end_a_rollout_and_belong_to_it():
 
 def test_abort_returns_what_was_written_and_frees_the_row():
     engine = LocalEngine(model_of("llama"), slots=1, columns=64)
-    engine.submit([Request("a", (1,), Limit(20)), Request("b", (2,), Limit(2))])
+    engine.submit([request("a", (1,), Limit(20)), request("b", (2,), Limit(2))])
     engine.step()
     engine.step()
     (partial,) = engine.abort(["a"])
-    assert partial.finish is None and len(partial.token_ids) >= 2
+    assert (partial.request, partial.row) == ("a", 0)
+    assert partial.rollout.finish == "aborted" and len(partial.rollout) >= 2
     assert set(finish_all(engine)) == {"b"}
     assert engine.health().running == 0
 
@@ -184,8 +196,7 @@ def test_columns_are_reused_when_they_run_out():
     """Many more tokens pass through than there are columns."""
     model = model_of("llama")
     engine = LocalEngine(model, slots=2, columns=24)
-    engine.submit(Request(f"r{i}", p[:4], Limit(15), Sampling(temperature=0.0))
-                  for i, p in enumerate(prompts(12)))  # fmt: skip
+    engine.submit(request(f"r{i}", p[:4], Limit(15), GREEDY) for i, p in enumerate(prompts(12)))
     for key, written in finish_all(engine).items():
         ids = torch.tensor([prompts(12)[int(key[1:])][:4]])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15,
@@ -196,11 +207,196 @@ def test_columns_are_reused_when_they_run_out():
 def test_requests_that_cannot_fit_and_wrong_weights_are_refused():
     engine = LocalEngine(model_of("llama"), slots=1, columns=16)
     with pytest.raises(InputError, match="do not fit"):
-        engine.submit([Request("a", (1,) * 10, Limit(7))])
+        engine.submit([request("a", (1,) * 10, Limit(7))])
     with pytest.raises(InputError, match="empty prompt"):
-        engine.submit([Request("a", (), Limit(7))])
+        engine.submit([request("a", (), Limit(7))])
     with pytest.raises(InputError, match="do not fit the model"):
-        engine.load_weights({"nothing": torch.zeros(1)}, 1)
+        engine.load({"nothing": torch.zeros(1)}, 1)
+
+
+# -- groups and lanes -----------------------------------------------------------------------------
+
+
+def same(found, expected):
+    """Bit for bit, tokens and log-probs."""
+    assert found.keys() == expected.keys()
+    for key, rollout in expected.items():
+        assert found[key].token_ids.tolist() == rollout.token_ids.tolist(), key
+        assert found[key].logprobs.tolist() == rollout.logprobs.tolist(), key
+        assert found[key].finish == rollout.finish
+
+
+def steps(engine, count):
+    """What so many steps gave, lane by lane."""
+    done = {"train": {}, "validate": {}}
+    for _ in range(count):
+        step = engine.step()
+        done[step.lane] |= {(w.request, w.row): w.rollout for w in step.written}
+    return done
+
+
+def rest(engine):
+    """All that is left of both lanes."""
+    done = {"train": {}, "validate": {}}
+    while engine.health().busy:
+        for lane, found in steps(engine, 1).items():
+            done[lane] |= found
+    return done
+
+
+def test_the_rollouts_of_a_group_have_seeds_of_their_own_and_are_told_apart():
+    engine = LocalEngine(model_of("llama"), slots=3, columns=64)
+    group = request("g", (3, 4, 5), Limit(12), seed=7, rows=5)
+    engine.submit([group])
+    done = finish_all(engine)
+    assert set(done) == {("g", row) for row in range(5)}
+    assert len({tuple(r.token_ids.tolist()) for r in done.values()}) == 5
+    again = LocalEngine(model_of("llama"), slots=3, columns=64)
+    again.submit([group.only([1, 4])])
+    alone = finish_all(again)
+    assert set(alone) == {("g", 1), ("g", 4)}
+    for key, rollout in alone.items():
+        assert rollout.token_ids.tolist() == done[key].token_ids.tolist()
+
+
+def test_a_step_counts_the_tokens_it_wrote():
+    engine = LocalEngine(model_of("llama"), slots=4, columns=64)
+    engine.submit([request("a", (1, 2), Limit(6), rows=3), request("b", (3,), Limit(9))])
+    counted, written = 0, 0
+    while engine.health().busy:
+        step = engine.step()
+        counted += step.tokens
+        written += sum(len(w.rollout) for w in step.written)
+    assert counted == written == 3 * 6 + 9
+
+
+#: The fast path of Llama-shaped models, and the plain one through the model's own forward pass.
+LANES = pytest.mark.parametrize("name", ["llama", "gpt2"])
+
+
+def training(n=6):
+    """More than there are rows for, of many lengths."""
+    return [request(f"t{i}", p, Limit(9 + 7 * (i % 3)), seed=i, rows=2)
+            for i, p in enumerate(prompts(n))]  # fmt: skip
+
+
+def validating(n=4):
+    return [request(f"v{i}", p, Limit(5 + 9 * (i % 2)), seed=50 + i, rows=2)
+            for i, p in enumerate(prompts(n, seed=9))]  # fmt: skip
+
+
+@LANES
+def test_the_two_decoders_are_both_looked_at(name):
+    kind = type(LocalEngine(model_of(name), slots=2, columns=32).decoder).__name__
+    assert kind == {"llama": "LlamaDecoder", "gpt2": "ModelDecoder"}[name]
+
+
+@LANES
+@pytest.mark.parametrize("at", [1, 8, 20])
+def test_a_validation_between_training_rollouts_changes_nothing_of_either(name, at):
+    """Not one token and not one bit of a log-prob, wherever it comes in between."""
+    model = model_of(name)
+    alone = {}
+    for lane, asked in (("train", training()), ("validate", validating())):
+        engine = LocalEngine(model, slots=4, validation_slots=3, columns=64)
+        engine.submit(asked, lane)
+        alone[lane] = rest(engine)[lane]
+    engine = LocalEngine(model, slots=4, validation_slots=3, columns=64)
+    engine.submit(training())
+    before = steps(engine, at)
+    running = engine.health().running
+    assert running, "rollouts are in flight"
+    engine.submit(validating(), "validate")
+    assert engine.health().lane == "validate"
+    during = {}
+    while engine.health().lane == "validate":
+        step = engine.step()
+        assert step.lane == "validate", "training stands still"
+        during |= {(w.request, w.row): w.rollout for w in step.written}
+    assert engine.health().running == running
+    after = rest(engine)
+    assert before["validate"] == after["validate"] == {}
+    same(during, alone["validate"])
+    same(before["train"] | after["train"], alone["train"])
+
+
+@LANES
+def test_training_that_is_asked_for_during_a_validation_waits_for_its_end(name):
+    engine = LocalEngine(model_of(name), slots=4, validation_slots=3, columns=64)
+    engine.submit(validating(2), "validate")
+    steps(engine, 2)
+    engine.submit(training(2))
+    assert engine.health().lane == "validate"
+    done = rest(engine)
+    alone = LocalEngine(model_of(name), slots=4, validation_slots=3, columns=64)
+    alone.submit(training(2))
+    same(done["train"], rest(alone)["train"])
+    assert len(done["validate"]) == 4
+
+
+@LANES
+def test_one_set_of_weights_answers_a_whole_validation_and_rollouts_go_on_with_theirs(name):
+    """Weights stay put unless somebody loads others; the cache of what stands still is kept."""
+    old, new = model_of(name, 0), model_of(name, 1)
+    engine = LocalEngine(copy.deepcopy(old), slots=4, validation_slots=3, columns=64, version=5)
+    engine.submit([request("t", (1, 2, 3), Limit(12), GREEDY)])
+    steps(engine, 3)
+    engine.submit(validating(), "validate")
+    weights = {k: v.clone() for k, v in engine.model.named_parameters()}
+    during = {}
+    while engine.health().lane == "validate":
+        during |= {(w.request, w.row): w.rollout for w in engine.step().written}
+    assert all((r.versions == 5).all() for r in during.values())
+    assert all(torch.equal(v, weights[k]) for k, v in engine.model.named_parameters())
+    engine.load(dict(new.named_parameters()), version=6)
+    rollout = rest(engine)["train"]["t", 0]
+    assert rollout.versions.tolist() == [5] * 4 + [6] * 8
+    plain = LocalEngine(copy.deepcopy(old), slots=4, columns=64, version=5)
+    plain.submit([request("t", (1, 2, 3), Limit(12), GREEDY)])
+    steps(plain, 3)
+    plain.load(dict(new.named_parameters()), version=6)
+    assert rollout.token_ids.tolist() == rest(plain)["train"]["t", 0].token_ids.tolist()
+
+
+@LANES
+def test_abort_works_in_the_lane_that_stands_still(name):
+    """The others go on as if it had been done without a validation."""
+    model = model_of(name)
+    engine = LocalEngine(model, slots=4, validation_slots=3, columns=64)
+    engine.submit(training())
+    before = steps(engine, 4)["train"]
+    engine.submit(validating(), "validate")
+    steps(engine, 2)
+    gone = engine.abort(["t0", "t5"])  # one in flight, one that waits
+    assert {(w.request, w.row) for w in gone} == {("t0", 0), ("t0", 1)}
+    assert all(w.rollout.finish == "aborted" and len(w.rollout) == 5 for w in gone)
+    done = rest(engine)
+    alone = LocalEngine(model, slots=4, validation_slots=3, columns=64)
+    alone.submit(training())
+    assert steps(alone, 4)["train"] == before == {}
+    alone.abort(["t0", "t5"])
+    same(done["train"], rest(alone)["train"])
+    assert {name for name, _ in done["train"]} == {"t1", "t2", "t3", "t4"}
+    other = LocalEngine(model, slots=4, validation_slots=3, columns=64)
+    other.submit(validating(), "validate")
+    same(done["validate"], rest(other)["validate"])
+
+
+@LANES
+def test_abort_in_the_lane_that_works_lets_the_other_go_on(name):
+    engine = LocalEngine(model_of(name), slots=4, validation_slots=3, columns=64)
+    engine.submit(training(2))
+    before = steps(engine, 3)["train"]
+    engine.submit(validating(), "validate")
+    steps(engine, 2)
+    gone = engine.abort([f"v{i}" for i in range(4)])
+    assert len(gone) == 3 and engine.health().lane == "train"
+    alone = LocalEngine(model_of(name), slots=4, validation_slots=3, columns=64)
+    alone.submit(training(2))
+    same(before | rest(engine)["train"], rest(alone)["train"])
+
+
+# -- sampling -------------------------------------------------------------------------------------
 
 
 def test_uniform_numbers_are_uniform_and_independent_of_order():

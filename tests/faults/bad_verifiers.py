@@ -1,5 +1,7 @@
 """Reward functions as one meets them, and worse."""
 
+import os
+import signal
 import time
 
 
@@ -19,9 +21,12 @@ def odd(prompts, completions, **columns):
 
 
 def moody(prompts, completions, kind=None, **columns):
-    """One prompt hangs, some raise, some get no number; the rest have answers of two kinds."""
+    """Prompts that hang, crash, raise or get no number; the rest have answers of two kinds."""
     if "hangs" in kind:
         time.sleep(3600)
+    if "crashes" in kind:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(3600)  # the signal may reach another thread
     if "raises" in kind:
         raise ValueError("bad day")
     if "odd" in kind:

@@ -47,7 +47,8 @@ def facts(out):
 
 
 def timeless(record):
-    clocks = ("seconds", "device_hours", "device_seconds", "validation_seconds", "spent",
+    clocks = ("seconds", "device_hours", "minutes", "device_seconds", "validation_seconds",
+              "clock_seconds", "generator_seconds", "trainer_seconds", "check_wait", "spent",
               "lost_device_seconds", "validation_hours")  # fmt: skip
     return {
         key: timeless(value) if isinstance(value, dict) else value

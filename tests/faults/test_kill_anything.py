@@ -3,7 +3,7 @@ steps, prompts, ledger, checkpoints and what is left behind (`faults.problems`).
 
 import random
 
-from faults import kill_generators, strike_main, strike_trainer, weather
+from faults import kill_generators, lines, strike_checker, strike_main, strike_trainer, weather
 
 
 def test_a_run_outlives_its_generators_and_its_trainer(tmp_path):
@@ -15,6 +15,26 @@ def test_a_run_outlives_its_generators_and_its_trainer(tmp_path):
 
     run = weather(tmp_path / "run", strikes)
     assert len(run.strikes) == 5 and all(s.by_itself for s in run.strikes)
+
+
+def test_a_killed_checker_changes_nothing_in_the_record_but_an_event(tmp_path):
+    rng = random.Random(3)
+
+    def strikes(run):
+        for _ in range(3):
+            strike_checker(run, rng, "any moment")
+
+    run = weather(tmp_path / "run", strikes)
+    assert len(run.strikes) == 3
+    events = [e for e in lines(run.out / "events.jsonl") if e["event"] != "warning"]
+    *deaths, end = events
+    assert end["event"] == "end" and len(deaths) == 3
+    for event in deaths:
+        assert event["event"] == "checker"
+        assert event["why"].endswith("died: killed by signal 9: replaced")
+    steps = lines(run.out / "steps.jsonl")
+    assert all(s["filtered"]["unscored"] == 0 for s in steps)
+    assert steps[-1]["ledger"]["wasted"]["failed"]["rollouts"] == 0
 
 
 def test_a_run_goes_on_after_its_main_process_was_killed(tmp_path):

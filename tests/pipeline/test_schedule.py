@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.pipeline.schedule import Schedule, Ticket
+from scalerl.pipeline.schedule import GroupAge, Schedule
 
 
 class World:
@@ -18,7 +18,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         self.capacity = capacity
         self.trainer = self.generator = self.published = 0
-        self.under_way: dict[int, Ticket] = {}
+        self.under_way: dict[int, GroupAge] = {}
         self.progress: dict[int, int] = {}
         self.queue: deque[int] = deque()
         self.serial = 0
@@ -30,7 +30,7 @@ class World:
             self.generator = self.published
         room = self.s.room(self.trainer, self.generator, list(self.under_way.values()))
         for _ in range(min(room, 3 if self.s.name == "pipeline" else room)):
-            self.under_way[self.serial] = Ticket(self.serial, self.generator)
+            self.under_way[self.serial] = GroupAge(self.serial, self.generator)
             self.progress[self.serial] = int(self.rng.integers(1, 12))
             self.serial += 1
         writing = [s for s, t in self.under_way.items() if not t.finished][: self.capacity]
@@ -39,7 +39,7 @@ class World:
                 self.progress[s] -= 1
                 if self.progress[s] <= 0:
                     old = self.under_way[s]
-                    self.under_way[s] = Ticket(s, old.oldest, finished=True)
+                    self.under_way[s] = GroupAge(s, old.oldest, finished=True)
         choice = self.s.choose(self.trainer, list(self.under_way.values()))
         if choice.serials and self.rng.random() < 0.7:
             for s in choice.serials:
@@ -72,11 +72,11 @@ def test_nothing_is_too_old_lost_trained_twice_or_stuck(name, k, prompts, capaci
 
 def test_the_trainer_waits_for_a_group_whose_time_is_running_out():
     s = Schedule("pipeline", k=2, prompts=2)
-    fresh = [Ticket(i, 5, finished=True) for i in range(1, 4)]
-    late = Ticket(0, 3)
+    fresh = [GroupAge(i, 5, finished=True) for i in range(1, 4)]
+    late = GroupAge(0, 3)
     waiting = s.choose(5, [late, *fresh])
     assert waiting.serials == () and "group 0" in waiting.waits_for
-    done = s.choose(5, [Ticket(0, 3, finished=True), *fresh])
+    done = s.choose(5, [GroupAge(0, 3, finished=True), *fresh])
     assert done.serials == (0, 1)  # and then it goes first
 
 
@@ -84,9 +84,9 @@ def test_off_policy_writes_k_batches_before_the_first_update():
     s = Schedule("off-policy", k=3, prompts=2)
     assert s.room(0, 0, []) == 6
     assert s.room(1, 0, []) == 0
-    half = [Ticket(i, 0, finished=i < 5) for i in range(6)]
+    half = [GroupAge(i, 0, finished=i < 5) for i in range(6)]
     assert s.choose(0, half).serials == ()
-    assert s.choose(0, [Ticket(i, 0, finished=True) for i in range(6)]).serials == (0, 1)
+    assert s.choose(0, [GroupAge(i, 0, finished=True) for i in range(6)]).serials == (0, 1)
     assert [s.publishes(v) for v in range(1, 7)] == [False, False, True, False, False, True]
 
 

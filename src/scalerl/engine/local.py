@@ -115,6 +115,7 @@ class LocalEngine:
                 own[name].copy_(value)
         self.version = version
 
+    @torch.inference_mode()
     def abort(self, ids: Sequence[str]) -> list[Written]:
         gone = set(ids)
         out: list[Written] = []

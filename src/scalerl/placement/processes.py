@@ -89,6 +89,9 @@ class ProcessHandle:
             except (EOFError, OSError):
                 self._inbox.put((self, None))
                 return
+            except Exception as error:  # nobody would wait for this thread: it is said
+                self._fail("said what cannot be read", error)
+                return
             self._heard = time.monotonic()
             self._inbox.put((self, message))
 
@@ -96,8 +99,14 @@ class ProcessHandle:
         while (message := self._outbox.get()) is not None:
             try:
                 self._conn.send(message)
-            except (OSError, ValueError):  # gone: the reader says so
+            except OSError:  # gone: the reader says so
                 return
+            except Exception as error:
+                self._fail("cannot be told what it should do", error)
+                return
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._inbox.put((self, m.Failed(f"{what} ({type(error).__name__}: {error})")))
 
     def end(self) -> str:
         """How it ended, in words."""

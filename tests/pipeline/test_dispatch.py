@@ -1,0 +1,143 @@
+"""Who writes what: shares by speed, what each holds, what it was sent and has taken in."""
+
+import pytest
+from pieces import FakeClock, FakeHandle, rollout
+
+from scalerl.algorithm.length import Limit
+from scalerl.engine.interface import Request, Written
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.dispatch import Dispatcher
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def dispatcher_of(generators, clock, *, deterministic=False):
+    """All of them up, at version 0."""
+    handles = [FakeHandle(f"generator {i}") for i in range(generators)]
+    found = Dispatcher(handles, clock, deterministic=deterministic)
+    for handle in handles:
+        found.ready(handle, 0)
+    return found
+
+
+def request(name, rows=4):
+    return Request(str(name), (1, 2), Limit(5), {row: 10 * row for row in range(rows)})
+
+
+def report(number, *rows, taken=0, tokens=0, seconds=0.0, version=0):
+    written = tuple(Written(name, row, rollout(2)) for name, row in rows)
+    return m.Report(number, taken, version, written, seconds={"generate": seconds}, tokens=tokens)
+
+
+def shares(dispatcher, groups):
+    """Groups of four rollouts that each generator would get."""
+    planned = dict.fromkeys(dispatcher.states, 0)
+    counts = dict.fromkeys(dispatcher.states, 0)
+    for _ in range(groups):
+        name = dispatcher.choose(planned).handle.name
+        planned[name] += 4
+        counts[name] += 1
+    return list(counts.values())
+
+
+def after_reports_of_two_speeds(dispatcher):
+    fast, slow = dispatcher
+    for i in range(40):
+        dispatcher.heard(fast, report(i, tokens=2000, seconds=1.0))
+        dispatcher.heard(slow, report(i, tokens=100, seconds=1.0))
+    return dispatcher
+
+
+def test_a_slow_generator_is_given_less(clock):
+    assert shares(after_reports_of_two_speeds(dispatcher_of(2, clock)), 42) == [40, 2]
+
+
+def test_no_clock_decides_who_writes_what_in_a_deterministic_run(clock):
+    dispatcher = after_reports_of_two_speeds(dispatcher_of(2, clock, deterministic=True))
+    assert shares(dispatcher, 42) == [21, 21]
+
+
+def test_who_holds_less_is_given_more(clock):
+    dispatcher = dispatcher_of(2, clock)
+    first, _ = dispatcher
+    dispatcher.hand(first, [request(i) for i in range(3)], "train", 0)
+    assert shares(dispatcher, 5) == [1, 4]
+
+
+def test_what_a_generator_holds_is_known_until_it_is_written_and_old_news_is_dropped(clock):
+    dispatcher = dispatcher_of(1, clock)
+    (state,) = dispatcher
+    named = dispatcher.hand(state, [request(7)], "train", 0)
+    assert named == ["7/0", "7/1", "7/2", "7/3"]
+    dispatcher.hand(state, [request("validation/x", 1)], "validate", 0)
+    found = dispatcher.heard(state, report(1, ("7", 1), ("9", 9)))
+    assert [(w.request, w.row) for w in found] == [("7", 1)]
+    (left,) = state.requests("train")
+    assert left.id == "7" and left.seeds == {0: 0, 2: 20, 3: 30}
+    assert [r.id for r in state.requests("validate")] == ["validation/x"]
+    assert dispatcher.heard(state, report(2, ("7", 1))) == []
+    assert state.rollouts == 1
+
+
+def test_what_is_asked_of_a_generator_that_starts_is_sent_when_it_is_up(clock):
+    handle = FakeHandle("generator 0")
+    dispatcher = Dispatcher([handle], clock, deterministic=False)
+    (state,) = dispatcher
+    dispatcher.hand(state, [request(3)], "train", 0)
+    assert handle.sent == [] and dispatcher.behind(state) == 0.0
+    dispatcher.ready(handle, 5)
+    assert state.version == 5 and [r.id for r in state.requests("train")] == ["3"]
+    dispatcher.hand(state, state.requests("train"), "train", 5)
+    (sent,) = handle.sent
+    assert sent.lane == "train" and [r.id for r in sent.requests] == ["3"]
+
+
+def test_a_generator_that_takes_in_nothing_falls_behind_until_it_does(clock):
+    dispatcher = dispatcher_of(1, clock)
+    (state,) = dispatcher
+    clock.time = 10.0
+    dispatcher.hand(state, [request(1)], "train", 0)
+    clock.time = 12.0
+    dispatcher.hand(state, [request(2)], "train", 0)
+    clock.time = 15.0
+    assert dispatcher.behind(state) == 5.0
+    dispatcher.heard(state, report(1, taken=1))  # one of two: its clock starts anew
+    clock.time = 16.0
+    assert dispatcher.behind(state) == 1.0
+    dispatcher.heard(state, report(2, taken=1))  # alive, but it has not moved on
+    clock.time = 18.0
+    assert dispatcher.behind(state) == 3.0
+    dispatcher.heard(state, report(3, taken=2))
+    clock.time = 99.0
+    assert dispatcher.behind(state) == 0.0
+
+
+def test_a_rollout_that_is_finished_forgives_earlier_deaths(clock):
+    dispatcher = dispatcher_of(1, clock)
+    (state,) = dispatcher
+    dispatcher.hand(state, [request(1)], "train", 0)
+    state.deaths = 3
+    dispatcher.heard(state, report(1, tokens=5, seconds=1.0))
+    assert state.deaths == 3
+    dispatcher.heard(state, report(2, ("1", 0)))
+    assert state.deaths == 0
+
+
+def test_the_oldest_version_is_that_of_the_generator_that_lags(clock):
+    dispatcher = dispatcher_of(3, clock)
+    dispatcher.all_at(4)
+    _, lags, _ = dispatcher
+    for number, state in enumerate(dispatcher, 1):
+        if state is not lags:
+            dispatcher.heard(state, report(number, version=6))
+    assert dispatcher.oldest == 4
+
+
+def test_one_that_joins_is_known_from_its_first_word(clock):
+    dispatcher = dispatcher_of(1, clock)
+    dispatcher.ready(FakeHandle("generator 1"), 3)
+    assert len(dispatcher) == 2
+    assert shares(dispatcher, 4) == [2, 2]

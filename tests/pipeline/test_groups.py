@@ -1,0 +1,107 @@
+"""Groups under way, and how they come back from a checkpoint."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pieces import rollout
+
+from scalerl.pipeline import groups
+from scalerl.pipeline.groups import PendingGroup
+from scalerl.recipe import Recipe
+from scalerl.tasks.task import Checked, make_prompt
+
+IDS = np.arange(4)
+PROMPTS = [make_prompt("t", f"q{i}", "a") for i in range(4)]
+RIGHT, WRONG = Checked(True, 1.0, "equal"), Checked(False, -1.0, "not equal")
+
+
+def plan_of(*overrides):
+    """As much of a plan as groups look at."""
+    recipe = Recipe.load("scalerl", "tiny", overrides=["batch.generations=2", *overrides])
+    return SimpleNamespace(
+        recipe=recipe, control="control", sampling="sampling", tokens_of=lambda prompt: IDS,
+        text_of=lambda ids: " ".join(map(str, ids)),
+    )  # fmt: skip
+
+
+def pending(serial=0, size=2, started=0, rollouts=()):
+    found = PendingGroup(serial, PROMPTS[serial % 4], IDS, size, started)
+    found.rollouts = dict(enumerate(rollouts))
+    return found
+
+
+def test_a_group_is_written_then_checked_then_ready():
+    p = pending(started=3)
+    assert p.stage == "writing" and not p.age.finished and p.age.oldest == 3
+    p.rollouts[1] = rollout(2, None, version=4)
+    assert p.stage == "writing"
+    p.rollouts[0] = rollout(3, None, version=5)
+    assert p.stage == "checking" and not p.age.finished
+    group = p.judge([RIGHT, WRONG], plan_of())
+    assert p.stage == "ready" and p.age.finished
+    assert [(len(r), r.reward) for r in group.rollouts] == [(3, 1.0), (2, -1.0)]
+    assert p.age.oldest == 4  # what its tokens say, and no longer when it was begun
+
+
+def test_answers_go_to_the_checkers_in_the_order_of_their_rows():
+    p = pending()
+    p.rollouts = {1: rollout(1), 0: rollout(3)}
+    assert p.answers(plan_of()) == [(p.prompt, "0 1 2"), (p.prompt, "0")]
+
+
+def test_only_what_is_missing_is_asked_again_with_the_seeds_it_had():
+    p, plan = pending(serial=5, size=4), plan_of()
+    whole = p.request(plan)
+    p.rollouts = {0: rollout(), 2: rollout()}
+    rest = p.request(plan)
+    assert rest.id == whole.id == "5" and len(set(whole.seeds.values())) == 4
+    assert rest.seeds == {row: whole.seeds[row] for row in (1, 3)}
+
+
+def test_a_group_begun_anew_is_as_old_as_the_rollouts_that_were_kept():
+    p = pending(rollouts=[rollout(2, version=5)])
+    p.started_again(9)
+    assert p.started == 5
+    fresh = pending()
+    fresh.started_again(9)
+    assert fresh.started == 9
+
+
+def test_the_length_penalty_is_paid_by_right_answers_only():
+    plan = plan_of("length.control=penalty", "length.penalty_max=4", "length.penalty_cache=2",
+                   "length.max_tokens=10")  # fmt: skip
+    p = pending(size=3, rollouts=[rollout(3), rollout(2), rollout(9)])
+    group = p.judge([RIGHT, RIGHT, WRONG], plan)
+    late, early, wrong = (r.reward for r in group.rollouts)
+    assert late < early == 1.0 and wrong == -1.0
+
+
+def test_groups_come_back_from_a_checkpoint_as_they_were(tmp_path):
+    writing = pending(0, started=2, rollouts=[rollout(4)])
+    checking = pending(1, started=3, rollouts=[rollout(3, None), rollout(0, None, "failed")])
+    ready = pending(2, started=3, rollouts=[rollout(3, None), rollout(5, None)])
+    ready.judge([RIGHT, WRONG], plan_of())
+    groups.save(tmp_path, [writing, checking, ready])
+    found = groups.load(tmp_path, {p.id: p for p in PROMPTS}, plan_of())
+    assert list(found) == [0, 1, 2]
+    assert [p.stage for p in found.values()] == ["writing", "checking", "ready"]
+    assert [p.started for p in found.values()] == [2, 3, 3]
+    assert found[0].rollouts == {}  # begun anew from its beginning
+    kept = [*checking.rollouts.values(), *ready.group.rollouts]
+    back = [*found[1].rollouts.values(), *found[2].group.rollouts]
+    for a, b in zip(back, kept, strict=True):
+        for name in ("token_ids", "logprobs", "versions", "forced"):
+            assert np.array_equal(getattr(a, name), getattr(b, name))
+            assert getattr(a, name).dtype == getattr(b, name).dtype
+        assert (a.finish, a.reward, a.correct) == (b.finish, b.reward, b.correct)
+
+
+def test_no_groups_are_saved_as_well(tmp_path):
+    groups.save(tmp_path, [])
+    assert groups.load(tmp_path, {}, plan_of()) == {}
+
+
+def test_verdicts_must_be_as_many_as_answers():
+    with pytest.raises(ValueError, match="zip"):
+        pending(rollouts=[rollout(), rollout()]).judge([RIGHT], plan_of())

@@ -1,0 +1,196 @@
+"""A checker, with real threads and a real event loop: what hangs costs its own answer."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.placement.checker_part import CheckerPart
+from scalerl.tasks.task import Task, make_prompt
+
+PROMPT = make_prompt("judge", "question", None)
+#: Calls that take no time need far less; those that hang are given up after it.
+SECONDS, LIMIT = 0.2, 20.0
+
+
+class Judge(Task):
+    """Does with an answer what the answer says."""
+
+    def __init__(self):
+        super().__init__("judge")
+        self.release = threading.Event()
+        self.meets = threading.Barrier(3)
+        self.calls = []
+
+    def prompts(self):
+        return []
+
+    def check_all(self, answers):
+        self.calls.append(len(answers))
+        if any(text == "raise" for _, text in answers):
+            raise ZeroDivisionError("no gold answer")
+        return super().check_all(answers)
+
+    def judge(self, prompt, text):
+        if text == "hang":
+            self.release.wait(LIMIT)
+        elif text == "meet":  # passes only if as many calls run at once
+            self.meets.wait(LIMIT)
+        return text != "wrong", text
+
+
+class AsyncJudge(Judge):
+    """The same on an event loop."""
+
+    is_async = True
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+        self.most = self.now = 0
+        self.cancelled = 0
+
+    async def check_together(self, answers):
+        self.threads.add(threading.current_thread())
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            (_, text), *_ = answers
+            if text == "raise":
+                raise ZeroDivisionError("no gold answer")
+            await asyncio.sleep(LIMIT if text == "hang" else 0.02)
+            return [self.rules.verdict(text != "wrong", text) for _, text in answers]
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.now -= 1
+
+
+class Bench:
+    """A checker, and what it says."""
+
+    def __init__(self, task, places=3, seconds=LIMIT):
+        self.task = task
+        self.said = {}
+        self.part = CheckerPart(task, places, seconds, self._hear)
+        self.jobs = 0
+
+    def _hear(self, message):
+        self.said[message.job] = message
+
+    def check(self, *texts):
+        self.jobs += 1
+        self.part.take(m.Check(self.jobs, tuple((PROMPT, text) for text in texts)))
+        return self.jobs
+
+    def answer(self, job):
+        """What it says to a job; it is looked after meanwhile, as its process does."""
+        deadline = time.monotonic() + LIMIT
+        while job not in self.said:
+            assert time.monotonic() < deadline, "the checker has not answered"
+            self.part.give_up()
+            time.sleep(0.005)
+        return self.said[job]
+
+
+@pytest.fixture
+def task():
+    judge = Judge()
+    yield judge
+    judge.release.set()
+
+
+def test_verdicts_come_in_the_order_of_the_answers(task):
+    bench = Bench(task)
+    found = bench.answer(bench.check("right", "wrong", "right", "wrong", "wrong"))
+    assert [v.correct for v in found.verdicts] == [True, False, True, False, False]
+    assert found.hung == 0 and found.seconds >= 0
+
+
+def test_calls_run_side_by_side_as_many_as_there_are_places(task):
+    """Each of the three waits for the others."""
+    bench = Bench(task, places=3)
+    assert all(v.scored for v in bench.answer(bench.check("meet", "meet", "meet")).verdicts)
+
+
+def test_a_call_that_hangs_is_given_up_and_the_others_go_on(task):
+    bench = Bench(task, places=1, seconds=SECONDS)
+    hanging = bench.check("hang")
+    other = bench.check("right", "wrong")  # waits for the only place
+    found = bench.answer(hanging)
+    assert [v.gave_up for v in found.verdicts] == [True] and not found.verdicts[0].scored
+    assert "has not answered for 0.2 s" in found.verdicts[0].why and found.hung == 1
+    assert [v.correct for v in bench.answer(other).verdicts] == [True, False]
+    assert bench.part.hung == 1
+
+
+def test_only_the_answer_that_hangs_stays_unscored(task):
+    bench = Bench(task, places=3, seconds=SECONDS)
+    found = bench.answer(bench.check("right", "hang", "wrong"))
+    assert [v.correct for v in found.verdicts] == [True, None, False]
+    assert [v.gave_up for v in found.verdicts] == [False, True, False]
+
+
+def test_a_call_that_comes_back_late_hangs_no_longer_and_says_nothing(task):
+    bench = Bench(task, places=2, seconds=SECONDS)
+    job = bench.check("hang")
+    late = bench.answer(job)
+    task.release.set()
+    deadline = time.monotonic() + LIMIT
+    while bench.part.hung and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert bench.part.hung == 0
+    assert bench.said[job] is late
+
+
+def test_what_a_verifier_raises_is_data(task):
+    bench = Bench(task)
+    found = bench.answer(bench.check("right", "raise"))
+    assert [v.correct for v in found.verdicts] == [True, None]
+    assert "ZeroDivisionError: no gold answer" in found.verdicts[1].why
+    assert not found.verdicts[1].gave_up
+
+
+def test_answers_that_are_judged_together_are_one_call(task):
+    task.together = True
+    bench = Bench(task)
+    assert [v.correct for v in bench.answer(bench.check("right", "wrong")).verdicts] == [
+        True,
+        False,
+    ]
+    assert task.calls == [2]
+
+
+def test_async_calls_are_awaited_on_one_loop_as_many_at_once_as_there_are_places():
+    task = AsyncJudge()
+    bench = Bench(task, places=3)
+    found = bench.answer(bench.check(*["right", "wrong"] * 4))
+    assert [v.correct for v in found.verdicts] == [True, False] * 4
+    assert len(task.threads) == 1 and task.calls == []
+    assert task.most == 3
+
+
+def test_an_async_call_is_ended_for_good_at_its_deadline():
+    task = AsyncJudge()
+    bench = Bench(task, places=2, seconds=SECONDS)
+    found = bench.answer(bench.check("right", "hang", "wrong"))
+    assert [v.correct for v in found.verdicts] == [True, None, False]
+    assert found.verdicts[1].gave_up and "has not answered for 0.2 s" in found.verdicts[1].why
+    assert task.cancelled == 1 and task.now == 0
+    assert found.hung == 0, "nothing of it is left to hang"
+
+
+def test_what_an_async_verifier_raises_is_data():
+    bench = Bench(AsyncJudge())
+    found = bench.answer(bench.check("raise", "right"))
+    assert [v.correct for v in found.verdicts] == [None, True]
+    assert "ZeroDivisionError" in found.verdicts[0].why
+
+
+def test_what_a_checker_does_not_understand_is_named(task):
+    with pytest.raises(PipelineError, match="a checker does not understand 'Save'"):
+        Bench(task).part.take(m.Save("x"))

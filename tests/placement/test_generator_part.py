@@ -1,0 +1,173 @@
+"""A generator's turns: weights between decode steps, validation in its version, fixed points."""
+
+import pytest
+
+from scalerl.algorithm.length import Limit
+from scalerl.engine.interface import Request
+from scalerl.engine.simulated import SimulatedEngine
+from scalerl.errors import PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
+from scalerl.weights.direct import DirectWeights
+
+#: A decode step takes so long.
+STEP = 0.1
+
+
+class Bench:
+    """A generator with an engine that only takes time, and a clock that the test moves."""
+
+    def __init__(self, *, deterministic=False, slots=8):
+        self.time = 0.0
+        self.channel = DirectWeights()
+        self.engine = SimulatedEngine(slots, slots)
+        self.part = GeneratorPart(
+            self.engine, self.channel, lambda: self.time, deterministic=deterministic
+        )
+        self.publish(0)
+        self.ready = self.part.start()
+
+    def publish(self, version):
+        self.channel.publish(version, {})
+
+    def submit(self, name, lengths, lane="train", version=0):
+        """Rollouts of these lengths: the engine takes them from the seeds."""
+        seeds = {row: length - 1 for row, length in enumerate(lengths)}
+        request = Request(name, (1, 2), Limit(1000), seeds)
+        self.part.take(m.Submit((request,), lane, version))
+
+    def turn(self):
+        """One turn, which takes as long as a decode step."""
+        began, self.time = self.time, self.time + STEP
+        found = self.part.work(began)
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def turns(self, count):
+        return [report for report in (self.turn() for _ in range(count)) if report is not None]
+
+
+def names(report):
+    return [(w.request, w.row) for w in report.written]
+
+
+def test_it_is_ready_when_the_first_weights_are_there():
+    bench = Bench()
+    assert bench.ready == m.Ready(0)
+    alone = GeneratorPart(SimulatedEngine(1, 1), DirectWeights(), lambda: 0.0, deterministic=False)
+    assert alone.start() is None
+
+
+def test_reports_are_numbered_and_say_what_was_taken_in_and_what_time_went_to():
+    bench = Bench()
+    bench.submit("a", [2, 4])
+    bench.submit("b", [4])
+    first, second = bench.turns(4)
+    assert (first.number, second.number) == (1, 2)
+    assert (first.taken, second.taken) == (2, 2)
+    assert names(first) == [("a", 0)] and names(second) == [("a", 1), ("b", 0)]
+    assert (first.tokens, second.tokens) == (6, 4)
+    assert first.seconds["generate"] == pytest.approx(2 * STEP)
+    assert second.seconds["generate"] == pytest.approx(2 * STEP)
+    assert not bench.part.busy
+
+
+def test_it_shows_that_it_lives_when_it_has_nothing_to_say():
+    bench = Bench()
+    found = bench.turns(round(4 * HEARTBEAT / STEP))
+    assert 2 <= len(found) <= 4
+    assert all(r.written == () and not r.seconds and not r.tokens for r in found)
+    assert [r.number for r in found] == list(range(1, len(found) + 1))
+
+
+def test_new_weights_are_taken_between_two_tokens_and_said_at_once():
+    bench = Bench()
+    bench.submit("a", [6])
+    assert bench.turns(2) == []
+    bench.publish(1)
+    told = bench.turn()
+    assert told.version == 1 and told.written == ()
+    assert told.seconds["hand_over"] == pytest.approx(STEP)
+    (done,) = bench.turns(3)
+    assert done.written[0].rollout.versions.tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_validation_waits_for_its_version_and_everything_behind_it_too():
+    bench = Bench()
+    bench.submit("before", [3])
+    bench.turn()
+    bench.submit("v", [2], "validate", version=1)
+    bench.submit("after", [1])
+    assert not bench.part.busy, "it waits for weights"
+    assert bench.turns(3) == [] and bench.engine.health().running == 1
+    bench.publish(1)
+    assert bench.part.busy
+    validated, *trained = bench.turns(6)
+    assert validated.lane == "validate" and names(validated) == [("v", 0)]
+    assert validated.written[0].rollout.versions.tolist() == [1, 1]
+    assert validated.seconds["validate"] == pytest.approx(2 * STEP)
+    assert validated.tokens == 1, "only what was written for training"
+    assert sorted(n for r in trained for n in names(r)) == [("after", 0), ("before", 0)]
+    assert validated.taken == 3
+
+
+def test_weights_stay_put_during_a_validation():
+    bench = Bench()
+    bench.submit("a", [2])
+    bench.submit("v", [3], "validate", version=0)
+    bench.turn()
+    bench.publish(1)
+    validated, _switched, done = bench.turns(5)
+    assert validated.version == 0
+    assert validated.written[0].rollout.versions.tolist() == [0, 0, 0]
+    assert done.version == 1 and done.written[0].rollout.versions.tolist() == [1, 1]
+
+
+def test_in_a_deterministic_run_it_writes_nothing_until_it_is_told_to():
+    bench = Bench(deterministic=True)
+    bench.submit("a", [1, 2, 3])
+    assert not bench.part.busy
+    assert bench.turns(3) == []
+
+
+def test_in_a_deterministic_run_it_does_its_share_with_given_weights_and_holds():
+    bench = Bench(deterministic=True)
+    bench.submit("a", [1, 2, 3, 5])
+    bench.part.take(m.Advance(version=0, rollouts=2))
+    bench.publish(1)  # whoever is faster must not matter
+    first, second = bench.turns(4)
+    assert names(first) == [("a", 0)] and not first.held
+    assert names(second) == [("a", 1)] and second.held
+    assert second.version == 0 and not bench.part.busy
+    bench.part.take(m.Advance(version=1, rollouts=99))
+    third, last = bench.turns(4)
+    assert names(third) == [("a", 2)] and third.version == 1 and not third.held
+    assert names(last) == [("a", 3)] and last.held, "all there is, is its share"
+    assert last.written[0].rollout.versions.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_an_advance_waits_for_its_weights():
+    bench = Bench(deterministic=True)
+    bench.submit("a", [1])
+    bench.part.take(m.Advance(version=2, rollouts=1))
+    bench.publish(1)
+    assert bench.turns(3) == []
+    bench.publish(2)
+    (done,) = bench.turns(3)
+    assert done.held and done.written[0].rollout.versions.tolist() == [2]
+
+
+def test_a_validation_of_a_deterministic_run_needs_no_advance_and_ends_no_share():
+    bench = Bench(deterministic=True)
+    bench.submit("a", [4, 4])
+    bench.part.take(m.Advance(version=0, rollouts=1))
+    bench.turn()
+    bench.submit("v", [2], "validate", version=0)
+    validated, done = bench.turns(6)
+    assert validated.lane == "validate" and not validated.held
+    assert names(done) == [("a", 0), ("a", 1)] and done.held
+
+
+def test_what_a_generator_does_not_understand_is_named():
+    with pytest.raises(PipelineError, match="a generator does not understand 'Save'"):
+        Bench().part.take(m.Save("x"))
