@@ -3,8 +3,8 @@
 python docs/build.py            write
 python docs/build.py --check    exit 1 if anything is out of date
 
-Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table NAME; the pages
-in docs/reference are written whole.
+Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table or code NAME; the
+pages in docs/reference are written whole.
 """
 
 from __future__ import annotations
@@ -375,6 +375,18 @@ def growth_long() -> str:
     return markdown(["what", "measured"], rows)
 
 
+def toy_part(name: str) -> Callable[[], str]:
+    """A section of tests/extend/toy_parts.py: what the page shows is what the tests run."""
+
+    def code() -> str:
+        text = (ROOT / "tests" / "extend" / "toy_parts.py").read_text(encoding="utf-8")
+        _, found, after = text.partition(f"\n# -- {name}\n")
+        assert found, f"tests/extend/toy_parts.py has no section {name}"
+        return "```python\n" + after.partition("\n# -- ")[0].strip() + "\n```"
+
+    return code
+
+
 TABLES: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
     for f in (
@@ -402,7 +414,7 @@ TABLES: dict[str, Callable[[], str]] = {
         growth,
         growth_long,
     )
-}
+} | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
 
 
 def fill(text: str) -> str:
