@@ -3,8 +3,8 @@
 python docs/build.py            write
 python docs/build.py --check    exit 1 if anything is out of date
 
-Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table or code NAME; the
-pages in docs/reference are written whole.
+Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table (or code) NAME;
+the pages in docs/reference are written whole.
 """
 
 from __future__ import annotations
@@ -449,7 +449,7 @@ def cli_page() -> str:
             if action.nargs == 0 or not action.option_strings:
                 value = ""
             label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
-            rows.append([label, (action.help or "").replace("|", "\\|")])
+            rows.append([label, (action.help or "").replace("%%", "%").replace("|", "\\|")])
         parts.append(markdown(["option", "meaning"], rows))
         if command.epilog:
             parts += ["", f"```sh\n{_example(command)}\n```"]
