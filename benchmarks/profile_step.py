@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 import scalerl
 from record import RESULTS, save
+from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine import local as engine_local
 from scalerl.engine import slots
@@ -174,11 +175,11 @@ def measure(repeats: int) -> dict[str, Any]:
         timers = Timers()
         time_trainer(timers, learner)
         with timers.label("data and the rest"):
-            report = learner.step(groups)
+            learner.step(groups)
         timers.release()
         runs["trainer"].append(dict(timers.seconds))
     rows = [(len(g.prompt_token_ids), len(r)) for g in groups for r in g.rollouts]
-    kept = report.filtered.kept_B.tolist()
+    kept = prepare(groups, learner.options).filtered.kept_B.tolist()
     tokens = {
         "engine": sum(len(w.token_ids) for w in written),
         "trainer": sum(p + c for (p, c), stays in zip(rows, kept, strict=True) if stays),

@@ -10,6 +10,7 @@ the pages in docs/reference are written whole.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import re
@@ -490,6 +491,9 @@ def python_page() -> str:
             given = inspect.signature(thing).parameters.values()
             heading = f"{name}({', '.join(_parameter(p) for p in given)})"
         parts += ["", f"## `{heading}`", "", _docstring(thing)]
+        if dataclasses.is_dataclass(thing):
+            shown = [f"`.{f.name}`" for f in dataclasses.fields(thing) if f.repr]
+            parts.append(f"- fields: {', '.join(shown)}")
         if inspect.isclass(thing):
             for method, value in vars(thing).items():
                 doc = inspect.getdoc(value)
@@ -508,6 +512,7 @@ def _docstring(thing: Any) -> str:
     out: list[str] = []
     inside = False
     for line in (inspect.getdoc(thing) or "").splitlines():
+        line = line.partition("  # doctest:")[0]  # an instruction to the test, not to the reader
         code = line.startswith((">>>", "...")) or (inside and line.strip() != "")
         if code != inside:
             out.append("```python" if code else "```")

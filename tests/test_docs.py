@@ -16,6 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PASTED = [
     ROOT / "README.md",
     ROOT / "docs/tutorial/README.md",
+    ROOT / "docs/how-to/add-a-law.md",
     ROOT / "docs/how-to/check-the-papers-numbers.md",
     ROOT / "docs/how-to/compare-recipes.md",
     ROOT / "docs/how-to/import-tables.md",

@@ -26,11 +26,10 @@ Truncated = Literal["keep", "drop"]
 SAME_REWARD = 1e-9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Filtered:
-    """Rows that stay, and what was dropped."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterTally:
+    """What was dropped, and what stays, in numbers."""
 
-    kept_B: Tensor
     prompts: int
     rollouts: int
     unscored: int
@@ -45,6 +44,17 @@ class Filtered:
             "effective_prompts", "effective_rollouts",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Filtered(FilterTally):
+    """The same, and which rows stay."""
+
+    kept_B: Tensor
+
+    def tally(self) -> FilterTally:
+        """The numbers alone, which travel light."""
+        return FilterTally(**self.to_dict())
 
 
 def has_variance(rewards_B: Tensor, prompt_B: Tensor) -> Tensor:

@@ -85,10 +85,11 @@ class BacktestResult:
     """All scores, and their summary by any of their fields.
 
     >>> from scalerl import backtest, load_runs
-    >>> backtest(load_runs("example:paper-8b"), methods=["no change", "scalerl"])
+    >>> runs = load_runs("example:paper-8b")
+    >>> backtest(runs, methods=["no change", "scalerl"])  # doctest: +ELLIPSIS
     BacktestResult: 3 tasks, 0 runs skipped
-      no change     median error 0.0317  CRPS 0.0286  90 % holds 1.00
-      scalerl       median error 0.0046  CRPS 0.0068  90 % holds 1.00
+      no change     median error 0.029...  CRPS 0.02...  90 % holds 0.67
+      scalerl       median error 0.00...  CRPS 0.00...  90 % holds 1.00
     """
 
     scores: tuple[BacktestScore, ...]

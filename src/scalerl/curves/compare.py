@@ -54,8 +54,8 @@ class Pair:
 
     >>> from scalerl import compare, load_runs
     >>> pair = compare(load_runs("example:paper-8b", "example:paper-moe")).pairs[0]
-    >>> str(pair)
-    'paper-moe has the higher ceiling (by 0.064)'
+    >>> pair.verdict, str(pair)  # doctest: +ELLIPSIS
+    ('higher-ceiling', 'paper-moe has the higher ceiling (by 0.06...)')
     """
 
     a: str
@@ -124,9 +124,9 @@ class Comparison:
     """Fits, the arms they belong to ranked by ceiling, and the pairs among them.
 
     >>> from scalerl import compare, load_runs
-    >>> compare(load_runs("example:paper-8b", "example:paper-moe"))
+    >>> compare(load_runs("example:paper-8b", "example:paper-moe"))  # doctest: +ELLIPSIS
     Comparison of 2 runs, by ceiling: paper-moe, paper-8b
-      paper-moe has the higher ceiling (by 0.064)
+      paper-moe has the higher ceiling (by 0.06...)
     """
 
     fits: tuple[Fit, ...]

@@ -26,6 +26,7 @@ MAX_NEW = 48
 class ComputeNeeded:
     """The compute that would settle a question, with the share of simulated futures that do then.
 
+    >>> from scalerl import ComputeNeeded
     >>> print(ComputeNeeded("identify the ceiling", 24_000.0, 2.0, settled=0.75))
     going on to 24,000 (2 times the compute so far) would identify the ceiling,
     in 75% of simulated continuations

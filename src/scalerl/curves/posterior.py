@@ -113,8 +113,6 @@ class Posterior:
     draws: Draws
     #: u at the end of the window, per draw.
     u_end: Array
-    #: Share of draws that satisfied 0 <= R_0 <= A <= 1 before truncation.
-    inside: float
     #: Grid spacing in (ln B, ln C_mid), by which reported values are spread out.
     spacing: tuple[float, float]
 
@@ -236,7 +234,6 @@ def sample_posterior(
     r0_draw = cells.mean_r0[tau, cell] - a12 / a11 * step
     r0_draw += np.sqrt(s2 / a11) * rng.standard_normal(draws)
     inside = np.flatnonzero((r0_draw >= 0.0) & (r0_draw <= a) & (a <= 1.0))
-    share = len(inside) / draws
     if len(inside) < MIN_SURVIVORS:
         a = np.clip(a, 0.0, 1.0)
         r0_draw = np.clip(r0_draw, 0.0, a)
@@ -249,7 +246,7 @@ def sample_posterior(
     f_end = f_end[tau, cell]
     u_end = y_end[tau] - sample.r0 * (one_end[tau] - f_end) - sample.a * f_end
     u_end += np.sqrt(sample.s2 * walk.end_variance[tau]) * rng.standard_normal(len(sample))
-    return Posterior(points, walk, t_end, sample, u_end, share, grid.spacing)
+    return Posterior(points, walk, t_end, sample, u_end, grid.spacing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,9 @@ class Arm:
         return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
 
     def levels(self, compute: Array) -> Array:
-        """Mean pass rate of the runs: (draws / THIN, len(compute)). Kept, since a leader is
-        compared with many at the same compute."""
+        """Mean pass rate of the runs, per draw: (draws / THIN, len(compute)).
+
+        Kept, since a leader is compared with many at the same compute."""
         key = compute.tobytes()
         if key not in self._levels:
             each = [f.belief.thinned(THIN).levels(compute) for f in self.fits]
@@ -107,13 +108,14 @@ class Arm:
 class Crossing:
     """The run that is behind now overtakes, with this probability, at about this compute.
 
+    >>> import numpy as np
     >>> from scalerl import compare, fit
-    >>> c = np.linspace(10, 400, 40)
+    >>> c = np.linspace(10, 250, 40)
     >>> quick = fit(c, 0.5 / (1 + (40 / c) ** 2), name="quick")
     >>> high = fit(c, 0.8 / (1 + (250 / c) ** 2), name="high")
     >>> crossing = compare(quick, high).pairs[0].crossing
-    >>> crossing is None or crossing.overtakes
-    True
+    >>> crossing.overtakes, 300 < crossing.compute < 450
+    ('high', True)
     """
 
     compute: float | None

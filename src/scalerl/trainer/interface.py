@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
-from scalerl.algorithm.filters import Filtered
+from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
@@ -59,7 +59,7 @@ class StepReport:
     micro_batches: int
     seconds: float
     diagnostics: Diagnostics
-    filtered: Filtered
+    filtered: FilterTally
     #: What the loss itself counts.
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: What is worth a warning.

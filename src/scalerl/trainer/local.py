@@ -133,7 +133,7 @@ class LocalTrainer:
             micro_batches=found.micro_batches,
             seconds=time.perf_counter() - start,
             diagnostics=seen,
-            filtered=prepared.filtered,
+            filtered=prepared.filtered.tally(),
             metrics=dict(getattr(whole.tokens, "metrics", {})),
             notes=() if self.token_budget == budget else (note,),
         )

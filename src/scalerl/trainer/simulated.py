@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
-from scalerl.algorithm.filters import Filtered
+from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.rollout import Group
 from scalerl.trainer.interface import StepReport, TrainerSpec
 
@@ -66,8 +65,7 @@ class SimulatedTrainer:
                 staleness_max=int(ages.max()),
                 staleness_histogram=histogram,
             ),
-            filtered=Filtered(
-                kept_B=torch.ones(rows, dtype=torch.bool),
+            filtered=FilterTally(
                 prompts=len(groups),
                 rollouts=rows,
                 unscored=sum(r.reward is None for r in rollouts),
