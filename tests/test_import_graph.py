@@ -16,7 +16,7 @@ SRC = Path(__file__).parent.parent / "src" / "scalerl"
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
-    "runs": {"errors"},
+    "runs": {"registry", "errors"},
     "curves": {"runs", "registry", "errors"},
     "report": {"curves", "errors"},
     "recipe": {"errors"},
