@@ -10,10 +10,12 @@ the pages in docs/reference are written whole.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -376,6 +378,21 @@ def growth_long() -> str:
     return markdown(["what", "measured"], rows)
 
 
+def rooms() -> str:
+    """What each room is, by its own docstring, and what it imports, by the test that holds it to
+    that."""
+    allowed = runpy.run_path(str(ROOT / "tests" / "test_import_graph.py"))["ALLOWED"]
+    rows = []
+    for room, imports in allowed.items():
+        path = ROOT / "src" / "scalerl" / room
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        about = " ".join(said.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        name = f"`{room}/`" if path.name == "__init__.py" else f"`{room}.py`"
+        rows.append([name, about, ", ".join(sorted(imports - {"errors", "registry"}))])
+    return markdown(["room", "what it is", "imports"], rows)
+
+
 def toy_part(name: str) -> Callable[[], str]:
     """A section of tests/extend/toy_parts.py: what the page shows is what the tests run."""
 
@@ -414,6 +431,7 @@ TABLES: dict[str, Callable[[], str]] = {
         asynchrony,
         growth,
         growth_long,
+        rooms,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
 
