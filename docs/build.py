@@ -516,7 +516,8 @@ def python_page() -> str:
             for method, value in vars(thing).items():
                 doc = inspect.getdoc(value)
                 if not method.startswith("_") and callable(value) and doc:
-                    parts.append(f"- `.{method}()`: {doc.splitlines()[0]}")
+                    about = " ".join(doc.partition("\n\n")[0].split())
+                    parts.append(f"- `.{method}()`: {about}")
     return "\n".join(parts) + "\n"
 
 

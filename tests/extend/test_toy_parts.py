@@ -151,6 +151,20 @@ def test_an_engine_of_ones_own_on_the_virtual_clock(tmp_path):
     assert out[0] == out[1] and len(out[0]) == 2
 
 
+def test_the_world_of_the_page_on_the_pipeline_can_be_lived_in(tmp_path, monkeypatch):
+    page = (HERE.parent.parent / "docs/explanation/pipeline.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# my_worlds.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "my_worlds.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = ["placement.backend=my_worlds:rough", "placement.engine=simulated",
+               "placement.trainer=simulated", "batch.prompts=4", "validation.prompts=4",
+               "budget.steps=6"]  # fmt: skip
+    recipe = scalerl.Recipe.load("scalerl", "tiny", overrides=changes)
+    assert scalerl.train(recipe, tmp_path / "run").reason == "budget of 6 steps"
+    seen = {e["event"] for e in map(json.loads, (tmp_path / "run/events.jsonl").open())}
+    assert {"lost", "checker", "end"} <= seen
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
