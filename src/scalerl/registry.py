@@ -70,8 +70,9 @@ class Registry(Generic[T]):
         module, _, attribute = path.partition(":")
         try:
             found: T = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise InputError(f"{self.kind} {path!r} cannot be imported: {error}") from None
+        except Exception as error:  # somebody else's module may raise anything
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{self.kind} {path!r} cannot be imported: {why}") from None
         if not self._accepts(found):
             raise InputError(
                 f"{path!r} is not a {self.kind} but a {type(found).__name__}: name another"

@@ -18,7 +18,11 @@ def model_path(name: str) -> str:
     >>> Path(model_path("tiny")).name, model_path("HuggingFaceTB/SmolLM2-135M")
     ('checkpoint', 'HuggingFaceTB/SmolLM2-135M')
     """
-    return str(Path(__file__).parent / "tiny" / "checkpoint") if name == "tiny" else name
+    if name == "tiny":
+        return str(Path(__file__).parent / "tiny" / "checkpoint")
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        raise InputError(f"model.path={name}: there is no such directory")
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def load_model(path: str, dtype: str, device: str) -> Any:

@@ -13,7 +13,7 @@ from scalerl.errors import InputError
 from scalerl.pipeline.plan import Plan
 from scalerl.registry import Registry
 from scalerl.trainer.interface import Trainer, TrainerSpec
-from scalerl.trainer.optimisers import Optimiser
+from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
 from scalerl.weights.registry import CHANNELS
@@ -47,6 +47,7 @@ class Specs:
             )
         channel = default_channel if where.weights == "auto" else where.weights
         settings = recipe.optimiser
+        OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
             make_engine=named(ENGINES, where.engine, "engine"),
             engine=EngineSpec(

@@ -19,7 +19,7 @@ class ModelSection(Section):
         'not stated: an unnamed "8B dense", fine-tuned on reasoning traces first',
         min_length=1,
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = field(
+    dtype: Literal["bfloat16", "float32"] = field(
         "bfloat16", "dtype of the weights in trainer and generator", "not stated"
     )
 
@@ -144,6 +144,20 @@ class AdvantageSection(Section):
     epsilon: float = field(
         1e-6, "added to the std before dividing", "not stated", unit="reward", ge=0
     )
+
+    @model_validator(mode="after")
+    def _used(self) -> AdvantageSection:
+        if self.normalisation != "batch" and self.population != "kept":
+            raise ValueError(
+                "advantage.population chooses what the std of the batch is taken over: it needs "
+                'advantage.normalisation = "batch"'
+            )
+        if self.normalisation == "none" and (self.ddof, self.epsilon) != (0, 1e-6):
+            raise ValueError(
+                'advantage.normalisation = "none" divides by nothing: leave advantage.ddof and '
+                "advantage.epsilon as they are"
+            )
+        return self
 
 
 class FilterSection(Section):

@@ -163,6 +163,14 @@ class LossSection(Section):
     def _known_loss(cls, name: str) -> str:
         return LOSS_NAMES.check(name)
 
+    @model_validator(mode="after")
+    def _used(self) -> LossSection:
+        if self.kl_estimator != "k3" and not self.kl_coefficient:
+            raise ValueError(
+                "loss.kl_estimator does nothing without a KL term: set loss.kl_coefficient above 0"
+            )
+        return self
+
     @field_validator("aggregation")
     @classmethod
     def _known_aggregation(cls, name: str) -> str:

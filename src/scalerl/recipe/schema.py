@@ -141,6 +141,16 @@ class Recipe(Section):
                 f"{self.placement.trainers}: set placement.trainers = 1, or placement.trainer = "
                 '"fsdp"'
             )
+        if self.length.control != "interruption":
+            for key, used in (
+                ("loss.count_forced_tokens", self.loss.count_forced_tokens),
+                ("validation.length_control", not self.validation.length_control),
+            ):
+                if used:
+                    raise ValueError(
+                        f'{key} is about interruption, but length.control is "'
+                        f'{self.length.control}": leave it as it is'
+                    )
         if self.loss.name == "dr-grpo" and (
             self.loss.aggregation != "constant" or self.advantage.normalisation != "none"
         ):

@@ -159,6 +159,11 @@ class RunningSums(Task):
         super().__init__(NAME, rules=rules, held_out_share=held_out_share)
         if dataset:
             raise InputError(f"{NAME} makes its own prompts: leave out the dataset {dataset!r}")
+        if (rules.think_open, rules.think_close) != (DEFAULT_RULES.think_open, END_THINK):
+            raise InputError(
+                f"{NAME} ends its thoughts by {END_THINK}, as its model was taught: leave "
+                "task.think_open and task.think_close as they are"
+            )
         if not 2 <= items_min <= items_max <= len(string.ascii_lowercase):
             raise InputError(
                 f"items_min={items_min}, items_max={items_max} of {NAME}: "

@@ -202,10 +202,11 @@ def _advantage(reader: Reader) -> None:
     if not isinstance(scale, str | bool) or scale not in NORMALISATION:
         raise InputError(f"scale_rewards = {scale!r} is not group, batch or none")
     reader.set("advantage.normalisation", NORMALISATION[scale])
-    reader.set("advantage.population", "all")
-    reader.set("advantage.ddof", 1)
-    reader.set("advantage.epsilon", 1e-4)
+    if NORMALISATION[scale] != "none":
+        reader.set("advantage.ddof", 1)
+        reader.set("advantage.epsilon", 1e-4)
     if NORMALISATION[scale] == "batch":
+        reader.set("advantage.population", "all")
         reader.convert(
             "scale_rewards", "TRL divides by the std of the rewards, here of the centred advantages"
         )
