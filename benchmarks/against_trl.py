@@ -80,8 +80,8 @@ def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
             )
             written = w.write(engine, asked)
             w.learn(trainer, w.groups(asked, written, step))
-            engine.load_weights(trainer.weights(), trainer.version)
-            tokens = sum(len(x.token_ids) for x in written)
+            engine.load(trainer.weights(), trainer.version)
+            tokens = sum(len(x.rollout) for x in written)
 
         out.append((*w.timed(one), float(tokens)))
     return out
@@ -124,11 +124,12 @@ def pipeline(case: dict[str, Any], steps: int) -> list[tuple[float, float, float
         "validation.prompts": 2, "validation.k": 1, "validation.every": 1000,
         "filter.truncated": "keep", "curriculum.name": "uniform", "optimiser.lr": 1e-3,
     }  # fmt: skip
+    paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny",
          *(f"{k}={v}" for k, v in changes.items()), "--steps", str(steps + 3),
          "--out", str(folder / "run"), "--json"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     lines = [json.loads(x) for x in (folder / "run" / "steps.jsonl").read_text().splitlines()]

@@ -3,7 +3,7 @@ written by the engine and learnt by the trainer in one process on one thread.
 
 python benchmarks/profile_step.py                      this checkout ("after")
 python benchmarks/profile_step.py --before CHECKOUT    and another one's sources, by turns (of any
-                                                       commit whose trainer takes groups)
+                                                       commit whose engine takes groups)
 
 Timers sit around calls and count exclusively: what an inner timer takes, the outer one does not.
 They count CPU time, which on one thread of an idle machine is the time itself, and on a busy one
@@ -31,19 +31,17 @@ from torch.nn import functional as F
 import scalerl
 from record import RESULTS, save
 from scalerl.algorithm.objective import prepare
-from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.algorithm.rollout import Group
 from scalerl.engine import local as engine_local
 from scalerl.engine import slots
-from scalerl.engine.interface import Request
-from scalerl.models.head import use_head_precision
+from scalerl.engine.interface import Request, Written
 from scalerl.models.llama.decode import FusedWeights, LlamaDecoder
 from scalerl.models.llama.packed import PackedLlama
-from scalerl.models.load import load_model
 from scalerl.pipeline.plan import Plan
+from scalerl.placement.specs import Specs
 from scalerl.recipe import Recipe
 from scalerl.trainer import local as trainer_local
 from scalerl.trainer import scorer as trainer_scorer
-from scalerl.trainer.registry import TRAINERS
 
 
 class Timers:
@@ -95,31 +93,26 @@ def workload() -> tuple[Plan, list[Request]]:
     requests = []
     for p, prompt in enumerate(list(plan.prompts.values())[: batch.prompts]):
         ids = tuple(plan.tokens_of(prompt).tolist())
-        requests += [
-            Request(f"{p}/{i}", ids, plan.control, plan.sampling, 1000 * p + i)
-            for i in range(batch.generations)
-        ]
+        seeds = {row: 1000 * p + row for row in range(batch.generations)}
+        requests.append(Request(str(p), ids, plan.control, seeds, plan.sampling))
     return plan, requests
 
 
-def write(engine: Any, requests: list[Request]) -> list[Any]:
+def write(engine: Any, requests: list[Request]) -> list[Written]:
     engine.submit(requests)
-    out: list[Any] = []
-    while engine.running or engine.waiting:
-        out += engine.step()
+    out: list[Written] = []
+    while engine.health().busy:
+        out += engine.step().written
     return out
 
 
-def grouped(plan: Plan, written: list[Any]) -> list[Group]:
-    by_id = {w.id: w for w in written}
+def grouped(plan: Plan, written: list[Written]) -> list[Group]:
+    by_place = {(w.request, w.row): w.rollout for w in written}
     groups = []
     for p, prompt in enumerate(list(plan.prompts.values())[: plan.recipe.batch.prompts]):
-        mine = [by_id[f"{p}/{i}"] for i in range(plan.recipe.batch.generations)]
-        checked = plan.task.check_all([(prompt, plan.text_of(w.token_ids)) for w in mine])
-        rollouts = tuple(
-            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, w.finish, c.reward, c.correct)
-            for w, c in zip(mine, checked, strict=True)
-        )
+        mine = [by_place[str(p), row] for row in range(plan.recipe.batch.generations)]
+        checked = plan.task.check_all([(prompt, plan.text_of(r.token_ids)) for r in mine])
+        rollouts = tuple(r.judged(c.reward, c.correct) for r, c in zip(mine, checked, strict=True))
         groups.append(Group(prompt.id, plan.tokens_of(prompt), rollouts))
     return groups
 
@@ -132,7 +125,7 @@ def time_engine(timers: Timers) -> None:
             timers.around(owner, name, "linear")
     timers.around(torch.Tensor, "index_copy_", "cache")
     timers.around(slots.SlotLayer, "update", "cache")
-    for name in ("keep", "join", "move_to", "mask"):
+    for name in ("leave", "join", "move_to", "mask"):
         timers.around(slots.Slots, name, "cache")
     for name in ("sample", "draw", "uniform"):
         timers.around(engine_local, name, "sampling")
@@ -156,15 +149,12 @@ def time_trainer(timers: Timers, trainer: Any) -> None:
 
 def measure(repeats: int) -> dict[str, Any]:
     plan, requests = workload()
-    model = load_model(plan.generator.model, plan.generator.dtype, "cpu")
-    use_head_precision(model, plan.generator.head)
-    learner = TRAINERS["local"](plan.trainer)
+    specs = Specs.of(plan, None, default_channel="direct")
+    learner: Any = specs.make_trainer(specs.trainer)
     runs: dict[str, list[dict[str, float]]] = {"engine": [], "trainer": []}
     groups: list[Group] = []
     for _ in range(repeats + 1):  # the first is for warming up
-        engine = engine_local.LocalEngine(
-            model, slots=plan.generator.slots, columns=plan.generator.columns
-        )
+        engine = specs.make_engine(specs.engine)
         timers = Timers()
         time_engine(timers)
         with timers.label("Python and the rest"):
@@ -181,7 +171,7 @@ def measure(repeats: int) -> dict[str, Any]:
     rows = [(len(g.prompt_token_ids), len(r)) for g in groups for r in g.rollouts]
     kept = prepare(groups, learner.options).filtered.kept_B.tolist()
     tokens = {
-        "engine": sum(len(w.token_ids) for w in written),
+        "engine": sum(len(w.rollout) for w in written),
         "trainer": sum(p + c for (p, c), stays in zip(rows, kept, strict=True) if stays),
     }
     return {name: summary(parts[1:], tokens[name]) for name, parts in runs.items()}

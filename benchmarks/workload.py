@@ -81,41 +81,31 @@ def requests(
     prompts: int, generations: int, prompt: int, completion: int, words: int, seed: int = 0,
     control: Any = None,
 ) -> list[Request]:  # fmt: skip
-    """Groups of requests for exactly `completion` tokens each, unless `control` says otherwise."""
+    """Groups of rollouts of exactly `completion` tokens each, unless `control` says otherwise."""
     rng = np.random.default_rng(seed)
     out = []
     for p in range(prompts):
         ids = tuple(rng.integers(4, words, prompt).tolist())
-        out += [
-            Request(f"{p}/{i}", ids, control or Limit(completion), seed=seed + 1000 * p + i)
-            for i in range(generations)
-        ]
+        seeds = {row: seed + 1000 * p + row for row in range(generations)}
+        out.append(Request(str(p), ids, control or Limit(completion), seeds))
     return out
 
 
 def write(engine: LocalEngine, asked: Sequence[Request]) -> list[Written]:
     engine.submit(asked)
     out: list[Written] = []
-    while engine.running or engine.waiting:
-        out += engine.step()
+    while engine.health().busy:
+        out += engine.step().written
     return out
 
 
 def groups(asked: Sequence[Request], written: Sequence[Written], seed: int = 0) -> list[Group]:
     """With rewards by chance, so that no group is dropped for lack of variance."""
     rng = np.random.default_rng(seed)
-    prompts = {r.id: r.prompt_token_ids for r in asked}
-    rows: dict[str, list[Rollout]] = {}
-    first: dict[str, str] = {}
-    for w in sorted(written, key=lambda w: w.id):
-        p = w.id.split("/")[0]
-        first.setdefault(p, w.id)
-        reward = float(rng.standard_normal())
-        finish = w.finish or "failed"
-        rows.setdefault(p, []).append(
-            Rollout(w.token_ids, w.logprobs, w.versions, w.forced, finish, reward)
-        )
-    return [Group(p, np.asarray(prompts[first[p]]), tuple(r)) for p, r in rows.items()]
+    rows: dict[str, list[Rollout]] = {r.id: [] for r in asked}
+    for w in sorted(written, key=lambda w: (w.request, w.row)):
+        rows[w.request].append(w.rollout.judged(float(rng.standard_normal()), None))
+    return [Group(r.id, np.asarray(r.prompt_token_ids), tuple(rows[r.id])) for r in asked]
 
 
 def learner(model: Any, lr: float = 1e-4) -> LocalTrainer:
