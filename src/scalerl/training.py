@@ -12,6 +12,7 @@ that `resume` goes on from.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,9 @@ def train(
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A part that is being started has imported the script that calls this.
+        raise SystemExit('scalerl: put the call of train() under `if __name__ == "__main__":`')
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

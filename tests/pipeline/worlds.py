@@ -254,7 +254,7 @@ class WatchedCrew(InlineCrew):
             frame = sys._getframe(1)
             self.loop = frame.f_locals["self"]
         loop = self.loop
-        if loop.started and loop.validation is None and loop._stop is None:
+        if loop.started and not loop.over and loop.validation is None and loop._stop is None:
             self._nobody_is_idle(loop)
         return super().poll(seconds)
 

@@ -88,7 +88,8 @@ class Loop(Conversation):
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
         self.alarms = Alarms.of(plan.recipe)
-        self.started = False
+        #: Groups are begun from the first validation on, and no more when the run is over.
+        self.started = self.over = False
         self._gate: list[Rollout] = []
         self._out_of_prompts = False
         self._refusals = self._refilled = 0
@@ -111,6 +112,7 @@ class Loop(Conversation):
             while reason is None:
                 self._obey()
                 reason = self._spent() or self._turn()
+            self.over = True
             if self.last_validation != self.version:
                 self._publish()
                 self.validate()
@@ -189,7 +191,8 @@ class Loop(Conversation):
 
     def _start_groups(self) -> None:
         """Give generators new prompts, as many as the schedule allows."""
-        if not self.started or self.validation is not None or self._stop is not None:
+        ending = self.over or self._stop is not None
+        if not self.started or ending or self.validation is not None:
             return
         # The batch that is being trained on has used up its version, and is no longer pending.
         version = self.version + bool(self.batch)
@@ -279,11 +282,11 @@ class Loop(Conversation):
 
     def _judged(self, judged: Judged) -> None:
         """All verdicts on the answers to a prompt: a group is ready, or a validation goes on."""
-        if isinstance(judged.key, str):
+        if not isinstance(judged.key, int):
             if self.validation is not None:
-                self.validation.judged(judged.key, judged.verdicts)
+                self.validation.judged(str(judged.key), judged.verdicts)
             return
-        p = self.pending[int(judged.key)]  # type: ignore[call-overload]
+        p = self.pending[judged.key]
         group = p.judge(judged.verdicts, self.plan)
         scored = [r for r in group.rollouts if r.correct is not None]
         right = sum(bool(r.correct) for r in scored)

@@ -39,6 +39,8 @@ class Validation:
 
     plan: Plan
     asked: dict[str, Asked] = field(default_factory=dict)
+    #: Prompts without verdicts.
+    missing: int = 0
 
     @staticmethod
     def of(plan: Plan) -> Validation:
@@ -63,7 +65,7 @@ class Validation:
     def again(self) -> Validation:
         """The same questions, not yet answered."""
         asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
-        return Validation(self.plan, asked)
+        return Validation(self.plan, asked, len(asked))
 
     def wrote(self, written: Written) -> list[tuple[Prompt, str]] | None:
         """One answer more; all answers to its prompt if these are now complete."""
@@ -76,12 +78,8 @@ class Validation:
         return [(asked.prompt, self.plan.text_of(r.token_ids)) for r in asked.in_order()]
 
     def judged(self, request: str, verdicts: Sequence[Checked]) -> None:
+        self.missing -= not self.asked[request].verdicts
         self.asked[request].verdicts = tuple(verdicts)
-
-    @property
-    def missing(self) -> int:
-        """Prompts without verdicts."""
-        return sum(not asked.verdicts for asked in self.asked.values())
 
     def score(self) -> dict[str, Any]:
         """The fields of an evaluation's line that speak of answers."""
