@@ -55,6 +55,7 @@ smollm2: .venv/dev
 
 docs: .venv/dev
 	$(BIN)/python docs/draw_losses.py
+	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python docs/build.py
 
 .venv/core: pyproject.toml

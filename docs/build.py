@@ -3,17 +3,19 @@
 python docs/build.py            write
 python docs/build.py --check    exit 1 if anything is out of date
 
-Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table NAME; the pages
-in docs/reference are written whole.
+Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table (or code) NAME;
+the pages in docs/reference are written whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -376,6 +378,33 @@ def growth_long() -> str:
     return markdown(["what", "measured"], rows)
 
 
+def rooms() -> str:
+    """What each room is, by its own docstring, and what it imports, by the test that holds it to
+    that."""
+    allowed = runpy.run_path(str(ROOT / "tests" / "test_import_graph.py"))["ALLOWED"]
+    rows = []
+    for room, imports in allowed.items():
+        path = ROOT / "src" / "scalerl" / room
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        about = " ".join(said.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        name = f"`{room}/`" if path.name == "__init__.py" else f"`{room}.py`"
+        rows.append([name, about, ", ".join(sorted(imports - {"errors", "registry"}))])
+    return markdown(["room", "what it is", "imports"], rows)
+
+
+def toy_part(name: str) -> Callable[[], str]:
+    """A section of tests/extend/toy_parts.py: what the page shows is what the tests run."""
+
+    def code() -> str:
+        text = (ROOT / "tests" / "extend" / "toy_parts.py").read_text(encoding="utf-8")
+        _, found, after = text.partition(f"\n# -- {name}\n")
+        assert found, f"tests/extend/toy_parts.py has no section {name}"
+        return "```python\n" + after.partition("\n# -- ")[0].strip() + "\n```"
+
+    return code
+
+
 TABLES: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
     for f in (
@@ -402,8 +431,9 @@ TABLES: dict[str, Callable[[], str]] = {
         asynchrony,
         growth,
         growth_long,
+        rooms,
     )
-}
+} | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
 
 
 def fill(text: str) -> str:
@@ -438,7 +468,7 @@ def cli_page() -> str:
             if action.nargs == 0 or not action.option_strings:
                 value = ""
             label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
-            rows.append([label, (action.help or "").replace("|", "\\|")])
+            rows.append([label, (action.help or "").replace("%%", "%").replace("|", "\\|")])
         parts.append(markdown(["option", "meaning"], rows))
         if command.epilog:
             parts += ["", f"```sh\n{_example(command)}\n```"]
@@ -486,7 +516,8 @@ def python_page() -> str:
             for method, value in vars(thing).items():
                 doc = inspect.getdoc(value)
                 if not method.startswith("_") and callable(value) and doc:
-                    parts.append(f"- `.{method}()`: {doc.splitlines()[0]}")
+                    about = " ".join(doc.partition("\n\n")[0].split())
+                    parts.append(f"- `.{method}()`: {about}")
     return "\n".join(parts) + "\n"
 
 

@@ -55,6 +55,18 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{target} is linked from {page.name}"
 
 
+def test_the_page_on_the_architecture_names_files_and_registries_that_exist():
+    text = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "scalerl"
+    named = set(re.findall(r"`([a-z_/]+\.py)`", text)) - {"interface.py"}
+    assert len(named) > 50
+    assert [n for n in sorted(named) if not ((source / n).exists() or (ROOT / n).exists())] == []
+    registries = re.findall(r"`([A-Z]+)`, `([a-z_/]+\.py)`", text)
+    assert len(registries) == 10
+    for name, path in registries:
+        assert f"\n{name}: Registry[" in (source / path).read_text(encoding="utf-8"), name
+
+
 def here(page, folder):
     """A working directory with the files beside the page, and what the how-tos assume."""
     if page.parent.name == "tutorial":

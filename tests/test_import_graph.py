@@ -4,47 +4,73 @@ import ast
 import resource
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "scalerl"
 
-#: What each room may import from the others. `curves` results have a `.plot()`, and for notebooks a
-#: `_repr_html_()`, that reach into `report` when called: the one import that points the other way,
-#: and only inside those methods.
-#: A room within a room (`models/tiny`) has a line of its own.
+#: What each room imports from the others, exactly: what is not here is refused, and what nobody
+#: needs any more goes. A room within a room (`models/tiny`) has a line of its own.
 ALLOWED = {
-    "runs": {"errors"},
+    "errors": set(),
     "registry": {"errors"},
+    "runs": {"registry", "errors"},
     "curves": {"runs", "registry", "errors"},
-    "report": {"curves", "runs", "errors"},
+    "report": {"curves", "errors"},
     "recipe": {"errors"},
-    "algorithm": {"recipe", "errors"},
+    "algorithm": {"recipe", "registry", "errors"},
     "models": {"errors"},
     "models/tiny": {"models", "tasks", "errors"},
-    "tasks": {"algorithm", "recipe", "errors"},
-    "engine": {"models", "algorithm", "recipe", "errors"},
-    "trainer": {"models", "algorithm", "recipe", "errors"},
-    "pipeline": {"engine", "trainer", "models", "algorithm", "tasks", "recipe", "runs", "errors"},
+    "tasks": {"registry", "errors"},
+    "weights": {"registry"},
+    "engine": {"models", "algorithm", "registry", "errors"},
+    "trainer": {"models", "algorithm", "registry", "errors"},
+    "pipeline": {
+        "engine",
+        "trainer",
+        "weights",
+        "models",
+        "algorithm",
+        "tasks",
+        "recipe",
+        "runs",
+        "errors",
+    },
+    "placement": {"pipeline", "engine", "trainer", "weights", "tasks", "registry", "errors"},
+    "training": {"placement", "pipeline", "curves", "recipe", "runs", "errors"},
+    "callbacks": {"curves", "runs", "errors"},
     "cli": {
         "training",
         "pipeline",
         "algorithm",
         "models",
-        "tasks",
         "report",
         "curves",
         "runs",
         "recipe",
         "errors",
     },
-    "callbacks": {"curves", "runs", "errors"},
-    "training": {"pipeline", "curves", "recipe", "runs", "errors"},
-    "errors": set(),
 }
 #: What a room may import further, for types alone: who listens to a run is told of both.
-TYPES_ONLY = {"runs": {"recipe", "curves"}}
+TYPES_ONLY = {"runs": {"recipe", "curves"}, "tasks": {"recipe"}}
+#: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
+#: when called: the one import that points the other way, and only inside those methods.
+SHOWN_BY = {"curves": {"report"}}
+#: All that the loop knows of those it is given.
+PROTOCOLS = {"scalerl.engine.interface", "scalerl.trainer.interface", "scalerl.weights.interface"}
+#: Words of a place that the loop must not know it is in.
+PLACE_WORDS = [
+    "Connection",
+    "getppid",
+    "getpid",
+    "shared_memory",
+    "SharedWeights",
+    "monotonic",
+    "multiprocessing",
+    "threading",
+]
 HEAVY = ["torch", "transformers", "pandas", "polars", "pyarrow", "tensorboard", "wandb"]
 
 
@@ -65,17 +91,18 @@ def imports(path):
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports name the whole path"
             names = [node.module]
-            if node.module == "scalerl":
-                names = [f"scalerl.{alias.name}" for alias in node.names]
+            if node.module and node.module.count(".") <= 1:  # `from scalerl.engine import local`
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
             continue
         for name in names:
-            if name.startswith("scalerl."):
-                yield name.split(".")[1], id(node) in shows, id(node) in types
+            if name.startswith("scalerl.") and name != "scalerl.__version__":
+                yield name, id(node) in shows, id(node) in types
 
 
 def room_of(path):
@@ -85,22 +112,63 @@ def room_of(path):
     return known[0] if known else inside.parts[0]
 
 
-def test_dependencies_point_one_way():
-    wrong = []
+def crossings():
+    """(file, its room, the room it imports from, is for types only) for all files."""
     for path in SRC.rglob("*.py"):
         room = room_of(path)
         if room not in ALLOWED:
             assert room in {"__init__", "__main__"}, f"{path} is in no known room"
             continue
-        for target, in_show, for_types in imports(path):
-            if target == room or target in ALLOWED[room] or target == "__version__":
-                continue
-            if room == "curves" and target == "report" and in_show:
-                continue
-            if for_types and target in TYPES_ONLY.get(room, ()):
-                continue
-            wrong.append(f"{path.relative_to(SRC)} imports {target}")
+        for name, shows, for_types in imports(path):
+            target = name.split(".")[1]
+            if target != room and not (shows and target in SHOWN_BY.get(room, ())):
+                yield path.relative_to(SRC), room, target, for_types
+
+
+def test_dependencies_point_one_way():
+    wrong = [
+        f"{path} imports {target}"
+        for path, room, target, for_types in crossings()
+        if target not in ALLOWED[room] and not (for_types and target in TYPES_ONLY.get(room, ()))
+    ]
     assert not wrong
+
+
+def test_no_room_is_allowed_more_than_it_needs():
+    needed = {(room, target) for _, room, target, for_types in crossings() if not for_types}
+    assert {(room, t) for room, targets in ALLOWED.items() for t in targets} <= needed
+
+
+def test_rooms_form_no_circle():
+    left = {room: {t for t in targets if t != room} for room, targets in ALLOWED.items()}
+    while free := [room for room, targets in left.items() if not targets & left.keys()]:
+        for room in free:
+            del left[room]
+    assert not left
+
+
+def test_the_loop_is_given_its_parts_and_knows_only_their_protocols():
+    given = ("engine", "trainer", "weights", "placement")
+    for path in (SRC / "pipeline").rglob("*.py"):
+        for name, _, _ in imports(path):
+            if name.split(".")[1] in given:
+                module = ".".join(name.split(".")[:3])
+                assert module in PROTOCOLS, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("word", PLACE_WORDS)
+def test_the_loop_does_not_know_where_it_is(word):
+    for path in (SRC / "pipeline").rglob("*.py"):
+        assert word not in path.read_text(encoding="utf-8"), f"{path.name} speaks of {word}"
+
+
+def test_a_class_name_exists_once():
+    homes = defaultdict(list)
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(path.relative_to(SRC).as_posix())
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
 def test_the_algorithm_knows_no_model():
@@ -125,6 +193,12 @@ def test_the_forecasting_half_never_imports_anything_heavy():
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     assert python(code).strip() == "[]"
+
+
+def test_a_checker_starts_without_torch():
+    """Those that a verifier took with it are replaced: a new one must be there at once."""
+    code = "import sys, scalerl.placement.checker_process; print('torch' in sys.modules)"
+    assert python(code).strip() == "False"
 
 
 def test_importing_the_package_does_not_even_load_numpy():

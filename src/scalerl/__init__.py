@@ -26,11 +26,13 @@ _HOME = {
     "Gain": "scalerl.curves.forecast",
     "InputError": "scalerl.errors",
     "Law": "scalerl.curves.laws",
+    "Listener": "scalerl.runs.listener",
     "Pair": "scalerl.curves.compare",
     "Prediction": "scalerl.curves.prediction",
     "Recipe": "scalerl.recipe.schema",
     "Recommendation": "scalerl.curves.forecast",
     "Run": "scalerl.runs.record",
+    "RunEnd": "scalerl.training",
     "Target": "scalerl.curves.forecast",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
@@ -68,7 +70,9 @@ if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe as Recipe
     from scalerl.runs import load_run as load_run
     from scalerl.runs import load_runs as load_runs
+    from scalerl.runs.listener import Listener as Listener
     from scalerl.runs.record import Run as Run
+    from scalerl.training import RunEnd as RunEnd
     from scalerl.training import train as train
 
 

@@ -86,7 +86,7 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name):
         ours.append(float((logits - truth).abs().max()))
         own.append(float((last_logits(model, sequences) - truth).abs().max()))
 
-    compare(decoder.join(PROMPTS), sequences)
+    compare(decoder.join(PROMPTS, range(len(PROMPTS))), sequences)
     for step in range(12):
         tokens = rng.integers(0, VOCABULARY, len(sequences))
         sequences = [(*s, int(t)) for s, t in zip(sequences, tokens, strict=True)]
@@ -99,7 +99,7 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name):
                 sequences[into] = sequences[out_of]
             sequences = sequences[: compaction.rows]
             sequences += [(3, 1, 4, 1), (3, 1, 4, 1)]
-            compare(decoder.join(sequences[-2:]), sequences[-2:])
+            compare(decoder.join(sequences[-1:], [0, 0]), sequences[-2:])
     assert max(own) < 1e-4
     assert max(ours) < 3 * max(own)
 
@@ -129,12 +129,12 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
     model, new = model_of(KNOWN[name], 0), model_of(KNOWN[name], 1)
     first, second = (LocalEngine(model, slots=2, columns=32) for _ in range(2))
     for engine in (first, second):
-        engine.submit([Request("old", (1, 2, 3), Limit(3), Sampling(temperature=0.0))])
-        while engine.running or engine.waiting:
+        engine.submit([Request("old", (1, 2, 3), Limit(3), {0: 0}, Sampling(temperature=0.0))])
+        while engine.health().busy:
             engine.step()
-    first.load_weights(dict(new.named_parameters()), version=1)
+    first.load(dict(new.named_parameters()), version=1)
     for engine in (first, second):
-        found = engine.decoder.join(PROMPTS[:2])
+        found = engine.decoder.join(PROMPTS[:2], [0, 1])
         torch.testing.assert_close(found, last_logits(new, PROMPTS[:2]), atol=2e-5, rtol=1e-5)
 
 
@@ -146,7 +146,7 @@ def test_a_changed_parameter_alone_is_noticed():
         with torch.no_grad():
             p.mul_(1.1)
         torch.testing.assert_close(
-            decoder.join(PROMPTS[:1]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
+            decoder.join(PROMPTS[:1], [0]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
         )
         decoder.leave(Compaction.of(np.array([True])))
 
@@ -156,7 +156,7 @@ def test_the_heads_precision_is_the_models(precision):
     model = model_of(KNOWN["llama"])
     use_head_precision(model, precision)
     decoder = LlamaDecoder.of(model, rows_max=4, columns=32)
-    found = decoder.join(PROMPTS[:2])
+    found = decoder.join(PROMPTS[:2], [0, 1])
     torch.testing.assert_close(found, last_logits(model, PROMPTS[:2]), atol=0.02, rtol=1e-2)
     assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
 
@@ -164,10 +164,10 @@ def test_the_heads_precision_is_the_models(precision):
 def test_the_same_requests_give_the_same_bits():
     def write():
         engine = LocalEngine(copy.deepcopy(model), slots=3, columns=32)
-        engine.submit(Request(f"{i}", p, Limit(5 + i), seed=i) for i, p in enumerate(PROMPTS))
+        engine.submit(Request(f"{i}", p, Limit(5 + i), {0: i}) for i, p in enumerate(PROMPTS))
         done = {}
-        while engine.running or engine.waiting:
-            done |= {w.id: w for w in engine.step()}
+        while engine.health().busy:
+            done |= {w.request: w.rollout for w in engine.step().written}
         return done
 
     model = model_of(KNOWN["llama"])

@@ -139,5 +139,6 @@ def test_batch_shapes_of_table_1(name, prompts, generations):
 
 
 def test_lengths_add_up_to_the_papers_sequences():
-    assert Recipe.load("scalerl").sequence_tokens == 16384
+    paper = Recipe.load("scalerl")
+    assert paper.sampling.max_prompt_tokens + paper.length.longest == 16384
     assert Recipe.load("scalerl-32k").length.longest == 32768 + 2048

@@ -1,5 +1,6 @@
 """Every tracker is the real library; what it wrote is read back by our own importers."""
 
+import json
 import subprocess
 import sys
 import time
@@ -185,11 +186,38 @@ def test_a_missing_library_is_one_line_with_the_extra_to_install(name, tmp_path,
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path):
-    with pytest.raises(InputError, match=r"did you mean wandb\?"):
+    with pytest.raises(InputError, match=r"did you mean 'wandb'\?"):
         open_trackers(["tensorboard", "wandbb"], tmp_path, "r", {}, resume=False)
-    with pytest.raises(InputError, match="there are tensorboard, wandb, trackio"):
+    with pytest.raises(InputError, match="there are tensorboard, trackio, wandb"):
         open_trackers(["mlflow"], tmp_path, "r", {}, resume=False)
     assert list(tmp_path.iterdir()) == []
+
+
+OWN = """
+import json
+
+class Lines:
+    def __init__(self, out, name, config, resume):
+        self.file = (out / "lines.jsonl").open("a" if resume else "w")
+        self.log(0, {"lr": config["optimiser"]["lr"]})
+
+    def log(self, step, values):
+        print(json.dumps({"step": step, **values}), file=self.file)
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def test_a_tracker_of_ones_own_is_found_by_its_path(tmp_path, monkeypatch):
+    (tmp_path / "own_tracker.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"optimiser": {"lr": 0.5}}
+    with open_trackers(["own_tracker:Lines"], tmp_path, "r", config, resume=False) as t:
+        t.step(stepped(3))
+    first, second = map(json.loads, (tmp_path / "lines.jsonl").read_text().splitlines())
+    assert first == {"step": 0, "lr": 0.5}
+    assert (second["step"], second["train/metrics/capped"]) == (3, 0.2)
 
 
 def test_a_tracker_that_does_not_start_is_an_error_before_the_run(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_training_and_validation_share_no_prompt():
 
 
 def test_sizes_take_turns_in_validation():
-    sizes = [p.difficulty for p in RunningSums().validation_prompts(150)]
+    sizes = [len(Sum.parse(p.question).digits) for p in RunningSums().validation_prompts(150)]
     assert {sizes.count(n) for n in range(2, 17)} == {10}
 
 

@@ -37,7 +37,8 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="also write to tensorboard, wandb or trackio; may be repeated",
+        help="also write to tensorboard, wandb, trackio, or your own as package.module:Class; "
+        "may be repeated",
     )
     command.add_argument(
         "--dry-run", action="store_true", help="check and print the resolved recipe only"

@@ -1,2 +1,2 @@
-"""Who writes the text. An engine has four methods, whatever is behind them: submit, step,
-load_weights, health."""
+"""Who writes the text. An engine has five methods, whatever is behind them: submit, step, load,
+abort, health (interface.py); recipes name one (registry.py)."""

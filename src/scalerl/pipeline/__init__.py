@@ -1,1 +1,1 @@
-"""Who waits for whom: schedules, processes, weights on their way, and the loop over them."""
+"""Who waits for whom: the loop, its schedules and its ledger. It is given a crew and a clock."""

@@ -66,11 +66,6 @@ class Recipe(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     placement: PlacementSection = PlacementSection()
 
-    @property
-    def sequence_tokens(self) -> int:
-        """Longest prompt plus longest completion, without the tokens of a forced phrase."""
-        return self.sampling.max_prompt_tokens + self.length.longest
-
     @classmethod
     def load(
         cls, *sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()

@@ -1,1 +1,1 @@
-
+"""Results for people: figures, tables, the terminal, the HTML page."""

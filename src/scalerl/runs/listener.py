@@ -1,11 +1,4 @@
-"""Who is told what happens in a run: views, trackers, tests, pictures, pages.
-
-    class Points(Listener):
-        def evaluated(self, line, look):
-            print(line.step, line.pass_rate)
-
-`train(recipe, "runs/first", listener=Points())` then prints a point at every validation.
-"""
+"""Who is told what happens in a run: views, trackers, tests, pictures, pages."""
 
 from __future__ import annotations
 
@@ -24,6 +17,12 @@ class Listener:
     waits meanwhile: be quick. Times are seconds of the run's clock.
 
     A context manager, for those that hold something (a terminal, a connection) and give it back.
+
+    >>> class Points(Listener):
+    ...     def evaluated(self, line, look):
+    ...         print(f"step {line.step}: {line.pass_rate:.2f}")
+
+    and then `train(recipe, "runs/first", listener=Points())`.
     """
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:

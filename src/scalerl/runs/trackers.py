@@ -12,12 +12,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.errors import InputError
+from scalerl.registry import Registry
 from scalerl.runs.lines import EvalLine, Line, StepLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.table import flatten
@@ -38,6 +38,14 @@ class Tracker(Protocol):
     def log(self, step: int, values: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+#: Makes one from the run directory, the run's name, its recipe, and whether it goes on.
+MakeTracker = Callable[[Path, str, dict[str, Any], bool], Tracker]
+#: One of your own: `@TRACKERS.register("mine")`, or `--track package.module:Class`.
+TRACKERS: Registry[MakeTracker] = Registry("tracker")
+#: Those that need the library of their name.
+LIBRARIES = ("tensorboard", "wandb", "trackio")
 
 
 class Trackers(Listener):
@@ -101,15 +109,13 @@ def open_trackers(
 
     >>> open_trackers(["tensorbord"], Path("run"), "run", {}, resume=False)
     Traceback (most recent call last):
-    scalerl.errors.InputError: no tracker 'tensorbord': did you mean tensorboard?
+    scalerl.errors.InputError: no tracker 'tensorbord': did you mean 'tensorboard'?
     """
-    wanted = list(dict.fromkeys(names))
-    for each in wanted:
-        _check(each)
+    wanted = {each: _found(each) for each in names}
     opened: dict[str, Tracker] = {}
-    for each in wanted:
+    for each, make in wanted.items():
         try:
-            opened[each] = _KINDS[each](Path(out), name, dict(config), resume)
+            opened[each] = make(Path(out), name, dict(config), resume)
         except Exception as error:
             Trackers(opened, say).close()
             raise InputError(
@@ -118,13 +124,11 @@ def open_trackers(
     return Trackers(opened, say)
 
 
-def _check(name: str) -> None:
-    if name not in _KINDS:
-        near = get_close_matches(name.lower(), _KINDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KINDS)}"
-        raise InputError(f"no tracker {name!r}: {hint}")
-    if find_spec(name) is None:
+def _found(name: str) -> MakeTracker:
+    make = TRACKERS[name]
+    if name in LIBRARIES and find_spec(name) is None:
         raise InputError(f"--track {name} needs {name}: pip install 'scalerl[{name}]'")
+    return make
 
 
 def _reason(error: Exception) -> str:
@@ -162,6 +166,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
 # -- the libraries ------------------------------------------------------------------------------
 
 
+@TRACKERS.register("tensorboard")
 class TensorBoard:
     """TensorBoard's own event writer, which needs neither torch nor TensorFlow."""
 
@@ -189,6 +194,7 @@ class TensorBoard:
         self._writer.close()
 
 
+@TRACKERS.register("wandb")
 class WandB:
     """A W&B run in `out/wandb`; WANDB_MODE=offline and the other variables hold as ever."""
 
@@ -222,6 +228,7 @@ class WandB:
         self._run.finish()
 
 
+@TRACKERS.register("trackio")
 class Trackio:
     """A trackio project in `out/trackio`, read with `TRACKIO_DIR=out/trackio trackio show`.
 
@@ -252,10 +259,3 @@ class Trackio:
             # Else it would finish the run once more when the process ends, and print that.
             with contextlib.suppress(RuntimeError):
                 self._trackio.finish()
-
-
-_KINDS: dict[str, Callable[[Path, str, dict[str, Any], bool], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "trackio": Trackio,
-}

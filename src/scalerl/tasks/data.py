@@ -4,7 +4,6 @@
 |---|---|
 | question | `prompt`, `problem`, `question` (text, or chat messages) |
 | answer | `answer`, `solution`, `ground_truth`, `reward_model.ground_truth` (verl) |
-| difficulty | `difficulty` (Polaris writes "5/8": the share of its rollouts that was right) |
 
 All other columns are kept for reward functions.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -84,8 +82,7 @@ class RowsTask(Task):
                 self.name,
                 self.question_of(asked, row),
                 self.answer_of(row, where),
-                _difficulty(row.get("difficulty")),
-                {k: v for k, v in row.items() if k not in (*QUESTION, "answer", "difficulty")},
+                {k: v for k, v in row.items() if k not in (*QUESTION, "answer")},
                 content=asked,
             )
             found.setdefault(prompt.id, prompt)
@@ -125,20 +122,6 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
         except (KeyError, TypeError):
             raise InputError(f"{where}: messages need a role and a content each") from None
     raise InputError(f"{where}: no question; name the column {' or '.join(QUESTION)}")
-
-
-def _difficulty(value: Any) -> float | None:
-    if isinstance(value, str):
-        right, slash, of = value.partition("/")
-        try:
-            number = 1.0 - float(right) / float(of) if slash else float(value)
-        except (ValueError, ZeroDivisionError):  # a word: for people, not for tables
-            return None
-    elif isinstance(value, (int, float)):
-        number = float(value)
-    else:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -222,7 +222,7 @@ class RunningSums(Task):
 
 
 def _prompt(task: str, asked: Sum) -> Prompt:
-    return make_prompt(task, asked.question, asked.answer, difficulty=float(len(asked.digits)))
+    return make_prompt(task, asked.question, asked.answer)
 
 
 def _questions(size: int, held_out: bool, share: float) -> Iterator[Sum]:

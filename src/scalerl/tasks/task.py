@@ -36,8 +36,6 @@ class Prompt:
     answer: Any = None
     #: Name of the task that checks it.
     task: str = ""
-    #: Larger is harder, where the task knows; for tables and pictures only.
-    difficulty: float | None = None
     #: Further columns of the dataset, handed to reward functions.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -214,7 +212,6 @@ def make_prompt(
     task: str,
     question: Question,
     answer: Any,
-    difficulty: float | None = None,
     columns: Mapping[str, Any] | None = None,
     content: Question | None = None,
 ) -> Prompt:
@@ -225,7 +222,7 @@ def make_prompt(
     True
     """
     key = digest(question if content is None else content)
-    return Prompt(f"{task}/{key}", question, answer, task, difficulty, columns or {})
+    return Prompt(f"{task}/{key}", question, answer, task, columns or {})
 
 
 def seed_from(*parts: object) -> int:

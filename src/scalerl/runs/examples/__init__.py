@@ -19,15 +19,6 @@ from scalerl.runs.record import Run
 _FILE = "paper-figure-1.json"
 
 
-def example_names() -> list[str]:
-    """What may follow `example:`.
-
-    >>> example_names()
-    ['paper-8b', 'paper-moe']
-    """
-    return list(_read()["runs"])
-
-
 def load_example(name: str) -> Run:
     """The example of that name.
 
