@@ -269,7 +269,7 @@ def kinds_of(rows, kinds):
 def test_a_verifier_that_always_hangs_ends_the_run_with_one_line(tmp_path, monkeypatch):
     rows = [{"prompt": f"{i}+{i}="} for i in range(60)]
     run = judged_by(tmp_path, monkeypatch, "hangs", rows, "placement.check_seconds=1", steps=5)
-    ended(run, 2)
+    ended(run, 1)
     last = said(run).splitlines()[-1]
     assert last.startswith("scalerl: the verifier of task function:bad_verifiers:hangs has not")
     assert last.endswith("answers in a row: repair the verifier, then --resume")
@@ -288,13 +288,14 @@ def test_a_verifier_that_takes_its_process_with_it_costs_its_own_answers(tmp_pat
     steps = lines(run.out / "steps.jsonl")
     assert [s["step"] for s in steps] == list(range(1, 17))
     asked = [len(crash & set(s["prompts"])) for s in steps]
-    assert sum(asked) == 2, "both were asked, in the first epoch"
+    assert sum(asked) >= 2, "both were asked"
     assert [s["filtered"]["unscored"] for s in steps] == [4 * n for n in asked]
     events = [e["why"] for e in lines(run.out / "events.jsonl") if e["event"] == "checker"]
     replaced = [why for why in events if why.endswith("died: killed by signal 11: replaced")]
-    assert len(replaced) >= 4, "each prompt costs a checker twice"
     given_up = [why for why in events if "took its checker with it" in why]
-    assert len(given_up) == 2 and all("4 answers stay unscored" in why for why in given_up)
+    assert len(given_up) >= sum(asked), "some may have been checked and not trained on yet"
+    assert all("4 answers stay unscored" in why for why in given_up)
+    assert len(given_up) < len(replaced) <= 2 * len(given_up), "each costs a checker twice at most"
     gone(run)
 
 

@@ -186,7 +186,7 @@ def test_a_checker_in_which_calls_hang_gets_nothing_new_and_is_replaced_when_idl
     assert bench.checks.replaceable(START) == []
     bench.answer(0, hung=1)
     ((who, why),) = bench.checks.replaceable(START)
-    assert who is bench.handles[0] and why == "1 checks hang in it"
+    assert who is bench.handles[0] and why == "has 1 check that hangs"
     bench.die(0)
     assert bench.texts(0) == [["c.0", "c.1"]]
     assert bench.checks.replaceable(START) == []

@@ -163,7 +163,8 @@ class Checks:
                 if state.handle.silence > start:
                     out.append((state.handle, f"did not start in {start:.0f} s"))
             elif self._worn(state) and not state.jobs:
-                out.append((state.handle, f"{state.hung} checks hang in it"))
+                many = "check that hangs" if state.hung == 1 else "checks that hang"
+                out.append((state.handle, f"has {state.hung} {many}"))
             elif self.clock.now() > state.deadline:
                 waited = f"{self.seconds:g} s and {GRACE:g} s of grace"
                 out.append((state.handle, f"has not answered for {waited}"))
