@@ -120,7 +120,7 @@ class Conversation(ABC):
         self._answer, self.trainer_since = message, None
 
     def _checked(self, who: Handle, message: m.Verdicts) -> None:
-        self.ledger.spent["check"] += message.seconds
+        self.ledger.worked("check", message.seconds)
         if message.job is not None:
             self._checker_deaths = 0
         for judged in self.checks.heard(who, message):

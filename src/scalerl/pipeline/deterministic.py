@@ -50,7 +50,7 @@ class DeterministicLoop(Loop):
         for state in self.dispatcher:
             if state.held:
                 self._holding.add(state.handle.name)
-                state.handle.send(m.Advance(self.published, share))
+                self.dispatcher.tell(state, m.Advance(self.published, share))
         while self._holding:
             self._take_in(f"{', '.join(sorted(self._holding))} to do their share")
         while self.checks.pending:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scalerl.engine.interface import Lane, Request, Written
 from scalerl.pipeline import messages as m
@@ -29,7 +29,7 @@ class GeneratorState:
     deaths: int = 0
     #: Rollouts that it has finished.
     rollouts: int = 0
-    #: `Submit`s it was sent and has taken in, since when these differ, and its latest report.
+    #: Messages it was sent and has taken in, since when these differ, and its latest report.
     sent: int = 0
     taken: int = 0
     behind_since: float | None = None
@@ -83,11 +83,15 @@ class Dispatcher:
         rows = [(request, row) for request in new for row in request.seeds]
         state.held |= {(r.id, row): (r, lane) for r, row in rows}
         if new and not state.starting:
-            state.handle.send(m.Submit(tuple(new), lane, version))
-            state.sent += 1
-            if state.behind_since is None:
-                state.behind_since = self.clock.now()
+            self.tell(state, m.Submit(tuple(new), lane, version))
         return [f"{r.id}/{row}" for r, row in rows]
+
+    def tell(self, state: GeneratorState, message: m.Submit | m.Advance) -> None:
+        """Send a message, and note that it is to be taken in."""
+        state.sent += 1
+        state.handle.send(replace(message, number=state.sent))
+        if state.behind_since is None:
+            state.behind_since = self.clock.now()
 
     def ready(self, handle: Handle, version: int) -> GeneratorState:
         """A generator is up, for the first time or in the place of another."""

@@ -92,6 +92,15 @@ class Ledger:
         self.tick()
         self._validating = on
 
+    def worked(self, kind: Work, seconds: float) -> None:
+        """A part reports its work. Generators that are done with their share of a validation go on
+        writing for training: that time is not validation's."""
+        self.spent[kind] += seconds
+        if self._validating and kind in ("generate", "hand_over"):
+            self.device_seconds += seconds
+            self.generator_seconds += seconds
+            self.validation_seconds -= seconds
+
     def awaits_checks(self, on: bool) -> None:
         """From here on the trainer waits for checks alone, or not."""
         if on is not self._checks_awaited:

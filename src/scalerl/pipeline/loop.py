@@ -192,7 +192,7 @@ class Loop(Conversation):
     def _start_groups(self) -> None:
         """Give generators new prompts, as many as the schedule allows."""
         ending = self.over or self._stop is not None
-        if not self.started or ending or self.validation is not None:
+        if not self.started or ending or (self.validation and self.validation.unwritten):
             return
         # The batch that is being trained on has used up its version, and is no longer pending.
         version = self.version + bool(self.batch)
@@ -260,7 +260,7 @@ class Loop(Conversation):
             return
         self.ledger.generated_tokens += report.tokens
         for kind, seconds in report.seconds.items():
-            self.ledger.spent[kind] += seconds
+            self.ledger.worked(kind, seconds)
         found = self.dispatcher.heard(generator, report)
         named = [(f"{w.request}/{w.row}", w.rollout) for w in found if report.lane == "train"]
         self.listener.wrote(self.clock.now(), report.version, named)
@@ -331,7 +331,7 @@ class Loop(Conversation):
         self.ledger.steps = self.version
         self.ledger.samples += rollouts
         self.ledger.trained_tokens += report.forward_tokens
-        self.ledger.spent["train"] += message.seconds
+        self.ledger.worked("train", message.seconds)
         tokens = sum(g.tokens for g in batch)
         self.ledger.waste("filtered", rollouts - kept, tokens - report.kept_tokens)
         line = step_line(report, batch, self.plan.curriculum.retired, self.ledger)
@@ -345,7 +345,7 @@ class Loop(Conversation):
         batch, self.batch, self.trainer_since = self.batch, (), None
         self._refusals += 1
         rollouts = sum(len(g.rollouts) for g in batch)
-        self.ledger.spent["train"] += message.seconds
+        self.ledger.worked("train", message.seconds)
         self.ledger.samples += rollouts
         self.ledger.waste("failed", rollouts, sum(g.tokens for g in batch))
         prompts = tuple(g.prompt_id for g in batch)
@@ -373,8 +373,8 @@ class Loop(Conversation):
 
     def validate(self) -> str | None:
         """mean@k on the held-out prompts at the present version. Training rollouts stand still, and
-        the trainer waits, so that one set of weights answers all."""
-        self.ledger.awaits_checks(False)
+        the trainer waits, so that one set of weights answers all. When all is written the
+        generators go on, and only the trainer waits for the verdicts."""
         self.ledger.validating(True)
         self.validation = self.questions.again()
         try:
@@ -382,19 +382,26 @@ class Loop(Conversation):
             share = len(self.dispatcher)
             for i, generator in enumerate(self.dispatcher):
                 self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
+            while self.validation.unwritten:
+                self._obey()
+                self._take_in(f"answers to {self.validation.unwritten} prompts of the validation")
+            self.ledger.validating(False)
+            compute, spent = self.ledger.compute(), self.ledger.validation_seconds
+            self.ledger.awaits_checks(True)
             while self.validation.missing:
                 self._obey()
-                self._take_in(f"answers to {self.validation.missing} prompts of the validation")
+                self._take_in(f"verdicts on {self.validation.missing} prompts of the validation")
             found = self.validation
         finally:
             self.validation = None
             self.ledger.validating(False)
+            self.ledger.awaits_checks(False)
         line = EvalLine(
             step=self.version,
             version=self.version,
             **found.score(),
-            compute=self.ledger.compute(),
-            validation_hours=self.ledger.validation_seconds / 3600.0,
+            compute=compute,
+            validation_hours=spent / 3600.0,
         )
         self.last_validation = self.version
         self.store.save_answers(found.answers(self.version))

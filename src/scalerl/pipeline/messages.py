@@ -26,6 +26,8 @@ class Submit:
     requests: tuple[Request, ...]
     lane: Lane = "train"
     version: int = 0
+    #: Counts what a generator is sent: after a gap it takes in nothing more. 0: not counted.
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Advance:
 
     version: int
     rollouts: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +46,7 @@ class Report:
 
     #: Counts its reports: a gap means that one was lost.
     number: int
-    #: How many `Submit`s it has taken in.
+    #: How many messages it has taken in.
     taken: int
     version: int
     written: tuple[Written, ...] = ()

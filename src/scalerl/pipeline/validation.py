@@ -39,7 +39,8 @@ class Validation:
 
     plan: Plan
     asked: dict[str, Asked] = field(default_factory=dict)
-    #: Prompts without verdicts.
+    #: Prompts without answers, and without verdicts.
+    unwritten: int = 0
     missing: int = 0
 
     @staticmethod
@@ -65,7 +66,7 @@ class Validation:
     def again(self) -> Validation:
         """The same questions, not yet answered."""
         asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
-        return Validation(self.plan, asked, len(asked))
+        return Validation(self.plan, asked, len(asked), len(asked))
 
     def wrote(self, written: Written) -> list[tuple[Prompt, str]] | None:
         """One answer more; all answers to its prompt if these are now complete."""
@@ -75,6 +76,7 @@ class Validation:
         asked.rollouts[written.row] = written.rollout
         if len(asked.rollouts) < len(asked.request.seeds):
             return None
+        self.unwritten -= 1
         return [(asked.prompt, self.plan.text_of(r.token_ids)) for r in asked.in_order()]
 
     def judged(self, request: str, verdicts: Sequence[Checked]) -> None:

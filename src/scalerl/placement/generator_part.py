@@ -56,7 +56,9 @@ class GeneratorPart:
         """Anything the loop says. What must wait for weights waits in order."""
         if not isinstance(message, m.Submit | m.Advance):
             raise PipelineError(f"a generator does not understand {type(message).__name__!r}")
-        self._taken += isinstance(message, m.Submit)
+        if message.number not in (0, self._taken + 1):
+            return  # one before it was lost: the loop sees that no more is taken in
+        self._taken += 1
         self._held.append(message)
         self._accept()
 
