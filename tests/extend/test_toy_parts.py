@@ -1,6 +1,7 @@
 """Parts from outside the package, as docs/how-to/add-an-engine.md shows them, in whole runs."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -10,15 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy_parts
 
 import scalerl
 from scalerl.algorithm.length import Interruption
+from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.local import LocalEngine
+from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.models.load import model_path
 from scalerl.placement.processes import ProcessHandle
+from scalerl.placement.registry import PLACEMENTS
+from scalerl.recipe.losses import LOSS_NAMES
 
 HERE = Path(__file__).parent
 SMALL = ["batch.prompts=2", "batch.generations=2", "validation.prompts=2", "validation.k=1",
@@ -33,6 +37,18 @@ from scalerl import Recipe, train
 if __name__ == "__main__":
     print(train(Recipe.load("scalerl", "tiny", overrides=sys.argv[2:]), sys.argv[1]).reason)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy_parts():
+    """The module, whose names are gone again after these tests: others count what there is."""
+    registries = (ENGINES, PLACEMENTS, LOSSES)
+    before, names = [dict(r._found) for r in registries], list(LOSS_NAMES._known)
+    yield importlib.import_module("toy_parts")
+    for registry, found in zip(registries, before, strict=True):
+        registry._found = found
+    LOSS_NAMES._known = names
+    del sys.modules["toy_parts"]
 
 
 def python(*arguments, timeout=300):
@@ -69,7 +85,7 @@ def everything(engine):
     return found
 
 
-def test_the_toy_engine_writes_what_the_local_one_writes():
+def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
     """Token for token, from the same seeds: forced phrase, answer budget, greedy draws, lanes."""
     spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
     control = Interruption((4, 3), (3,), think_min=3, think_max=9, answer_tokens=4, stop_ids=(1,))
@@ -92,7 +108,7 @@ def test_the_toy_engine_writes_what_the_local_one_writes():
         np.testing.assert_allclose(rollout.logprobs, other.logprobs, atol=1e-4)
 
 
-def test_what_the_toy_engine_drops_it_gives_back():
+def test_what_the_toy_engine_drops_it_gives_back(toy_parts):
     spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
     control = Interruption((4, 3), (3,), think_min=9, think_max=9, answer_tokens=4)
     engine = toy_parts.toy_engine(spec)
