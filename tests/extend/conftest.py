@@ -1,0 +1,3 @@
+"""The toy parts are imported by their tests alone: importing them registers their names."""
+
+collect_ignore = ["toy_parts.py"]
