@@ -97,6 +97,8 @@ def main() -> None:
         data = dataset(Path(folder))
         for i in range(args.rounds):
             for name in args.cases:
+                if name == "one" and i:
+                    continue  # it takes minutes, and its ratio is far from any limit
                 reward, changes = CASES[name]
                 # One checker that sleeps takes 16 s a step: a few are enough.
                 steps = args.steps if name != "one" else SKIP + 3
