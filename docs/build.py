@@ -344,6 +344,47 @@ def asynchrony() -> str:
     return markdown(head, rows)
 
 
+def overlap() -> str:
+    rows = [
+        [
+            name,
+            f"{r['seconds']:.3f}",
+            f"{r['generate'] + r['hand_over']:.3f}",
+            f"{r['train']:.3f}",
+            f"{r['ratio']:.2f}",
+            f"{r['generate_wait']:.3f}",
+            f"{r['train_wait']:.3f}",
+            f"{r['staleness']:.1f}",
+        ]
+        for name, r in result("overlap")["median"].items()
+    ]
+    head = ["schedule", "s a step", "generator works", "trainer works", "step / slower side",
+            "generator waits", "trainer waits", "staleness"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def checks() -> str:
+    found = result("checks")
+    rows = []
+    for name, r in found["median"].items():
+        runs = found["runs"][name]
+        unscored = sum(x["unscored"] for x in runs) / sum(x["rollouts"] for x in runs)
+        rows.append(
+            [
+                name,
+                f"{r['seconds']:.2f}",
+                f"{r['ratio']:.2f} ×",
+                f"{r['check']:.2f}",
+                f"{r['train_wait']:.2f}",
+                f"{r['check_wait']:.2f}",
+                f"{unscored:.1%}",
+            ]
+        )
+    head = ["verifier", "s a step", "as long as without", "in checks, s", "trainer waits, s",
+            "of it for checks", "unscored"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def growth() -> str:
     rows = [
         [
@@ -429,6 +470,8 @@ TABLES: dict[str, Callable[[], str]] = {
         limits,
         smollm2,
         asynchrony,
+        overlap,
+        checks,
         growth,
         growth_long,
         rooms,
