@@ -151,13 +151,12 @@ class Plan:
 
 
 def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:
-    if recipe.curriculum.name == "uniform":
+    chosen = recipe.curriculum
+    if chosen.name == "uniform":
         return Uniform()
-    threshold = recipe.curriculum.threshold
-    history = recipe.curriculum.history
-    return NoPositiveResampling(
-        threshold=0.9 if threshold is None else threshold, history=history or "latest"
-    )
+    assert chosen.threshold is not None, "the recipe fills it in"
+    assert chosen.history is not None, "the recipe fills it in"
+    return NoPositiveResampling(chosen.threshold, chosen.history)
 
 
 def _control(recipe: Recipe, tokenizer: Any) -> LengthControl:

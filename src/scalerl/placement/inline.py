@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ class VirtualClock:
         return self.time
 
 
-class InlinePart:
+class InlinePart(ABC):
     """A part and its handle. Messages keep their order in each direction."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
@@ -89,13 +90,15 @@ class InlinePart:
         else:
             do()
 
+    @abstractmethod
     def start(self) -> None:
-        raise NotImplementedError
+        """It says that it is up."""
 
+    @abstractmethod
     def take(self, message: Any) -> None:
-        raise NotImplementedError
+        """A message of the loop's has arrived."""
 
-    def wake(self) -> None:
+    def wake(self) -> None:  # noqa: B027 - most parts look at nothing else
         """Something outside has changed: weights, say."""
 
     def die(self, why: str) -> None:
