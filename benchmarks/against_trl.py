@@ -109,14 +109,13 @@ def chance(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     return [float(torch.randn(())) for _ in completions]
 
 
-def pipeline(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
-    """The same work by `scalerl train`; CPU time is not known apart."""
-    folder = Path(tempfile.mkdtemp())
+def workplace(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """Model and prompts of a case in a folder, and what to change in the default recipe for it."""
     model_of(case["ragged"]).save_pretrained(folder / "model")
     tokenizer_of(case["ragged"]).save_pretrained(folder / "model")
     rows = (json.dumps({"prompt": f"count:{i:03d}"[:PROMPT], "answer": ""}) for i in range(1000))
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    changes = {
+    return {
         "model.path": folder / "model", "task.name": "function:against_trl:chance",
         "task.dataset": folder / "rows.jsonl", "length.control": "none",
         "length.max_tokens": case["completion"], "batch.prompts": case["prompts"],
@@ -124,6 +123,12 @@ def pipeline(case: dict[str, Any], steps: int) -> list[tuple[float, float, float
         "validation.prompts": 2, "validation.k": 1, "validation.every": 1000,
         "filter.truncated": "keep", "curriculum.name": "uniform", "optimiser.lr": 1e-3,
     }  # fmt: skip
+
+
+def pipeline(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
+    """The same work by `scalerl train`; CPU time is not known apart."""
+    folder = Path(tempfile.mkdtemp())
+    changes = workplace(folder, case)
     paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny",

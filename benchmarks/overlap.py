@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from against_trl import CASES, PROMPT, model_of, tokenizer_of
+from against_trl import CASES, workplace
 from record import save
 
 HERE = Path(__file__).parent
@@ -29,20 +29,11 @@ SCHEDULES = {"pipeline-3": ["schedule.k=3"], "pipeline-1": ["schedule.k=1"],
 SKIP = 5
 
 
-def train(folder: Path, out: Path, changes: list[str], steps: int) -> dict[str, float]:
-    case = CASES["fixed"]
-    settings = {
-        "model.path": folder / "model", "task.name": "function:against_trl:chance",
-        "task.dataset": folder / "rows.jsonl", "length.control": "none",
-        "length.max_tokens": case["completion"], "batch.prompts": case["prompts"],
-        "batch.generations": case["generations"], "sampling.max_prompt_tokens": PROMPT,
-        "validation.prompts": 2, "validation.k": 1, "validation.every": 1000,
-        "filter.truncated": "keep", "curriculum.name": "uniform", "optimiser.lr": 1e-3,
-        "checkpoint.every": 1000,
-    }  # fmt: skip
+def train(out: Path, settings: dict[str, Any], changes: list[str], steps: int) -> dict[str, float]:
     subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny",
-         *(f"{k}={v}" for k, v in settings.items()), *changes, "--steps", str(steps),
+         *(f"{k}={v}" for k, v in settings.items()), *changes,
+         "checkpoint.every=1000", "--steps", str(steps),
          "--out", str(out), "--json"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
         check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -65,13 +56,10 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model_of(ragged=False).save_pretrained(folder / "model")
-        tokenizer_of(ragged=False).save_pretrained(folder / "model")
-        rows = (json.dumps({"prompt": f"count:{i:03d}", "answer": ""}) for i in range(1000))
-        (folder / "rows.jsonl").write_text("\n".join(rows))
+        settings = workplace(folder, CASES["fixed"])
         for i in range(args.rounds):
             for name, changes in SCHEDULES.items():
-                found[name].append(train(folder, folder / f"{name}-{i}", changes, args.steps))
+                found[name].append(train(folder / f"{name}-{i}", settings, changes, args.steps))
                 print(f"{name} {i}: {found[name][-1]['seconds']:.3f} s", flush=True)
     table: dict[str, Any] = {}
     print(f"\n{'':<14}{'s/step':>8}{'generate':>10}{'train':>8}{'ratio':>7}{'gen waits':>11}"
