@@ -124,6 +124,47 @@ HOSTILE = {
     "reads memory of its parent": (
         "import os\ndef f(x): return open(f'/proc/{os.getppid()}/mem', 'rb').read(9)"
     ),
+    "writes memory of the first process": (
+        "import os\nfd = os.open('/proc/1/mem', os.O_RDWR)\ndef f(x): return 0"
+    ),
+    "writes memory of any process": (
+        "import glob\nfor p in glob.glob('/proc/[0-9]*/mem'): open(p, 'r+b')\n"
+        "assert glob.glob('/proc/[0-9]*/mem')\ndef f(x): return 0"
+    ),
+    "writes memory of the first process by the kernel": (
+        "import ctypes, os\nlib = ctypes.CDLL(None, use_errno=True)\n"
+        "b = ctypes.create_string_buffer(8)\n"
+        "v = (ctypes.c_void_p * 2)(ctypes.addressof(b), 8)\n"
+        "for pid in range(10):\n"
+        "    if lib.process_vm_writev(pid, v, 1, v, 1, 0) != -1: os._exit(0)\n"
+        "raise OSError"
+    ),
+    "takes a file of another process": (
+        "import ctypes, os\nlib = ctypes.CDLL(None)\n"
+        "assert lib.syscall(434, 1, 0) >= 0\ndef f(x): return 0"
+    ),
+    "sends a file through the results": (
+        "import array, socket\n"
+        "for n in range(3, 16):\n"
+        "    try:\n        s = socket.socket(fileno=n)\n"
+        "        s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))])\n"
+        "    except OSError:\n        pass"
+    ),
+    "sets how the kernel swaps": (
+        "open('/proc/sys/vm/swappiness', 'w').write('61')\ndef f(x): return 0"
+    ),
+    "sets who gets a crash": (
+        "import os\nos.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)\ndef f(x): return 0"
+    ),
+    "presses a magic key": "open('/proc/sysrq-trigger', 'w').write('h')\ndef f(x): return 0",
+    "writes to /sys": (
+        "import os\nfor at, _, files in os.walk('/sys'):\n"
+        "    for name in files: open(f'{at}/{name}', 'w')\n"
+        "assert os.path.exists('/sys')\ndef f(x): return 0"
+    ),
+    "makes itself root": (
+        "import os\nos.setuid(0)\nos.setgroups([0])\nos.chroot('/tmp')\ndef f(x): return 0"
+    ),
     "opens /dev/mem": "def f(x): return open('/dev/mem', 'rb').read(9)",
     "opens a disk": "import os\nos.mknod('/tmp/disk', 0o60600, os.makedev(254, 0))",
     "leaves with success": "import os\nos._exit(0)",

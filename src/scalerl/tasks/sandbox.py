@@ -2,101 +2,131 @@
 
 Walls, from the outside in:
 
-1. namespaces (user, mount, pid, network, ipc, uts) by bubblewrap, or by `unshare` where that is
-   missing: no network, no other process in sight, a root of its own with the system's libraries and
-   the Python standard library read-only, and an empty /tmp in memory as the only place to write;
-2. a cleared environment and no open file but the three standard streams;
-3. inside, before the program starts (`inside.py`): limits on CPU, memory, file size and open files,
-   no capabilities, and a system-call filter: no new process, no exec, no socket, no ptrace, no
-   mount, no new namespace;
-4. outside, this module: a cap on the output, a limit on the time, and a kill of the whole group,
+1. nobody: a caller who is root becomes an unprivileged user before anything else, so that neither
+   the program nor what is built around it has a right that counts outside;
+2. namespaces (user, mount, pid, network, ipc, uts) by bubblewrap, or by `unshare` where that is
+   missing: no network, a root of its own with the system's libraries and Python's standard library
+   read-only, an empty /tmp in memory as the only place to write, and neither /proc nor /sys: no
+   setting of the kernel, no memory of a process. The program is the first process there and the
+   only one; there is no other to attack, and none that is not behind the walls to come;
+3. a cleared environment and no open file but the three standard streams;
+4. inside, before the program is read (`inside/walls.py`): limits on CPU, memory, file size and open
+   files, no capabilities, and a filter that lists the system calls there are;
+5. outside, this module: a cap on the output, a limit on the time, and a kill of the whole group,
    which ends the pid namespace and all that is in it.
 
 Nothing touches the disk: the job goes in through a pipe. Where these walls cannot be had,
-`find_sandbox` raises an InputError: there is no weaker mode.
+`find_sandbox` raises an InputError (`trial.py` tries them out): there is no weaker mode.
 """
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
-import select
-import selectors
 import shlex
-import shutil
-import signal
+import socket
+import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from scalerl.errors import InputError
+from scalerl.tasks.inside import wire
+from scalerl.tasks.inside.program import INPUT
+from scalerl.tasks.running import Identity, Limits, Running, SandboxResult, watch
 
-INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).with_name("inside")
 HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
-#: The first line `inside.py` writes to standard error, before it runs the program.
-READY = b"walls are up\n"
-#: How long a killed namespace may take to vanish.
-LAST_SECONDS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one run of a program may use."""
-
-    seconds: float = 10.0
-    cpu_seconds: int = 5
-    memory_bytes: int = 512 * 1024**2
-    #: Of standard output, and of standard error.
-    output_bytes: int = 1024**2
-    #: The largest file, and all of /tmp.
-    file_bytes: int = 8 * 1024**2
-    open_files: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxResult:
-    """What a run left: exit code (None if it was killed from outside), output and errors."""
-
-    exit_code: int | None
-    output: bytes
-    errors: bytes
-    #: Empty, or why it was killed.
-    killed: str = ""
-    #: Whether the program was reached at all; if not, what went wrong is not its doing.
-    started: bool = True
+#: What runs inside: the program, the judge of its values, or a trial of the walls.
+Part: TypeAlias = Literal["program", "judge", "probe"]
+NOBODY = 65534
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+#: The first thing inside: close what was left open, and become the modules that are sent in.
+BOOT = """# scalerl's sandbox
+import marshal, os, sys
+os.closerange(3, 65536)
+def take(size):
+    found = b""
+    while len(found) < size:
+        chunk = os.read(0, size - len(found))
+        if not chunk:
+            os._exit(98)
+        found += chunk
+    return found
+package = type(sys)("scalerl.tasks.inside")
+sys.modules[package.__name__] = package
+for name, code in marshal.loads(take(int(take(8), 16))):
+    module = type(sys)(package.__name__ + "." + name)
+    setattr(package, name, module)
+    exec(code, module.__dict__)
+del sys.modules[package.__name__]
+module.main(package.wire.decode(take(int(take(8), 16))))
+"""
 
 
 class Sandbox(Protocol):
-    """Runs jobs of `inside.py`."""
+    """Runs programs."""
 
     @property
     def name(self) -> str: ...
 
-    def run(self, job: dict[str, Any], limits: Limits) -> SandboxResult: ...
+    def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
+        """A program on an input."""
+
+    def judge(
+        self, code: str, tests: Mapping[str, Any], limits: Limits
+    ) -> tuple[SandboxResult, SandboxResult]:
+        """A program in one sandbox and its judge in another: what each of them left, the judge's
+        verdicts being its errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """A sandbox made by a command that puts `inside.py` behind walls 1 and 2."""
+    """A sandbox made by a command that puts what runs inside behind walls 1 to 3."""
 
     name: Kind
 
-    def run(self, job: dict[str, Any], limits: Limits) -> SandboxResult:
-        command = bubblewrap(limits) if self.name == "bubblewrap" else unshare(limits)
-        return _run([*command, *_python()], job, limits)
+    def start(self, limits: Limits, stdin: int, stdout: int) -> Running:
+        make = bubblewrap if self.name == "bubblewrap" else unshare
+        # A directory that root alone can reach is entered before root is nobody.
+        cwd = _out_of_reach() or "/"
+        return Running([*make(limits), *_python()], stdin, stdout, cwd, identity())
+
+    def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
+        with as_file(packed("program", {"code": code, "input": given}, limits)) as job:
+            program = self.start(limits, job, subprocess.PIPE)
+        with program:
+            killed = watch([program], program, limits)
+        return program.result(killed)
+
+    def judge(
+        self, code: str, tests: Mapping[str, Any], limits: Limits
+    ) -> tuple[SandboxResult, SandboxResult]:
+        here, there = socket.socketpair()
+        with here, there, ExitStack() as started:
+            here.sendall(packed("program", {}, limits))  # ahead of all that the judge will say
+            program = started.enter_context(self.start(limits, there.fileno(), subprocess.DEVNULL))
+            with as_file(packed("judge", {"code": code, **tests}, limits)) as job:
+                judge = started.enter_context(self.start(limits, job, here.fileno()))
+            here.close()
+            there.close()
+            killed = watch([judge, program], judge, limits)
+        return program.result(killed), judge.result(killed)
 
 
 @lru_cache(maxsize=1)
 def find_sandbox() -> Sandbox:
     """The sandbox of this machine, tried out; an InputError if there is none."""
+    from scalerl.tasks.trial import broken
+
     failed = []
     names: tuple[Kind, ...] = ("bubblewrap", "unshare")
     for name in names:
@@ -108,59 +138,56 @@ def find_sandbox() -> Sandbox:
     raise InputError(f"no isolation for running code here ({'; '.join(failed)}): {HOW_TO}")
 
 
-def broken(sandbox: Namespaces) -> str:
-    """Why this sandbox cannot be used here; empty if a trial run finds every wall in place."""
-    program = "bwrap" if sandbox.name == "bubblewrap" else "unshare"
-    if not sys.platform.startswith("linux"):
-        return "needs Linux"
-    if shutil.which(program) is None:
-        return f"{program} is not installed"
-    job = {"code": "", "calls": ["walls()"], "probe": True}
-    done = sandbox.run(job, Limits(seconds=30.0))
-    if done.killed or done.exit_code != 0 or not done.started:
-        words = done.errors.decode(errors="replace").split("\n")
-        return next((w for w in reversed(words) if w.strip()), done.killed or "does not start")
-    holes = json.loads(done.output)["value"][1]
-    return f"holes: {', '.join(holes)}" if holes else ""
-
-
 def bubblewrap(limits: Limits) -> list[str]:
     """The command up to the program."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    command += ["--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
+    command += ["--as-pid-1", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    command += ["--hostname", "sandbox"]
     for source, target in _read_only():
         kind = "--symlink" if target else "--ro-bind"
-        command += [kind, target or source, source]
+        seen = _mount_point() if source == _out_of_reach() else source
+        command += [kind, target or seen, source]
     for hidden in _hidden():
         command += ["--tmpfs", hidden]
-    command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
+    command += ["--symlink", INPUT, "/dev/stdin"]
     command += ["--size", str(4 * limits.file_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    return [*command, "--remount-ro", "/", "--clearenv", "--setenv", "PATH", "/usr/bin", "--"]
+    command += ["--remount-ro", "/", "--clearenv", "--setenv", "PATH", "/usr/bin", "--"]
+    if _out_of_reach() is None:
+        return command
+    script = f'mount --no-canonicalize --bind . {_mount_point()} && exec "$@"'
+    around = ["unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", script, "sandbox"]
+    return [*around, *command]
 
 
 def unshare(limits: Limits) -> list[str]:
     """The same by util-linux's unshare and a shell script that builds the root."""
     script = ["set -e", f"R={_mount_point()}", "mount -t tmpfs -o size=1m,mode=755 none $R"]
-    script.append("mkdir -p $R/proc $R/dev $R/tmp $R/old")
+    script.append("mkdir -p $R/dev $R/tmp $R/old $R/proc")
     for source, target in _read_only():
         at = shlex.quote(source)
         if target:
             script.append(f"ln -s {shlex.quote(target)} $R{at}")
         else:
-            script += [f"mkdir -p $R{at}", f"mount --bind {at} $R{at}"]
+            seen = "." if source == _out_of_reach() else at
+            script += [f"mkdir -p $R{at}", f"mount --no-canonicalize --bind {seen} $R{at}"]
             script.append(f"mount -o remount,bind,ro,nosuid,nodev $R{at}")
     for hidden in _hidden():
         script.append(f"mount -t tmpfs -o size=4k,ro none $R{shlex.quote(hidden)}")
-    for device in ("null", "zero", "random", "urandom"):
-        script += [f": > $R/dev/{device}", f"mount --bind /dev/{device} $R/dev/{device}"]
+    for device in DEVICES:
+        script += [f": > $R{device}", f"mount --bind {device} $R{device}"]
     size = 4 * limits.file_bytes
     script += [
+        f"ln -s {INPUT} $R/dev/stdin",
         f"mount -t tmpfs -o size={size},mode=777,nosuid,nodev none $R/tmp",
-        "mount -t proc -o nosuid,nodev,noexec proc $R/proc",
-        "pivot_root $R $R/old",
+        "mount --rbind /proc $R/proc",  # umount reads its own table there
+        "cd $R",
+        "pivot_root . old",
         "umount -l /old",
-        "rmdir /old",
-        "mount -o remount,ro,nosuid,nodev /",
+        "umount -l /proc",
+        "rmdir /old /proc",
+        "mount -o remount,ro,nosuid,nodev none /",
         "cd /tmp",
         'exec "$@"',
     ]
@@ -168,6 +195,39 @@ def unshare(limits: Limits) -> list[str]:
     return ["unshare", *flags, "--kill-child=KILL", "/bin/sh", "-c", "\n".join(script), "sandbox"]
 
 
+def identity() -> Identity:
+    """Who starts the sandbox, in Popen's words: root becomes nobody. Where there is no nobody to
+    become (a user namespace that maps root alone), root must be somebody else's name outside."""
+    if os.geteuid() != 0:
+        return {}
+    ranges = [
+        [int(number) for number in line.split()]
+        for line in Path("/proc/self/uid_map").read_text().splitlines()
+    ]
+    if any(first <= NOBODY < first + size for first, _, size in ranges):
+        return {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+    if any(first == outside == 0 for first, outside, _ in ranges):
+        raise PermissionError("root cannot become an unprivileged user here")
+    return {}
+
+
+@lru_cache(maxsize=1)
+def _out_of_reach() -> str | None:
+    """What is bound and can be reached by root only, such as a Python below /root. The one who
+    becomes nobody goes there first, and binds the directory it stands in."""
+    if "user" not in identity():
+        return None
+    closed = [
+        source
+        for source, target in _read_only()
+        if not target and not all(p.stat().st_mode & stat.S_IXOTH for p in Path(source).parents)
+    ]
+    if len(closed) > 1:
+        raise PermissionError(f"{' and '.join(closed)} can be reached by root only")
+    return closed[0] if closed else None
+
+
+@lru_cache(maxsize=1)
 def _mount_point() -> str:
     """A directory to build the new root on, with nothing below it that goes into the root."""
     taken = [source for source, _ in _read_only()]
@@ -178,9 +238,8 @@ def _mount_point() -> str:
 
 
 def _python() -> list[str]:
-    """This Python without site-packages, running `inside.py` from its text."""
-    program = os.path.realpath(sys.executable)
-    return [program, "-I", "-S", "-B", "-c", INSIDE.read_text(encoding="utf-8")]
+    """This Python without site-packages, waiting for what it is to be."""
+    return [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", BOOT]
 
 
 @lru_cache(maxsize=1)
@@ -207,92 +266,29 @@ def _hidden() -> Sequence[str]:
     return tuple(sorted(p for p in packages if Path(p).is_dir()))
 
 
-def _run(command: Sequence[str], job: dict[str, Any], limits: Limits) -> SandboxResult:
-    with tempfile.TemporaryFile() as stdin:
-        request = {**job, "limits": _plain(limits)}
-        stdin.write(json.dumps(request).encode())
-        stdin.seek(0)
-        process = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-            cwd="/",
-            start_new_session=True,
-        )
-    try:
-        output, errors, killed = _watch(process, limits)
-    finally:
-        _end(process)
-    code = process.returncode if not killed else None
-    return SandboxResult(code, output, errors.removeprefix(READY), killed, errors.startswith(READY))
+def packed(part: Part, job: Mapping[str, Any], limits: Limits) -> bytes:
+    """What is sent in first: the modules of a part, compiled, and its job."""
+    words = wire.encode(
+        {**job, "limits": {name: getattr(limits, name) for name in Limits.__slots__}}
+    )
+    return b"".join(b"%08x%s" % (len(text), text) for text in (_modules(part), words))
 
 
-def _watch(process: subprocess.Popen[bytes], limits: Limits) -> tuple[bytes, bytes, str]:
-    """Read both streams until they end, the time is up or too much was written."""
-    assert process.stdout is not None and process.stderr is not None
-    deadline = time.monotonic() + limits.seconds
-    read: dict[str, bytearray] = {"output": bytearray(), "errors": bytearray()}
-    killed = ""
-    with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
-        selector.register(process.stdout, selectors.EVENT_READ, "output")
-        selector.register(process.stderr, selectors.EVENT_READ, "errors")
-        while selector.get_map() and not killed:
-            left = deadline - time.monotonic()
-            ready = selector.select(left) if left > 0 else []
-            if not ready:
-                killed = f"ran longer than {limits.seconds:g} s"
-            for key, _ in ready:
-                chunk = os.read(key.fd, 65536)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                read[key.data] += chunk
-                if len(read[key.data]) > limits.output_bytes:
-                    killed = f"wrote more than {limits.output_bytes} bytes"
-        if not killed:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                killed = f"ran longer than {limits.seconds:g} s"
-    return bytes(read["output"]), bytes(read["errors"]), killed
+@lru_cache(maxsize=3)
+def _modules(part: Part) -> bytes:
+    names = ("wire", "walls", part)
+    return marshal.dumps([(name, compile(source(name), name, "exec")) for name in names])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group and the first process of the pid namespace, and wait until both are gone: the
-    kernel lets that process go only after every other one in its namespace."""
-    handles = _children(process.pid)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        process.poll()  # it ended by itself, and has been waited for
-    for handle in handles:
-        try:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # gone with its group
-    process.wait()
-    for handle in handles:
-        poller = select.poll()
-        poller.register(handle, select.POLLIN)
-        poller.poll(1000 * LAST_SECONDS)
-        os.close(handle)
+def source(module: str) -> str:
+    """The text of a module that runs inside."""
+    return (INSIDE / f"{module}.py").read_text(encoding="utf-8")
 
 
-def _children(pid: int) -> list[int]:
-    """Handles of a process's children."""
-    found: list[int] = []
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return found  # it has ended, and its namespace with it
-    for child in children:
-        try:
-            found.append(os.pidfd_open(int(child)))
-        except ProcessLookupError:
-            continue
-    return found
-
-
-def _plain(limits: Limits) -> dict[str, float]:
-    return {name: getattr(limits, name) for name in Limits.__slots__}
+@contextmanager
+def as_file(content: bytes) -> Iterator[int]:
+    """A file without a name, to be read from its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()

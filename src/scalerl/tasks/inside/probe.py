@@ -1,0 +1,110 @@
+"""What a trial run finds missing, from the inside: it tries."""
+
+# pathlib would add to the start of every run of every program.
+# ruff: noqa: PTH110
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import sys
+import time
+
+from scalerl.tasks.inside import walls, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Nothing of these has a place in the sandbox.
+OUT_OF_SIGHT = ("/proc", "/sys", "/run", "/etc/passwd", "/home", "/var", "/dev/mem", "/dev/kmsg")
+#: Should they be in sight after all: what must not open for writing.
+NOT_FOR_WRITING = (
+    *("/proc/1/mem", "/proc/1/oom_score_adj", "/proc/sysrq-trigger", "/proc/kcore"),
+    *("/proc/sys/vm/swappiness", "/proc/sys/kernel/core_pattern"),
+)
+#: Where no file can be made.
+READ_ONLY = ("/", "/usr", "/dev", "/dev/shm", sys.prefix)
+#: Calls that must not exist, by their numbers on x86_64 and aarch64, with harmless arguments.
+MISSING = {
+    "ptrace": ((101, 117), (0, 0, 0, 0)),
+    "process_vm_readv": ((310, 270), (-1, 0, 0, 0, 0, 0)),
+    "process_vm_writev": ((311, 271), (-1, 0, 0, 0, 0, 0)),
+    "pidfd_open": ((434, 434), (1, 0)),
+    "pidfd_getfd": ((438, 438), (-1, 0, 0)),
+    "kcmp": ((312, 272), (-1, -1, 0, 0, 0)),
+    "socket": ((41, 198), (1, 1, 0)),
+    "connect": ((42, 203), (-1, 0, 0)),
+    "sendmsg": ((46, 211), (-1, 0, 0)),
+    "execve": ((59, 221), (0, 0, 0)),
+    "unshare": ((272, 97), (0,)),
+    "setns": ((308, 268), (-1, 0)),
+    "mount": ((165, 40), (0, 0, 0, 0, 0)),
+    "chroot": ((161, 51), (0,)),
+    "bpf": ((321, 280), (-1, 0, 0)),
+    "keyctl": ((250, 219), (-1, 0, 0, 0, 0)),
+    "io_uring_setup": ((425, 425), (0, 0)),
+    "perf_event_open": ((298, 241), (0, 0, -1, -1, 0)),
+    "userfaultfd": ((323, 282), (-1,)),
+    "open_by_handle_at": ((304, 265), (-1, 0, 0)),
+    "memfd_create": ((319, 279), (0, 0)),
+    "clone3": ((435, 435), (0, 0)),
+}
+
+
+def main(job: dict[str, Any]) -> None:
+    """Say what is missing, and stay to be looked at from outside."""
+    walls.raise_walls(job["limits"])
+    wire.send(1, wire.encode(holes()))
+    while True:
+        time.sleep(60)
+
+
+def holes() -> list[str]:
+    """Each hole in a few words."""
+    found = [f"{path} is in sight" for path in OUT_OF_SIGHT if os.path.exists(path)]
+    found += [f"{path} can be written" for path in NOT_FOR_WRITING if opens(path, os.O_WRONLY)]
+    for path in READ_ONLY:
+        if opens(f"{path}/hole", os.O_CREAT | os.O_WRONLY):
+            found.append(f"{path} can be written")
+    if os.getpid() != 1:
+        found.append("another process is the first")
+    found += calls()
+    for number in range(64):
+        try:
+            if stat.S_ISDIR(os.fstat(number).st_mode):
+                found.append("a directory outside is open")
+        except OSError:
+            continue
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+        found.append("processes can be started")
+    except OSError:
+        pass  # as it should be
+    return found
+
+
+def opens(path: str, flags: int) -> bool:
+    try:
+        os.close(os.open(path, flags))
+    except OSError:
+        return False
+    return True
+
+
+def calls() -> list[str]:
+    """Which of the calls that must be missing are there."""
+    library = ctypes.CDLL(None, use_errno=True)
+    column = 0 if os.uname().machine == "x86_64" else 1
+    found = []
+    for name, (numbers, arguments) in MISSING.items():
+        ctypes.set_errno(0)
+        done = library.syscall(
+            ctypes.c_long(numbers[column]), *(ctypes.c_long(value) for value in arguments)
+        )
+        if done != -1 or ctypes.get_errno() != errno.ENOSYS:
+            found.append(f"the system call {name} is allowed")
+    return found

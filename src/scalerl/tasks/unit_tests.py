@@ -1,0 +1,284 @@
+"""Reads the tests of a row, and refuses those whose verdict would be the program's own.
+
+Tests are Python, and run as it stands, but beside the program, not within it (`inside/judge.py`).
+Here it is found out which names the program has to define: those that neither the tests nor Python
+do. What cannot be judged is refused before a run, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import symtable
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.errors import InputError
+
+#: Names that a test uses without importing them, because the program is sure to.
+USUAL = {"np": "numpy", "pd": "pandas", "plt": "matplotlib"}
+CLOSE = ("isclose", "allclose", "approx", "assertEqual", "assertAlmostEqual")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTests:
+    """What a program must do: print `outputs` for `inputs`, and hold up to `tests`."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    #: Python that comes before the tests, and the part of it that imports.
+    setup: str = ""
+    imports: str = ""
+    tests: tuple[str, ...] = ()
+    #: What the program defines, of what the tests speak of.
+    names: tuple[str, ...] = ()
+    #: Why tests were left out.
+    refused: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.inputs or self.tests)
+
+
+class Refused(ValueError):
+    """Why a test is not used."""
+
+
+def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
+    """The tests of a row, in any of the usual columns."""
+    pairs = row.get("input_output", row)
+    if isinstance(pairs, str):
+        pairs = _json(pairs, where)
+    listed = row.get("tests")
+    if isinstance(listed, str):
+        listed = _json(listed, where)
+    if isinstance(listed, Sequence) and listed and isinstance(listed[0], Mapping):
+        inputs = [str(t.get("input", "")) for t in listed]
+        outputs = [str(t.get("output", "")) for t in listed]
+        listed = ()
+    else:
+        inputs = [str(text) for text in pairs.get("inputs") or ()]
+        outputs = [str(text) for text in pairs.get("outputs") or ()]
+    if len(inputs) != len(outputs):
+        raise InputError(f"{where}: {len(inputs)} inputs and {len(outputs)} outputs; give pairs")
+    setup, texts, entry = _texts(row, listed)
+    if not inputs and not texts:
+        raise InputError(f"{where}: no tests; name the columns inputs and outputs, or test_list")
+    found = read_asserts(texts, setup, entry, where)
+    return UnitTests(
+        tuple(inputs[:most]),
+        tuple(outputs[:most]),
+        found.setup,
+        found.imports,
+        found.tests[:most],
+        found.names,
+        found.refused,
+    )
+
+
+def _texts(row: Mapping[str, Any], listed: Any) -> tuple[str, list[str], str]:
+    """Set-up, tests and, where it is told, the name of the function (HumanEval: a function `check`
+    that is called with it)."""
+    setup = []
+    for column in ("test_imports", "test_setup_code"):
+        value = row.get(column) or ()
+        setup += [value] if isinstance(value, str) else [str(line) for line in value]
+    entry = row.get("entry_point")
+    if isinstance(row.get("test"), str) and isinstance(entry, str) and entry.isidentifier():
+        return "\n".join([*setup, row["test"]]), [f"check({entry})"], entry
+    return "\n".join(setup), [str(test) for test in row.get("test_list") or listed or ()], ""
+
+
+def read_asserts(
+    texts: Sequence[str], setup: str = "", entry: str = "", where: str = "test"
+) -> UnitTests:
+    """The tests that can be judged.
+
+    >>> found = read_asserts(["assert set(f(3)) == {1, 3}", "assert f(1) == f(1)"])
+    >>> found.names, found.tests, found.refused[0][-45:]
+    (('f',), ('assert set(f(3)) == {1, 3}',), "t(1) == f(1)': both sides are the program's")
+    """
+    kept: list[str] = []
+    names: set[str] = set()
+    refused: list[str] = []
+    found = [_builtin(texts, setup)] if not entry else [entry]
+    imports: list[str] = []
+    for text in texts:
+        try:
+            wanted, more = _examine(text, setup, {n for n in found if n}, bool(entry))
+        except Refused as reason:
+            refused.append(f"{where}: {text.strip()[:60]!r}: {reason}")
+            continue
+        kept.append(text.strip())
+        names |= wanted
+        imports += [line for line in more if line not in imports]
+    whole = "\n".join([*imports, setup])
+    return UnitTests(
+        setup=whole,
+        imports=_imports(whole) if kept else "",
+        tests=tuple(kept),
+        names=tuple(sorted(names)),
+        refused=tuple(refused),
+    )
+
+
+def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[str], list[str]]:
+    """The program's names in a test, and imports that it lacks."""
+    before, test = _parse(setup), _parse(text.strip())
+    asserts = [n for tree in (before, test) for n in ast.walk(tree) if isinstance(n, ast.Assert)]
+    if not asserts:
+        raise Refused("is not `assert EXPRESSION`")
+    free = _free(f"{setup}\n{text.strip()}")
+    modules = {name for name in free if name in sys.stdlib_module_names and _is_base(name, test)}
+    for name in free & set(USUAL):
+        raise Refused(f"needs {USUAL[name]}, and the sandbox has the standard library only")
+    names = given | (free - modules)
+    if told and names != given:
+        raise Refused(f"{', '.join(sorted(names - given))} is nobody's: only the program could say")
+    for tree in (before, test):
+        for module in _imported(tree):
+            if module not in sys.stdlib_module_names:
+                raise Refused(f"needs {module}, and the sandbox has the standard library only")
+    if not names:
+        raise Refused("says nothing about the program")
+    Own(names).visit_all(before, test)
+    return names, [f"import {name}" for name in sorted(modules)]
+
+
+class Own(ast.NodeVisitor):
+    """Finds verdicts that the program would give itself. `names` are the program's, and those of
+    variables that hold its values."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.given = set(names)
+        self.names = set(names)
+        self.functions: set[str] = set()
+        self.trying = 0
+
+    def visit_all(self, before: ast.Module, test: ast.Module) -> None:
+        for node in ast.walk(before):
+            if isinstance(node, ast.FunctionDef):
+                self.functions.add(node.name)
+                if node.name == "check" and node.args.args:
+                    self.names.add(node.args.args[0].arg)
+        self.visit(before)
+        if not any(self.touches(node) for node in test.body):
+            raise Refused("says nothing about the program")
+        self.visit(test)
+
+    def touches(self, node: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in self.names for n in ast.walk(node))
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        if self.touches(node.value):
+            self.names |= {
+                n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)
+            }
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        self.generic_visit(node)
+        if all(self.touches(side) for side in (node.left, *node.comparators)):
+            raise Refused("both sides are the program's")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        called = node.func.id if isinstance(node.func, ast.Name) else called
+        if called in CLOSE and len(node.args) > 1 and all(map(self.touches, node.args[:2])):
+            raise Refused("both sides are the program's")
+        if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
+            raise Refused("asks the program for a class, which is no data")
+        if self.touches(node.func):
+            for value in (*node.args, *(word.value for word in node.keywords)):
+                if isinstance(value, ast.Lambda) or self._is_function(value):
+                    raise Refused("gives the program a function, which is no data")
+
+    def _is_function(self, node: ast.expr) -> bool:
+        if not isinstance(node, ast.Name) or node.id in self.names:
+            return False
+        return node.id in self.functions or callable(getattr(builtins, node.id, None))
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self.trying += 1  # a call whose value nobody wants may be there for its error
+        self.generic_visit(node)
+        self.trying -= 1
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self.generic_visit(node)
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not self.trying:
+            name = call.func.id
+            if name in self.given and not name[:1].isupper():
+                raise Refused("what the program does to its arguments cannot be seen from outside")
+
+
+def _parse(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refused("is not Python") from None
+
+
+def _free(text: str) -> set[str]:
+    """Global names that are used, and neither bound by the text nor built in."""
+    top = symtable.symtable(text, "test", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+
+    def used(table: symtable.SymbolTable) -> Iterator[str]:
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or table is top):
+                yield symbol.get_name()
+        for inner in table.get_children():
+            yield from used(inner)
+
+    return {name for name in used(top) if name not in bound and not hasattr(builtins, name)}
+
+
+def _builtin(texts: Sequence[str], setup: str) -> str:
+    """A task may ask for a function of a built-in one's name (`assert sum(10, 15) == 6`): if the
+    tests know of no other, and call one only, it is that."""
+    try:
+        trees = [_parse(text.strip()) for text in texts]
+        if any(_free(f"{setup}\n{text.strip()}") for text in texts):
+            return ""
+    except Refused:
+        return ""
+    calls = {
+        node.func.id
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return calls.pop() if len(calls) == 1 else ""
+
+
+def _is_base(name: str, test: ast.Module) -> bool:
+    """Whether a name is only used for what is in it: `math.pi`, and not `math(3)`."""
+    inner = [n.value for n in ast.walk(test) if isinstance(n, ast.Attribute)]
+    every = [n for n in ast.walk(test) if isinstance(n, ast.Name) and n.id == name]
+    return all(any(n is base for base in inner) for n in every)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def _imports(setup: str) -> str:
+    """The imports of the set-up, which the program may rely on as well."""
+    kept = [n for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return "\n".join(ast.unparse(node) for node in kept)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: tests are not JSON ({error.msg}); fix the column") from None
