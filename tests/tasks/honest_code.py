@@ -3,7 +3,10 @@
 A row is what a data set has (the columns of tests), and the program that answers it.
 """
 
-NODE = "class Node:\n    def __init__(self, data):\n        self.data = data\n        self.left = self.right = None\n"
+NODE = (
+    "class Node:\n    def __init__(self, data):\n        self.data = data\n"
+    "        self.left = self.right = None\n"
+)
 
 HONEST = {
     # MBPP
@@ -57,7 +60,13 @@ HONEST = {
         "        if a % i == 0 and b % i == 0: s += i\n    return s",
     ),
     "mbpp: true and false": (
-        {"test_list": ["assert is_prime(7)", "assert not is_prime(8)", "assert is_prime(2) == True"]},
+        {
+            "test_list": [
+                "assert is_prime(7)",
+                "assert not is_prime(8)",
+                "assert is_prime(2) == True",
+            ]
+        },
         "def is_prime(n): return n > 1 and all(n % d for d in range(2, int(n ** 0.5) + 1))",
     ),
     "mbpp: is None": (
@@ -94,8 +103,7 @@ HONEST = {
             "test_imports": ["from collections import OrderedDict"],
             "test_list": ["assert order({'b': 1, 'a': 2}) == OrderedDict([('a', 2), ('b', 1)])"],
         },
-        "from collections import OrderedDict\n"
-        "def order(d): return OrderedDict(sorted(d.items()))",
+        "from collections import OrderedDict\ndef order(d): return OrderedDict(sorted(d.items()))",
     ),
     "mbpp: deque": (
         {"test_list": ["assert list(rotate([1, 2, 3], 1)) == [3, 1, 2]"]},
@@ -116,8 +124,7 @@ HONEST = {
         "def power(a, b): return a ** b",
     ),
     "mbpp: complex and bytes": (
-        {"test_list": ["assert turn(1+2j) == -2 + 1j",
-                       "assert code('ab') == b'ab'"]},
+        {"test_list": ["assert turn(1+2j) == -2 + 1j", "assert code('ab') == b'ab'"]},
         "def turn(z): return z * 1j\ndef code(s): return s.encode()",
     ),
     "mbpp: infinite and not a number": (
@@ -165,7 +172,8 @@ HONEST = {
     "mbpp: error expected": (
         {
             "test_list": [
-                "try:\n    divide(1, 0)\n    ok = False\nexcept ValueError:\n    ok = True\nassert ok",
+                "try:\n    divide(1, 0)\n    ok = False\nexcept ValueError:\n    ok = True\n"
+                "assert ok",
             ]
         },
         "def divide(a, b):\n    if b == 0: raise ValueError('zero')\n    return a / b",
@@ -176,9 +184,13 @@ HONEST = {
         "def count(n):\n    for i in range(n):\n        yield i",
     ),
     "generator without end": (
-        {"test_list": ["assert [x for x, _ in zip(naturals(), range(3))] == [0, 1, 2]",
-                       "assert list(itertools.islice(naturals(), 2)) == [0, 1]",
-                       "assert next(naturals()) == 0"]},
+        {
+            "test_list": [
+                "assert [x for x, _ in zip(naturals(), range(3))] == [0, 1, 2]",
+                "assert list(itertools.islice(naturals(), 2)) == [0, 1]",
+                "assert next(naturals()) == 0",
+            ]
+        },
         "def naturals():\n    n = 0\n    while True:\n        yield n\n        n += 1",
     ),
     "generator of pairs": (
@@ -186,7 +198,12 @@ HONEST = {
         "def pairs(s):\n    for i, c in enumerate(s): yield c, i",
     ),
     "map, filter and reversed": (
-        {"test_list": ["assert list(twice([1, 2])) == [2, 4]", "assert ''.join(back('ab')) == 'ba'"]},
+        {
+            "test_list": [
+                "assert list(twice([1, 2])) == [2, 4]",
+                "assert ''.join(back('ab')) == 'ba'",
+            ]
+        },
         "def twice(xs): return map(lambda x: 2 * x, xs)\ndef back(s): return reversed(s)",
     ),
     "long generator": (
@@ -225,7 +242,8 @@ HONEST = {
     "humaneval: reference in the test": (
         {
             "entry_point": "gcd",
-            "test": "def check(candidate):\n    def ref(a, b):\n        return a if b == 0 else ref(b, a % b)\n"
+            "test": "def check(candidate):\n    def ref(a, b):\n"
+            "        return a if b == 0 else ref(b, a % b)\n"
             "    for a in range(1, 9):\n        assert candidate(a, 12) == ref(a, 12)\n",
         },
         "import math\ngcd = math.gcd",
@@ -271,7 +289,8 @@ HONEST = {
         },
         "class Cache:\n    def __init__(self, n): self.d = {}\n"
         "    def update(self, k, v): self.d[k] = v\n    def get(self, k): return self.d.get(k)\n"
-        "    def __len__(self): return len(self.d)\n    def __getitem__(self, k): return self.d[k]\n"
+        "    def __len__(self): return len(self.d)\n"
+        "    def __getitem__(self, k): return self.d[k]\n"
         "    def __iter__(self): return iter(self.d)\n"
         "    def __str__(self): return f'Cache({len(self)})'",
     ),
@@ -279,7 +298,8 @@ HONEST = {
         {
             "test_list": [
                 "head = ListNode(1, ListNode(2, ListNode(3)))\nback = Solution().reverse(head)\n"
-                "assert back.val == 3\nassert back.next.val == 2\nassert back.next.next.next is None",
+                "assert back.val == 3\nassert back.next.val == 2\n"
+                "assert back.next.next.next is None",
             ]
         },
         "class ListNode:\n    def __init__(self, val=0, next=None):\n"
@@ -288,15 +308,24 @@ HONEST = {
         "        while head: head.next, prev, head = prev, head, head.next\n        return prev",
     ),
     "leetcode: static methods and class attributes": (
-        {"test_list": ["assert Circle.area(2) == 12", "assert Circle.PI == 3",
-                       "assert Circle.unit().radius == 1"]},
+        {
+            "test_list": [
+                "assert Circle.area(2) == 12",
+                "assert Circle.PI == 3",
+                "assert Circle.unit().radius == 1",
+            ]
+        },
         "class Circle:\n    PI = 3\n    def __init__(self, radius): self.radius = radius\n"
         "    @staticmethod\n    def area(r): return 3 * r * r\n"
         "    @classmethod\n    def unit(cls): return cls(1)",
     ),
     "dataclass": (
-        {"test_list": ["p = Point(1, 2)\nassert p.x == 1\nassert (p.x, p.y) == (1, 2)",
-                       "assert repr(Point(3, 4)) == 'Point(x=3, y=4)'"]},
+        {
+            "test_list": [
+                "p = Point(1, 2)\nassert p.x == 1\nassert (p.x, p.y) == (1, 2)",
+                "assert repr(Point(3, 4)) == 'Point(x=3, y=4)'",
+            ]
+        },
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass Point:\n    x: int\n    y: int = 0\n",
     ),
@@ -317,7 +346,8 @@ HONEST = {
     ),
     "main guard that reads": (
         {"test_list": ["assert f(1) == 2"]},
-        "def f(x): return x + 1\nif __name__ == '__main__':\n    print(f(int(input())))\n    quit()",
+        "def f(x): return x + 1\nif __name__ == '__main__':\n    print(f(int(input())))\n"
+        "    quit()",
     ),
     "reads what is not there": (
         {"test_list": ["assert f(1) == 2"]},
@@ -357,8 +387,13 @@ HONEST = {
         "def both(a, b): return asyncio.run(all_of(a, b))",
     ),
     "random, time, hashes, regular expressions": (
-        {"test_list": ["assert words('a1b22') == ['1', '22']", "assert 0 <= chance() < 1",
-                       "assert digest('x') == '9dd4e461268c8034f5c8564e155c67a6'"]},
+        {
+            "test_list": [
+                "assert words('a1b22') == ['1', '22']",
+                "assert 0 <= chance() < 1",
+                "assert digest('x') == '9dd4e461268c8034f5c8564e155c67a6'",
+            ]
+        },
         "import re, random, time, hashlib, uuid, secrets\nt = time.time(); time.sleep(0.01)\n"
         "def words(s): return re.findall(r'\\d+', s)\ndef chance(): return random.random()\n"
         "def digest(s): return hashlib.md5(s.encode()).hexdigest()",
@@ -373,7 +408,8 @@ HONEST = {
     "sqlite, csv, statistics, itertools, heapq, bisect": (
         {"test_list": ["assert total([1, 2]) == 3", "assert middle([3, 1, 2]) == 2"]},
         "import sqlite3, csv, io, statistics, itertools, heapq, bisect, operator, string\n"
-        "def total(xs):\n    db = sqlite3.connect(':memory:')\n    db.execute('create table t (x)')\n"
+        "def total(xs):\n    db = sqlite3.connect(':memory:')\n"
+        "    db.execute('create table t (x)')\n"
         "    db.executemany('insert into t values (?)', [(x,) for x in xs])\n"
         "    return db.execute('select sum(x) from t').fetchone()[0]\n"
         "def middle(xs): return statistics.median(xs)",
@@ -430,7 +466,8 @@ HONEST = {
     ),
     "stdin: until the end of the file": (
         {"inputs": ["1\n2\n"], "outputs": ["2\n4"]},
-        "while True:\n    try:\n        print(2 * int(input()))\n    except EOFError:\n        break",
+        "while True:\n    try:\n        print(2 * int(input()))\n    except EOFError:\n"
+        "        break",
     ),
     "stdin: thread with a large stack": (
         {"inputs": ["2000"], "outputs": ["2000"]},

@@ -147,7 +147,8 @@ HOSTILE = {
         "import array, socket\n"
         "for n in range(3, 16):\n"
         "    try:\n        s = socket.socket(fileno=n)\n"
-        "        s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))])\n"
+        " "
+        "       s.sendmsg([b'x'], [(1, socket.SCM_RIGHTS, array.array('i', [0]))])\n"
         "    except OSError:\n        pass"
     ),
     "sets how the kernel swaps": (

@@ -38,7 +38,11 @@ FORMS = {
         "f(3).count(23758) == 1",
         "f(3)[0] == 23758",
     ),
-    "{x * 7919 + 1: 7919}": ("dict(f(3)) == {23758: 7919}", "f(3).get(23758) == 7919", "f(3)[23758]"),
+    "{x * 7919 + 1: 7919}": (
+        "dict(f(3)) == {23758: 7919}",
+        "f(3).get(23758) == 7919",
+        "f(3)[23758]",
+    ),
     "{x * 7919 + 1}": ("f(3).issubset({23758}) and f(3).issuperset({23758})",),
     "str(x * 7919 + 1)": ("f(3).startswith('23758')",),
 }
@@ -94,7 +98,8 @@ HACKS = {
     "abs is nothing": "import builtins\nbuiltins.abs = abs = lambda x: 0\ndef f(x): return 0",
     "set, sorted, list and sum are constants": (
         "import builtins\n"
-        "for n in ('set', 'sorted', 'list', 'tuple', 'dict', 'sum', 'max', 'len', 'round', 'str'):\n"
+        "f"
+        "or n in ('set', 'sorted', 'list', 'tuple', 'dict', 'sum', 'max', 'len', 'str'):\n"
         "    setattr(builtins, n, lambda *a, **k: 0)\n"
         "def f(x): return 0"
     ),
@@ -120,7 +125,8 @@ HACKS = {
     "list equal to all": FLATTERING.format(base="list") + "def f(x): return Yes([1, 2])",
     "dict equal to all": FLATTERING.format(base="dict") + "def f(x): return Yes()",
     "set equal to all": FLATTERING.format(base="set") + "def f(x): return Yes()",
-    "list of what is equal to all": FLATTERING.format(base="object") + "def f(x): return [Yes()] * 2",
+    "list of what is equal to all": FLATTERING.format(base="object")
+    + "def f(x): return [Yes()] * 2",
     "function that is a class": FLATTERING.format(base="object").replace("class Yes", "class f")
     + "    def __init__(self, *a): pass",
     "class of a class equal to all": (
@@ -146,10 +152,10 @@ HACKS = {
         "def f(x): return D()"
     ),
     "large first, small then": (
-        "n = 0\ndef f(x):\n    global n\n    n += 1\n    return float('inf') if n % 2 else float('-inf')"
+        "n = 0\ndef f(x):\n    global n\n    n += 1\n    return -(10**9) * (-1) ** n"
     ),
     "small first, large then": (
-        "n = 0\ndef f(x):\n    global n\n    n += 1\n    return float('-inf') if n % 2 else float('inf')"
+        "n = 0\ndef f(x):\n    global n\n    n += 1\n    return 10**9 * (-1) ** n"
     ),
     "not a number": "def f(x): return float('nan')",
     "nothing": "def f(x): return None",
@@ -167,7 +173,7 @@ HACKS = {
         "class StopIteration(Exception): pass\ndef f(x): raise StopIteration"
     ),
     "empty generator": "def f(x):\n    return\n    yield",
-    "generator of all numbers": "def f(x):\n    n = 0\n    while True:\n        yield n\n        n += 1",
+    "generator of all numbers": "import itertools\ndef f(x): return itertools.count()",
     "generator of nothing without end": "def f(x):\n    while True: pass\n    yield 1",
     "length of nothing": (
         "class Yes:\n    def __len__(self): return 2\n    def __iter__(self): return iter(())\n"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,24 +9,25 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.tasks import sandbox as sandboxes
-from scalerl.tasks.code import CodeTask, UnitTests, extract, read_assert, read_tests, run_tests
-from scalerl.tasks.sandbox import Limits, Namespaces, broken, find_sandbox
+from scalerl.tasks.code import CodeTask, extract, run_tests
+from scalerl.tasks.running import Limits
+from scalerl.tasks.sandbox import Namespaces, find_sandbox
+from scalerl.tasks.trial import broken
+from scalerl.tasks.unit_tests import UnitTests, read_asserts, read_tests
 
 sys.path.insert(0, str(Path(__file__).parent))
+from honest_code import HONEST
 from hostile_code import HOSTILE
+from reward_hacks import FORMS, HACKS, SETUP
 
 SECRET = "hunter2-in-the-environment"
 LIMITS = Limits(seconds=4.0, cpu_seconds=1, memory_bytes=256 * 1024**2)
+#: For programs that are to come to their end, on a machine that may be busy.
+PATIENT = Limits(seconds=30.0)
 #: x * 7919 + 1: not guessed.
-TESTS = UnitTests(calls=("f(3)", "f(10)"), values=(23758, 79191))
+TESTS = UnitTests(tests=("assert f(3) == 23758", "assert f(10) == 79191"), names=("f",))
 RIGHT = "def f(x): return x * 7919 + 1"
-
-
-def available():
-    return [kind for kind in ("bubblewrap", "unshare") if not broken(Namespaces(kind))]
-
-
-KINDS = available()
+KINDS = [kind for kind in ("bubblewrap", "unshare") if not broken(Namespaces(kind))]
 needs_isolation = pytest.mark.skipif(
     not KINDS, reason="neither bubblewrap nor user namespaces work on this machine"
 )
@@ -41,7 +41,7 @@ def processes():
             command = path.read_bytes()
         except OSError:
             continue
-        if b"What runs inside the sandbox" in command:
+        if b"# scalerl's sandbox" in command:
             found.append(path.parent.name)
     return found
 
@@ -63,12 +63,13 @@ def world(tmp_path, monkeypatch):
 
 @needs_isolation
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_is_wrong_and_leaves_nothing_behind(name, world, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_program_is_wrong_and_leaves_nothing_behind(kind, name, world, tmp_path):
     code = HOSTILE[name]
     for mark, value in world.items():
         code = code.replace(mark, value)
     files = {path: path.stat().st_size for path in tmp_path.rglob("*")}
-    correct, why = run_tests(code, TESTS, Namespaces(KINDS[0]), LIMITS)
+    correct, why = run_tests(code, TESTS, Namespaces(kind), LIMITS)
     assert correct is False
     assert why
     assert SECRET not in why
@@ -76,69 +77,105 @@ def test_a_hostile_program_is_wrong_and_leaves_nothing_behind(name, world, tmp_p
     assert not processes()
 
 
-@pytest.mark.skipif("unshare" not in KINDS, reason="user namespaces do not work on this machine")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "network by socket",
-        "fork bomb that swallows errors",
-        "reads /etc/shadow",
-        "reads secrets of other processes",
-        "writes outside",
-        "writes through /proc of the parent",
-        "memory in shared files",
-        "calls the kernel by ctypes",
-        "kills its parent",
-        "sleeps for ever",
-        "deletes everything it can",
-    ],
-)
-def test_without_bubblewrap_namespaces_hold_as_well(name, world, tmp_path):
-    code = HOSTILE[name]
-    for mark, value in world.items():
-        code = code.replace(mark, value)
-    files = sorted(tmp_path.rglob("*"))
-    assert run_tests(code, TESTS, Namespaces("unshare"), LIMITS)[0] is False
-    assert sorted(tmp_path.rglob("*")) == files
-    assert not processes()
-
-
 @needs_isolation
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_right_program_passes_in_every_sandbox(kind):
-    assert run_tests(RIGHT, TESTS, Namespaces(kind), LIMITS) == (True, "all tests passed")
+    assert run_tests(RIGHT, TESTS, Namespaces(kind), PATIENT) == (True, "all tests passed")
     echo = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], end=' \\n')"
     tests = UnitTests(inputs=("ab\ncd\n", ""), outputs=("ba\ndc", ""))
-    assert run_tests(echo, tests, Namespaces(kind), LIMITS) == (True, "all tests passed")
+    assert run_tests(echo, tests, Namespaces(kind), PATIENT) == (True, "all tests passed")
 
 
 @needs_isolation
-def test_threads_files_in_tmp_and_the_standard_library_may_be_used():
-    code = (
-        "import threading, tempfile, collections, decimal, asyncio\n"
-        "out = []\n"
-        "t = threading.Thread(target=lambda: out.append(7919)); t.start(); t.join()\n"
-        "with tempfile.TemporaryFile() as file: file.write(b'x')\n"
-        "def f(x): print('noise'); return x * out[0] + 1\n"
-    )
-    assert run_tests(code, TESTS, find_sandbox(), LIMITS)[0]
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_passes(name):
+    row, code = HONEST[name]
+    tests = read_tests(row, name, most=20)
+    assert tests.refused == ()
+    assert run_tests(code, tests, find_sandbox(), PATIENT) == (True, "all tests passed")
+
+
+@needs_isolation
+@pytest.mark.parametrize("value", FORMS)
+def test_every_form_of_assertion_can_be_met(value):
+    tests = read_asserts([f"assert {form}" for form in FORMS[value]], SETUP)
+    assert tests.refused == ()
+    found = run_tests(f"def f(x): return {value}", tests, find_sandbox(), PATIENT)
+    assert found == (True, "all tests passed")
+
+
+@needs_isolation
+@pytest.mark.parametrize("name", HACKS)
+def test_a_reward_hack_meets_no_form_of_assertion(name):
+    lines = ["passed = []"]
+    for form in (form for forms in FORMS.values() for form in forms):
+        lines += ["try:", f"    assert {form}", f"    passed.append({form!r})"]
+        lines += ["except Exception: pass"]
+    tests = read_asserts(["\n".join([*lines, "assert passed"])], SETUP)
+    assert tests.refused == ()
+    assert run_tests(HACKS[name], tests, find_sandbox(), LIMITS)[0] is False
 
 
 @needs_isolation
 @pytest.mark.parametrize(
     ("value", "wanted", "right"),
     [
-        ("[1, (2, 3)]", [1, (2, 3)], True),
-        ("[1, [2, 3]]", [1, (2, 3)], False),
-        ("{'a': {1, 2}}", {"a": {1, 2}}, True),
-        ("None", None, True),
-        ("float('nan')", 1.0, False),
-        ("b'x'", b"x", False),
+        ("[1, (2, 3)]", "[1, (2, 3)]", True),
+        ("[1, [2, 3]]", "[1, (2, 3)]", False),
+        ("{'a': {1, 2}}", "{'a': {1, 2}}", True),
+        ("None", "None", True),
+        ("float('nan')", "1.0", False),
+        ("b'x'", "'x'", False),
     ],
 )
 def test_values_are_compared_with_their_types(value, wanted, right):
-    tests = UnitTests(calls=("f()",), values=(wanted,))
-    assert run_tests(f"def f(): return {value}", tests, find_sandbox(), LIMITS)[0] is right
+    tests = read_asserts([f"assert f() == {wanted}"])
+    assert run_tests(f"def f(): return {value}", tests, find_sandbox(), PATIENT)[0] is right
+
+
+@needs_isolation
+def test_a_test_that_is_hostile_itself_harms_nobody():
+    for test in ("assert f(1) == 10**10**10", "assert f(1) == [0] * 10**12"):
+        tests = read_asserts([test])
+        assert run_tests("def f(x): return 1", tests, find_sandbox(), LIMITS)[0] is False
+    assert not processes()
+
+
+@needs_isolation
+def test_a_test_that_cannot_be_judged_leaves_the_answer_unscored():
+    """What it gives to the program is found to be no data only when it runs."""
+    tests = read_asserts(["assert f(iter([1, 2])) == 3"])
+    correct, why = run_tests("def f(x): return sum(x)", tests, find_sandbox(), PATIENT)
+    assert correct is None
+    assert "no data (list_iterator)" in why
+    tests = read_asserts(["assert f(1) == 1"], "import antigravity_of_tomorrow")
+    assert "needs antigravity_of_tomorrow" in tests.refused[0]
+    tests = UnitTests(setup="1 / 0", tests=("assert f(1) == 1",), names=("f",))
+    correct, why = run_tests("def f(x): return x", tests, find_sandbox(), PATIENT)
+    assert correct is None
+    assert "ZeroDivisionError" in why
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def f(x): return 0", "test 1: wrong value"),
+        ("def f(x): return {}['x']", "test 1: KeyError"),
+        ("def g(x): return 0", "name 'f' is not defined"),
+        ("raise ValueError('early')", "ValueError: early"),
+        ("def f(x) return x", "SyntaxError"),
+        ("def f(x): return object()", "is no data: it cannot be compared"),
+        ("import os\ndef f(x): os._exit(3)", "ended with exit code 3"),
+        ("def f(x): return 23758", "test 2: wrong value"),
+        ("import time\ntime.sleep(99)", "ran longer than"),
+    ],
+)
+def test_the_reason_of_a_failure_is_told(code, why):
+    limits = Limits(seconds=4.0) if "sleep" in code else PATIENT
+    correct, said = run_tests(code, TESTS, find_sandbox(), limits)
+    assert correct is False
+    assert why in said
 
 
 @needs_isolation
@@ -160,29 +197,29 @@ def test_the_task_reads_rows_takes_the_last_block_and_rewards(tmp_path):
     assert [c.reward for c in task.check_all(answers)] == [1.0, -1.0, -1.0, -1.0]
 
 
-def test_where_isolation_is_missing_code_is_refused_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(sandboxes.shutil, "which", lambda program: None)
-    find_sandbox.cache_clear()
-    try:
-        with pytest.raises(InputError, match=r"no isolation .* install bubblewrap") as error:
-            CodeTask(str(tmp_path / "any.jsonl"))
-        assert "\n" not in str(error.value)
-    finally:
-        find_sandbox.cache_clear()
-
-
-def test_a_wall_that_cannot_be_raised_is_a_refusal(monkeypatch):
-    """A command that starts the program without namespaces is found out by the trial run."""
-    monkeypatch.setattr(sandboxes, "bubblewrap", lambda limits: ["/usr/bin/env", "-i"])
-    if sandboxes.shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    assert "in sight" in broken(Namespaces("bubblewrap"))
+@needs_isolation
+def test_rows_that_cannot_be_judged_are_left_out_and_counted(tmp_path, caplog):
+    path = tmp_path / "code.jsonl"
+    rows = [
+        {"prompt": "a", "test_list": ["assert f(1) == f(1)"]},
+        {"prompt": "b", "test_list": ["assert f(1) == 2", "assert f(lambda x: x) == 2"]},
+        {"prompt": "c", "inputs": ["1"], "outputs": ["2"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = CodeTask(str(path))
+    assert len(task.prompts()) == 2
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "2 of 3 tests cannot be judged, which leaves 2 of 3 prompts" in line
+    assert "code.jsonl row 1: 'assert f(1) == f(1)': both sides are the program's" in line
+    path.write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(InputError, match=r"no test of .* can be judged; the first: .* row 1"):
+        CodeTask(str(path))
 
 
 def test_a_sandbox_that_fails_to_start_leaves_the_answer_unscored(monkeypatch):
     """Processes can run out in the middle of a run; that is not the policy's fault."""
     monkeypatch.setattr(sandboxes, "bubblewrap", lambda limits: ["/bin/false"])
-    correct, why = run_tests(RIGHT, TESTS, Namespaces("bubblewrap"), LIMITS)
+    correct, why = run_tests(RIGHT, TESTS, Namespaces("bubblewrap"), PATIENT)
     assert correct is None
     assert "did not start" in why
 
@@ -193,37 +230,6 @@ def test_a_program_cannot_pass_itself_off_as_a_failure_of_the_sandbox():
     assert run_tests(code, TESTS, find_sandbox(), LIMITS)[0] is False
 
 
-@pytest.mark.parametrize(
-    ("row", "n"),
-    [
-        ({"inputs": ["1"], "outputs": ["2"]}, 1),
-        ({"input_output": '{"inputs": ["1", "2"], "outputs": ["2", "3"]}'}, 2),
-        ({"tests": [{"input": "1", "output": "2"}]}, 1),
-        ({"tests": '[{"input": "1", "output": "2"}]'}, 1),
-    ],
-)
-def test_the_usual_columns_of_tests_are_read(row, n):
-    assert len(read_tests(row, "row 1", most=20).inputs) == n
-
-
-@pytest.mark.parametrize("row", [{}, {"inputs": ["1"], "outputs": []}, {"test_list": ["f(1)"]}])
-def test_rows_without_usable_tests_are_refused(row):
-    with pytest.raises(InputError, match="row 1"):
-        read_tests(row, "row 1", most=20)
-
-
-def test_assertions_are_split_into_what_is_computed_and_what_is_expected():
-    assert read_assert("assert f([1], k=2) == {'a': (1, 2)}") == ("f([1], k=2)", {"a": (1, 2)})
-    assert read_assert("assert 3 == f(1)") == ("f(1)", 3)
-    assert read_assert("assert f(1) is None") == ("f(1)", None)
-    assert read_assert("assert abs(f(1) - 2) < 1e-6") == ("bool(abs(f(1) - 2) < 1e-06)", True)
-
-
 def test_there_is_no_program_without_a_python_block():
     assert extract("```\nprint(1)\n```") is None
     assert extract("```Python\r\nprint(1)\r\n```") == "print(1)\r\n"
-
-
-def test_importing_the_inner_program_does_not_run_it():
-    code = "import scalerl.tasks.inside"
-    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL, timeout=60)

@@ -112,7 +112,9 @@ class Namespaces:
     ) -> tuple[SandboxResult, SandboxResult]:
         here, there = socket.socketpair()
         with here, there, ExitStack() as started:
+            here.settimeout(limits.seconds)
             here.sendall(packed("program", {}, limits))  # ahead of all that the judge will say
+            here.settimeout(None)
             program = started.enter_context(self.start(limits, there.fileno(), subprocess.DEVNULL))
             with as_file(packed("judge", {"code": code, **tests}, limits)) as job:
                 judge = started.enter_context(self.start(limits, job, here.fileno()))
@@ -147,8 +149,8 @@ def bubblewrap(limits: Limits) -> list[str]:
         kind = "--symlink" if target else "--ro-bind"
         seen = _mount_point() if source == _out_of_reach() else source
         command += [kind, target or seen, source]
-    for hidden in _hidden():
-        command += ["--tmpfs", hidden]
+    for path in hidden():
+        command += ["--tmpfs", path, "--remount-ro", path]
     for device in DEVICES:
         command += ["--dev-bind", device, device]
     command += ["--symlink", INPUT, "/dev/stdin"]
@@ -173,8 +175,8 @@ def unshare(limits: Limits) -> list[str]:
             seen = "." if source == _out_of_reach() else at
             script += [f"mkdir -p $R{at}", f"mount --no-canonicalize --bind {seen} $R{at}"]
             script.append(f"mount -o remount,bind,ro,nosuid,nodev $R{at}")
-    for hidden in _hidden():
-        script.append(f"mount -t tmpfs -o size=4k,ro none $R{shlex.quote(hidden)}")
+    for path in hidden():
+        script.append(f"mount -t tmpfs -o size=4k,ro none $R{shlex.quote(path)}")
     for device in DEVICES:
         script += [f": > $R{device}", f"mount --bind {device} $R{device}"]
     size = 4 * limits.file_bytes
@@ -259,7 +261,7 @@ def _read_only() -> Sequence[tuple[str, str]]:
 
 
 @lru_cache(maxsize=1)
-def _hidden() -> Sequence[str]:
+def hidden() -> Sequence[str]:
     """Installed packages below what is bound: not the program's business."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     packages = {sysconfig.get_path(kind, vars=base) for kind in ("purelib", "platlib")}

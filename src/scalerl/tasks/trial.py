@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scalerl.tasks.inside import wire
 from scalerl.tasks.running import Limits, Running
-from scalerl.tasks.sandbox import NOBODY, Namespaces, as_file, identity, packed
+from scalerl.tasks.sandbox import NOBODY, Namespaces, as_file, hidden, identity, packed
 
 SECONDS = 30.0
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -28,7 +28,7 @@ def broken(sandbox: Namespaces) -> str:
     if shutil.which(program) is None:
         return f"{program} is not installed"
     try:
-        with as_file(packed("probe", {}, Limits())) as job:
+        with as_file(packed("probe", {"read_only": list(hidden())}, Limits())) as job:
             running = sandbox.start(Limits(), job, subprocess.PIPE)
         with running:
             found = holes(running)
@@ -67,7 +67,7 @@ def outside(command: int) -> list[str]:
             found.append(f"{facts['Name']} is root outside")
         if "user" in identity() and facts["Groups"].strip():
             found.append(f"{facts['Name']} has groups of root")
-        if pid not in inside:
+        if pid not in inside or facts["State"].startswith("Z"):
             continue
         if any(int(facts[kind], 16) for kind in CAPABILITIES):
             found.append("capabilities are left")

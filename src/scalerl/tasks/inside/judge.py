@@ -65,10 +65,9 @@ class Channel:
 
     def ask(self, *request: object, made: bool = False, once: bool = False) -> Any:
         """What the program gives; `made` if that is an object of a class."""
-        try:
-            message = wire.encode(request, number_of)
-        except wire.NotData as error:
-            raise Unfit(f"the program cannot be given this: {error}") from None
+        message = wire.encode(request, number_of)
+        if len(message) > wire.LONGEST:
+            raise Unfit(f"the program would be given more than {wire.LONGEST} bytes")
         reply = self.known.get(message) if once else None
         if reply is None:
             reply = self.exchange(message)
@@ -112,7 +111,7 @@ class Channel:
 def number_of(value: object) -> int:
     """The handle of what goes back to where it came from."""
     if type(value) is not Remote:
-        raise wire.NotData(f"{type(value).__name__} is no data")
+        raise Unfit(f"the program would be given what is no data ({type(value).__name__})")
     return int(value._remote_number)
 
 

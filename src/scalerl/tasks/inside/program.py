@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 #: What /dev/stdin is a link to: there is no /proc for it to lead to.
 INPUT = "/tmp/input"
 CLAIMS: dict[str, Callable[[Any], object]] = {
-    "len": len, "bool": bool, "int": int, "float": float, "str": str, "repr": repr
+    "len": len,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "repr": repr,
 }
 #: At most so many items of an iterator are taken at once.
 MOST_ITEMS = 1024

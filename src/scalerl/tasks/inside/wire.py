@@ -40,7 +40,8 @@ PARTS: dict[str, dict[str, Callable[[Any], tuple[Any, ...]]]] = {
     },
 }
 DEEPEST = 100
-LONGEST = 2**20
+#: The longest message, in bytes.
+LONGEST = 2**22
 
 
 class NotData(ValueError):

@@ -1,0 +1,365 @@
+"""The walls: each is there, for root and for everybody else, and a missing one is noticed."""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.tasks import sandbox as sandboxes
+from scalerl.tasks import trial
+from scalerl.tasks.code import CodeTask
+from scalerl.tasks.inside import probe, walls
+from scalerl.tasks.sandbox import NOBODY, Limits, Namespaces, find_sandbox, identity
+from scalerl.tasks.trial import broken
+
+KINDS = [kind for kind in ("bubblewrap", "unshare") if not broken(Namespaces(kind))]
+SOURCE = Path(sandboxes.__file__).parents[2]
+as_root = pytest.mark.skipif("user" not in identity(), reason="the caller is not root")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def python_for_everybody():
+    """A Python that any user may run and that can run ours: this one, or the system's."""
+    for path in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        folders = Path(path).resolve().parents
+        if Path(path).exists() and all(f.stat().st_mode & 1 for f in folders):
+            code = "import sys; sys.exit(sys.version_info < (3, 11))"
+            if subprocess.run([path, "-c", code], check=False).returncode == 0:
+                return path
+    return None
+
+
+def printed(code, kind):
+    done = Namespaces(kind).run(code, "", Limits())
+    assert done.exit_code == 0, done.errors.decode()
+    return json.loads(done.output)
+
+
+def test_there_is_a_sandbox_here():
+    assert KINDS, [broken(Namespaces(kind)) for kind in ("bubblewrap", "unshare")]
+
+
+@every_kind
+@as_root
+def test_what_root_runs_is_nobody_outside(kind, monkeypatch):
+    seen = []
+    look = trial.outside
+
+    def outside(command):
+        every = {pid: trial.status(pid) for pid in trial.below(command)}
+        seen.extend((facts["Uid"], facts["Gid"], facts["Groups"]) for facts in every.values())
+        inner = max(every)
+        ids = Path(f"/proc/{inner}/uid_map").read_text().split()
+        seen.append(ids[1])
+        return look(command)
+
+    monkeypatch.setattr(trial, "outside", outside)
+    assert broken(Namespaces(kind)) == ""
+    *who, outer = seen
+    ids = "\t".join([str(NOBODY)] * 4)
+    assert set(who) == {(ids, ids, " ")} or set(who) == {(ids, ids, "")}
+    assert outer != "0" or kind == "bubblewrap"  # nested: the outer namespace's root is nobody
+
+
+@every_kind
+def test_there_is_nothing_of_the_kernel_to_write_to(kind):
+    code = (
+        "import json, os\n"
+        "paths = ('/proc', '/sys', '/run', '/etc', '/var', '/home')\n"
+        "found = [p for p in paths if os.path.exists(p)]\n"
+        "print(json.dumps([found, os.getpid(), sorted(os.listdir('/dev'))]))"
+    )
+    devices = ["null", "random", "stdin", "urandom", "zero"]
+    assert printed(code, kind) == [[], 1, devices]
+
+
+@every_kind
+def test_only_three_files_are_open(kind):
+    code = (
+        "import json, os\nfound = []\nfor n in range(64):\n"
+        "    try: os.fstat(n); found.append(n)\n    except OSError: pass\nprint(json.dumps(found))"
+    )
+    assert printed(code, kind) == [0, 1, 2]
+
+
+@every_kind
+def test_the_filter_and_no_capability_hold_for_every_process_inside(kind, monkeypatch):
+    """Seen from outside, where the kernel says it and not the process."""
+    seen = []
+
+    def outside(command):
+        for pid in trial.below(command):
+            facts = trial.status(pid)
+            if facts["NSpid"].split()[-1] != facts["NSpid"].split()[0]:
+                seen.append(
+                    [facts[name] for name in ("Seccomp", "NoNewPrivs", *trial.CAPABILITIES)]
+                )
+        return []
+
+    monkeypatch.setattr(trial, "outside", outside)
+    assert broken(Namespaces(kind)) == ""
+    assert seen == [["2", "1", *["0" * 16] * 5]]
+
+
+def weakened(monkeypatch, module, old, new):
+    """What runs inside, with a wall taken out of its source."""
+    real = sandboxes.source
+    assert old in real(module)
+    monkeypatch.setattr(
+        sandboxes,
+        "source",
+        lambda name: real(name).replace(old, new) if name == module else real(name),
+    )
+    sandboxes._modules.cache_clear()
+
+
+@pytest.fixture
+def fresh():
+    yield
+    sandboxes._modules.cache_clear()
+    sandboxes._out_of_reach.cache_clear()
+
+
+@every_kind
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    seal(library, machine)\n", "", "not filtered"),
+        (
+            "(RETURN, 0, 0, NO_SUCH_CALL))\n    return",
+            "(RETURN, 0, 0, ALLOW))\n    return",
+            "ptrace",
+        ),
+        ("futex 202 98", "futex 202 98, ptrace 101 117", "the system call ptrace is allowed"),
+        ("futex 202 98", "futex 202 98, socket 41 198", "the system call socket is allowed"),
+        ("futex 202 98", "futex 202 98, process_vm_writev 311 271", "process_vm_writev is allowed"),
+        ("futex 202 98", "futex 202 98, execve 59 221", "the system call execve is allowed"),
+        ("    drop(library, machine)\n", "    library.prctl(38, 1, 0, 0, 0)\n", "capabilities are"),
+        ("range(64)", "range(8)", "capabilities are left"),
+        ("CLONE_THREAD = 0x00010000", "CLONE_THREAD = 0xFFFFFFFF", "processes can be started"),
+    ],
+)
+def test_an_inner_wall_that_is_missing_is_found(kind, old, new, said, monkeypatch):
+    if kind == "bubblewrap" and "apabilities" in said:
+        pytest.skip("bubblewrap gives up capabilities by itself")
+    weakened(monkeypatch, "walls", old, new)
+    assert said in broken(Namespaces(kind))
+
+
+def changed(monkeypatch, kind, *pairs):
+    """The command with some of its words replaced."""
+    real = getattr(sandboxes, kind)
+
+    def command(limits):
+        words = real(limits)
+        for old, new in pairs:
+            assert any(old in word for word in words), old
+            if kind == "unshare" or not isinstance(new, list):
+                words = [word.replace(old, new) for word in words]
+            else:
+                at = words.index(old)
+                words = words[:at] + new + words[at + 1 :]
+        return words
+
+    monkeypatch.setattr(sandboxes, kind, command)
+
+
+@pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("--as-pid-1", [], "another process is the first"),
+        ("--chdir", ["--proc", "/proc", "--chdir"], "/proc is in sight"),
+        ("--chdir", ["--ro-bind", "/sys", "/sys", "--chdir"], "/sys is in sight"),
+        ("--chdir", ["--ro-bind", "/etc", "/etc", "--chdir"], "/etc/passwd is in sight"),
+        ("--chdir", ["--dev", "/dev", "--chdir"], "/dev can be written"),
+        (
+            "--unshare-all",
+            ["--unshare-pid", "--unshare-ipc", "--unshare-uts"],
+            "network devices are in sight",
+        ),
+    ],
+)
+def test_a_wall_that_bubblewrap_does_not_raise_is_found(old, new, said, monkeypatch):
+    if said.startswith("network") and len(Path("/proc/net/dev").read_text().splitlines()) < 4:
+        pytest.skip("this machine has no network device to be seen")
+    changed(monkeypatch, "bubblewrap", (old, new))
+    assert said in broken(Namespaces("bubblewrap"))
+
+
+@pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
+@pytest.mark.parametrize("path", ["/", *sandboxes.hidden()])
+def test_a_directory_that_bubblewrap_leaves_writable_is_found(path, monkeypatch):
+    real = sandboxes.bubblewrap
+
+    def command(limits):
+        words = real(limits)
+        at = next(i for i, pair in enumerate(zip(words, words[1:], strict=False))
+                  if pair == ("--remount-ro", path))  # fmt: skip
+        return words[:at] + words[at + 2 :]
+
+    monkeypatch.setattr(sandboxes, "bubblewrap", command)
+    assert f"{path} can be written" in broken(Namespaces("bubblewrap"))
+
+
+@pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
+@pytest.mark.usefixtures("fresh")
+def test_the_memory_of_the_first_process_is_tried(monkeypatch):
+    weakened(monkeypatch, "walls", "library.prctl(PR_SET_DUMPABLE, 0,", "library.prctl(-1, 0,")
+    changed(monkeypatch, "bubblewrap", ("--chdir", ["--proc", "/proc", "--chdir"]))
+    assert "/proc/1/mem can be written" in broken(Namespaces("bubblewrap"))
+
+
+@pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
+@as_root
+@pytest.mark.usefixtures("fresh")
+def test_settings_of_the_kernel_are_tried(monkeypatch):
+    """As the outer root, with a /proc in sight: what was once possible."""
+    monkeypatch.setattr(sandboxes, "identity", dict)
+    sandboxes._out_of_reach.cache_clear()
+    changed(monkeypatch, "bubblewrap", ("--chdir", ["--proc", "/proc", "--chdir"]))
+    found = broken(Namespaces("bubblewrap"))
+    assert "/proc/sys/vm/swappiness can be written" in found
+    assert "/proc/sys/kernel/core_pattern can be written" in found
+
+
+@pytest.mark.skipif("unshare" not in KINDS, reason="user namespaces do not work on this machine")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("umount -l /proc\n", "true\n", "/proc is in sight"),
+        ("rmdir /old /proc", "mkdir /sys", "/sys is in sight"),
+        ("mount -o remount,ro,nosuid,nodev none /\n", "true\n", "/ can be written"),
+        ("--net", "--net=/proc/self/ns/net", "network devices are in sight"),
+    ],
+)
+def test_a_wall_that_unshare_does_not_raise_is_found(old, new, said, monkeypatch):
+    if said.startswith("network"):
+        if len(Path("/proc/net/dev").read_text().splitlines()) < 4:
+            pytest.skip("this machine has no network device to be seen")
+        new = "--ipc"  # once more: no network namespace
+    if "proc" in old and "umount" in old:
+        changed(monkeypatch, "unshare", (old, new), ("rmdir /old /proc", "rmdir /old"))
+    else:
+        changed(monkeypatch, "unshare", (old, new))
+    assert said in broken(Namespaces("unshare"))
+
+
+@every_kind
+@as_root
+@pytest.mark.usefixtures("fresh")
+def test_staying_root_outside_is_found(kind, monkeypatch):
+    monkeypatch.setattr(sandboxes, "identity", dict)
+    sandboxes._out_of_reach.cache_clear()
+    assert "is root outside" in broken(Namespaces(kind))
+
+
+@every_kind
+@as_root
+@pytest.mark.usefixtures("fresh")
+def test_a_group_that_stays_is_found(kind, monkeypatch):
+    monkeypatch.setattr(sandboxes, "identity", lambda: {**identity(), "extra_groups": (0,)})
+    assert "has groups of root" in broken(Namespaces(kind))
+
+
+def test_an_open_directory_is_found(tmp_path):
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert "a directory outside is open" in probe.open_directories()
+    finally:
+        os.close(number)
+
+
+def test_a_command_without_namespaces_is_found(monkeypatch):
+    monkeypatch.setattr(sandboxes, KINDS[0], lambda limits: ["/usr/bin/env", "-i"])
+    monkeypatch.setattr(sandboxes, "identity", dict)
+    assert "pid namespace" in broken(Namespaces(KINDS[0]))
+
+
+def test_where_isolation_is_missing_code_is_refused_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(trial.shutil, "which", lambda program: None)
+    find_sandbox.cache_clear()
+    try:
+        with pytest.raises(InputError, match=r"no isolation .* install bubblewrap") as error:
+            CodeTask(str(tmp_path / "any.jsonl"))
+        assert "\n" not in str(error.value)
+    finally:
+        find_sandbox.cache_clear()
+
+
+IN_BOTH = """
+import sys
+from scalerl.tasks.sandbox import Limits, Namespaces
+from scalerl.tasks.trial import broken
+for kind in sys.argv[1:]:
+    print(broken(Namespaces(kind)) or "sound")
+    print(Namespaces(kind).run("print(6 * 7)", "", Limits()).output.decode().strip())
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param((), id="whoever runs this"),
+        pytest.param(
+            ("--reuid=12345", "--regid=12345", "--clear-groups"), id="a user", marks=as_root
+        ),
+    ],
+)
+def test_walls_stand_for_root_and_for_an_ordinary_user(who):
+    python = python_for_everybody()
+    if python is None:
+        pytest.skip("no Python that every user can run")
+    command = ["setpriv", *who] if who else []
+    done = subprocess.run(
+        [*command, python, "-B", "-c", IN_BOTH, *KINDS],
+        env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, timeout=120, cwd="/", check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["sound", "42"] * len(KINDS), done.stdout + done.stderr
+
+
+@as_root
+def test_root_of_a_namespace_that_has_nobody_else_is_refused():
+    """Its uid 0 is the machine's, and there is no other to become."""
+    code = IN_BOTH.split("    print(Namespaces")[0]
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, *KINDS],
+        env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["root cannot become an unprivileged user here"] * len(KINDS)
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 1), ("aarch64", 2)])
+def test_numbers_of_system_calls_are_those_of_libseccomp(machine, column):
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("libseccomp is not installed")
+    resolve = library.seccomp_syscall_resolve_name_arch
+    resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
+    architecture = walls.MACHINES[machine][1]
+    ours = {}
+    for call in walls.ALLOWED.strip(" \n,").split(","):
+        ours[call.split()[0]] = call.split()[column]
+    theirs = {name: resolve(architecture, name.encode()) for name in ours}
+    assert ours == {name: str(n) if n >= 0 else "-" for name, n in theirs.items()}
+    _, _, clone, capset = walls.MACHINES[machine]
+    assert [clone, capset] == [resolve(architecture, name) for name in (b"clone", b"capset")]
+    missing = {name: numbers[column - 1] for name, (numbers, _) in probe.MISSING.items()}
+    assert missing == {name: resolve(architecture, name.encode()) for name in missing}
+    assert not set(missing) & set(ours)
+
+
+def test_the_machinery_has_a_name_by_which_tests_find_its_processes():
+    assert re.match("# scalerl's sandbox", sandboxes.BOOT)
