@@ -10,10 +10,10 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.tasks import sandbox as sandboxes
 from scalerl.tasks.code import CodeTask, extract, run_tests
-from scalerl.tasks.running import Limits
 from scalerl.tasks.sandbox import Namespaces, find_sandbox
 from scalerl.tasks.trial import broken
 from scalerl.tasks.unit_tests import UnitTests, read_asserts, read_tests
+from scalerl.tasks.walled import Limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from honest_code import HONEST

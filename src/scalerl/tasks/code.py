@@ -22,10 +22,10 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.pool import map_threads
-from scalerl.tasks.running import Limits, SandboxResult
 from scalerl.tasks.sandbox import Sandbox, find_sandbox
 from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Question, Rules
 from scalerl.tasks.unit_tests import UnitTests, read_tests
+from scalerl.tasks.walled import Limits, SandboxResult
 
 log = logging.getLogger(__name__)
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)

@@ -40,7 +40,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from scalerl.errors import InputError
 from scalerl.tasks.inside import wire
 from scalerl.tasks.inside.program import INPUT
-from scalerl.tasks.running import Identity, Limits, Running, SandboxResult, watch
+from scalerl.tasks.walled import Identity, Limits, SandboxResult, WalledProcess, watch
 
 INSIDE = Path(__file__).with_name("inside")
 HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
@@ -94,11 +94,11 @@ class Namespaces:
 
     name: Kind
 
-    def start(self, limits: Limits, stdin: int, stdout: int) -> Running:
+    def start(self, limits: Limits, stdin: int, stdout: int) -> WalledProcess:
         make = bubblewrap if self.name == "bubblewrap" else unshare
         # A directory that root alone can reach is entered before root is nobody.
         cwd = _out_of_reach() or "/"
-        return Running([*make(limits), *_python()], stdin, stdout, cwd, identity())
+        return WalledProcess([*make(limits), *_python()], stdin, stdout, cwd, identity())
 
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
         with as_file(packed("program", {"code": code, "input": given}, limits)) as job:

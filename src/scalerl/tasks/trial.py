@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 from scalerl.tasks.inside import wire
-from scalerl.tasks.running import Limits, Running
 from scalerl.tasks.sandbox import NOBODY, Namespaces, as_file, hidden, identity, packed
+from scalerl.tasks.walled import Limits, WalledProcess
 
 SECONDS = 30.0
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -40,7 +40,7 @@ def broken(sandbox: Namespaces) -> str:
     return f"holes: {', '.join(found)}" if found else ""
 
 
-def holes(running: Running) -> list[str] | None:
+def holes(running: WalledProcess) -> list[str] | None:
     """What was found, inside and from outside; None if it did not get that far."""
     late = threading.Timer(SECONDS, running.process.kill)
     late.start()

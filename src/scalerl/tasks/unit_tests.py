@@ -43,7 +43,7 @@ class UnitTests:
         return bool(self.inputs or self.tests)
 
 
-class Refused(ValueError):
+class NotJudged(ValueError):
     """Why a test is not used."""
 
 
@@ -109,7 +109,7 @@ def read_asserts(
     for text in texts:
         try:
             wanted, more = _examine(text, setup, {n for n in found if n}, bool(entry))
-        except Refused as reason:
+        except NotJudged as reason:
             refused.append(f"{where}: {text.strip()[:60]!r}: {reason}")
             continue
         kept.append(text.strip())
@@ -130,20 +130,22 @@ def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[st
     before, test = _parse(setup), _parse(text.strip())
     asserts = [n for tree in (before, test) for n in ast.walk(tree) if isinstance(n, ast.Assert)]
     if not asserts:
-        raise Refused("is not `assert EXPRESSION`")
+        raise NotJudged("is not `assert EXPRESSION`")
     free = _free(f"{setup}\n{text.strip()}")
     modules = {name for name in free if name in sys.stdlib_module_names and _is_base(name, test)}
     for name in free & set(USUAL):
-        raise Refused(f"needs {USUAL[name]}, and the sandbox has the standard library only")
+        raise NotJudged(f"needs {USUAL[name]}, and the sandbox has the standard library only")
     names = given | (free - modules)
     if told and names != given:
-        raise Refused(f"{', '.join(sorted(names - given))} is nobody's: only the program could say")
+        raise NotJudged(
+            f"{', '.join(sorted(names - given))} is nobody's: only the program could say"
+        )
     for tree in (before, test):
         for module in _imported(tree):
             if module not in sys.stdlib_module_names:
-                raise Refused(f"needs {module}, and the sandbox has the standard library only")
+                raise NotJudged(f"needs {module}, and the sandbox has the standard library only")
     if not names:
-        raise Refused("says nothing about the program")
+        raise NotJudged("says nothing about the program")
     Own(names).visit_all(before, test)
     return names, [f"import {name}" for name in sorted(modules)]
 
@@ -166,7 +168,7 @@ class Own(ast.NodeVisitor):
                     self.names.add(node.args.args[0].arg)
         self.visit(before)
         if not any(self.touches(node) for node in test.body):
-            raise Refused("says nothing about the program")
+            raise NotJudged("says nothing about the program")
         self.visit(test)
 
     def touches(self, node: ast.AST) -> bool:
@@ -182,20 +184,20 @@ class Own(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         self.generic_visit(node)
         if all(self.touches(side) for side in (node.left, *node.comparators)):
-            raise Refused("both sides are the program's")
+            raise NotJudged("both sides are the program's")
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         called = node.func.id if isinstance(node.func, ast.Name) else called
         if called in CLOSE and len(node.args) > 1 and all(map(self.touches, node.args[:2])):
-            raise Refused("both sides are the program's")
+            raise NotJudged("both sides are the program's")
         if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
-            raise Refused("asks the program for a class, which is no data")
+            raise NotJudged("asks the program for a class, which is no data")
         if self.touches(node.func):
             for value in (*node.args, *(word.value for word in node.keywords)):
                 if isinstance(value, ast.Lambda) or self._is_function(value):
-                    raise Refused("gives the program a function, which is no data")
+                    raise NotJudged("gives the program a function, which is no data")
 
     def _is_function(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name) or node.id in self.names:
@@ -213,14 +215,16 @@ class Own(ast.NodeVisitor):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not self.trying:
             name = call.func.id
             if name in self.given and not name[:1].isupper():
-                raise Refused("what the program does to its arguments cannot be seen from outside")
+                raise NotJudged(
+                    "what the program does to its arguments cannot be seen from outside"
+                )
 
 
 def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refused("is not Python") from None
+        raise NotJudged("is not Python") from None
 
 
 def _free(text: str) -> set[str]:
@@ -245,7 +249,7 @@ def _builtin(texts: Sequence[str], setup: str) -> str:
         trees = [_parse(text.strip()) for text in texts]
         if any(_free(f"{setup}\n{text.strip()}") for text in texts):
             return ""
-    except Refused:
+    except NotJudged:
         return ""
     calls = {
         node.func.id

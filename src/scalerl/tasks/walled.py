@@ -55,7 +55,7 @@ class SandboxResult:
     started: bool = True
 
 
-class Running:
+class WalledProcess:
     """A command's process, in a session of its own. Leaving its context ends it."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Running:
                 self.read[name] += stream.read() or b""
 
 
-def watch(running: Sequence[Running], until: Running, limits: Limits) -> str:
+def watch(running: Sequence[WalledProcess], until: WalledProcess, limits: Limits) -> str:
     """Read what all write until one of them has ended; why that one did not end by itself."""
     deadline = time.monotonic() + limits.seconds
     late = f"ran longer than {limits.seconds:g} s"
