@@ -191,13 +191,14 @@ def _delimited(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
     """CSV with a line of names; an empty cell has no value."""
     mark = "\t" if path.suffix == ".tsv" else ","
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    number = 0
     try:
         for number, row in enumerate(rows, start=1):
             if None in row:
                 raise InputError(f"{path} row {number} has more cells than names: quote the text")
             yield {name: cell or None for name, cell in row.items()}
     except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}, is not CSV ({error}): fix it") from None
+        raise InputError(f"{path} row {number + 1} is not CSV ({error}): fix it") from None
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
