@@ -87,9 +87,11 @@ def train(
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
+    from scalerl.placement.child import GUARD, UNGUARDED
+
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A part that is being started has imported the script that calls this.
-        raise SystemExit('scalerl: put the call of train() under `if __name__ == "__main__":`')
+        # A part that is being started has imported the script that calls this: the run says so.
+        raise SystemExit(UNGUARDED)
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -100,7 +102,12 @@ def train(
         store.write_recipe(recipe.to_toml())
         name, config = path.resolve().name, recipe.to_dict()
         with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
-            return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
+            try:
+                return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
+            except InputError as error:
+                if str(error) != GUARD:
+                    raise
+                raise SystemExit(f"scalerl: {error}") from None  # nobody catches it in a script
 
 
 def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scalerl.algorithm.length import (
     Continue,
+    EndOfThought,
     Finish,
     Force,
     Interruption,
@@ -20,13 +21,23 @@ from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 
 STOP, WORD, OTHER = 0, 1, 2
-END = (7,)
-LONG_END = (5, 6, 7)  # an end of thinking that the tokenizer splits in three
+#: Tokens 0 to 8, each a letter.
+PIECES = [bytes([c]) for c in b"abcdefghi"]
+
+
+def end_of(*ids):
+    """The end of thinking that these tokens write."""
+    return EndOfThought.of(b"".join(PIECES[i] for i in ids).decode(), PIECES)
+
+
+END = end_of(7)
+LONG_END = end_of(5, 6, 7)  # an end of thinking that takes three tokens
 PHRASE = (3, 4, 7)
+LONG_PHRASE = (3, 5, 6, 7)
 
 
 def control(**changes):
-    usual = {"phrase_ids": PHRASE, "end_think_ids": END, "stop_ids": (STOP,)}
+    usual = {"phrase_ids": PHRASE, "end": END, "stop_ids": (STOP,)}
     usual |= {"think_min": 4, "think_max": 4, "answer_tokens": 3}
     return Interruption(**(usual | changes))
 
@@ -107,10 +118,12 @@ def test_a_second_end_of_thinking_grants_nothing_more():
     assert (tokens, reason) == ([7, 1, 7, 1], "length")
 
 
-def test_a_phrase_without_an_end_of_thinking_grants_the_same_answer():
-    tokens, _, reason = write(control(phrase_ids=(3, 4)), [1] * 4 + [7])
-    assert tokens == [1, 1, 1, 1, 3, 4, 7, 1, 1]
-    assert reason == "length"
+def test_a_phrase_that_does_not_close_the_thought_is_refused():
+    for phrase, end in (((), END), ((3, 4), END), ((5, 6), LONG_END), ((5, 3, 6, 7), LONG_END)):
+        with pytest.raises(InputError, match="does not close the thought") as problem:
+            control(phrase_ids=phrase, end=end)
+        assert "\n" not in str(problem.value)
+        assert end.text in str(problem.value)
 
 
 def test_tokens_of_the_phrase_after_its_end_of_thinking_do_not_use_up_the_answer():
@@ -120,7 +133,7 @@ def test_tokens_of_the_phrase_after_its_end_of_thinking_do_not_use_up_the_answer
 
 
 def test_a_stop_token_inside_the_phrase_does_not_end_the_rollout():
-    _, _, reason = write(control(phrase_ids=(3, STOP)), [])
+    _, _, reason = write(control(phrase_ids=(3, STOP, 7)), [])
     assert reason == "length"
 
 
@@ -128,35 +141,35 @@ def test_a_stop_token_inside_the_phrase_does_not_end_the_rollout():
 
 
 def test_an_end_of_thinking_of_several_tokens_is_seen():
-    tokens, forced, _ = write(control(end_think_ids=LONG_END), [5, 6, 7])
+    tokens, forced, _ = write(control(end=LONG_END, phrase_ids=LONG_PHRASE), [5, 6, 7])
     assert tokens == [5, 6, 7, 1, 1, 1]
     assert not any(forced)
 
 
 def test_parts_of_an_end_of_thinking_do_not_count():
-    tokens, _, _ = write(control(end_think_ids=LONG_END), [5, 7, 6, 7])
-    assert tokens == [5, 7, 6, 7, *PHRASE, 1, 1, 1]
+    tokens, _, _ = write(control(end=LONG_END, phrase_ids=LONG_PHRASE), [5, 7, 6, 7])
+    assert tokens == [5, 7, 6, 7, *LONG_PHRASE, 1, 1, 1]
 
 
 def test_an_end_of_thinking_cut_by_the_budget_may_be_completed():
-    tokens, forced, _ = write(control(end_think_ids=LONG_END), [1, 1, 5, 6, 7, 2])
+    tokens, forced, _ = write(control(end=LONG_END, phrase_ids=LONG_PHRASE), [1, 1, 5, 6, 7, 2])
     assert tokens == [1, 1, 5, 6, 7, 2, 1, 1]
     assert not any(forced)
 
 
 def test_an_end_of_thinking_begun_at_the_budget_and_broken_off_is_interrupted():
-    tokens, _, _ = write(control(end_think_ids=LONG_END), [1, 1, 5, 6, 1])
-    assert tokens == [1, 1, 5, 6, 1, *PHRASE, 1, 1, 1]
+    tokens, _, _ = write(control(end=LONG_END, phrase_ids=LONG_PHRASE), [1, 1, 5, 6, 1])
+    assert tokens == [1, 1, 5, 6, 1, *LONG_PHRASE, 1, 1, 1]
 
 
 def test_an_end_that_overlaps_itself_cannot_put_off_the_interruption():
-    tokens, forced, _ = write(control(end_think_ids=(5, 5, 6)), [5] * 50)
+    tokens, forced, _ = write(control(end=end_of(5, 5, 6), phrase_ids=(5, 5, 6)), [5] * 50)
     assert forced.index(True) == 4 + 2
-    assert len(tokens) <= control(end_think_ids=(5, 5, 6)).max_tokens
+    assert len(tokens) <= control(end=end_of(5, 5, 6), phrase_ids=(5, 5, 6)).max_tokens
 
 
 def test_an_end_that_overlaps_itself_is_seen_where_it_is():
-    tokens, forced, _ = write(control(end_think_ids=(5, 5, 6)), [5, 5, 5, 6])
+    tokens, forced, _ = write(control(end=end_of(5, 5, 6), phrase_ids=(5, 5, 6)), [5, 5, 5, 6])
     assert tokens == [5, 5, 5, 6, 1, 1, 1]
     assert not any(forced)
 
@@ -186,10 +199,10 @@ def test_no_budgets_at_all_leave_only_the_phrase():
 tokens = st.integers(0, 8)
 controls = st.builds(
     lambda end, phrase, low, more, answer: Interruption(
-        tuple(phrase), tuple(end), low, low + more, answer, (STOP,)
+        (*phrase, *end), end_of(*end), low, low + more, answer, (STOP,)
     ),
     st.lists(st.integers(5, 7), min_size=1, max_size=4),
-    st.lists(tokens, min_size=1, max_size=4),
+    st.lists(tokens, max_size=4),
     st.integers(0, 6),
     st.integers(0, 6),
     st.integers(0, 6),
@@ -201,7 +214,8 @@ controls = st.builds(
 def test_every_rollout_keeps_to_the_rules(control, script, seed):
     written, forced, reason = write(control, script, seed)
     budget = control.start(seed).budget
-    end, size = control.end_think_ids, len(control.end_think_ids)
+    end = tuple(PIECES.index(bytes([c])) for c in control.end.text.encode())
+    size = len(end)
     assert len(written) <= control.max_tokens
     assert sum(forced) in (0, len(control.phrase_ids)), "the phrase comes once and whole"
     ends = [i for i in range(size, len(written) + 1) if tuple(written[i - size : i]) == end]
@@ -265,7 +279,6 @@ def test_the_papers_budgets_fit_its_sequence():
     "wrong",
     [
         {"phrase_ids": ()},
-        {"end_think_ids": ()},
         {"think_min": 5},
         {"think_min": -1},
         {"answer_tokens": -1},

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from scalerl.algorithm.length import Interruption, Limit
+from scalerl.algorithm.length import EndOfThought, Interruption, Limit
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.models.load import model_path
@@ -100,7 +100,8 @@ def in_flight(request):
     asked = {}
     for i in range(15):
         prompt = tuple(rng.integers(0, VOCABULARY, rng.integers(1, 12)).tolist())
-        interrupted = Interruption((7, 8, 9), (9, 10), think_min=4, think_max=20, answer_tokens=12)
+        end = EndOfThought.of("</>", [b"x"] * 9 + [b" <", b"/>"])
+        interrupted = Interruption((7, 9, 10), end, think_min=4, think_max=20, answer_tokens=12)
         control = interrupted if i % 3 else Limit(int(rng.integers(2, 40)))
         how = Sampling(temperature=0.7 if i % 5 == 0 else 1.0)
         asked[f"r{i}"] = Request(f"r{i}", prompt, control, {0: i}, how)

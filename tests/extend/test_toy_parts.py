@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scalerl
-from scalerl.algorithm.length import Interruption
+from scalerl.algorithm.length import EndOfThought, Interruption
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.local import LocalEngine
@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 SMALL = ["batch.prompts=2", "batch.generations=2", "validation.prompts=2", "validation.k=1",
          "length.think_tokens_min=8", "length.think_tokens_max=12", "length.answer_tokens=3",
          "filter.zero_variance=keep", "budget.steps=2"]  # fmt: skip
+#: Token 3 ends the thought.
+END = EndOfThought.of("</>", [b"", b"", b"", b"</>"])
 SCRIPT = """
 import sys
 
@@ -88,7 +90,7 @@ def everything(engine):
 def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
     """Token for token, from the same seeds: forced phrase, answer budget, greedy draws, lanes."""
     spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
-    control = Interruption((4, 3), (3,), think_min=3, think_max=9, answer_tokens=4, stop_ids=(1,))
+    control = Interruption((4, 3), END, think_min=3, think_max=9, answer_tokens=4, stop_ids=(1,))
     seeds = {0: 11, 1: 2**64 - 5, 2: 13, 3: 14}
     found = []
     for engine in (toy_parts.toy_engine(spec), LocalEngine.of(spec)):
@@ -110,7 +112,7 @@ def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
 
 def test_what_the_toy_engine_drops_it_gives_back(toy_parts):
     spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
-    control = Interruption((4, 3), (3,), think_min=9, think_max=9, answer_tokens=4)
+    control = Interruption((4, 3), END, think_min=9, think_max=9, answer_tokens=4)
     engine = toy_parts.toy_engine(spec)
     engine.submit([request("a", control, {0: 1, 1: 2}), request("b", control, {0: 3})])
     engine.step()

@@ -1,11 +1,22 @@
 """Models by name, devices by name, and what is known of a model before its weights are."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, MixtralConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GPT2Config,
+    JambaConfig,
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MixtralConfig,
+    RwkvConfig,
+)
 
 from scalerl.errors import InputError
 from scalerl.models.llama.decode import LlamaDecoder
@@ -38,21 +49,88 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path):
         assert "\n" not in str(problem.value)
 
 
-def test_code_that_a_model_brings_along_is_never_run(tmp_path):
-    """A model that wants to be made by a module of its own, which would leave a trace."""
+def bringing_code(folder, trace):
+    """The tiny model, made by a module of its own, which leaves a trace when it runs."""
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    config |= {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": names}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text(
+        f"open({str(trace)!r}, 'a').write('ran')\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
+    )
+    tokens = json.loads((folder / "tokenizer_config.json").read_text())
+    tokens |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "tokens.Mine"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (folder / "tokens.py").write_text(
+        f"open({str(trace)!r}, 'a').write('ran')\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Mine(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    return str(folder)
+
+
+LOADERS = {
+    "model": lambda path, **more: load_model(path, "float32", "cpu", **more),
+    "shape": lambda path, **more: meta_model(path, "float32", **more),
+    "tokenizer": load_tokenizer,
+}
+
+
+@pytest.mark.parametrize("what", LOADERS)
+def test_code_that_a_model_brings_along_runs_only_where_it_is_trusted(what, tmp_path, monkeypatch):
+    """Nobody is asked: a question on standard input would raise here."""
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     trace = tmp_path / "ran"
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model",
-             "AutoTokenizer": ["evil.Tokenizer", None]}  # fmt: skip
-    (bad / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": names}))
-    (bad / "tokenizer_config.json").write_text(json.dumps({"auto_map": names}))
-    (bad / "evil.py").write_text(f"open({str(trace)!r}, 'w')\n")
-    for load in (lambda p: load_model(p, "float32", "cpu"), load_tokenizer,
-                 lambda p: meta_model(p, "float32")):  # fmt: skip
-        with pytest.raises(InputError):
-            load(str(bad))
+    folder = bringing_code(tmp_path / "mine", trace)
+    with pytest.raises(InputError, match=r"set model.trust_remote_code=true") as problem:
+        LOADERS[what](folder)
+    assert "\n" not in str(problem.value)
     assert not trace.exists()
+    assert LOADERS[what](folder, trust_remote_code=True) is not None
+    assert trace.exists()
+
+
+def test_trusted_code_that_fails_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    folder = bringing_code(tmp_path / "mine", tmp_path / "ran")
+    (tmp_path / "mine" / "mine.py").write_text("1 / 0\n")
+    with pytest.raises(InputError, match="division by zero"):
+        load_model(folder, "float32", "cpu", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_checkpoint_with_a_number_that_is_not_finite_is_refused_by_name(value, tmp_path):
+    shutil.copytree(TINY, tmp_path / "broken")
+    file = tmp_path / "broken" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"model.layers.1.mlp.up_proj.weight holds numbers"):
+        load_model(str(tmp_path / "broken"), "float32", "cpu")
+
+
+RECURRENT = {
+    "MambaForCausalLM": MambaConfig(hidden_size=16, num_hidden_layers=2, vocab_size=50),
+    "Mamba2ForCausalLM": Mamba2Config(
+        hidden_size=16, num_hidden_layers=2, vocab_size=50, num_heads=4, head_dim=8, n_groups=1
+    ),
+    "RwkvForCausalLM": RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=50),
+    "JambaForCausalLM": JambaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, vocab_size=50, num_experts=1,
+        num_attention_heads=4, num_key_value_heads=2, use_mamba_kernels=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_model_with_a_recurrent_state_is_refused_by_name(name, tmp_path):
+    with pytest.raises(InputError, match=f"is a {name}, which keeps a recurrent state"):
+        meta_model(saved(RECURRENT[name], tmp_path), "float32")
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch):

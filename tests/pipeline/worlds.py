@@ -16,6 +16,7 @@ from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Unifo
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_of
 from scalerl.engine.interface import Sampling
+from scalerl.models.chat import Chat
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.generator_part import HEARTBEAT
@@ -64,6 +65,9 @@ class Letters:
 
     def decode(self, ids, skip_special_tokens=True):
         return "".join(map(str, ids))
+
+    def convert_ids_to_tokens(self, token):
+        return chr(token)
 
     def save_pretrained(self, folder):
         pass
@@ -142,11 +146,13 @@ class RandomWorld:
         """Plan and crew of one attempt; only the first meets the faults."""
         task = Coins(self.together)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
-        control = Limit(self.max_tokens, (0,), ())
+        control = Limit(self.max_tokens, (0,))
         self.plan = Plan(
             recipe=recipe,
             task=task,
             tokenizer=Letters(),
+            chat=Chat(Letters()),
+            hidden=frozenset(),
             prompts=train,
             validation=tuple(task.validation_prompts(2)),
             downstream={},

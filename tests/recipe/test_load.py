@@ -109,6 +109,30 @@ def test_an_empty_value_unsets_what_may_be_unset():
     assert refusal("seed=") == "seed cannot be unset; give a value"
 
 
+def test_text_lists_and_tables_that_are_unset_are_empty():
+    """`task.name=reasoning-gym:leg_counting task.dataset=`, as the page on tasks has it."""
+    lower = {"task": {"dataset": "a.jsonl", "options": {"a": 1}, "weights": [1.0]}}
+
+    def task(*overrides):
+        return Recipe.load("scalerl", lower, overrides=overrides).task
+
+    assert task("task.dataset=").dataset == ""
+    assert task("task.weights=").weights == ()
+    assert task("task.options=").options == {}
+    assert task("task.options={}").options == {"a": 1}  # nothing laid over it
+    assert task("task.options={b = 2}").options == {"a": 1, "b": 2}
+    assert task("task.options=", "task.options.b=2").options == {"b": 2}
+    assert task("task.options.b=2", "task.options=").options == {"b": 2}
+    assert Recipe.from_dict({"task": {"dataset": None}}).task.dataset == ""
+
+
+def test_float16_is_refused_with_the_reason():
+    assert refusal("model.dtype=float16") == (
+        "model.dtype = float16 needs its loss scaled, which no part here does, and small "
+        "gradients would vanish: set bfloat16, or float32"
+    )
+
+
 def test_task_options_are_free():
     recipe = Recipe.load("scalerl", "tiny", overrides=["task.options.items_max=20"])
     assert recipe.task.options == {"items_max": 20}

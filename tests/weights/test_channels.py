@@ -1,12 +1,17 @@
 """Weight channels: what a generator takes is whole and goes by its true number."""
 
 import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.multiprocessing
 
 from scalerl.errors import InputError
+from scalerl.weights import shared_memory
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Layout
 from scalerl.weights.registry import CHANNELS
@@ -148,3 +153,31 @@ def test_shared_weights_reach_another_process():
     process.join(120)
     assert process.exitcode == 0
     assert shared.receiver().into(model) == 7 and model.is_whole(7)
+
+
+def test_weights_that_do_not_fit_the_shared_memory_are_refused_before_it_is_taken(monkeypatch):
+    """Containers have 64 MB of it: writing more would end the process without a word."""
+    large = Layout(("a",), ((10 * 2**20,),), torch.float32)
+    found = SimpleNamespace(f_bavail=2**14, f_frsize=4096)
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda path: found)
+    with pytest.raises(InputError, match=r"need 80 MB of shared memory.* has 64 MB free.*shm-size"):
+        SharedWeights(large)
+    SharedWeights(LAYOUT)
+    monkeypatch.setattr(shared_memory, "SHARED", Path("/nowhere"))  # a system without the directory
+    SharedWeights(LAYOUT)
+
+
+def test_a_run_in_a_container_with_little_shared_memory_ends_with_one_line(tmp_path):
+    """A real file system of 64 kB in a namespace of our own."""
+    inside = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh"]
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no namespaces of one's own")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", "--plain",
+         "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "MB of shared memory, but /dev/shm has 0 MB free" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -4,19 +4,21 @@ Forced interruption. Each rollout gets a thinking budget, uniform in [think_min,
 end of thinking (`</think>`) has not come when the budget is used up, a phrase is appended for the
 model ("Okay, time is up. … </think>"): forced tokens, flagged and out of the loss, because the
 policy did not sample them. Then `answer_tokens` more may be sampled. If the end of thinking comes
-by itself, `answer_tokens` more may be sampled after it.
+by itself, `answer_tokens` more may be sampled after it. It is found in the text that the tokens
+make, whatever tokens they are (`EndOfThought`).
 
 The rules are data: an engine of any kind keeps one `Progress` per rollout and asks what to do.
 
->>> control = Interruption(phrase_ids=(8, 9), end_think_ids=(9,), think_min=2, think_max=2,
-...                        answer_tokens=1, stop_ids=(0,))
->>> progress = control.start(seed=0).after(control, [5, 6])
+>>> pieces = [b"", b"x", b"Time! ", b" <", b"/", b">"]
+>>> control = Interruption(phrase_ids=(2, 3, 4, 5), end=EndOfThought.of("</>", pieces),
+...                        think_min=2, think_max=2, answer_tokens=1, stop_ids=(0,))
+>>> progress = control.start(seed=0).after(control, [1, 1])
 >>> control.decide(progress)
-Force(token_ids=(8, 9))
->>> progress = progress.after(control, [8, 9], forced=True)
+Force(token_ids=(2, 3, 4, 5))
+>>> progress = progress.after(control, [2, 3, 4, 5], forced=True)
 >>> control.decide(progress)
 Continue(room=1)
->>> control.decide(progress.after(control, [7])), control.decide(progress.after(control, [0]))
+>>> control.decide(progress.after(control, [1])), control.decide(progress.after(control, [0]))
 (Finish(reason='length'), Finish(reason='interrupted'))
 """
 
@@ -28,6 +30,83 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from scalerl.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfThought:
+    """The closing text, as an automaton over tokens: its state is how many bytes of the text the
+    latest tokens end with, and all of them is its end. Only tokens that lead anywhere are kept,
+    some hundred of a vocabulary: small enough to travel with every request.
+
+    The token of `> The` closes a thought as well as that of `>`, and a false start does no harm:
+
+    >>> end = EndOfThought.of("</think>", [b" </", b"think", b"> The", b"42 ", b"<", b"/think>"])
+    >>> end.read(0, [3, 0, 1]), end.read(7, [2]), end.read(0, [0, 4, 5])
+    ((7, 0), (8, 1), (8, 3))
+    """
+
+    text: str
+    #: From a state, and by a token: the next state. What is not in it leads to 0.
+    steps: tuple[dict[int, int], ...]
+    #: Tokens that lead from 0 to anywhere.
+    starts: frozenset[int]
+
+    @staticmethod
+    def of(text: str, pieces: Sequence[bytes]) -> EndOfThought:
+        """`pieces` are the bytes that each token of the vocabulary adds to the text."""
+        end = text.encode()
+        n = len(end)
+        if not n:
+            raise InputError("the end of thinking is empty: give task.think_close a text")
+        beginnings = tuple(end[:k] for k in range(1, n))
+        remainders = tuple(end[k:] for k in range(n))
+        inside = {end[i:j] for i in range(n) for j in range(i, n + 1)}
+        steps: tuple[dict[int, int], ...] = tuple({} for _ in range(n))
+        for token, piece in enumerate(pieces):
+            # All others neither complete it, nor go on with it, nor begin it: for speed.
+            if (
+                piece in inside
+                or piece.endswith(beginnings)
+                or piece.startswith(remainders)
+                or end in piece
+            ):
+                for state in range(n):
+                    after = _matched(end, end[:state] + piece)
+                    if after:
+                        steps[state][token] = after
+        return EndOfThought(text, steps, frozenset(steps[0]))
+
+    @property
+    def whole(self) -> int:
+        """The state at the end of the text."""
+        return len(self.steps)
+
+    @property
+    def longest_part(self) -> int:
+        """The largest state below the whole that any tokens can lead to: 0 where one token is the
+        whole text and no other is a part of it."""
+        reached, new = {0}, {0}
+        while new:
+            new = {s for at in new for s in self.steps[at].values() if s < self.whole} - reached
+            reached |= new
+        return max(reached)
+
+    def read(self, state: int, token_ids: Iterable[int]) -> tuple[int, int]:
+        """(state after these tokens, how many of them were read when the text was whole; 0 if it
+        is not)."""
+        steps, whole = self.steps, self.whole
+        for i, token in enumerate(token_ids, start=1):
+            state = steps[state].get(token, 0)
+            if state == whole:
+                return whole, i
+        return state, 0
+
+
+def _matched(end: bytes, text: bytes) -> int:
+    """All of `end` if it is anywhere in the text, else the most of it that the text ends with."""
+    if end in text:
+        return len(end)
+    return next((k for k in range(len(end) - 1, 0, -1) if text.endswith(end[:k])), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +142,8 @@ class Progress:
     #: Thinking tokens before the phrase is forced.
     budget: int
     n_tokens: int = 0
-    #: The latest tokens, as many as can begin an end of thinking that is not yet whole.
-    tail: tuple[int, ...] = ()
+    #: How much of an end of thinking the latest tokens are: a state of `EndOfThought`.
+    begun: int = 0
     #: Where the answer began: after the end of thinking, or after the forced phrase.
     answer_from: int | None = None
     interrupted: bool = False
@@ -76,35 +155,31 @@ class Progress:
     ) -> Progress:
         """The progress once these tokens are appended. Forced tokens come as one whole phrase."""
         tokens = tuple(token_ids)
+        n = self.n_tokens + len(tokens)
         if forced:
-            n = self.n_tokens + len(tokens)
-            return Progress(self.budget, n, (), n, interrupted=True)
-        n, tail, answer_from, stopped = self.n_tokens, self.tail, self.answer_from, self.stopped
-        end = control.end_think_ids
-        ends = end[-1:] if answer_from is None else ()
-        if not stopped and not any(t in tokens for t in (*control.stop_ids, *ends)):
-            # Nothing can end here: the usual case, asked thousands of times in a step.
-            tail = (*tail, *tokens)[1 - len(end) :] if ends and len(end) > 1 else tail
-            return Progress(self.budget, n + len(tokens), tail, answer_from, self.interrupted)
-        for token in tokens:
-            if stopped:
-                raise InputError("tokens were added to a rollout after its stop token: drop them")
-            n += 1
-            stopped = token in control.stop_ids
-            if answer_from is None and end:
-                tail = (*tail, token)
-                if tail[-len(end) :] == end:
-                    tail, answer_from = (), n
-                else:
-                    tail = tail[-len(end) + 1 :] if len(end) > 1 else ()
-        return Progress(self.budget, n, tail, answer_from, self.interrupted, stopped)
+            return Progress(self.budget, n, 0, n, interrupted=True)
+        begun, answer_from, stopped = self.begun, self.answer_from, self.stopped
+        stops = [tokens.index(t) for t in control.stop_ids if t in tokens]
+        if tokens and (stopped or (stops and min(stops) < len(tokens) - 1)):
+            raise InputError("tokens were added to a rollout after its stop token: drop them")
+        end = control.end
+        # Nothing of an end is there: the usual case, asked thousands of times in a step.
+        if end and answer_from is None and (begun or not end.starts.isdisjoint(tokens)):
+            begun, read = end.read(begun, tokens)
+            if read:
+                begun, answer_from = 0, self.n_tokens + read
+        return Progress(
+            self.budget, n, begun, answer_from, self.interrupted, stopped or bool(stops)
+        )
 
 
 class LengthControl(Protocol):
     """What an engine needs to know of a length control."""
 
     @property
-    def end_think_ids(self) -> tuple[int, ...]: ...
+    def end(self) -> EndOfThought | None:
+        """What ends a thought; None where it makes no difference."""
+        ...
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
@@ -124,11 +199,15 @@ class Limit:
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
-    end_think_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise InputError(f"max_tokens={self.max_tokens} is no length: give a number from 0")
+
+    @property
+    def end(self) -> None:
+        """A thought may be as long as it likes."""
+        return None
 
     def start(self, seed: int) -> Progress:
         """An empty rollout; the seed has no effect."""
@@ -147,8 +226,7 @@ class Interruption:
     """Forced interruption after a random thinking budget. All lengths are in tokens."""
 
     phrase_ids: tuple[int, ...]
-    #: The end of thinking, `</think>`, as the tokenizer writes it: one token or several.
-    end_think_ids: tuple[int, ...]
+    end: EndOfThought
     think_min: int
     think_max: int
     answer_tokens: int
@@ -156,10 +234,10 @@ class Interruption:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.phrase_ids or not self.end_think_ids:
+        if not self.end.read(0, self.phrase_ids)[1]:
             raise InputError(
-                "interruption needs a phrase and an end of thinking of at least one token each: "
-                "check that the tokenizer knows them"
+                f"length.phrase does not close the thought: as the tokenizer writes it, it holds "
+                f"no {self.end.text!r}; let it end with task.think_close"
             )
         if not 0 <= self.think_min <= self.think_max or self.answer_tokens < 0:
             raise InputError(
@@ -172,7 +250,7 @@ class Interruption:
     def max_tokens(self) -> int:
         """The longest rollout: thinking, an end of thinking begun at the last moment, the phrase
         and the answer. What the context must hold beyond the prompt."""
-        slack = len(self.end_think_ids) - 1
+        slack = self.end.longest_part
         return self.think_max + slack + len(self.phrase_ids) + self.answer_tokens
 
     def start(self, seed: int) -> Progress:
@@ -180,10 +258,12 @@ class Interruption:
         return Progress(thinking_budget(seed, self.think_min, self.think_max))
 
     def decide(self, progress: Progress) -> Decision:
-        """What to do next. Worked through, with a budget of 4 tokens, an end of thinking of two
-        tokens (5, 6), a phrase that ends with it, 3 tokens for the answer and 0 as stop token:
+        """What to do next. Worked through, with a budget of 4 tokens, an end of thinking that two
+        tokens make (5 and 6), a phrase that ends with it, 3 tokens for the answer and 0 as stop
+        token:
 
-        >>> control = Interruption((8, 5, 6), (5, 6), think_min=4, think_max=4, answer_tokens=3,
+        >>> end = EndOfThought.of("/>", [b"", b"a", b"b", b"c", b"d", b"/", b">", b"e", b"!"])
+        >>> control = Interruption((8, 5, 6), end, think_min=4, think_max=4, answer_tokens=3,
         ...                        stop_ids=(0,))
         >>> begun = control.start(seed=0)
         >>> control.decide(begun), control.decide(begun.after(control, [1]))
@@ -211,34 +291,25 @@ class Interruption:
         >>> control.decide(half.after(control, [6])), control.decide(half.after(control, [1]))
         (Continue(room=3), Force(token_ids=(8, 5, 6)))
 
-        With a budget of 100 the room is not 100: the end of thinking may be there in 2 tokens, and
-        then only 3 more are allowed, so that it is asked again after 5.
+        With a budget of 100 the room is not 100: the very next token may end the thought (a token
+        may hold all of the text), and then only 3 more are allowed, so that it is asked again
+        after 4.
 
-        >>> long = Interruption((8, 5, 6), (5, 6), think_min=100, think_max=100, answer_tokens=3)
+        >>> long = Interruption((8, 5, 6), end, think_min=100, think_max=100, answer_tokens=3)
         >>> long.decide(long.start(seed=0))
-        Continue(room=5)
+        Continue(room=4)
         """
         if progress.stopped:
             return Finish("interrupted" if progress.interrupted else "stop")
         if progress.answer_from is not None:
             room = progress.answer_from + self.answer_tokens - progress.n_tokens
             return Continue(room) if room > 0 else Finish("length")
-        missing = len(self.end_think_ids) - self._begun(progress.tail)
         room = progress.budget - progress.n_tokens
         if room > 0:
-            # The end of thinking may come after `missing` tokens, and then the answer is limited.
-            return Continue(min(room, missing + self.answer_tokens))
-        # An end of thinking cut in two by the budget may be completed, but never put off: the
-        # overrun stays below its length even for one that overlaps itself.
-        if missing - room < len(self.end_think_ids):
-            return Continue(1)
-        return Force(self.phrase_ids)
-
-    def _begun(self, tail: Sequence[int]) -> int:
-        """How many tokens of an end of thinking the latest tokens may already be."""
-        end = self.end_think_ids
-        longest = min(len(tail), len(end) - 1)
-        return next((m for m in range(longest, 0, -1) if tuple(tail[-m:]) == end[:m]), 0)
+            return Continue(min(room, 1 + self.answer_tokens))
+        # An end of thinking cut in two by the budget may be completed, but never put off: every
+        # token past the budget must bring it at least a byte nearer.
+        return Continue(1) if progress.begun > -room else Force(self.phrase_ids)
 
 
 def thinking_budget(seed: int, think_min: int, think_max: int) -> int:

@@ -97,6 +97,8 @@ class EngineSpec:
     columns: int
     threads: int = 1
     device: str = "cpu"
+    #: Whether code that the model brings along may run.
+    trust_remote_code: bool = False
 
 
 class Engine(Protocol):

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from scalerl.engine.decoder import Decoder, ModelDecoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
-from scalerl.engine.sampling import draw, uniform
+from scalerl.engine.sampling import NonFiniteLogits, draw, uniform
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
-from scalerl.models.load import load_model
+from scalerl.models.load import load_model, non_finite
 from scalerl.models.rows import Compaction
 
 
@@ -73,7 +73,9 @@ class LocalEngine:
     @staticmethod
     def of(spec: EngineSpec) -> LocalEngine:
         """As a recipe describes it."""
-        model = load_model(spec.model, spec.dtype, spec.device)
+        model = load_model(
+            spec.model, spec.dtype, spec.device, trust_remote_code=spec.trust_remote_code
+        )
         use_head_precision(model, spec.head)
         return LocalEngine(
             model,
@@ -183,11 +185,23 @@ class LocalEngine:
     ) -> tuple[list[Written], int]:
         """One token for each of the rows from `first` on: forced, or drawn."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
-        token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
+        try:
+            token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
+        except NonFiniteLogits:
+            raise NonFiniteLogits(self._cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
         out = [queue.rows.written(i, finish.reason) for i, finish in done]
         self._leave(queue, [i for i, _ in done])
         return out, len(token_B)
+
+    def _cause(self) -> str:
+        """Why logits are not finite."""
+        wrong = non_finite(self.model)
+        cause = f"the weight {wrong} is not finite" if wrong else "its weights are finite but huge"
+        advice = "lower optimiser.lr, then go on from an earlier checkpoint"
+        if self.version == 0:
+            advice = "the checkpoint is damaged, or needs model.dtype=float32"
+        return f" at version {self.version}: {cause}; {advice}"
 
     def _leave(self, queue: _Queue, rows: Sequence[int]) -> None:
         if rows:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scalerl.errors import PipelineError
+
 # SplitMix64 (Steele et al. 2014): multipliers and shifts, as signed 64-bit numbers.
 _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
@@ -57,6 +59,13 @@ class DrawSettings:
         )
 
 
+class NonFiniteLogits(PipelineError):
+    """There is nothing to draw from: a logit is NaN, or infinitely large."""
+
+    def __init__(self, more: str = "") -> None:
+        super().__init__(f"the model's logits are not finite (NaN or inf){more}")
+
+
 def sample(
     logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -77,6 +86,8 @@ def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Ten
     # The total may miss 1 by float error: draw within it, and below it, so that the first word
     # whose sum lies beyond the target always exists and has a probability above 0.
     total_B = cumulative_BV[:, -1]
+    if not bool(total_B.isfinite().all()):
+        raise NonFiniteLogits
     target_B = torch.minimum(u_B * total_B, total_B * (1 - 2.0**-52))
     token_B1 = torch.searchsorted(cumulative_BV, target_B[:, None], right=True)
     if how.greedy:

@@ -242,6 +242,11 @@ def _verify(model: nn.Module, head: Head) -> None:
     finally:
         for module, training in modes.items():
             module.training = training
+    if not bool(theirs.isfinite().all()):
+        raise InputError(
+            f"the logits of {type(model).__name__} are not finite (NaN or inf): its weights are "
+            "damaged, or too large for their dtype"
+        )
     # A head of another kind is off by the size of the logits, rounding by a few units in the last
     # place of the coarser of the two.
     coarsest = torch.bfloat16 if head.precision == "bf16-emulated" else weight.dtype

@@ -7,26 +7,42 @@ from typing import Any
 import torch
 
 from scalerl.errors import InputError
+from scalerl.models.load import one_line
 
 #: Keys and values of a token are counted in FP32, which the fast decoder keeps them in; a model in
 #: BF16 that decodes by its own forward pass needs half.
 CACHE_ITEM_BYTES = 4
 
 
-def meta_model(path: str, dtype: str) -> Any:
-    """The model without its weights: names and shapes only."""
+def meta_model(path: str, dtype: str, *, trust_remote_code: bool = False) -> Any:
+    """The model without its weights: names and shapes only. Refuses what no engine here can
+    continue."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with one_line(f"model {path}", trust_remote_code):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             shape = AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, dtype), trust_remote_code=False
+                config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
             )
-    except (OSError, ValueError) as error:
-        raise InputError(f"model {path}: {str(error).splitlines()[0]}") from None
+    _check_cached(path, shape)
     shape.tie_weights()
     return shape
+
+
+def _check_cached(path: str, model: Any) -> None:
+    """All that a token leaves behind must be keys and values, in every layer: rollouts join and
+    leave a batch by their rows of that cache."""
+    config = model.config
+    kinds = getattr(config, "layer_types", None) or ()
+    others = {k for k in kinds if k == "linear_attention" or not k.endswith("attention")}
+    attends = getattr(config, "num_attention_heads", None)
+    if getattr(model, "_is_stateful", False) or others or not attends:
+        raise InputError(
+            f"model {path} is a {type(model).__name__}, which keeps a recurrent state instead of "
+            "(or beside) keys and values: only models with attention in every layer can be "
+            "trained, such as Llama, Qwen2, Qwen3, Mistral, Gemma or Mixtral"
+        )
 
 
 def matmul_parameters(model: Any) -> int:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from scalerl.errors import PipelineError
+from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Checks, Judged
 from scalerl.pipeline.crew import Clock, Crew, Gone, Handle, Lost
@@ -164,6 +164,8 @@ class Conversation(ABC):
             self.dispatcher.hand(state, state.requests(lane), lane, self.version)
 
     def _failed(self, who: Handle, message: m.Failed) -> None:
+        if message.bad_input:
+            raise InputError(message.reason)
         raise PipelineError(f"{who.name}: {message.reason}")
 
     def _lost(self, who: Handle, why: str) -> None:

@@ -101,6 +101,8 @@ class Loop(Conversation):
         """From the first weights to the last validation."""
         try:
             self._await_crew()
+            self._warn(self.plan.warnings)
+            self._note("note", self.plan.stop_text)
             phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
             self.published = self.version - self.version % phase
             self._check_mismatch()

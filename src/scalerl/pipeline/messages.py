@@ -153,6 +153,8 @@ class Failed:
     """From any part: it cannot go on, and why, in one line."""
 
     reason: str
+    #: Whether it is something that the user can put right: a damaged model, say.
+    bad_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

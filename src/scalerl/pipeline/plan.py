@@ -6,6 +6,7 @@ line before any compute is spent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform
-from scalerl.algorithm.length import Interruption, LengthControl, Limit
+from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, Limit
 from scalerl.algorithm.options import Options, options_of
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
-from scalerl.models.load import load_tokenizer, model_path, resolve_device
+from scalerl.models.chat import Chat
+from scalerl.models.load import (
+    load_generation_config,
+    load_tokenizer,
+    model_path,
+    resolve_device,
+)
 from scalerl.models.shape import cache_bytes, context_length, matmul_parameters, meta_model
+from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
 from scalerl.tasks.registry import task_of
@@ -37,6 +45,9 @@ class Plan:
     recipe: Recipe
     task: Task
     tokenizer: Any
+    chat: Chat
+    #: Tokens that are no part of the text of an answer.
+    hidden: frozenset[int]
     prompts: dict[str, Prompt]
     validation: tuple[Prompt, ...]
     #: Further sets that are evaluated with it, by name.
@@ -62,15 +73,19 @@ class Plan:
     @staticmethod
     def of(recipe: Recipe) -> Plan:
         """Raises InputError over anything that cannot work."""
-        model = model_path(recipe.model.path)
-        tokenizer = load_tokenizer(model)
+        model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
+        device = resolve_device(recipe.placement.device)
+        tokenizer = load_tokenizer(model, trust_remote_code=trust)
         task = task_of(recipe.task)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
         if not train:
             raise InputError(f"task {task.name} has no prompts to train on: see held_out_share")
-        shape = meta_model(model, recipe.model.dtype)
-        control = _control(recipe, tokenizer)
-        plain = Limit(control.max_tokens, control.stop_ids, control.end_think_ids)
+        shape = meta_model(model, recipe.model.dtype, trust_remote_code=trust)
+        configs = (load_generation_config(model), shape.config.get_text_config())
+        stop_ids = stop_tokens(tokenizer, *configs)
+        hidden = hidden_tokens(tokenizer, (recipe.task.think_open, recipe.task.think_close))
+        control = _control(recipe, tokenizer, stop_ids, hidden)
+        plain = Limit(control.max_tokens, stop_ids)
         columns = recipe.sampling.max_prompt_tokens + control.max_tokens
         context = context_length(shape.config)
         if context is not None and columns > context:
@@ -84,6 +99,8 @@ class Plan:
             recipe=recipe,
             task=task,
             tokenizer=tokenizer,
+            chat=Chat(tokenizer),
+            hidden=hidden,
             prompts=train,
             validation=tuple(task.validation_prompts(recipe.validation.prompts)),
             downstream={name: tuple(prompts) for name, prompts in task.downstream().items()},
@@ -96,7 +113,7 @@ class Plan:
             ),
             validation_sampling=Sampling(recipe.validation.temperature),
             model=model,
-            device=resolve_device(recipe.placement.device),
+            device=device,
             options=options_of(recipe),
             layout=Layout.of(shape),
             parameters=matmul_parameters(shape),
@@ -104,7 +121,46 @@ class Plan:
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
             validation_slots=max(min(asked, MAX_SLOTS, most // 2), 1),
         )
+        plan._check_roles()
         return plan._without_long_prompts()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know of this run before it starts."""
+        found = []
+        if self.recipe.model.trust_remote_code:
+            found.append(
+                f"model.trust_remote_code = true: Python code that comes with {self.model} runs "
+                "here, with all your rights"
+            )
+        if self.chat.merges and any("system" in roles for roles in self._roles()):
+            found.append(
+                "the model's chat template refuses system messages: they are put before the first "
+                "message of the user"
+            )
+        return found
+
+    @property
+    def stop_text(self) -> str:
+        """The tokens that end a rollout, in words."""
+        ids = self.control.stop_ids
+        named = [f"{self.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids]
+        return f"rollouts end at {', '.join(named) or 'no token, only at their longest'}"
+
+    def _roles(self) -> dict[tuple[str, ...], Prompt]:
+        """A prompt for each order of roles that there is."""
+        sets = (self.prompts.values(), self.validation, *self.downstream.values())
+        return {
+            tuple(message["role"] for message in p.question): p
+            for prompts in sets
+            for p in prompts
+            if not isinstance(p.question, str)
+        }
+
+    def _check_roles(self) -> None:
+        """A template takes or refuses an order of roles, not a question."""
+        for prompt in self._roles().values():
+            self.tokens_of(prompt)
 
     def _without_long_prompts(self) -> Plan:
         """Held-out prompts that fit. (Training prompts are looked at when their turn comes.)"""
@@ -127,27 +183,32 @@ class Plan:
 
     def tokens_of(self, prompt: Prompt) -> npt.NDArray[np.int64]:
         """The prompt as the model reads it: by the chat template where the tokenizer has one."""
-        template = getattr(self.tokenizer, "chat_template", None)
-        if prompt.is_chat and not template:
+        if self.chat.there:
+            messages = prompt.question
+            if isinstance(messages, str):
+                messages = ({"role": "user", "content": messages},)
+            try:
+                return np.asarray(self.chat.tokens(messages), dtype=np.int64)
+            except InputError as error:
+                raise InputError(f"prompt {prompt.id}: {error}: {_begin(messages)}") from None
+        if prompt.is_chat:
             raise InputError(
                 f"prompt {prompt.id} is a chat, but the tokenizer of {self.recipe.model.path} has "
                 "no chat template: take a model that has one, or ask plain text "
                 "(task.options.chat = false)"
             )
-        if template:
-            messages = prompt.question
-            if isinstance(messages, str):
-                messages = ({"role": "user", "content": messages},)
-            ids = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        else:
-            ids = self.tokenizer(prompt.question)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return np.asarray(self.tokenizer(prompt.question)["input_ids"], dtype=np.int64)
 
     def text_of(self, token_ids: npt.NDArray[np.int64]) -> str:
         """A completion as the task reads it."""
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        shown = [i for i in token_ids.tolist() if i not in self.hidden]
+        return str(self.tokenizer.decode(shown, skip_special_tokens=False))
+
+
+def _begin(messages: Sequence[Mapping[str, str]]) -> str:
+    """Roles, and how the first message begins."""
+    roles = ", ".join(message["role"] for message in messages)
+    return f"its roles are {roles}, it begins {messages[0]['content'][:40]!r}"
 
 
 def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:
@@ -159,18 +220,17 @@ def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:
     return NoPositiveResampling(chosen.threshold, chosen.history)
 
 
-def _control(recipe: Recipe, tokenizer: Any) -> LengthControl:
+def _control(
+    recipe: Recipe, tokenizer: Any, stop_ids: tuple[int, ...], hidden: frozenset[int]
+) -> LengthControl:
     length = recipe.length
-    stop = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    end = tuple(tokenizer(recipe.task.think_close, add_special_tokens=False)["input_ids"])
     if length.control != "interruption":
-        return Limit(length.longest, stop, end)
-    phrase = tuple(tokenizer(length.phrase or "", add_special_tokens=False)["input_ids"])
+        return Limit(length.longest, stop_ids)
     return Interruption(
-        phrase,
-        end,
+        tuple(tokenizer(length.phrase or "", add_special_tokens=False)["input_ids"]),
+        EndOfThought.of(recipe.task.think_close, token_pieces(tokenizer, hidden)),
         think_min=length.think_tokens_min or 0,
         think_max=length.think_tokens_max or 0,
         answer_tokens=length.answer_tokens or 0,
-        stop_ids=stop,
+        stop_ids=stop_ids,
     )

@@ -10,7 +10,12 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
+
+#: Exit code of a process whose start came back to the call of `train` that started it.
+UNGUARDED = 87
+GUARD = 'put the call of train() under `if __name__ == "__main__":`, for it starts processes'
 
 
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:
@@ -22,6 +27,8 @@ def guarded(conn: Connection, serve: Callable[[], None]) -> None:
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process is gone: nothing is left to do
+    except (InputError, PipelineError) as error:  # a line for people
+        conn.send(m.Failed(str(error), isinstance(error, InputError)))
     except Exception as error:  # told, not hidden
         text = str(error).splitlines()
         conn.send(m.Failed(f"{type(error).__name__}: {text[0] if text else ''}"))

@@ -27,6 +27,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import run_checker
+from scalerl.placement.child import GUARD, UNGUARDED
 from scalerl.placement.part_processes import run_generator, run_trainer
 from scalerl.placement.specs import Specs
 
@@ -116,6 +117,12 @@ class ProcessHandle:
             return "died: it still runs, but does not answer"
         return f"died: killed by signal {-code}" if code < 0 else f"died: exit code {code}"
 
+    def gone(self) -> Gone | Said:
+        why = self.end()
+        if self.process.exitcode == UNGUARDED:
+            return Said(self, m.Failed(GUARD, bad_input=True))
+        return Gone(self, why)
+
     def kill(self) -> None:
         if self.process.is_alive():
             self.process.kill()
@@ -173,7 +180,7 @@ class ProcessCrew:
             who, message = self._inbox.get(timeout=seconds)
             while True:
                 if any(who is part for part in self._parts):
-                    found.append(Gone(who, who.end()) if message is None else Said(who, message))
+                    found.append(who.gone() if message is None else Said(who, message))
                 who, message = self._inbox.get_nowait()
         except queue.Empty:
             return found

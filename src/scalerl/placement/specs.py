@@ -58,6 +58,7 @@ class Specs:
                 validation_slots=plan.validation_slots,
                 columns=plan.columns,
                 device=plan.device,
+                trust_remote_code=recipe.model.trust_remote_code,
             ),
             make_trainer=named(TRAINERS, where.trainer, "trainer"),
             trainer=TrainerSpec(
@@ -77,6 +78,7 @@ class Specs:
                 temperature=recipe.sampling.temperature,
                 token_budget=TOKEN_BUDGET,
                 device=plan.device,
+                trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
             ),
             channel=named(CHANNELS, channel, "weights")(plan.layout),

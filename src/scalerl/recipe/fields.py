@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 Scalar = str | bool | int | float
 #: What an option that scalerl itself knows nothing of may be.
@@ -19,6 +21,21 @@ class Section(BaseModel):
     """A part of a recipe: frozen, strict about types, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unset(cls, data: Any) -> Any:
+        """A key that is unset (`task.dataset=` on the command line) is empty, where its kind has
+        something empty: text, a list, a table."""
+        if not isinstance(data, Mapping):
+            return data
+        unset = {k: i for k, i in cls.model_fields.items() if k in data and data[k] is None}
+        return {**data, **{name: _empty(info) for name, info in unset.items()}}
+
+
+def _empty(info: FieldInfo) -> Any:
+    kind = get_origin(info.annotation) or info.annotation
+    return kind() if kind in (str, tuple, dict) else None
 
 
 def field(default: Any, meaning: str, source: str, *, unit: str = "", **limits: Any) -> Any:

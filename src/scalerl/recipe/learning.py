@@ -22,6 +22,22 @@ class ModelSection(Section):
     dtype: Literal["bfloat16", "float32"] = field(
         "bfloat16", "dtype of the weights in trainer and generator", "not stated"
     )
+    trust_remote_code: bool = field(
+        False,
+        "run Python code that the model brings along, with all your rights; else such a model is "
+        "refused",
+        "ours",
+    )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _no_half(cls, dtype: Any) -> Any:
+        if dtype == "float16":
+            raise ValueError(
+                "model.dtype = float16 needs its loss scaled, which no part here does, and small "
+                "gradients would vanish: set bfloat16, or float32"
+            )
+        return dtype
 
 
 class TaskSection(Section):

@@ -62,6 +62,9 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
             layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
         data = _over(data, layer, label)
     changes = dict(parse_override(text) for text in overrides)
+    # `task.options=` before `task.options.size=9`: the table is emptied first.
+    for path in [p for p in changes if any(other.startswith(f"{p}.") for other in changes)]:
+        data = merge(data, nest({path: changes.pop(path)}))
     return Recipe.from_dict(_over(data, nest(changes)))
 
 
@@ -130,7 +133,8 @@ def nest(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`dotted.key=value`, the value as TOML; a bare word is a string and nothing unsets the key.
+    """`dotted.key=value`, the value as TOML; a bare word is a string. Nothing unsets the key: text,
+    lists and tables are then empty.
 
     >>> parse_override("loss.ratio_cap=4"), parse_override("loss.name=dapo")
     (('loss.ratio_cap', 4), ('loss.name', 'dapo'))

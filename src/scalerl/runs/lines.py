@@ -152,16 +152,16 @@ class EvalLine(Line):
 
 # -- events.jsonl ---------------------------------------------------------------------------------
 
-EventKind = Literal["warning", "lost", "checker", "refused", "resume", "end", "failed"]
+EventKind = Literal["note", "warning", "lost", "checker", "refused", "resume", "end", "failed"]
 
 
 @record
 class EventLine(Line):
-    """What else happened; never cut. `warning`: something goes wrong, `why`. `lost`: a process died
-    or fell silent. `checker`: a verifier hung or died. `refused`: a batch with a gradient that is
-    not finite, with its `prompts`. `resume`: the run goes on from a checkpoint, with
-    `lost_device_seconds`. `end`: with its `reason`. `failed`: `why`. A run that was killed has
-    neither of the last two."""
+    """What else happened; never cut. `note`: what was settled for the run. `warning`: something
+    goes wrong, `why`. `lost`: a process died or fell silent. `checker`: a verifier hung or died.
+    `refused`: a batch with a gradient that is not finite, with its `prompts`. `resume`: the run
+    goes on from a checkpoint, with `lost_device_seconds`. `end`: with its `reason`. `failed`:
+    `why`. A run that was killed has neither of the last two."""
 
     FILE: ClassVar[str] = "events.jsonl"
 

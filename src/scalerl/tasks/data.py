@@ -1,16 +1,19 @@
-"""Prompts from rows: JSONL, Parquet, or a Hugging Face dataset, with the columns people use.
+"""Prompts from rows: JSON lines, a JSON array, CSV, Parquet, or a Hugging Face dataset, with the
+columns people use.
 
 | what | columns, first found |
 |---|---|
 | question | `prompt`, `problem`, `question` (text, or chat messages) |
 | answer | `answer`, `solution`, `ground_truth`, `reward_model.ground_truth` (verl) |
 
-All other columns are kept for reward functions.
+All other columns are kept for reward functions: a `question` beside a `prompt` is one of them.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +24,8 @@ from scalerl.tasks.task import DEFAULT_RULES, Prompt, Question, Rules, Task, mak
 
 QUESTION = ("prompt", "problem", "question")
 ANSWER = ("answer", "solution", "ground_truth")
+#: What files are called; those of other names are read as JSON lines.
+FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 #: Name of a curve, and the file or dataset behind it.
 Downstream: TypeAlias = Mapping[str, str]
 
@@ -77,12 +82,12 @@ class RowsTask(Task):
         found: dict[str, Prompt] = {}
         for number, row in enumerate(read_rows(source, split), start=1):
             where = f"{source} row {number}"
-            asked = _question(row, where)
+            column, asked = _question(row, where)
             prompt = make_prompt(
                 self.name,
                 self.question_of(asked, row),
                 self.answer_of(row, where),
-                {k: v for k, v in row.items() if k not in (*QUESTION, "answer")},
+                {k: v for k, v in row.items() if k not in (column, "answer")},
                 content=asked,
             )
             found.setdefault(prompt.id, prompt)
@@ -92,11 +97,11 @@ class RowsTask(Task):
 
 
 def is_file(source: str) -> bool:
-    return Path(source).suffix in (".jsonl", ".json", ".parquet") or Path(source).exists()
+    return Path(source).suffix in FILES or Path(source).exists()
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[Mapping[str, Any]]:
-    """The rows of a .jsonl or .parquet file, or of a Hugging Face dataset."""
+    """The rows of a file, or of a Hugging Face dataset."""
     path = Path(source)
     if not is_file(source):
         return _hugging_face(source, split)
@@ -104,7 +109,13 @@ def read_rows(source: str, split: str = "train") -> Iterator[Mapping[str, Any]]:
         raise InputError(f"no file {source}: check the path (task.dataset)")
     if path.suffix == ".parquet":
         return _parquet(path)
-    return _json_lines(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # with a byte order mark or without
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text ({error}): save it so") from None
+    if path.suffix in (".csv", ".tsv"):
+        return _delimited(path, text)
+    return _json_array(path, text) if text.lstrip().startswith("[") else _json_lines(path, text)
 
 
 def first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -112,32 +123,82 @@ def first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _question(row: Mapping[str, Any], where: str) -> Question:
-    found = first(row, QUESTION)
+def _question(row: Mapping[str, Any], where: str) -> tuple[str, Question]:
+    """The column of the question, and what is in it."""
+    column = next((name for name in QUESTION if row.get(name) is not None), "")
+    found = row.get(column)
     if isinstance(found, str) and found.strip():
-        return found
+        return column, found
     if isinstance(found, Sequence) and found and not isinstance(found, str):
         try:
-            return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in found)
+            messages = [(str(m["role"]), m["content"]) for m in found]
         except (KeyError, TypeError):
             raise InputError(f"{where}: messages need a role and a content each") from None
+        return column, tuple({"role": r, "content": _text(c, where)} for r, c in messages)
     raise InputError(f"{where}: no question; name the column {' or '.join(QUESTION)}")
 
 
-def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"{path}:{number} is not JSON ({error.msg}): fix the line"
-                ) from None
-            if not isinstance(row, dict):
-                raise InputError(f"{path}:{number} is not an object: one {{…}} a line is needed")
-            yield row
+def _text(content: Any, where: str) -> str:
+    """The content of a message: text, or typed parts, whose texts are lines (as vLLM joins them).
+
+    >>> _text([{"type": "text", "text": "How many?"}, {"type": "text", "text": "A B C"}], "row 1")
+    'How many?\\nA B C'
+    """
+    parts = content if isinstance(content, Sequence) and not isinstance(content, str) else [content]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(part, Mapping) and part.get("type", "text") != "text":
+            raise InputError(
+                f"{where}: a message holds a part of the type {part['type']!r}, but only text can "
+                "be asked: leave the row out, or say it in words"
+            )
+        if not isinstance(text, str | int | float):
+            raise InputError(f"{where}: the content of a message is no text")
+        texts.append(str(text))
+    return "\n".join(texts)
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
+    # Not splitlines(): JSON may hold other characters that Python takes for the end of a line.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{number} is not JSON ({error.msg}): fix the line") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{path}:{number} is not an object: one {{…}} a line is needed")
+        yield row
+
+
+def _json_array(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}:{error.lineno} is not JSON ({error.msg}): fix the array, or write one {{…}} "
+            "a line"
+        ) from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise InputError(f"{path} row {number} is not an object: {{…}} is needed")
+        yield row
+
+
+def _delimited(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
+    """CSV with a line of names; an empty cell has no value."""
+    mark = "\t" if path.suffix == ".tsv" else ","
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    number = 0
+    try:
+        for number, row in enumerate(rows, start=1):
+            if None in row:
+                raise InputError(f"{path} row {number} has more cells than names: quote the text")
+            yield {name: cell or None for name, cell in row.items()}
+    except csv.Error as error:
+        raise InputError(f"{path} row {number + 1} is not CSV ({error}): fix it") from None
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -161,11 +222,12 @@ def _hugging_face(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     try:
-        rows = datasets.load_dataset(source, split=split)
+        # Loading scripts are gone from `datasets`; where an older one is installed, none is run.
+        rows = datasets.load_dataset(source, split=split, trust_remote_code=False)
     except Exception as error:  # the hub's errors have no common base
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"dataset {source!r} ({split}) cannot be loaded ({reason}): "
-            "check the name and the network, or give a .jsonl or .parquet file"
+            f"check the name and the network, or give a file ({', '.join(FILES)})"
         ) from None
     yield from rows

@@ -15,6 +15,7 @@ from scalerl.algorithm.diagnostics import Diagnostics
 from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
+from scalerl.errors import PipelineError
 from scalerl.models.head import Precision
 from scalerl.trainer.optimisers import Optimiser
 
@@ -35,6 +36,8 @@ class TrainerSpec:
     token_budget: int
     threads: int = 1
     device: str = "cpu"
+    #: Whether code that the model brings along may run.
+    trust_remote_code: bool = False
     #: A checkpoint to go on from.
     checkpoint: str | None = None
 
@@ -88,6 +91,10 @@ class NonFiniteGradient(RuntimeError):
     """The gradient of a batch is not finite: nothing was changed. The message names its prompts."""
 
 
+class NonFiniteWeights(PipelineError):
+    """A step has made the weights useless: nobody must be given them."""
+
+
 class Trainer(Protocol):
     """Learns from one batch at a time. Where it has many ranks, every rank makes every call."""
 
@@ -98,7 +105,8 @@ class Trainer(Protocol):
 
     def step(self, groups: Sequence[Group]) -> StepReport:
         """One optimiser step on a batch, its filters, advantages and weights included. Raises
-        NonFiniteGradient, with nothing changed, rather than learn from one."""
+        NonFiniteGradient, with nothing changed, rather than learn from one, and NonFiniteWeights
+        where the step itself made the weights useless: the run is over."""
         ...
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:

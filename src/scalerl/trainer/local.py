@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from scalerl.models.head import Precision
 from scalerl.models.load import load_model
 from scalerl.models.rows import PromptRows
 from scalerl.trainer import checkpoint
-from scalerl.trainer.interface import NonFiniteGradient, StepReport, TrainerSpec
+from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
 from scalerl.trainer.masters import Masters
 from scalerl.trainer.micro import MicroBatch, kept_rows
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
@@ -38,14 +39,19 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     torch.set_num_threads(spec.threads)
     # A KL term is taken to the starting model, which stays as it is.
     frozen = spec.options.kl_coefficient != 0
+
+    def load() -> Any:
+        trust = spec.trust_remote_code
+        return load_model(spec.model, spec.dtype, spec.device, trust_remote_code=trust)
+
     made = LocalTrainer(
-        load_model(spec.model, spec.dtype, spec.device),
+        load(),
         spec.options,
         spec.optimiser,
         head_precision=spec.head,
         temperature=spec.temperature,
         token_budget=spec.token_budget,
-        reference=load_model(spec.model, spec.dtype, spec.device) if frozen else None,
+        reference=load() if frozen else None,
     )
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
@@ -116,6 +122,7 @@ class LocalTrainer:
             group["lr"] = lr
         if found.micro_batches:
             self.optimiser.step()
+            self._check_weights(lr)
             self.masters.round_into_model()
         whole = objective(found.scored_BT, batch, self.options)
         seen = diagnose(found.scored_BT, batch, whole.tokens, self._version, found.entropy_BT)
@@ -219,6 +226,15 @@ class LocalTrainer:
             f"the gradient of step {self._version + 1} is {norm} ({len(batch)} rollouts of "
             f"{len(kept)} prompts): nothing was changed; prompts {', '.join(names)}"
         )
+
+    def _check_weights(self, lr: float) -> None:
+        wrong = self.masters.non_finite()
+        if wrong is not None:
+            raise NonFiniteWeights(
+                f"step {self._version + 1}, with a learning rate of {lr:g}, made the weights "
+                f"useless ({wrong} is not finite, or as good as): they were not published; lower "
+                "optimiser.lr and go on from the last checkpoint, if there is one"
+            )
 
     def _take_smaller(self, rows: Sequence[PromptRows]) -> None:
         """Micro-batches of half the size, from now on."""

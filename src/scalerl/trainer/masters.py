@@ -43,6 +43,13 @@ class Masters:
         for name in self.copied:
             self.trained[name].copy_(self.by_name[name])
 
+    @torch.no_grad()
+    def non_finite(self) -> str | None:
+        """The first that is not finite, or so large that its norm is not; None where all are."""
+        norms = [torch.linalg.vector_norm(tensor) for tensor in self.by_name.values()]
+        wrong = (~torch.stack(norms).isfinite()).nonzero()
+        return list(self.by_name)[int(wrong[0])] if len(wrong) else None
+
     def clear(self) -> None:
         """No gradients, neither here nor in the model."""
         for tensor in (*self.trained.values(), *self.by_name.values()):

@@ -8,16 +8,21 @@ gone with them: nothing is left behind by a kill.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from scalerl.errors import InputError
 from scalerl.weights.interface import Layout, Loads
 
 #: Positions in the header: number of the newest buffer, then a counter and a version per buffer. A
 #: version is part of what the counter guards: new weights never go by an old number.
 _NEWEST, _COUNTER, _VERSION = 0, 1, 3
+#: Where Linux keeps shared memory. Writing more than it holds ends the process without a word.
+SHARED = Path("/dev/shm")
 
 
 class SharedWeights:
@@ -27,6 +32,7 @@ class SharedWeights:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        _check_room(2 * layout.size * layout.dtype.itemsize)
         self.buffers = [_shared(torch.zeros(layout.size, dtype=layout.dtype)) for _ in "ab"]
         self.header = _shared(torch.tensor([0, 0, 0, -1, -1]))
 
@@ -61,6 +67,20 @@ class SharedWeights:
             engine.load(dict(self.layout.views(self.buffers[source])), version)
             if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
                 return version
+
+
+def _check_room(needed: int) -> None:
+    if not SHARED.is_dir():  # another system, with limits of its own
+        return
+    found = os.statvfs(SHARED)
+    free, whole = found.f_bavail * found.f_frsize, -(-needed // 2**20)
+    if needed > free:
+        raise InputError(
+            f"two sets of weights need {whole} MB of shared memory, but {SHARED} has "
+            f"{free // 2**20} MB free: in a container raise it (docker run "
+            f"--shm-size={whole + 64}m), elsewhere remount it (mount -o remount,size=), or "
+            "take a smaller model.dtype"
+        )
 
 
 def _shared(tensor: Tensor) -> Tensor:
