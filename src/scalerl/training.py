@@ -229,7 +229,9 @@ class RunAttempts:
 
     def _evaluated(self, line: EvalLine) -> str | None:
         """Fit the run's own curve; the rule may end the run."""
-        self._add(line)
+        if not self._add(line):
+            self.listener.evaluated(line, None)
+            return None
         look = self.curve.look(self._budget_end(line.compute), self.rule)
         self.listener.evaluated(line, look)
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
@@ -242,9 +244,10 @@ class RunAttempts:
             return None
         return float(getattr(compute, self.axis)) / min(use.share, 1.0)
 
-    def _add(self, line: EvalLine) -> None:
+    def _add(self, line: EvalLine) -> bool:
+        """Whether it is a point of the curve: a validation that failed is none."""
         compute = float(getattr(line.compute, self.axis))
-        self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
+        return self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
 
     def _warn(self, line: str) -> None:
         self.listener.say(f"warning: {line}")

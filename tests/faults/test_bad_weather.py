@@ -34,7 +34,7 @@ from scalerl.runs.listener import Listener
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
 from scalerl.tasks.registry import make_task
-from scalerl.tasks.task import make_prompt
+from scalerl.tasks.task import Answer, make_prompt
 from scalerl.training import RunAttempts
 
 HERE = Path(__file__).parent
@@ -210,7 +210,7 @@ def checked(task, count, seconds=60.0):
     """What a checker makes of so many answers."""
     said = []
     part = CheckerPart(task, 1, seconds, said.append)
-    part.take(m.Check(1, tuple((prompt, "4") for prompt in task.prompts()[:count])))
+    part.take(m.Check(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
     deadline = time.monotonic() + 60
     while not said and time.monotonic() < deadline:
         part.give_up()

@@ -9,7 +9,7 @@ import pytest
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.placement.checker_part import CheckerPart
-from scalerl.tasks.task import Task, make_prompt
+from scalerl.tasks.task import Answer, Task, make_prompt
 
 PROMPT = make_prompt("judge", "question", None)
 #: Calls that take no time need far less; those that hang are given up after it.
@@ -30,7 +30,7 @@ class Judge(Task):
 
     def check_all(self, answers):
         self.calls.append(len(answers))
-        if any(text == "raise" for _, text in answers):
+        if any(a.text == "raise" for a in answers):
             raise ZeroDivisionError("no gold answer")
         return super().check_all(answers)
 
@@ -58,11 +58,11 @@ class AsyncJudge(Judge):
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            (_, text), *_ = answers
+            text = answers[0].text
             if text == "raise":
                 raise ZeroDivisionError("no gold answer")
             await asyncio.sleep(LIMIT if text == "hang" else 0.02)
-            return [self.rules.verdict(text != "wrong", text) for _, text in answers]
+            return [self.rules.verdict(text != "wrong", text) for _ in answers]
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -84,7 +84,7 @@ class Bench:
 
     def check(self, *texts):
         self.jobs += 1
-        self.part.take(m.Check(self.jobs, tuple((PROMPT, text) for text in texts)))
+        self.part.take(m.Check(self.jobs, tuple(Answer(PROMPT, text) for text in texts)))
         return self.jobs
 
     def answer(self, job):

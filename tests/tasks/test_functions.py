@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks import make_task
+from scalerl.tasks import Answer, make_task
 
 MODULE = """
 import asyncio, numpy
@@ -62,14 +62,17 @@ def make(tmp_path, monkeypatch):
 def test_the_reward_is_the_functions_and_the_pass_rate_has_a_threshold(make):
     task = make("length", correct_from=3.0)
     prompt = task.prompts()[0]
-    verdicts = task.check_all([(prompt, "ab"), (prompt, "abc")])
+    verdicts = task.check_all([Answer(prompt, "ab"), Answer(prompt, "abc")])
     assert [(v.correct, v.reward) for v in verdicts] == [(False, 2.0), (True, 3.0)]
 
 
 def test_columns_of_the_dataset_arrive_as_lists(make):
     task = make("columns")
     prompt = task.prompts()[0]
-    assert [v.reward for v in task.check_all([(prompt, "2"), (prompt, "3")])] == [1.0, 0.0]
+    assert [v.reward for v in task.check_all([Answer(prompt, "2"), Answer(prompt, "3")])] == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_chat_prompts_come_with_chat_completions(make):
@@ -91,14 +94,14 @@ def test_chat_prompts_come_with_chat_completions(make):
 def test_a_function_that_misbehaves_leaves_answers_unscored_with_the_reason(make, function, why):
     task = make(function)
     prompt = task.prompts()[0]
-    for verdict in task.check_all([(prompt, "a"), (prompt, "b")]):
+    for verdict in task.check_all([Answer(prompt, "a"), Answer(prompt, "b")]):
         assert (verdict.correct, verdict.reward) == (None, None)
         assert why in verdict.why
 
 
 def test_rewards_that_are_no_finite_numbers_are_unscored(make):
     task = make("odd")
-    verdicts = task.check_all([(task.prompts()[0], "a")] * 6)
+    verdicts = task.check_all([Answer(task.prompts()[0], "a")] * 6)
     assert [v.reward for v in verdicts] == [None, None, None, None, None, 0.5]
     assert all(v.why for v in verdicts)
 
@@ -113,7 +116,10 @@ def test_an_async_function_is_waited_for(make):
     task = make("slow", correct_from=3.0)
     prompt = task.prompts()[0]
     assert task.is_async and not make("length").is_async and make("remote").is_async
-    assert [v.reward for v in task.check_all([(prompt, "ab"), (prompt, "abc")])] == [2.0, 3.0]
+    assert [v.reward for v in task.check_all([Answer(prompt, "ab"), Answer(prompt, "abc")])] == [
+        2.0,
+        3.0,
+    ]
     assert task.check_all([]) == []
     assert make("remote").check(prompt, "x").reward == 2.0
 
@@ -124,7 +130,9 @@ def test_async_calls_wait_side_by_side_in_one_event_loop(make):
 
     async def many():
         began = asyncio.get_running_loop().time()
-        found = await asyncio.gather(*(task.check_together([(prompt, "ab")]) for _ in range(40)))
+        found = await asyncio.gather(
+            *(task.check_together([Answer(prompt, "ab")]) for _ in range(40))
+        )
         return found, asyncio.get_running_loop().time() - began
 
     found, seconds = asyncio.run(many())
@@ -135,7 +143,7 @@ def test_async_calls_wait_side_by_side_in_one_event_loop(make):
 def test_a_function_that_is_not_async_can_be_awaited_as_well(make):
     task = make("length")
     prompt = task.prompts()[0]
-    assert asyncio.run(task.check_together([(prompt, "ab")]))[0].reward == 2.0
+    assert asyncio.run(task.check_together([Answer(prompt, "ab")]))[0].reward == 2.0
 
 
 def test_answers_are_handed_over_together(make):

@@ -316,6 +316,6 @@ def _share(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
-def _spark(rates: Iterable[float]) -> str:
-    known = [rate for rate in rates if not math.isnan(rate)]
+def _spark(rates: Iterable[float | None]) -> str:
+    known = [rate for rate in rates if rate is not None and not math.isnan(rate)]
     return "".join(SPARKS[min(int(r * len(SPARKS)), len(SPARKS) - 1)] for r in known)

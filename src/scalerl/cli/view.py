@@ -132,6 +132,8 @@ def waits(side: Side, recipe: Recipe) -> str:
 
 def validation_line(line: EvalLine) -> str:
     said = f"validation at step {line.step}: pass rate {score(line)}"
+    if line.pass_rate is not None and line.unscored:
+        said += f" ({line.unscored} answers unscored)"
     other = [f"{name} {score(found)}" for name, found in (line.downstream or {}).items()]
     said += f"; downstream {', '.join(other)}" if other else ""
     heated = (line.temperatures or {}).items()
@@ -140,6 +142,8 @@ def validation_line(line: EvalLine) -> str:
 
 def score(of: EvalLine | SetScore) -> str:
     """A pass rate and its standard error, where it has one."""
+    if of.failed is not None:
+        return "none, it failed"
     rate = shown(of.pass_rate, ".3f")
     return rate if of.stderr is None else f"{rate} ± {of.stderr:.3f}"
 

@@ -22,7 +22,7 @@ from scalerl.models.shape import cache_bytes, context_length, matmul_parameters,
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
 from scalerl.tasks.registry import task_of
-from scalerl.tasks.task import Prompt, Task
+from scalerl.tasks.task import Answer, Prompt, Task
 from scalerl.weights.interface import Layout
 
 #: Rows of the key-value cache of a local generator, and its bytes, at most.
@@ -185,6 +185,10 @@ class Plan:
         else:
             ids = self.tokenizer(prompt.question)["input_ids"]
         return np.asarray(ids, dtype=np.int64)
+
+    def answer(self, prompt: Prompt, token_ids: npt.NDArray[np.int64], step: int) -> Answer:
+        """An answer as checkers are given it."""
+        return Answer(prompt, self.text_of(token_ids), tuple(token_ids.tolist()), step)
 
     def text_of(self, token_ids: npt.NDArray[np.int64]) -> str:
         """A completion as the task reads it."""

@@ -88,6 +88,9 @@ def _choose_y(table: Table, numeric: list[str], asked: str | None) -> tuple[str,
         return resolve(asked, table, numeric, "--y"), []
     if table.y is not None and table.y in numeric:
         return table.y, _training_note(table.y)
+    if table.y is not None and table.y in table.columns:
+        why = f" ({table.notes[-1]})" if table.notes else ""
+        raise InputError(f"{table.name}: {table.y} holds no number{why}: choose another with --y")
     found, _ = metrics.score_columns(numeric)
     if len(found) == 1:
         return found[0], _training_note(found[0])

@@ -25,7 +25,7 @@ from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.pool import map_threads
 from scalerl.tasks.sandbox import Limits, Sandbox, SandboxResult, find_sandbox
-from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Question, Rules
+from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Question, Rules
 
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 INSTRUCTION = "Write your solution in Python, in one ```python block at the end of your answer."
@@ -94,8 +94,8 @@ class CodeTask(RowsTask):
             return False, "no ```python block"
         return run_tests(code, prompt.answer, self.sandbox, self.limits)
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        return map_threads(lambda pair: self.check(*pair), answers, self.workers)
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+        return map_threads(lambda a: self.check(a.prompt, a.text), answers, self.workers)
 
 
 def extract(text: str) -> str | None:
