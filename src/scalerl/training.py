@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.listener import Listener, Listeners
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
+from scalerl.runs.streams import WhileSomebodyListens, let_go
 from scalerl.runs.trackers import open_trackers
 
 if TYPE_CHECKING:
@@ -126,7 +128,10 @@ class RunAttempts:
     ) -> None:
         self.begin = begin
         self.recipe, self.store, self.rule = recipe, store, rule
-        self.listener, self.resume = listener, resume
+        #: What happened around the run, for its record.
+        self.notes: list[str] = []
+        self.listener: Listener = WhileSomebodyListens(listener, self.notes.append)
+        self.resume = resume
         self.checkpoint: Path | None = None
         kind = recipe.compute.axis
         self.axis = AXES[kind].removeprefix("compute/")
@@ -134,7 +139,8 @@ class RunAttempts:
 
     def go(self) -> RunEnd:
         try:
-            return self._attempts()
+            with _outlives_its_terminal(self.notes.append):
+                return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
                 self._event("failed", self._reached(), why=str(error))
@@ -203,6 +209,7 @@ class RunAttempts:
             # Events are never cut: they know of every loss since the beginning.
             past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
+            loop.notes = self.notes
             with _signals(loop) as caught:
                 end = self._run(loop, caught)
             at_once = not loop.started
@@ -258,6 +265,8 @@ class RunAttempts:
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
 
+        while self.notes:
+            self._event("warning", end.steps, why=self.notes.pop(0))
         self._event("end", end.steps, reason=end.reason)
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.found(self.store.path)
@@ -265,6 +274,27 @@ class RunAttempts:
             self.listener.say(f"the last healthy checkpoint is {healthy}")
         self.listener.end(end.reason)
         return RunEnd(end.reason, end.steps, end.compute, caught)
+
+
+@contextmanager
+def _outlives_its_terminal(note: Callable[[str], None]) -> Iterator[None]:
+    """SIGHUP (the terminal is closed, the connection breaks) does not end a run: it goes on, and
+    its record says so. Under nohup it is ignored anyway."""
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        let_go()
+        note("the terminal is gone (SIGHUP); the run goes on")
+
+    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
+    ours = threading.current_thread() is threading.main_thread()
+    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(which, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(which, signal.SIG_DFL)
 
 
 @contextmanager

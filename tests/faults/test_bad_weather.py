@@ -278,6 +278,30 @@ def test_a_verifier_that_always_hangs_ends_the_run_with_one_line(tmp_path, monke
 
 
 @pytest.mark.weather
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("raises", "raises raised ZeroDivisionError: no gold answer"),
+        ("leaves_later", "leaves_later raised SystemExit: no judge today"),
+        ("wants_more", "missing 1 required positional argument: 'gold_standard'"),
+    ],
+)
+def test_a_verifier_that_can_score_nothing_ends_the_run_with_what_it_says(
+    tmp_path, monkeypatch, name, why
+):
+    rows = [{"prompt": f"{i}+{i}="} for i in range(60)]
+    run = judged_by(tmp_path, monkeypatch, name, rows, steps=5)
+    ended(run, 1)
+    last = said(run).splitlines()[-1]
+    assert last.startswith("scalerl: not one of 8 answers of the first validation could be scored")
+    assert why in last and "repair the verifier" in last
+    events = lines(run.out / "events.jsonl")
+    assert events[-1]["event"] == "failed" and why in events[-1]["why"]
+    assert any(e["event"] == "checker" and why in e["why"] for e in events)
+    gone(run)
+
+
+@pytest.mark.weather
 def test_a_verifier_that_takes_its_process_with_it_costs_its_own_answers(tmp_path, monkeypatch):
     """A segmentation fault, for two prompts: their answers stay unscored, the others' do not."""
     rows = kinds_of([{"prompt": f"{i}+{i}="} for i in range(60)], ["crashes"] * 2)

@@ -24,7 +24,8 @@ HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
 def make_view(plain: bool = False) -> Listener:
     """The live view where there is a terminal that can show it, else lines."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
-    if plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or encoding != "utf8":
+    tty = sys.stdout is not None and sys.stdout.isatty()
+    if plain or not tty or os.environ.get("TERM") == "dumb" or encoding != "utf8":
         return PlainView()
     try:
         from scalerl.cli.live_view import LiveView
