@@ -31,11 +31,11 @@ from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import AXES
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
-from scalerl.runs.listener import Listener, Listeners
+from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
-from scalerl.runs.streams import WhileSomebodyListens, let_go
 from scalerl.runs.trackers import open_trackers
+from scalerl.streams import let_go
 
 if TYPE_CHECKING:
     from scalerl.pipeline.crew import Clock, Crew

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _parsed(argv)
     from scalerl.errors import InputError
-    from scalerl.runs.streams import let_go
+    from scalerl.streams import let_go
 
     code: int = EXIT_OK
     let_go()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from scalerl.pipeline import messages as m
-from scalerl.runs.streams import make_unbreakable
+from scalerl.streams import make_unbreakable
 
 
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Standard output and error whose reader is gone: `| head`, a terminal that was closed."""
+"""Standard output and error whose reader is gone: a pipe to `head`, a terminal that was closed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import io
 import os
 import select
 import sys
-from collections.abc import Callable
 from typing import Any
-
-from scalerl.runs.listener import Listener
 
 NAMES = {1: "stdout", 2: "stderr"}
 #: What a pipe says that nobody reads, a terminal that is gone, and a file that is closed.
@@ -68,35 +65,3 @@ def make_unbreakable() -> None:
         encoding, errors = getattr(old, "encoding", "utf-8"), getattr(old, "errors", "replace")
         pipe = io.BufferedWriter(_Pipe(fd, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(pipe, encoding, errors, line_buffering=True))
-
-
-class WhileSomebodyListens(Listener):
-    """Tells a listener whatever happens. When the streams it writes to have lost their reader, the
-    run goes on without: `lost` is told so, in one line."""
-
-    def __init__(self, listener: Listener, lost: Callable[[str], None]) -> None:
-        self._listener: Listener | None = listener
-        self._lost = lost
-
-    def _tell(self, name: str, *what: Any) -> None:
-        if self._listener is None:
-            return
-        try:
-            getattr(self._listener, name)(*what)
-        except (OSError, ValueError) as error:
-            if not reader_is_gone(error):
-                raise
-            names = let_go()
-            if not names:  # a stream of its own
-                self._listener = None
-            closed = " and ".join(names) or "the listener's stream"
-            self._lost(f"nobody listens any more ({closed} is closed); the run goes on")
-
-
-def _telling(name: str) -> Callable[..., None]:
-    return lambda self, *what: self._tell(name, *what)
-
-
-# Everything that a listener can be told, now and in later versions.
-for _name in [name for name in vars(Listener) if not name.startswith("_")]:
-    setattr(WhileSomebodyListens, _name, _telling(_name))
