@@ -111,7 +111,7 @@ def grouped(plan: Plan, written: list[Written]) -> list[Group]:
     groups = []
     for p, prompt in enumerate(list(plan.prompts.values())[: plan.recipe.batch.prompts]):
         mine = [by_place[str(p), row] for row in range(plan.recipe.batch.generations)]
-        checked = plan.task.check_all([(prompt, plan.text_of(r.token_ids)) for r in mine])
+        checked = plan.task.check_all([plan.answer(prompt, r.token_ids, 0) for r in mine])
         rollouts = tuple(r.judged(c.reward, c.correct) for r, c in zip(mine, checked, strict=True))
         groups.append(Group(prompt.id, plan.tokens_of(prompt), rollouts))
     return groups

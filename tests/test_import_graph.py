@@ -16,7 +16,8 @@ SRC = Path(__file__).parent.parent / "src" / "scalerl"
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
-    "runs": {"registry", "errors"},
+    "streams": set(),
+    "runs": {"streams", "registry", "errors"},
     "curves": {"runs", "registry", "errors"},
     "report": {"curves", "errors"},
     "recipe": {"errors"},
@@ -38,8 +39,17 @@ ALLOWED = {
         "runs",
         "errors",
     },
-    "placement": {"pipeline", "engine", "trainer", "weights", "tasks", "registry", "errors"},
-    "training": {"placement", "pipeline", "curves", "recipe", "runs", "errors"},
+    "placement": {
+        "pipeline",
+        "engine",
+        "trainer",
+        "weights",
+        "tasks",
+        "streams",
+        "registry",
+        "errors",
+    },
+    "training": {"placement", "pipeline", "curves", "recipe", "runs", "streams", "errors"},
     "callbacks": {"curves", "runs", "errors"},
     "cli": {
         "training",
@@ -50,6 +60,7 @@ ALLOWED = {
         "curves",
         "runs",
         "recipe",
+        "streams",
         "errors",
     },
 }

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import AXES
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
-from scalerl.runs.listener import Listener, Listeners
+from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
 from scalerl.runs.trackers import open_trackers
+from scalerl.streams import let_go
 
 if TYPE_CHECKING:
     from scalerl.pipeline.crew import Clock, Crew
@@ -133,7 +135,10 @@ class RunAttempts:
     ) -> None:
         self.begin = begin
         self.recipe, self.store, self.rule = recipe, store, rule
-        self.listener, self.resume = listener, resume
+        #: What happened around the run, for its record.
+        self.notes: list[str] = []
+        self.listener: Listener = WhileSomebodyListens(listener, self.notes.append)
+        self.resume = resume
         self.checkpoint: Path | None = None
         kind = recipe.compute.axis
         self.axis = AXES[kind].removeprefix("compute/")
@@ -141,7 +146,8 @@ class RunAttempts:
 
     def go(self) -> RunEnd:
         try:
-            return self._attempts()
+            with _outlives_its_terminal(self.notes.append):
+                return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
                 self._event("failed", self._reached(), why=str(error))
@@ -210,6 +216,7 @@ class RunAttempts:
             # Events are never cut: they know of every loss since the beginning.
             past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
+            loop.notes = self.notes
             with _signals(loop) as caught:
                 end = self._run(loop, caught)
             at_once = not loop.started
@@ -236,7 +243,9 @@ class RunAttempts:
 
     def _evaluated(self, line: EvalLine) -> str | None:
         """Fit the run's own curve; the rule may end the run."""
-        self._add(line)
+        if not self._add(line):
+            self.listener.evaluated(line, None)
+            return None
         look = self.curve.look(self._budget_end(line.compute), self.rule)
         self.listener.evaluated(line, look)
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
@@ -249,9 +258,10 @@ class RunAttempts:
             return None
         return float(getattr(compute, self.axis)) / min(use.share, 1.0)
 
-    def _add(self, line: EvalLine) -> None:
+    def _add(self, line: EvalLine) -> bool:
+        """Whether it is a point of the curve: a validation that failed is none."""
         compute = float(getattr(line.compute, self.axis))
-        self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
+        return self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
 
     def _warn(self, line: str) -> None:
         self.listener.say(f"warning: {line}")
@@ -262,6 +272,8 @@ class RunAttempts:
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
 
+        while self.notes:
+            self._event("warning", end.steps, why=self.notes.pop(0))
         self._event("end", end.steps, reason=end.reason)
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.found(self.store.path)
@@ -269,6 +281,27 @@ class RunAttempts:
             self.listener.say(f"the last healthy checkpoint is {healthy}")
         self.listener.end(end.reason)
         return RunEnd(end.reason, end.steps, end.compute, caught)
+
+
+@contextmanager
+def _outlives_its_terminal(note: Callable[[str], None]) -> Iterator[None]:
+    """SIGHUP (the terminal is closed, the connection breaks) does not end a run: it goes on, and
+    its record says so. Under nohup it is ignored anyway."""
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        let_go()
+        note("the terminal is gone (SIGHUP); the run goes on")
+
+    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
+    ours = threading.current_thread() is threading.main_thread()
+    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(which, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(which, signal.SIG_DFL)
 
 
 @contextmanager

@@ -13,10 +13,17 @@ from scalerl.tasks.running_sums import RunningSums
 SMALL = ["batch.prompts=4", "batch.generations=4", "validation.prompts=12", "validation.k=2",
          "task.options.running-sums.prompts=200", "validation.every=2"]  # fmt: skip
 REWARD = """
+import asyncio
+
 from scalerl.tasks.running_sums import Sum, judge
 
 def right(prompts, completions, **columns):
     return [1.0 if judge(Sum.parse(p), c)[0] else -1.0 for p, c in zip(prompts, completions)]
+
+async def brief(prompts, completions, completion_ids, trainer_state, log_metric, **columns):
+    await asyncio.sleep(0.001)
+    log_metric("step", trainer_state.global_step)
+    return [1.0 / len(ids) for ids in completion_ids]
 """
 
 
@@ -36,10 +43,11 @@ def everything(tmp_path_factory):
         (folder / f"{name}.jsonl").write_text(rows)
     (folder / "mix.toml").write_text(f"""
 [task]
-name = "running-sums+function:rewards:right"
+name = "running-sums+function:rewards:right,rewards:brief"
 weights = [0.5, 0.5]
 
-[task.options."function:rewards:right"]
+[task.options."function:rewards:right,rewards:brief"]
+reward_weights = [1.0, 0.5]
 dataset = "{folder}/rows.jsonl"
 held_out_share = 0.3
 downstream = {{further = "{folder}/further.jsonl"}}
@@ -70,7 +78,16 @@ generators = 2
 
 def test_each_task_of_a_mixture_has_its_pass_rate(everything):
     for record in lines(everything[0] / "evals.jsonl"):
-        assert set(record["tasks"]) == {"running-sums", "function:rewards:right"}
+        assert set(record["tasks"]) == {"running-sums", "function:rewards:right,rewards:brief"}
+
+
+def test_several_rewards_one_of_them_async_are_added_and_each_is_in_the_record(everything):
+    """An ordinary function, and an async one that asks for the tokens and the step of the run."""
+    steps = lines(everything[0] / "steps.jsonl")
+    assert all(s["filtered"]["unscored"] == 0 for s in steps)
+    told = [s["metrics"] for s in steps if "reward/rewards:brief" in s["metrics"]]
+    assert told and all(0 < m["reward/rewards:brief"] <= 1 for m in told)
+    assert all(-1 <= m["reward/rewards:right"] <= 1 and m["reward/step"] <= 4 for m in told)
 
 
 def test_a_downstream_set_has_a_curve_of_its_own_and_is_never_trained_on(everything):

@@ -34,7 +34,7 @@ from scalerl.runs.listener import Listener
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
 from scalerl.tasks.registry import make_task
-from scalerl.tasks.task import make_prompt
+from scalerl.tasks.task import Answer, make_prompt
 from scalerl.training import RunAttempts
 
 HERE = Path(__file__).parent
@@ -210,7 +210,7 @@ def checked(task, count, seconds=60.0):
     """What a checker makes of so many answers."""
     said = []
     part = CheckerPart(task, 1, seconds, said.append)
-    part.take(m.Check(1, tuple((prompt, "4") for prompt in task.prompts()[:count])))
+    part.take(m.Check(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
     deadline = time.monotonic() + 60
     while not said and time.monotonic() < deadline:
         part.give_up()
@@ -274,6 +274,30 @@ def test_a_verifier_that_always_hangs_ends_the_run_with_one_line(tmp_path, monke
     assert last.startswith("scalerl: the verifier of task function:bad_verifiers:hangs has not")
     assert last.endswith("answers in a row: repair the verifier, then --resume")
     assert lines(run.out / "events.jsonl")[-1]["event"] == "failed"
+    gone(run)
+
+
+@pytest.mark.weather
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("raises", "raises raised ZeroDivisionError: no gold answer"),
+        ("leaves_later", "leaves_later raised SystemExit: no judge today"),
+        ("wants_more", "missing 1 required positional argument: 'gold_standard'"),
+    ],
+)
+def test_a_verifier_that_can_score_nothing_ends_the_run_with_what_it_says(
+    tmp_path, monkeypatch, name, why
+):
+    rows = [{"prompt": f"{i}+{i}="} for i in range(60)]
+    run = judged_by(tmp_path, monkeypatch, name, rows, steps=5)
+    ended(run, 1)
+    last = said(run).splitlines()[-1]
+    assert last.startswith("scalerl: not one of 8 answers of the first validation could be scored")
+    assert why in last and "repair the verifier" in last
+    events = lines(run.out / "events.jsonl")
+    assert events[-1]["event"] == "failed" and why in events[-1]["why"]
+    assert any(e["event"] == "checker" and why in e["why"] for e in events)
     gone(run)
 
 

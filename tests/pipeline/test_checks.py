@@ -6,7 +6,7 @@ from pieces import FakeClock, FakeHandle
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import GRACE, MAX_FAILURES, Checks
-from scalerl.tasks.task import Checked, Task, make_prompt
+from scalerl.tasks.task import Answer, Checked, Task, make_prompt
 
 RIGHT = Checked(True, 1.0, "equal")
 HUNG = Checked(None, None, "the verifier has not answered", gave_up=True)
@@ -39,13 +39,13 @@ class Bench:
 
     def submit(self, key, count=2):
         prompt = make_prompt("judge", f"question {key}", None)
-        self.checks.submit(key, [(prompt, f"{key}.{i}") for i in range(count)])
+        self.checks.submit(key, [Answer(prompt, f"{key}.{i}") for i in range(count)])
 
     def texts(self, i):
         """What a checker was sent and has not answered, job by job."""
         name = self.handles[i].name
         jobs = self.checks.states[name].jobs
-        return [[text for _, text in x.answers] for x in self.handles[i].sent if x.job in jobs]
+        return [[a.text for a in x.answers] for x in self.handles[i].sent if x.job in jobs]
 
     def answer(self, i, *verdicts, hung=0):
         """The oldest job of a checker comes back; all right unless said otherwise."""

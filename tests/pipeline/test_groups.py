@@ -9,7 +9,7 @@ from pieces import rollout
 from scalerl.pipeline import groups
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.recipe import Recipe
-from scalerl.tasks.task import Checked, make_prompt
+from scalerl.tasks.task import Answer, Checked, make_prompt
 
 IDS = np.arange(4)
 PROMPTS = [make_prompt("t", f"q{i}", "a") for i in range(4)]
@@ -21,7 +21,9 @@ def plan_of(*overrides):
     recipe = Recipe.load("scalerl", "tiny", overrides=["batch.generations=2", *overrides])
     return SimpleNamespace(
         recipe=recipe, control="control", sampling="sampling", tokens_of=lambda prompt: IDS,
-        text_of=lambda ids: " ".join(map(str, ids)),
+        answer=lambda prompt, ids, step: Answer(
+            prompt, " ".join(map(str, ids)), tuple(ids.tolist()), step
+        ),
     )  # fmt: skip
 
 
@@ -47,7 +49,11 @@ def test_a_group_is_written_then_checked_then_ready():
 def test_answers_go_to_the_checkers_in_the_order_of_their_rows():
     p = pending()
     p.rollouts = {1: rollout(1), 0: rollout(3)}
-    assert p.answers(plan_of()) == [(p.prompt, "0 1 2"), (p.prompt, "0")]
+    found = p.answers(plan_of(), step=7)
+    assert [(a.text, a.token_ids, a.step) for a in found] == [
+        ("0 1 2", (0, 1, 2), 7),
+        ("0", (0,), 7),
+    ]
 
 
 def test_only_what_is_missing_is_asked_again_with_the_seeds_it_had():

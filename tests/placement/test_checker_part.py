@@ -9,11 +9,18 @@ import pytest
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.placement.checker_part import CheckerPart
-from scalerl.tasks.task import Task, make_prompt
+from scalerl.tasks.task import Answer, Task, make_prompt
 
 PROMPT = make_prompt("judge", "question", None)
 #: Calls that take no time need far less; those that hang are given up after it.
 SECONDS, LIMIT = 0.2, 20.0
+
+
+class Unheard(BaseException):
+    """Neither an Exception nor anything that Python knows."""
+
+
+ENDS = {"exit": SystemExit, "interrupt": KeyboardInterrupt, "unheard": Unheard}
 
 
 class Judge(Task):
@@ -30,13 +37,15 @@ class Judge(Task):
 
     def check_all(self, answers):
         self.calls.append(len(answers))
-        if any(text == "raise" for _, text in answers):
+        if any(a.text == "raise" for a in answers):
             raise ZeroDivisionError("no gold answer")
         return super().check_all(answers)
 
     def judge(self, prompt, text):
         if text == "hang":
             self.release.wait(LIMIT)
+        elif text in ENDS:
+            raise ENDS[text]("no judge today")
         elif text == "meet":  # passes only if as many calls run at once
             self.meets.wait(LIMIT)
         return text != "wrong", text
@@ -58,16 +67,23 @@ class AsyncJudge(Judge):
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            (_, text), *_ = answers
+            text = answers[0].text
             if text == "raise":
                 raise ZeroDivisionError("no gold answer")
+            if text == "block":
+                self.release.wait(LIMIT)
+            if text == "exit":
+                await asyncio.gather(self._exit())
             await asyncio.sleep(LIMIT if text == "hang" else 0.02)
-            return [self.rules.verdict(text != "wrong", text) for _, text in answers]
+            return [self.rules.verdict(text != "wrong", text) for _ in answers]
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.now -= 1
+
+    async def _exit(self):
+        raise SystemExit("no judge today")
 
 
 class Bench:
@@ -84,7 +100,7 @@ class Bench:
 
     def check(self, *texts):
         self.jobs += 1
-        self.part.take(m.Check(self.jobs, tuple((PROMPT, text) for text in texts)))
+        self.part.take(m.Check(self.jobs, tuple(Answer(PROMPT, text) for text in texts)))
         return self.jobs
 
     def answer(self, job):
@@ -194,3 +210,40 @@ def test_what_an_async_verifier_raises_is_data():
 def test_what_a_checker_does_not_understand_is_named(task):
     with pytest.raises(PipelineError, match="a checker does not understand 'Save'"):
         Bench(task).part.take(m.Save("x"))
+
+
+@pytest.mark.parametrize("text", ["exit", "interrupt", "unheard"])
+def test_whatever_a_verifier_raises_is_a_failed_answer_and_its_checker_goes_on(task, text):
+    bench = Bench(task, places=1)
+    (verdict,) = bench.answer(bench.check(text)).verdicts
+    assert not verdict.scored and f"{ENDS[text].__name__}: no judge today" in verdict.why
+    assert bench.answer(bench.check("fine")).verdicts[0].correct
+
+
+def test_an_async_verifier_that_wants_to_exit_fails_its_answer_and_the_loop_goes_on():
+    bench = Bench(AsyncJudge(), places=2)
+    (verdict,) = bench.answer(bench.check("exit")).verdicts
+    assert not verdict.scored and "SystemExit: no judge today" in verdict.why
+    assert bench.answer(bench.check("fine")).verdicts[0].correct
+
+
+def test_an_async_verifier_that_blocks_its_event_loop_costs_its_own_answer():
+    task = AsyncJudge()
+    bench = Bench(task, places=4, seconds=0.2)
+    fine, blocked, also = bench.check("fine"), bench.check("block"), bench.check("wrong")
+    assert bench.answer(blocked).verdicts[0].gave_up
+    assert bench.answer(fine).verdicts[0].correct
+    assert bench.answer(also).verdicts[0].correct is False
+    assert bench.answer(bench.check("later")).verdicts[0].correct
+    assert bench.part.hung == 1, "its thread is left behind"
+    task.release.set()
+
+
+def test_a_timeout_of_the_verifiers_own_is_told_as_such():
+    class Impatient(AsyncJudge):
+        async def check_together(self, answers):
+            raise TimeoutError("the judge did not answer")
+
+    bench = Bench(Impatient())
+    (verdict,) = bench.answer(bench.check("fine")).verdicts
+    assert not verdict.gave_up and verdict.why.endswith("TimeoutError: the judge did not answer")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.tasks import Answer
 from scalerl.tasks import sandbox as sandboxes
 from scalerl.tasks.code import CodeTask, extract, run_tests
 from scalerl.tasks.sandbox import Namespaces, find_sandbox
@@ -189,10 +190,10 @@ def test_the_task_reads_rows_takes_the_last_block_and_rewards(tmp_path):
     prompt = next(p for p in task.prompts() if "x * 7." in p.question[0]["content"])
     good = "<think>hm</think>\n```python\nbad\n```\nor\n```python\ndef f(x): return 7 * x\n```"
     answers = [
-        (prompt, good),
-        (prompt, good.replace("7 *", "6 *")),
-        (prompt, "no block"),
-        (prompt, "<think>```python\ndef f(x): return 7 * x\n```"),
+        Answer(prompt, good),
+        Answer(prompt, good.replace("7 *", "6 *")),
+        Answer(prompt, "no block"),
+        Answer(prompt, "<think>```python\ndef f(x): return 7 * x\n```"),
     ]
     assert [c.reward for c in task.check_all(answers)] == [1.0, -1.0, -1.0, -1.0]
 

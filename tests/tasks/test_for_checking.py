@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks import Mixture, make_task
+from scalerl.tasks import Answer, Mixture, make_task
 from scalerl.tasks.sandbox import find_sandbox
 
 ROWS = 10_000
@@ -91,7 +91,7 @@ def right(prompt):
 def answers(task):
     """Right and wrong answers to a few prompts of every task, and none."""
     asked = [*task.validation_prompts(4), *task.train_prompts(0)[:2]]
-    return [(prompt, text) for prompt in asked for text in (right(prompt), "no idea", "")]
+    return [Answer(prompt, text) for prompt in asked for text in (right(prompt), "no idea", "")]
 
 
 KINDS = [

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.tasks import Answer
 from scalerl.tasks.math import MathTask
 from scalerl.tasks.pool import CheckerPool
 
@@ -151,7 +152,7 @@ def test_a_reference_that_cannot_be_read_leaves_the_answer_unscored(pool):
 
 def test_many_answers_are_checked_in_their_order(task):
     prompts = task.prompts()[:6]
-    answers = [(p, f"\\boxed{{{p.answer if i % 2 else 0}}}") for i, p in enumerate(prompts)]
+    answers = [Answer(p, f"\\boxed{{{p.answer if i % 2 else 0}}}") for i, p in enumerate(prompts)]
     assert [c.correct for c in task.check_all(answers)] == [False, True] * 3
 
 

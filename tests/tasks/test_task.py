@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks import Checked, Mixture, Rules, Task, make_prompt, make_task, task_of
+from scalerl.tasks import Answer, Checked, Mixture, Rules, Task, make_prompt, make_task, task_of
 from scalerl.tasks.split import held_out, normal
 from scalerl.tasks.task import DEFAULT_RULES
 
@@ -100,9 +100,9 @@ def test_a_mixture_keeps_the_shares_and_the_split_of_its_tasks():
 def test_a_mixture_checks_each_answer_by_its_own_task():
     mixture = Mixture([Echo(name="math"), Echo(name="code")])
     prompts = [p for p in mixture.prompts() if p.answer in ("1", "2")]
-    answers = [(p, "1") for p in prompts] + [(prompts[0], "explode")]
+    answers = [Answer(p, "1") for p in prompts] + [Answer(prompts[0], "explode")]
     verdicts = mixture.check_all(answers)
-    assert verdicts == [mixture.check(p, text) for p, text in answers]
+    assert verdicts == [mixture.check(a.prompt, a.text) for a in answers]
     assert [v.correct for v in verdicts] == [True, False, True, False, None]
     assert [mixture.part(p).name for p in prompts] == ["math", "math", "code", "code"]
 
@@ -110,7 +110,7 @@ def test_a_mixture_checks_each_answer_by_its_own_task():
 def test_a_prompt_of_no_task_in_the_mixture_is_unscored():
     mixture = Mixture([Echo(name="math"), Echo(name="code")])
     stray = make_prompt("art", "q", "a")
-    assert mixture.check_all([(stray, "x")])[0].correct is None
+    assert mixture.check_all([Answer(stray, "x")])[0].correct is None
     assert not mixture.judges_together(stray)
 
 

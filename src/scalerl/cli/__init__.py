@@ -56,17 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _parsed(argv)
     from scalerl.errors import InputError
+    from scalerl.streams import let_go
 
+    code: int = EXIT_OK
+    let_go()
     try:
-        code: int = args.handler(args)
-        sys.stdout.flush()
+        code = args.handler(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except InputError as error:
         print(f"scalerl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return code
     except KeyboardInterrupt:
         print("scalerl: interrupted", file=sys.stderr)
         return 130
+    finally:
+        let_go()  # or Python would complain when it closes its streams

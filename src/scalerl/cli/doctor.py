@@ -6,6 +6,7 @@ import argparse
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -85,6 +86,11 @@ class Findings:
     step_age: float | None = None
     #: What a step usually takes.
     pace: float | None = None
+    #: Share of the latest rollouts that could not be scored, and why, commonest first.
+    unscored: float = 0.0
+    unscored_why: dict[str, int] = field(default_factory=dict)
+    #: Validations that are no points of the curve: step and why.
+    failed_validations: dict[int, str] = field(default_factory=dict)
     #: The latest.
     events: list[EventLine] = field(default_factory=list)
     checkpoint: int | None = None
@@ -122,6 +128,9 @@ class Findings:
             "step": self.step,
             "step_age": self.step_age,
             "seconds_per_step": self.pace,
+            "unscored": self.unscored,
+            "unscored_why": self.unscored_why,
+            "failed_validations": {str(k): v for k, v in self.failed_validations.items()},
             "events": [e.to_dict() for e in self.events],
             "checkpoint": self.checkpoint,
             "damaged": {str(k): v for k, v in self.damaged.items()},
@@ -135,7 +144,7 @@ class Findings:
 def examine(path: Path) -> Findings:
     """Look at everything; change nothing."""
     from scalerl.errors import InputError
-    from scalerl.runs.lines import EventLine, Status, StepLine
+    from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
     from scalerl.runs.lock import is_locked
     from scalerl.runs.processes import look
     from scalerl.runs.store import RunStore
@@ -152,6 +161,10 @@ def examine(path: Path) -> Findings:
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
         found.pace = _pace(steps)
+        _unscored(found, steps)
+    for line in store.read(EvalLine):
+        if line.failed is not None:
+            found.failed_validations[line.step] = line.failed
     found.events = store.tail(EventLine, EVENTS)
     _checkpoints(found)
     return found
@@ -169,6 +182,15 @@ def _pace(steps: list[StepLine]) -> float | None:
     between = [60.0 * (b.compute.minutes - a.compute.minutes) for a, b in pairwise(steps)]
     usual = statistics.median(between) if between else 0.0
     return usual if usual > 0 else None
+
+
+def _unscored(found: Findings, steps: list[StepLine]) -> None:
+    rollouts = sum(s.filtered.rollouts for s in steps)
+    found.unscored = sum(s.filtered.unscored for s in steps) / max(rollouts, 1)
+    whys: Counter[str] = Counter()
+    for step in steps:
+        whys.update(step.unscored_why or {})
+    found.unscored_why = dict(whys.most_common())
 
 
 def _checkpoints(found: Findings) -> None:
@@ -259,6 +281,15 @@ def _ended(f: Findings) -> Iterator[Diagnosis]:
 
 
 def _notes(f: Findings) -> Iterator[str]:
+    if f.unscored > 0:
+        why = next(iter(f.unscored_why), "see the task's verifier")
+        yield f"repair the verifier: {f.unscored:.0%} of the latest rollouts have no score ({why})"
+    for step, why in list(f.failed_validations.items())[-1:]:
+        many = len(f.failed_validations)
+        yield (
+            f"repair the verifier: {many} validation{'s' * (many > 1)} failed, the latest at step "
+            f"{step} ({why}); the curve is without {'them' if many > 1 else 'it'}"
+        )
     for step, wrong in f.damaged.items():
         yield f"checkpoint step_{step} is damaged ({wrong}): a resume passes it over"
     if f.checkpoint_size and f.free < ROOM * f.checkpoint_size:
@@ -297,6 +328,10 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     if f.step_age is not None:
         pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
         yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
+    for why, count in f.unscored_why.items():
+        yield "unscored", f"{count} of the latest rollouts: {why}"
+    for step, why in f.failed_validations.items():
+        yield "validation", f"failed at step {step}: {why}"
     whole = "none" if f.checkpoint is None else f"step_{f.checkpoint}"
     yield "checkpoint", f"newest whole one: {whole}"
     yield "disk", f"{_size(f.free)} free"

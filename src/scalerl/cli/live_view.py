@@ -187,7 +187,8 @@ class LiveView(Listener):
         last = self._evals[-1]
         line = _field("pass rate", words.score(last))
         line.append(f" at step {last.step}", style="dim")
-        for name, found in (last.downstream or {}).items():
+        heated = {f"at temperature {t}": found for t, found in (last.temperatures or {}).items()}
+        for name, found in ((last.downstream or {}) | heated).items():
             line.append("   ").append_text(_field(name, words.score(found)))
         if self._look is None:
             line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")
@@ -315,6 +316,6 @@ def _share(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
-def _spark(rates: Iterable[float]) -> str:
-    known = [rate for rate in rates if not math.isnan(rate)]
+def _spark(rates: Iterable[float | None]) -> str:
+    known = [rate for rate in rates if rate is not None and not math.isnan(rate)]
     return "".join(SPARKS[min(int(r * len(SPARKS)), len(SPARKS) - 1)] for r in known)

@@ -24,7 +24,8 @@ HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
 def make_view(plain: bool = False) -> Listener:
     """The live view where there is a terminal that can show it, else lines."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
-    if plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or encoding != "utf8":
+    tty = sys.stdout is not None and sys.stdout.isatty()
+    if plain or not tty or os.environ.get("TERM") == "dumb" or encoding != "utf8":
         return PlainView()
     try:
         from scalerl.cli.live_view import LiveView
@@ -132,12 +133,18 @@ def waits(side: Side, recipe: Recipe) -> str:
 
 def validation_line(line: EvalLine) -> str:
     said = f"validation at step {line.step}: pass rate {score(line)}"
+    if line.pass_rate is not None and line.unscored:
+        said += f" ({line.unscored} answers unscored)"
     other = [f"{name} {score(found)}" for name, found in (line.downstream or {}).items()]
-    return said + (f"; downstream {', '.join(other)}" if other else "")
+    said += f"; downstream {', '.join(other)}" if other else ""
+    heated = (line.temperatures or {}).items()
+    return said + "".join(f"; at temperature {t}: {score(found)}" for t, found in heated)
 
 
 def score(of: EvalLine | SetScore) -> str:
     """A pass rate and its standard error, where it has one."""
+    if of.failed is not None:
+        return "none, it failed"
     rate = shown(of.pass_rate, ".3f")
     return rate if of.stderr is None else f"{rate} ± {of.stderr:.3f}"
 

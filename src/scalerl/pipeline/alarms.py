@@ -90,15 +90,17 @@ class Alarms:
             f"{r.non_finite} tokens have a log-prob that is not finite and are left out: "
             "check precision and temperature", grave=True)  # fmt: skip
         yield from self._against_start(r)
-        flat = self._mean("zero_variance", r.zero_variance)
-        yield self._alarm(
-            "zero-variance", flat > MAX_ZERO_VARIANCE,
-            f"{flat:.0%} of prompts are all right or all wrong: little is left to learn here; "
-            "harder (or easier) prompts would help")  # fmt: skip
         missing = self._mean("unscored", r.filtered.unscored / max(r.filtered.rollouts, 1))
+        why = next(iter(r.unscored_why or ()), "see the task's verifier")
         yield self._alarm(
             "unscored", missing > MAX_UNSCORED,
-            f"{missing:.0%} of rollouts could not be scored: see the task's verifier")  # fmt: skip
+            f"{missing:.0%} of rollouts could not be scored: {why}")  # fmt: skip
+        flat = self._mean("zero_variance", r.zero_variance)
+        # Groups without rewards look alike as well: they say nothing about what is left to learn.
+        yield self._alarm(
+            "zero-variance", flat > MAX_ZERO_VARIANCE and missing <= MAX_UNSCORED,
+            f"{flat:.0%} of prompts are all right or all wrong: little is left to learn here; "
+            "harder (or easier) prompts would help")  # fmt: skip
         waited = self._mean("check_wait", self._check_wait(r.ledger.spent))
         yield self._alarm(
             "checks", waited > MAX_CHECK_WAIT,
@@ -129,6 +131,9 @@ class Alarms:
 
     def evaluated(self, found: EvalLine) -> list[str]:
         """Lines about what has just come on."""
+        if found.pass_rate is None:
+            return [f"the validation at step {found.step} has failed and is no point of the curve: "
+                    f"{found.failed}"]  # fmt: skip
         rate, error = found.pass_rate, found.stderr or 0.0
         self.latest = rate
         if self.best is None or rate > self.best[0]:

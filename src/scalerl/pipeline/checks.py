@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
-from scalerl.tasks.task import Checked, Prompt, Task
+from scalerl.tasks.task import Answer, Checked, Task
 
 #: Answers in a row that no checker could bring to an end, after which the verifier is hopeless.
 MAX_FAILURES = 24
@@ -28,8 +28,6 @@ MAX_FAILURES = 24
 GRACE = 10.0
 #: A checker is replaced when this share of its places is taken up by calls that hang.
 HUNG = 1 / 8
-
-Answer = tuple[Prompt, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +97,7 @@ class Checks:
         """Check the answers of one prompt."""
         self._sizes[key], self._open[key] = len(answers), {}
         places = tuple(range(len(answers)))
-        together = self.task.judges_together(answers[0][0])
+        together = self.task.judges_together(answers[0].prompt)
         self._queue.append(self._job(key, places, tuple(answers), 1 if together else len(answers)))
         self.dispatch()
 
@@ -179,7 +177,7 @@ class Checks:
             if job.suspect:
                 line = f"the verifier of task {self.task.name} took its checker with it ({why})"
                 self._note_failures(line, len(job.answers))
-                found += self._book(job, [Checked.unscored(line)] * len(job.answers))
+                found += self._book(job, [Checked(None, None, line, True)] * len(job.answers))
             elif job.calls == 1:
                 job.suspect = True
                 self._suspects.append(job)

@@ -54,6 +54,8 @@ class Conversation(ABC):
         self._trainer_ready = False
         self._answer: m.Done | None = None
         self._stop: str | None = None
+        #: Lines worth a warning, from outside; adding one is safe in a signal handler.
+        self.notes: list[str] = []
         self._looked = clock.now()
         self._checker_deaths = 0
         self._handlers: dict[type, Callable[[Handle, Any], None]] = {
@@ -268,6 +270,8 @@ class Conversation(ABC):
             self.listener.say(f"warning: {line}")
             self._note("checker", line)
         self.checks.notes.clear()
+        while self.notes:
+            self._warn([self.notes.pop(0)])
 
     def _warn(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -10,6 +10,7 @@ import math
 
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Judged
+from scalerl.pipeline.conversation import Stopped
 from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.loop import Loop
 
@@ -52,8 +53,10 @@ class DeterministicLoop(Loop):
                 self._holding.add(state.handle.name)
                 self.dispatcher.tell(state, m.Advance(self.published, share))
         while self._holding:
+            self._obey_at_once()
             self._take_in(f"{', '.join(sorted(self._holding))} to do their share")
         while self.checks.pending:
+            self._obey_at_once()
             self._take_in("the checkers")
         while self.batch and self._news is None:
             self._take_in("the trainer")
@@ -65,6 +68,11 @@ class DeterministicLoop(Loop):
                 super()._stepped(who, message)
             else:
                 super()._refused(who, message)
+
+    def _obey_at_once(self) -> None:
+        """Nothing is saved in between: the last checkpoint stands."""
+        if self._stop is not None:
+            raise Stopped(self._stop)
 
     def _start_groups(self) -> None:
         """Only at its fixed point."""

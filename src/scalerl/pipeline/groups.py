@@ -8,6 +8,7 @@ beginning, under the same serial number.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,40 @@ from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import GroupAge
-from scalerl.tasks.task import Checked, Prompt, seed_from
+from scalerl.tasks.task import Answer, Checked, Prompt, seed_from
 
 _ARRAYS: dict[str, Any] = {
     "token_ids": np.int64, "logprobs": np.float32, "versions": np.int64, "forced": bool,
 }  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """What checks tell beside their rewards."""
+
+    #: Rollouts without a reward, by reason.
+    unscored: Counter[str] = field(default_factory=Counter)
+    #: Numbers that reward functions log, by name.
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    @staticmethod
+    def by(verdicts: Iterable[Checked]) -> Told:
+        told = Told()
+        for verdict in verdicts:
+            if not verdict.scored:
+                told.unscored[verdict.why] += 1
+            for name, value in verdict.metrics:
+                told.metrics.setdefault(name, []).append(value)
+        return told
+
+    @staticmethod
+    def of_all(groups: Iterable[PendingGroup]) -> Told:
+        told = Told()
+        for p in groups:
+            told.unscored.update(p.told.unscored)
+            for name, values in p.told.metrics.items():
+                told.metrics.setdefault(name, []).extend(values)
+        return told
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +72,9 @@ class PendingGroup:
     #: Name of the generator that writes it.
     generator: str = ""
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    #: Once it is checked.
+    #: Once it is checked: with rewards, and what the checks told beside them.
     group: Group | None = None
+    told: Told = field(default_factory=lambda: Told())
     _age: GroupAge | None = None
 
     @property
@@ -80,9 +111,9 @@ class PendingGroup:
         kept = [int(r.versions.min()) for r in self.rollouts.values() if len(r)]
         self.started = min([version, *kept])
 
-    def answers(self, plan: Plan) -> list[tuple[Prompt, str]]:
-        """What a checker judges."""
-        return [(self.prompt, plan.text_of(r.token_ids)) for r in self._in_order()]
+    def answers(self, plan: Plan, step: int) -> list[Answer]:
+        """What a checker judges, at this step of the run."""
+        return [plan.answer(self.prompt, r.token_ids, step) for r in self._in_order()]
 
     def judge(self, verdicts: Sequence[Checked], plan: Plan) -> Group:
         """All rollouts with their rewards: it is ready."""
@@ -91,6 +122,7 @@ class PendingGroup:
             for r, verdict in zip(self._in_order(), verdicts, strict=True)
         )
         self.group = Group(self.prompt.id, self.token_ids, judged)
+        self.told = Told.by(verdicts)
         return self.group
 
     def _in_order(self) -> list[Rollout]:
@@ -128,6 +160,8 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
                 "started": p.started,
                 "checked": p.group is not None,
                 "rollouts": [[len(r), r.finish, r.reward, r.correct] for r in kept],
+                "unscored": p.told.unscored,
+                "metrics": p.told.metrics,
             }
         )
     (path / "groups.json").write_text(json.dumps(about))
@@ -157,5 +191,7 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
             at += length
         if item["checked"]:
             p.group = Group(prompt.id, p.token_ids, tuple(p.rollouts.values()))
+            # (Checkpoints of earlier versions do not hold these.)
+            p.told = Told(Counter(item.get("unscored")), item.get("metrics", {}))
         found[p.serial] = p
     return found

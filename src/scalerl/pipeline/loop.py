@@ -36,10 +36,11 @@ from scalerl.pipeline.alarms import Alarms
 from scalerl.pipeline.checks import Judged
 from scalerl.pipeline.conversation import Conversation, Stopped
 from scalerl.pipeline.crew import Clock, Crew, Handle
-from scalerl.pipeline.groups import PendingGroup
+from scalerl.pipeline.groups import PendingGroup, Told
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import GroupAge, NextBatch
 from scalerl.pipeline.step_line import step_line
+from scalerl.pipeline.unscored import Unscored
 from scalerl.pipeline.validation import Validation
 from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
@@ -83,6 +84,9 @@ class Loop(Conversation):
         self.serial = self.published = 0
         #: The batch that the trainer works on.
         self.batch: tuple[Group, ...] = ()
+        #: What its checks told.
+        self.told = Told()
+        self.unscored = Unscored()
         self.questions = Validation.of(plan)
         self.validation: Validation | None = None
         self.last_validation: int | None = None
@@ -187,7 +191,7 @@ class Loop(Conversation):
         self._ask(p for p in self.pending.values() if p.stage == "writing")
         for p in self.pending.values():
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.plan))
+                self.checks.submit(p.serial, p.answers(self.plan, self.version))
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -273,17 +277,20 @@ class Loop(Conversation):
         if written.request == gate.ID:
             self._gate.append(written.rollout)
         elif report.lane == "validate":
-            answers = self.validation and self.validation.wrote(written)
+            answers = self.validation and self.validation.wrote(written, self.version)
             if answers:
                 self.checks.submit(written.request, answers)
         else:
             p = self.pending[int(written.request)]
             p.rollouts[written.row] = written.rollout
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.plan))
+                self.checks.submit(p.serial, p.answers(self.plan, self.version))
 
     def _judged(self, judged: Judged) -> None:
         """All verdicts on the answers to a prompt: a group is ready, or a validation goes on."""
+        for line, answers in self.unscored.add(judged.verdicts):
+            self.listener.say(f"warning: {line}")
+            self._note("checker", line, answers=answers)
         if not isinstance(judged.key, int):
             if self.validation is not None:
                 self.validation.judged(str(judged.key), judged.verdicts)
@@ -294,18 +301,24 @@ class Loop(Conversation):
         right = sum(bool(r.correct) for r in scored)
         self.plan.curriculum.record(p.prompt.id, right, len(scored))
         if self.plan.recipe.filter.zero_variance == "refill":
-            self._refill(p.serial, group)
+            self._refill(p, group)
 
-    def _refill(self, serial: int, group: Group) -> None:
+    def _refill(self, p: PendingGroup, group: Group) -> None:
         """Dynamic sampling: a group without variance makes room for another prompt."""
         if informative(group, self.plan.recipe.filter.truncated):
             self._refilled = 0
             return
-        del self.pending[serial]
+        del self.pending[p.serial]
         self._refilled += 1
         self.ledger.samples += len(group.rollouts)
         self.ledger.waste("filtered", len(group.rollouts), group.tokens)
         if self._refilled > MAX_REFILL * self.plan.recipe.batch.prompts:
+            if p.told.unscored.total() == p.size:
+                raise PipelineError(
+                    f"the last {self._refilled} groups taught nothing, and those of this one have "
+                    f"no reward: {p.told.unscored.most_common(1)[0][0]}; repair the verifier, then "
+                    "--resume"
+                )
             raise PipelineError(
                 f"the last {self._refilled} groups were all right or all wrong: the task is too "
                 'easy or too hard for the model; filter.zero_variance = "drop" would go on'
@@ -314,7 +327,9 @@ class Loop(Conversation):
     # -- training ---------------------------------------------------------------------------------
 
     def _train(self, serials: Sequence[int]) -> None:
-        self.batch = tuple(g for s in serials if (g := self.pending.pop(s).group) is not None)
+        taken = [self.pending.pop(serial) for serial in serials]
+        self.batch = tuple(p.group for p in taken if p.group is not None)
+        self.told = Told.of_all(taken)
         self.listener.batch(self.batch)
         self._tell_trainer(m.Step(self.batch, self._publishes(self.version + 1)))
 
@@ -336,7 +351,7 @@ class Loop(Conversation):
         self.ledger.worked("train", message.seconds)
         tokens = sum(g.tokens for g in batch)
         self.ledger.waste("filtered", rollouts - kept, tokens - report.kept_tokens)
-        line = step_line(report, batch, self.plan.curriculum.retired, self.ledger)
+        line = step_line(report, batch, self.told, self.plan.curriculum.retired, self.ledger)
         self.store.append(line)
         self.listener.trained(now - message.seconds, now, self.version)
         self.listener.step(line)
@@ -390,14 +405,19 @@ class Loop(Conversation):
             self.ledger.validating(False)
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
             self.ledger.awaits_checks(True)
-            while self.validation.missing:
-                self._obey()
-                self._take_in(f"verdicts on {self.validation.missing} prompts of the validation")
+            self._await_verdicts(self.validation)
             found = self.validation
+            if found.main.failed:
+                self._warn([f"the validation has failed and is checked again: {found.main.failed}"])
+                for key, answers in found.once_more(self.version).items():
+                    self.checks.submit(key, answers)
+                self._await_verdicts(found)
         finally:
             self.validation = None
             self.ledger.validating(False)
             self.ledger.awaits_checks(False)
+        if self.last_validation is None and (why := found.hopeless) is not None:
+            raise PipelineError(why)
         line = EvalLine(
             step=self.version,
             version=self.version,
@@ -410,6 +430,11 @@ class Loop(Conversation):
         self.store.append(line)
         self._warn(self.alarms.evaluated(line))
         return self.stop_rule(line)
+
+    def _await_verdicts(self, validation: Validation) -> None:
+        while validation.missing:
+            self._obey()
+            self._take_in(f"verdicts on {validation.missing} prompts of the validation")
 
     # -- checkpoints ------------------------------------------------------------------------------
 

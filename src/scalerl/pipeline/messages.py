@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
     from scalerl.engine.interface import Lane, Request, Written
     from scalerl.pipeline.ledger import Work
-    from scalerl.tasks.task import Checked, Prompt
+    from scalerl.tasks.task import Answer, Checked
     from scalerl.trainer.interface import StepReport
 
 # -- generators -----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Check:
     """To a checker: judge these answers."""
 
     job: int
-    answers: tuple[tuple[Prompt, str], ...]
+    answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

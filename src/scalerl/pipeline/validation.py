@@ -1,7 +1,9 @@
-"""mean@k on held-out prompts, and on any number of downstream sets, each a curve of its own."""
+"""mean@k on held-out prompts, at further temperatures, and on downstream sets, each a curve of its
+own."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +12,10 @@ import numpy as np
 
 from scalerl.algorithm.rollout import Rollout
 from scalerl.engine.interface import Request, Written
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
 from scalerl.runs.answers import AnswerSample, EvalAnswers
 from scalerl.runs.lines import SetScore
-from scalerl.tasks.task import Checked, Prompt, seed_from
-
-#: The held-out prompts of the task itself; downstream sets have names of their own.
-MAIN = ""
+from scalerl.tasks.task import Answer, Checked, Prompt, seed_from
 
 
 @dataclass(slots=True, eq=False)
@@ -47,20 +46,20 @@ class Validation:
     def of(plan: Plan) -> Validation:
         """k rollouts for every prompt of every set."""
         found = Validation(plan)
-        for name, prompts in {MAIN: plan.validation, **plan.downstream}.items():
-            for i, prompt in enumerate(prompts):
+        for each in plan.sets:
+            for i, prompt in enumerate(each.prompts):
                 seeds = {
-                    j: seed_from(plan.recipe.seed, "validation", name, prompt.id, j)
-                    for j in range(plan.recipe.validation.k)
+                    j: seed_from(plan.recipe.seed, "validation", each.name, prompt.id, j)
+                    for j in range(each.k)
                 }
                 request = Request(
-                    f"validation/{name}/{i}",
+                    f"validation/{each.name}/{i}",
                     tuple(plan.tokens_of(prompt).tolist()),
                     plan.validation_control,
                     seeds,
-                    plan.validation_sampling,
+                    each.sampling,
                 )
-                found.asked[request.id] = Asked(name, prompt, request)
+                found.asked[request.id] = Asked(each.name, prompt, request)
         return found
 
     def again(self) -> Validation:
@@ -68,7 +67,7 @@ class Validation:
         asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
         return Validation(self.plan, asked, len(asked), len(asked))
 
-    def wrote(self, written: Written) -> list[tuple[Prompt, str]] | None:
+    def wrote(self, written: Written, step: int) -> list[Answer] | None:
         """One answer more; all answers to its prompt if these are now complete."""
         asked = self.asked.get(written.request)
         if asked is None:
@@ -77,33 +76,66 @@ class Validation:
         if len(asked.rollouts) < len(asked.request.seeds):
             return None
         self.unwritten -= 1
-        return [(asked.prompt, self.plan.text_of(r.token_ids)) for r in asked.in_order()]
+        return [self.plan.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()]
 
     def judged(self, request: str, verdicts: Sequence[Checked]) -> None:
         self.missing -= not self.asked[request].verdicts
         self.asked[request].verdicts = tuple(verdicts)
 
+    def once_more(self, step: int) -> dict[str, list[Answer]]:
+        """The answers to prompts that were not scored altogether, to be checked again. (They are
+        not written again: the same weights and seeds would write the same.)"""
+        again = {}
+        for name, asked in self.asked.items():
+            if any(v.correct is None for v in asked.verdicts):
+                asked.verdicts = ()
+                again[name] = [
+                    self.plan.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()
+                ]
+        self.missing = len(again)
+        return again
+
+    @property
+    def main(self) -> SetScore:
+        """The score of the held-out prompts of the task itself."""
+        return self._scores()[MAIN]
+
+    @property
+    def hopeless(self) -> str | None:
+        """What is wrong, if not a single answer could be scored: such a task teaches nothing."""
+        score = self.main
+        if score.scored:
+            return None
+        return (
+            f"not one of {score.n_prompts * score.k} answers of the first validation could be "
+            f"scored: {score.failed}; repair the verifier (task.name, task.options), then --resume"
+        )
+
+    def _scores(self) -> dict[str, SetScore]:
+        sets: dict[str, list[Asked]] = {}
+        for asked in self.asked.values():
+            sets.setdefault(asked.set, []).append(asked)
+        return {s.name: set_score([a.verdicts for a in sets[s.name]], s.k) for s in self.plan.sets}
+
     def score(self) -> dict[str, Any]:
         """The fields of an evaluation's line that speak of answers."""
-        rates: dict[str, list[float]] = {}
-        tasks: dict[str, list[float]] = {}
-        for asked in self.asked.values():
-            rate = float(np.mean([bool(v.correct) for v in asked.verdicts]))
-            rates.setdefault(asked.set, []).append(rate)
-            if asked.set == MAIN:
-                tasks.setdefault(asked.prompt.task, []).append(rate)
-        every = [(r, v) for a in self.asked.values()
-                 for r, v in zip(a.in_order(), a.verdicts, strict=True)]  # fmt: skip
-        main = self._rate(rates.pop(MAIN))
+        scores = self._scores()
+        main = scores.pop(MAIN)
+        heated = {text: scores.pop(TEMPERATURE + text) for text in self.plan.temperatures}
+        asked = [a for a in self.asked.values() if a.set == MAIN]
+        rollouts = [r for a in asked for r in a.in_order()]
         return {
             "pass_rate": main.pass_rate,
             "stderr": main.stderr,
             "n_prompts": main.n_prompts,
             "k": main.k,
-            "unscored": sum(v.correct is None for _, v in every),
-            "truncated": float(np.mean([r.truncated for r, _ in every])),
-            "tasks": {name: float(np.mean(values)) for name, values in tasks.items()},
-            "downstream": {name: self._rate(found) for name, found in rates.items()} or None,
+            "scored": main.scored,
+            "unscored": len(rollouts) - (main.scored or 0),
+            "failed": main.failed,
+            "truncated": float(np.mean([r.truncated for r in rollouts])),
+            "tasks": _by_task(asked),
+            "downstream": scores or None,
+            "temperatures": heated or None,
         }
 
     def answers(self, step: int) -> EvalAnswers:
@@ -125,11 +157,43 @@ class Validation:
             ),
         )
 
-    def _rate(self, means: list[float]) -> SetScore:
-        """Pass rate with the standard error of its mean over prompts."""
-        n = len(means)
-        spread = float(np.std(means, ddof=1) / np.sqrt(n)) if n > 1 else None
-        return SetScore(float(np.mean(means)), spread, n, self.plan.recipe.validation.k)
+
+def _by_task(asked: Sequence[Asked]) -> dict[str, float]:
+    tasks: dict[str, list[float]] = {}
+    for one in asked:
+        right = [v.correct for v in one.verdicts if v.correct is not None]
+        if right:
+            tasks.setdefault(one.prompt.task, []).append(float(np.mean(right)))
+    return {name: float(np.mean(shares)) for name, shares in tasks.items()}
+
+
+def set_score(verdicts: Sequence[Sequence[Checked]], k: int) -> SetScore:
+    """The score of a set, by the verdicts on the answers to each of its prompts.
+
+    Unscored is not wrong: of each prompt the share that is right among its scored answers, then the
+    mean over prompts that have such answers, and its standard error. If fewer than half of the
+    answers could be scored, or only one prompt of several, there is no score.
+
+    >>> yes, no, unknown = (Checked(c, 0.0, "why") for c in (True, False, None))
+    >>> set_score([[yes, unknown], [no, yes]], k=2).pass_rate
+    0.75
+    >>> set_score([[yes, unknown], [unknown, unknown]], k=2).failed
+    'why'
+    """
+    known = [[bool(v.correct) for v in each if v.correct is not None] for each in verdicts]
+    shares = [float(np.mean(each)) for each in known if each]
+    scored, asked = sum(map(len, known)), sum(map(len, verdicts))
+    if 2 * scored < asked or len(shares) < min(2, len(verdicts)):
+        return SetScore(None, None, len(verdicts), k, scored, reason(verdicts))
+    spread = float(np.std(shares, ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else None
+    return SetScore(float(np.mean(shares)), spread, len(verdicts), k, scored)
+
+
+def reason(verdicts: Sequence[Sequence[Checked]]) -> str:
+    """The commonest reason of answers without a score."""
+    return Counter(v.why for each in verdicts for v in each if v.correct is None).most_common(1)[0][
+        0
+    ]
 
 
 def _text(prompt: Prompt) -> str:

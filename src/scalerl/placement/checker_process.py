@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.pipeline import messages as m
 from scalerl.placement.checker_part import CheckerPart
-from scalerl.placement.child import guarded, orphaned
+from scalerl.placement.child import end_group, guarded, orphaned
 from scalerl.tasks.task import Task
 
 #: Seconds between two looks at calls that take too long, and between two signs of life.
@@ -18,9 +18,13 @@ LOOK, HEARTBEAT = 0.05, 0.5
 
 
 def run_checker(conn: Connection, task: Task, places: int, seconds: float) -> None:
-    """Entry point of a checker process."""
+    """Entry point of a checker process. It leads a group of its own, to which programs belong that
+    a verifier starts: whatever hangs in it, or in them, ends with it."""
+    if hasattr(os, "setpgid"):  # elsewhere than on Windows
+        os.setpgid(0, 0)
     guarded(conn, lambda: _serve(conn, task, places, seconds))
-    os._exit(0)  # whatever hangs in a thread of it
+    end_group(os.getpid())
+    os._exit(0)
 
 
 def _serve(conn: Connection, task: Task, places: int, seconds: float) -> None:

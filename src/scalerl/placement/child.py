@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
+from scalerl.streams import make_unbreakable
 
 #: Exit code of a process whose start came back to the call of `train` that started it.
 UNGUARDED = 87
@@ -19,10 +20,13 @@ GUARD = 'put the call of train() under `if __name__ == "__main__":`, for it star
 
 
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:
-    """Ctrl-C is for the main process; what goes wrong here is told to it in one line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Ctrl-C and a terminal that is closed are for the main process; what goes wrong here is told
+    to it in one line."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # (Windows has no SIGHUP)
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     _die_with_parent()
+    make_unbreakable()
     try:
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -46,3 +50,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if orphaned():
         sys.exit()  # it was gone before we could ask for that
+
+
+def end_group(pid: int) -> None:
+    """End a process and all it has started, if it leads a group of its own."""
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    except (AttributeError, ProcessLookupError, PermissionError):  # Windows; it is gone
+        return

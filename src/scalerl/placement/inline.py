@@ -199,13 +199,13 @@ class InlineChecker(InlinePart):
 
     def take(self, message: m.Check) -> None:
         crew, now = self.crew, self.crew.clock.now()
-        together = self.task.judges_together(message.answers[0][0])
+        together = self.task.judges_together(message.answers[0].prompt)
         calls = [message.answers] if together else [(a,) for a in message.answers]
         verdicts: list[Checked] = []
         ends, seconds = now, 0.0
         for call in calls:
             # What becomes of an answer is the answer's own affair, whoever checks it when.
-            fate = random.Random(seed_from(crew.world.seed, [(p.id, text) for p, text in call]))
+            fate = random.Random(seed_from(crew.world.seed, [(a.prompt.id, a.text) for a in call]))
             begins = max(heapq.heappop(self._free), now)
             takes, found = self._check(call, fate.random())
             heapq.heappush(self._free, begins + takes)

@@ -27,11 +27,11 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import run_checker
-from scalerl.placement.child import GUARD, UNGUARDED
+from scalerl.placement.child import GUARD, UNGUARDED, end_group
 from scalerl.placement.part_processes import run_generator, run_trainer
 from scalerl.placement.specs import Specs
 
-#: Seconds a process is given to end by itself.
+#: Seconds processes are given to end by themselves.
 PATIENCE = 5.0
 #: Checkers are processes so that a verifier cannot harm the run; more than this share the cores of
 #: a laptop badly. Each makes several calls at once.
@@ -63,7 +63,7 @@ class ProcessHandle:
         with _no_ctrl_c():
             self.process.start()
         # Parts ignore SIGTERM, by which multiprocessing would end them when this process exits.
-        Finalize(self, self.process.kill, exitpriority=0)
+        Finalize(self, self._end_all, exitpriority=0)
         theirs.close()
         self._heard = time.monotonic()
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._read, self._write)]
@@ -123,9 +123,13 @@ class ProcessHandle:
             return Said(self, m.Failed(GUARD, bad_input=True))
         return Gone(self, why)
 
-    def kill(self) -> None:
+    def _end_all(self) -> None:
         if self.process.is_alive():
+            end_group(self.process.pid or 0)  # a checker, and what its verifiers have started
             self.process.kill()
+
+    def kill(self) -> None:
+        self._end_all()
         self.process.join(PATIENCE)
         self._outbox.put(None)
         for thread in self._threads:  # both end with the other end of the pipe
@@ -200,8 +204,9 @@ class ProcessCrew:
         try:
             for part in () if at_once else self._parts:
                 part.send(m.Stop())
+            deadline = time.monotonic() + PATIENCE  # for all of them together
             for part in () if at_once else self._parts:
-                part.process.join(PATIENCE)
+                part.process.join(max(deadline - time.monotonic(), 0.0))
         finally:  # also when Ctrl-C comes in between
             for part in self._parts:
                 part.kill()
@@ -209,12 +214,14 @@ class ProcessCrew:
 
 @contextlib.contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """A process that is started in here does not see Ctrl-C until it ignores it."""
+    """A process that is started in here sees neither Ctrl-C nor the end of its terminal until it
+    ignores them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # its start would end our mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    resource_tracker.ensure_running()  # its start would end our mask of Ctrl-C
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:

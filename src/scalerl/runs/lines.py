@@ -90,7 +90,9 @@ class StepLine(Line):
     entropy: float | None = about("mean over tokens; null where it was not computed", unit="nats")
     staleness: Staleness = about("how old the tokens were")
     kl: float = about("KL penalty that was paid, for the distance to the starting model; else 0")
-    metrics: dict[str, float] = about("numbers that the loss tells about itself, by name")
+    metrics: dict[str, float] = about(
+        "numbers that the loss tells about itself, by name; and reward functions, as `reward/NAME`"
+    )
     reward: float | None = about("mean over rollouts that have one; null where none has")
     pass_rate: float = about("share of rollouts that are right")
     truncated: float = about("share of rollouts cut off by the token limit")
@@ -105,6 +107,10 @@ class StepLine(Line):
     retired: int = about("prompts that No-Positive-Resampling has retired so far")
     compute: Compute = about("compute so far")
     ledger: LedgerLine = about("where it went")
+    unscored_why: dict[str, int] | None = about(
+        "why rollouts have no reward: reason and number of rollouts; left out where all have one",
+        default=None,
+    )
 
 
 # -- evals.jsonl ----------------------------------------------------------------------------------
@@ -114,10 +120,18 @@ class StepLine(Line):
 class SetScore(Record):
     """The score of one further set of held-out prompts."""
 
-    pass_rate: float = about("mean over prompts of the share of right answers")
+    pass_rate: float | None = about(
+        "mean over prompts of the share of right answers among those scored; null where it failed"
+    )
     stderr: float | None = about("standard error of that mean; null for a single prompt")
     n_prompts: int = about("prompts")
     k: int = about("answers to each")
+    scored: int | None = about("answers that could be scored", default=None)
+    failed: str | None = about(
+        "why there is no pass rate: the commonest reason of answers without a score; left out "
+        "where there is one",
+        default=None,
+    )
 
 
 @record
@@ -129,13 +143,17 @@ class EvalLine(Line):
 
     step: int = about("optimiser steps behind the weights that answered", needed=True)
     version: int = about("version of those weights: the same number")
-    pass_rate: float = about("mean over prompts of the share of right answers")
+    pass_rate: float | None = about(
+        "mean over prompts of the share of right answers among those scored; null where it failed"
+    )
     stderr: float | None = about("standard error of that mean; null for a single prompt")
     n_prompts: int = about("held-out prompts")
     k: int = about("answers to each")
     unscored: int = about("answers that could not be scored")
     truncated: float = about("share of answers that were cut off")
-    tasks: dict[str, float] = about("pass rate of each task of a mixture")
+    tasks: dict[str, float] = about(
+        "pass rate of each task of a mixture; without those of which no answer could be scored"
+    )
     compute: Compute = about("compute so far")
     validation_hours: float = about("device-hours spent on validation so far, in no other number")
     downstream: dict[str, SetScore] | None = about(
@@ -144,10 +162,24 @@ class EvalLine(Line):
         default=None,
     )
 
+    temperatures: dict[str, SetScore] | None = about(
+        'the held-out prompts at further temperatures, such as "0"; left out where there are none. '
+        "To fit one: `--y temperatures/0/pass_rate`",
+        default=None,
+    )
+
+    scored: int | None = about("answers that could be scored: those behind it", default=None)
+    failed: str | None = about(
+        "why the validation failed: the commonest reason of answers without a score, of which "
+        "there were too many. Such a line is no point of the curve; left out otherwise",
+        default=None,
+    )
+
     @property
     def n_eval(self) -> int:
-        """The size of the validation: answers behind its pass rate."""
-        return self.n_prompts * self.k
+        """The size of the validation: answers behind its pass rate. (Records of earlier versions
+        do not say how many were scored.)"""
+        return self.n_prompts * self.k if self.scored is None else self.scored
 
 
 # -- events.jsonl ---------------------------------------------------------------------------------
@@ -158,10 +190,10 @@ EventKind = Literal["note", "warning", "lost", "checker", "refused", "resume", "
 @record
 class EventLine(Line):
     """What else happened; never cut. `note`: what was settled for the run. `warning`: something
-    goes wrong, `why`. `lost`: a process died or fell silent. `checker`: a verifier hung or died.
-    `refused`: a batch with a gradient that is not finite, with its `prompts`. `resume`: the run
-    goes on from a checkpoint, with `lost_device_seconds`. `end`: with its `reason`. `failed`:
-    `why`. A run that was killed has neither of the last two."""
+    goes wrong, `why`. `lost`: a process died or fell silent. `checker`: a verifier hung or died, or
+    answers have no score, `why`. `refused`: a batch with a gradient that is not finite, with its
+    `prompts`. `resume`: the run goes on from a checkpoint, with `lost_device_seconds`. `end`: with
+    its `reason`. `failed`: `why`. A run that was killed has neither of the last two."""
 
     FILE: ClassVar[str] = "events.jsonl"
 
@@ -170,6 +202,7 @@ class EventLine(Line):
     why: str | None = about("in one line", default=None)
     reason: str | None = about("why the run ended", default=None)
     prompts: tuple[str, ...] | None = about("ids of the prompts it is about", default=None)
+    answers: int | None = about("answers without a score for this reason, so far", default=None)
     lost_device_seconds: float | None = about(
         "spent on what has to be done again", unit="device-seconds", default=None
     )

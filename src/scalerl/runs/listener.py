@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from scalerl.streams import let_go, reader_is_gone
 
 if TYPE_CHECKING:
     from scalerl.curves.live import Look
@@ -101,3 +103,35 @@ class Listeners(Listener):
     def end(self, reason: str) -> None:
         for each in self.listeners:
             each.end(reason)
+
+
+class WhileSomebodyListens(Listener):
+    """Tells a listener whatever happens. When the streams it writes to have lost their reader, the
+    run goes on without: `lost` is told so, in one line."""
+
+    def __init__(self, listener: Listener, lost: Callable[[str], None]) -> None:
+        self._listener: Listener | None = listener
+        self._lost = lost
+
+    def _tell(self, name: str, *what: Any) -> None:
+        if self._listener is None:
+            return
+        try:
+            getattr(self._listener, name)(*what)
+        except (OSError, ValueError) as error:
+            if not reader_is_gone(error):
+                raise
+            names = let_go()
+            if not names:  # a stream of its own
+                self._listener = None
+            closed = " and ".join(names) or "the listener's stream"
+            self._lost(f"nobody listens any more ({closed} is closed); the run goes on")
+
+
+def _telling(name: str) -> Callable[..., None]:
+    return lambda self, *what: self._tell(name, *what)
+
+
+# Everything that a listener can be told, now and in later versions.
+for _name in [name for name in vars(Listener) if not name.startswith("_")]:
+    setattr(WhileSomebodyListens, _name, _telling(_name))

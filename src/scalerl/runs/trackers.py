@@ -144,6 +144,7 @@ def _under(prefix: str, line: Line) -> dict[str, float]:
     both kinds of line share."""
     own = line.to_dict()
     del own["step"]
+    own.pop("unscored_why", None)  # its names are sentences
     compute = own.pop("compute")
     if "ledger" in own:
         own["ledger"] = {k: v for k, v in own["ledger"].items() if k not in compute}

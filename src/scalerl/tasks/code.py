@@ -23,7 +23,7 @@ from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.pool import map_threads
 from scalerl.tasks.sandbox import Sandbox, find_sandbox
-from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Question, Rules
+from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Question, Rules
 from scalerl.tasks.unit_tests import UnitTests, read_tests
 from scalerl.tasks.walled import Limits, SandboxResult
 
@@ -101,8 +101,8 @@ class CodeTask(RowsTask):
             return False, "no ```python block"
         return run_tests(code, prompt.answer, self.sandbox, self.limits)
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        return map_threads(lambda pair: self.check(*pair), answers, self.workers)
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+        return map_threads(lambda a: self.check(a.prompt, a.text), answers, self.workers)
 
 
 def extract(text: str) -> str | None:

@@ -1,9 +1,11 @@
-"""Any reward function with TRL's signature, by import path: `function:pkg.mod:fn`.
+"""Any reward function with TRL's signature, by import path: `function:pkg.mod:fn`, or several whose
+rewards are added: `function:pkg.mod:right,pkg.mod:brief`.
 
     def fn(prompts, completions, **columns) -> list[float | None]        # or async def
 
 `prompts` and `completions` are lists of one length, strings or chat messages as the dataset has
-them; every further column of the dataset arrives as a list. None means "cannot say".
+them; every further column of the dataset arrives as a list, and so do `completion_ids`.
+`trainer_state`, `log_metric` and `log_extra` are there too. None means "cannot say".
 """
 
 from __future__ import annotations
@@ -11,19 +13,52 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scalerl.errors import InputError
 from scalerl.registry import Registry
 from scalerl.tasks.data import Downstream, RowsTask
-from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Rules
+from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Rules, named, one_line
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward function")
 
 
+@dataclass(frozen=True, slots=True)
+class RewardState:
+    """What a reward function may know of the run: `trainer_state`."""
+
+    #: Optimiser steps that the run had taken when the answers were handed over.
+    global_step: int
+
+
+@dataclass(slots=True)
+class _Said:
+    """What reward functions tell beside their rewards, in one call."""
+
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+
+    def metric(self, name: str, value: float) -> None:
+        self.metrics.append((f"reward/{name}", float(value)))
+
+    def extra(self, column: str, values: Iterable[Any]) -> None:
+        self.extras[column] = list(values)
+
+
+class _Unusable(Exception):
+    """A function did not give one reward for each answer; why is its text."""
+
+
 class FunctionTask(RowsTask):
-    """Prompts from a file or dataset, rewards from a function. A reward of at least
-    `correct_from` counts as a right answer in the pass rate; the reward itself is kept."""
+    """Prompts from a file or dataset, rewards from functions.
+
+    Several rewards are added with `reward_weights` (1 each), those that cannot say left out, as in
+    TRL. A reward of the first function of at least `correct_from` counts as a right answer in the
+    pass rate: what the others add shapes the reward and makes nothing right. The reward itself is
+    kept."""
 
     together = True
 
@@ -36,6 +71,7 @@ class FunctionTask(RowsTask):
         held_out_share: float = 0.05,
         split: str = "train",
         correct_from: float = 1.0,
+        reward_weights: Sequence[float] = (),
         downstream: Downstream | None = None,
     ) -> None:
         super().__init__(
@@ -48,111 +84,228 @@ class FunctionTask(RowsTask):
             needs_answer=False,
         )
         self.correct_from = correct_from
-        self._about = about
-        self.function = REWARDS[about]
+        self._paths = tuple(part.strip() for part in about.split(","))
+        self.functions = tuple(REWARDS[path] for path in self._paths)
+        self.weights = _weights(reward_weights, self._paths)
 
     def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         verdict = self.check(prompt, completion)
         return verdict.correct, verdict.why
 
     def check(self, prompt: Prompt, completion: str) -> Checked:
-        return self.check_all([(prompt, completion)])[0]
+        return self.check_all([Answer(prompt, completion)])[0]
 
     @property
     def is_async(self) -> bool:
-        call = type(self.function).__call__
-        return any(inspect.iscoroutinefunction(f) for f in (self.function, call))
+        return any(map(_is_async, self.functions))
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        """One call for all of them, as in TRL. (An async function is waited for here; within an
+    @property
+    def can_be_cancelled(self) -> bool:
+        return all(map(_is_async, self.functions))
+
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+        """One call for all of them, as in TRL. (Async functions are waited for here; within an
         event loop, await `check_together`.)"""
         if self.is_async:
             return asyncio.run(self.check_together(answers))
         if not answers:
             return []
+        said = _Said()
         try:
-            rewards = self._call(answers)
-        except Exception as error:  # somebody else's function: what it raises is data
-            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
-        return self._verdicts(answers, rewards)
+            found = [self._rewards(i, answers, self._call(i, answers, said))
+                     for i in range(len(self.functions))]  # fmt: skip
+        except _Unusable as why:
+            return [Checked.unscored(str(why))] * len(answers)
+        return self._verdicts(answers, found, said)
 
-    async def check_together(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        """`check_all` for an event loop, which an async function leaves free while it waits."""
+    async def check_together(self, answers: Sequence[Answer]) -> list[Checked]:
+        """`check_all` for an event loop, which async functions leave free while they wait; others,
+        beside them, run in threads of their own."""
         if not self.is_async:
             return self.check_all(answers)
         if not answers:
             return []
-        try:
-            rewards = await self._call(answers)
-        except Exception as error:  # as above; being cancelled is none
-            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
-        return self._verdicts(answers, rewards)
+        said = _Said()
+        given = [self._awaited(i, answers, said) for i in range(len(self.functions))]
+        found = await asyncio.gather(*given, return_exceptions=True)
+        for one in found:
+            if isinstance(one, _Unusable):
+                return [Checked.unscored(str(one))] * len(answers)
+            if isinstance(one, BaseException):
+                raise one
+        return self._verdicts(answers, [one for one in found if isinstance(one, list)], said)
 
-    def _unscored(self, answers: Sequence[tuple[Prompt, str]], why: str) -> list[Checked]:
-        return [Checked.unscored(f"{self.name} {why}")] * len(answers)
+    # -- calling ----------------------------------------------------------------------------------
 
-    def _verdicts(self, answers: Sequence[tuple[Prompt, str]], rewards: Any) -> list[Checked]:
-        if isinstance(rewards, str) or not isinstance(rewards, Iterable):
-            given = type(rewards).__name__
-            return self._unscored(answers, f"returned {given}, not a list of numbers")
+    def _call(self, i: int, answers: Sequence[Answer], said: _Said) -> Any:
+        function = self.functions[i]
+        arguments = _arguments(answers) | {
+            "trainer_state": RewardState(max(a.step for a in answers)),
+            "log_metric": said.metric,
+            "log_extra": said.extra,
+        }
         try:
-            found = list(rewards)
-        except Exception as error:  # a generator may raise as late as here
-            return self._unscored(answers, f"raised {type(error).__name__}: {error}")
+            return function(**_accepted(function, arguments))
+        except (Exception, SystemExit) as error:  # somebody else's: what it raises is data
+            raise self._unusable(i, f"raised {named(error)}") from None
+
+    async def _awaited(self, i: int, answers: Sequence[Answer], said: _Said) -> list[float | None]:
+        if not _is_async(self.functions[i]):
+            given = await _in_a_thread(lambda: self._call(i, answers, said))
+            return self._rewards(i, answers, given)
+        try:
+            given = await self._call(i, answers, said)
+        except _Unusable:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # being cancelled is none
+            raise self._unusable(i, f"raised {named(error)}") from None
+        return self._rewards(i, answers, given)
+
+    def _unusable(self, i: int, why: str) -> _Unusable:
+        return _Unusable(f"function:{self._paths[i]} {why}")
+
+    def _rewards(self, i: int, answers: Sequence[Answer], given: Any) -> list[float | None]:
+        """What a function gave, as one number (or None) for each answer."""
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise self._unusable(i, f"returned {type(given).__name__}, not a list of numbers")
+        try:
+            found = list(given)
+        except (Exception, SystemExit) as error:  # a generator may raise as late as here
+            raise self._unusable(i, f"raised {named(error)}") from None
         if len(found) != len(answers):
-            return self._unscored(
-                answers, f"returned {len(found)} rewards for {len(answers)} answers"
-            )
-        return [self._verdict(reward) for reward in found]
+            raise self._unusable(i, f"returned {len(found)} rewards for {len(answers)} answers")
+        return found
+
+    # -- judging ----------------------------------------------------------------------------------
+
+    def _verdicts(
+        self, answers: Sequence[Answer], given: list[list[Any]], said: _Said
+    ) -> list[Checked]:
+        """`given` is per function and answer."""
+        verdicts = [self._verdict(one) for one in zip(*given, strict=True)]
+        for column, values in said.extras.items():
+            if len(values) == len(answers):
+                verdicts = [replace(v, why=one_line(f"{v.why}; {column} = {value}"))
+                            for v, value in zip(verdicts, values, strict=True)]  # fmt: skip
+        # The numbers of a call go with its first answer: they are counted once.
+        first = verdicts[0]
+        return [replace(first, metrics=(*first.metrics, *said.metrics)), *verdicts[1:]]
+
+    def _verdict(self, given: Sequence[Any]) -> Checked:
+        """One answer, by what each function gave it."""
+        values: list[float | None] = []
+        for path, reward in zip(self._paths, given, strict=True):
+            value, wrong = _number(reward)
+            if wrong:
+                return Checked.unscored(f"function:{path} gave {wrong}")
+            values.append(value)
+        known = [(w, v) for w, v in zip(self.weights, values, strict=True) if v is not None]
+        if not known:
+            return Checked.unscored(f"{self.name} gave no reward")
+        total = sum(w * v for w, v in known)
+        if len(values) == 1:
+            return Checked(total >= self.correct_from, total, f"{self.name} gave {total:g}")
+        first = values[0]
+        shown = ", ".join("nothing" if v is None else f"{v:g}" for v in values)
+        metrics = tuple((f"reward/{path}", v) for path, v in zip(self._paths, values, strict=True)
+                        if v is not None)  # fmt: skip
+        correct = None if first is None else first >= self.correct_from
+        return Checked(correct, total, f"{self.name} gave {shown}", metrics=metrics)
 
     def __getstate__(self) -> dict[str, Any]:
         """By import path, where there is one: what it leads to may be a lambda or wrapped, which
         does not pickle. (A function that only a decorator named goes by its module and name.)"""
         state = dict(self.__dict__)
-        if ":" in self._about:
-            del state["function"]
+        if all(":" in path for path in self._paths):
+            del state["functions"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if "function" not in state:
-            self.function = REWARDS[self._about]
+        if "functions" not in state:
+            self.functions = tuple(REWARDS[path] for path in self._paths)
 
-    def _call(self, answers: Sequence[tuple[Prompt, str]]) -> Any:
-        prompts = [
-            p.question if isinstance(p.question, str) else list(p.question) for p, _ in answers
-        ]
-        completions: list[Any] = [
-            [{"role": "assistant", "content": text}] if p.is_chat else text for p, text in answers
-        ]
-        columns: dict[str, list[Any]] = {"answer": [p.answer for p, _ in answers]}
-        for name in sorted({name for p, _ in answers for name in p.columns}):
-            columns[name] = [p.columns.get(name) for p, _ in answers]
-        return self.function(
-            prompts=prompts, completions=completions, **_accepted(self.function, columns)
+
+def _weights(given: Sequence[float], paths: Sequence[str]) -> tuple[float, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(f"reward_weights = {given!r}: give a list of numbers, one per function")
+    found = [_number(weight) for weight in given]
+    if any(wrong or value is None for value, wrong in found):
+        raise InputError(f"reward_weights = {list(given)}: give finite numbers")
+    if found and len(found) != len(paths):
+        raise InputError(
+            f"reward_weights has {len(found)} numbers for {len(paths)} reward functions "
+            f"({', '.join(paths)}): give one each, or none"
         )
+    return tuple(value or 0.0 for value, _ in found) or (1.0,) * len(paths)
 
-    def _verdict(self, reward: Any) -> Checked:
-        if reward is None:
-            return Checked.unscored(f"{self.name} gave no reward")
-        if isinstance(reward, (str, bytes)):
-            return Checked.unscored(f"{self.name} gave {reward!r}, not a number")
+
+def _number(reward: Any) -> tuple[float | None, str]:
+    """A reward as a number, or what is wrong with it. None stays None."""
+    if reward is None:
+        return None, ""
+    if isinstance(reward, (str, bytes)):
+        return None, f"{reward!r}, not a number"
+    try:
+        value = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        return None, f"a {type(reward).__name__}, not a number"
+    return (value, "") if math.isfinite(value) else (None, f"{value}, not a finite number")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    inner = getattr(function, "func", function)  # functools.partial
+    return any(inspect.iscoroutinefunction(f) for f in (function, inner, type(inner).__call__))
+
+
+async def _in_a_thread(function: Callable[[], Any]) -> Any:
+    """As `asyncio.to_thread`, but without a pool that functions which hang would use up."""
+    events = asyncio.get_running_loop()
+    found: asyncio.Future[Any] = events.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if found.done():
+            return  # nobody waits any more
+        if error is None:
+            found.set_result(result)
+        else:
+            found.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
         try:
-            value = float(reward)
-        except (TypeError, ValueError, OverflowError):
-            return Checked.unscored(f"{self.name} gave a {type(reward).__name__}, not a number")
-        if not math.isfinite(value):
-            return Checked.unscored(f"{self.name} gave {value}, not a finite number")
-        return Checked(value >= self.correct_from, value, f"{self.name} gave {value:g}")
+            result = function()
+        except BaseException as raised:
+            error = raised
+        events.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await found
 
 
-def _accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns a function asks for: all with **kwargs, else those it names."""
+def _arguments(answers: Sequence[Answer]) -> dict[str, Any]:
+    """What every reward function is told: as in TRL, a list each."""
+    asked = [a.prompt for a in answers]
+    columns = {name: [p.columns.get(name) for p in asked]
+               for name in sorted({name for p in asked for name in p.columns})}  # fmt: skip
+    return {"answer": [p.answer for p in asked]} | columns | {
+        "prompts": [p.question if isinstance(p.question, str) else list(p.question)
+                    for p in asked],
+        "completions": [
+            [{"role": "assistant", "content": a.text}] if a.prompt.is_chat else a.text
+            for a in answers
+        ],
+        "completion_ids": [list(a.token_ids) for a in answers],
+    }  # fmt: skip
+
+
+def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments a function asks for: all with **kwargs, else those it names."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature gets everything
-        return columns
+        return known
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return columns
+        return known
     named = {p.name for p in parameters}
-    return {name: values for name, values in columns.items() if name in named}
+    return {name: values for name, values in known.items() if name in named}

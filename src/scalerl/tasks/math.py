@@ -15,7 +15,7 @@ from typing import Any, Self
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
 from scalerl.tasks.pool import CheckerPool, map_threads
-from scalerl.tasks.task import DEFAULT_RULES, Checked, Prompt, Question, Rules
+from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Question, Rules
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 #: Characters of an answer that are looked at: its end, where the result stands.
@@ -69,8 +69,8 @@ class MathTask(RowsTask):
             return False, "no answer: nothing after the thought"
         return self.pool.compare(str(prompt.answer), final[-LONGEST:])
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
-        return map_threads(lambda pair: self.check(*pair), answers, self.pool.workers)
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+        return map_threads(lambda a: self.check(a.prompt, a.text), answers, self.pool.workers)
 
     def for_checking(self) -> Self:
         light = super().for_checking()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from scalerl.errors import InputError
-from scalerl.tasks.task import Checked, Prompt, Task
+from scalerl.tasks.task import Answer, Checked, Prompt, Task
 
 
 class Mixture(Task):
@@ -58,14 +58,14 @@ class Mixture(Task):
     def check(self, prompt: Prompt, completion: str) -> Checked:
         return self.part(prompt).check(prompt, completion)
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
         found: dict[int, Checked] = {}
         for name, task in self.tasks.items():
-            mine = [i for i, (prompt, _) in enumerate(answers) if prompt.task == name]
+            mine = [i for i, answer in enumerate(answers) if answer.prompt.task == name]
             found.update(zip(mine, task.check_all([answers[i] for i in mine]), strict=True))
         return [
-            found.get(i) or Checked.unscored(f"no task {prompt.task!r} in {self.name}")
-            for i, (prompt, _) in enumerate(answers)
+            found.get(i) or Checked.unscored(f"no task {answer.prompt.task!r} in {self.name}")
+            for i, answer in enumerate(answers)
         ]
 
     def close(self) -> None:

@@ -51,6 +51,19 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a checker judges: an answer to a prompt."""
+
+    prompt: Prompt
+    #: As the task reads it, without special tokens.
+    text: str
+    #: As the model wrote it.
+    token_ids: tuple[int, ...] = ()
+    #: Optimiser steps that the run had taken when it was handed over.
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """The verdict on one answer; `correct` and `reward` are None where it could not be scored."""
 
@@ -58,13 +71,15 @@ class Checked:
     reward: float | None
     #: One line: what was found, or why there is no score.
     why: str
-    #: Whether the check was given up because it took too long.
+    #: Whether the check was never brought to an end: it took too long, or its checker died of it.
     gave_up: bool = False
+    #: Numbers that the verifier tells beside it, for the record of the step: (name, number).
+    metrics: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def unscored(cls, why: str) -> Checked:
         """No score, for this reason."""
-        return cls(None, None, " ".join(why.split())[:300])
+        return cls(None, None, one_line(why))
 
     @property
     def scored(self) -> bool:
@@ -163,20 +178,25 @@ class Task(ABC):
         """The verdict on one answer. Never raises over the answer."""
         try:
             correct, why = self.judge(prompt, completion)
-        except Exception as error:  # what a checker trips over is data, with its reason
-            return Checked.unscored(f"{type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # what a checker trips over is data
+            return Checked.unscored(named(error))
         return self.rules.verdict(correct, why)
 
-    def check_all(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
         """Verdicts on many answers, in their order; tasks with worker processes use them all."""
-        return [self.check(prompt, completion) for prompt, completion in answers]
+        return [self.check(answer.prompt, answer.text) for answer in answers]
 
     @property
     def is_async(self) -> bool:
         """Whether `check_together` leaves its event loop free while it waits."""
         return False
 
-    async def check_together(self, answers: Sequence[tuple[Prompt, str]]) -> list[Checked]:
+    @property
+    def can_be_cancelled(self) -> bool:
+        """Whether nothing of `check_together` goes on after it was cancelled."""
+        return self.is_async
+
+    async def check_together(self, answers: Sequence[Answer]) -> list[Checked]:
         """`check_all` for an event loop. Only where `is_async` does it not block the loop."""
         return self.check_all(answers)
 
@@ -223,6 +243,21 @@ def make_prompt(
     """
     key = digest(question if content is None else content)
     return Prompt(f"{task}/{key}", question, answer, task, columns or {})
+
+
+def one_line(text: str) -> str:
+    """As a record may hold it: in one line, and not too long."""
+    return " ".join(text.split())[:300]
+
+
+def named(error: BaseException) -> str:
+    """What an exception says: its kind and its text.
+
+    >>> named(KeyError("gold")), named(SystemExit())
+    ("KeyError: 'gold'", 'SystemExit')
+    """
+    kind, text = type(error).__name__, str(error)
+    return f"{kind}: {text}" if text else kind
 
 
 def seed_from(*parts: object) -> int:

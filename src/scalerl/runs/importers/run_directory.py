@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -24,16 +25,14 @@ def read_run_directory(directory: Path) -> Table:
     """The validations of a run, also while it is going on.
 
     Compute is what the recipe's `compute.axis` says (device-hours where there is none), unless
-    another of its kinds is asked for by name; the evaluation size
-    is prompts times generations; the group is the recipe's `name`.
+    another of its kinds is asked for by name; the evaluation size is the number of answers that
+    were scored, for each set its own; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, directory.resolve().name)
     table.x, table.y = "compute/device_hours", "pass_rate"
-    prompts, k = table.columns.get("n_prompts"), table.columns.get("k")
-    if prompts and k and "n_eval" not in table.columns:
-        table.columns["n_eval"] = [
-            to_float(a) * to_float(b) for a, b in zip(prompts, k, strict=True)
-        ]
+    for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
+        _add_size(table, name)
+    _tell_failed(table)
     recipe = directory / "recipe.toml"
     if recipe.is_file():
         try:
@@ -47,3 +46,32 @@ def read_run_directory(directory: Path) -> Table:
             if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
                 table.x = AXES[str(axis["axis"])]
     return table
+
+
+def _add_size(table: Table, score: str) -> None:
+    """Answers behind a score, as a column of its own beside it: `n_eval`, and for downstream sets
+    and further temperatures `downstream/NAME/n_eval`."""
+    start = score.removesuffix("pass_rate")
+    prompts, k = table.columns.get(f"{start}n_prompts"), table.columns.get(f"{start}k")
+    if not (prompts and k):
+        return
+    size = f"{start}n_eval"
+    if size not in table.columns:
+        asked = [to_float(a) * to_float(b) for a, b in zip(prompts, k, strict=True)]
+        scored = map(to_float, table.columns.get(f"{start}scored", [None] * len(asked)))
+        table.columns[size] = [
+            a if math.isnan(s) else s for a, s in zip(asked, scored, strict=True)
+        ]
+    table.sizes[score] = size
+
+
+def _tell_failed(table: Table) -> None:
+    """Validations without a pass rate are in nobody's curve: say which, and why."""
+    whys, steps = table.columns.get("failed"), table.columns.get("step")
+    if not whys or not steps:
+        return
+    failed = [(step, why) for step, why in zip(steps, whys, strict=True) if why is not None]
+    if failed:
+        named = ", ".join(str(step) for step, _ in failed[:5]) + (" …" if len(failed) > 5 else "")
+        many = "validation" if len(failed) == 1 else "validations"
+        table.notes.append(f"{len(failed)} failed {many} left out (step {named}): {failed[-1][1]}")
