@@ -3,6 +3,7 @@
     from scalerl import Recipe, train
 
     ended = train(Recipe.load("scalerl", "tiny"), "runs/first")
+    train(recipe_of("runs/first"), "runs/first", resume=True, from_step=20)
 
 The loop replaces generators and checkers that die. Here, a run whose trainer dies goes back to its
 last checkpoint and on from there; signals end it with a checkpoint; every other end leaves a record
@@ -20,12 +21,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
 from scalerl.errors import InputError, PipelineError
 from scalerl.recipe import Recipe
+from scalerl.runs import commands
 from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import AXES
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 #: A run that breaks so often without reaching a new checkpoint is given up.
 MAX_FAILURES = 3
-INTERRUPTED = "interrupted: scalerl train --resume goes on from here"
+INTERRUPTED = "interrupted"
 #: Points before the first forecast.
 MIN_POINTS = 5
 
@@ -75,12 +77,17 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
+    from_step: int | Literal["healthy"] | None = None,
     stop_when: str | None = None,
     track: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> RunEnd:
     """Run a recipe into a directory, or go on with the run that is there.
 
+    resume     go on from the last checkpoint; where the recipe is another than the run had, what
+               changed is recorded (`scalerl.recipe.changes` says what may)
+    from_step  with resume: go on from the checkpoint of this step, or the last `healthy` one; the
+               record as it was is kept in `branches/N`
     stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation
     track      "tensorboard", "wandb", "trackio"
     listener   who is told what happens; by default nobody
@@ -97,10 +104,33 @@ def train(
     path, told = Path(out), listener or Listener()
     store = RunStore(path, resume=resume)
     with RunLock(path):
-        store.write_recipe(recipe.to_toml())
+        _open(store, recipe, told, resume, from_step)
         name, config = path.resolve().name, recipe.to_dict()
         with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
             return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
+
+
+def recipe_of(run: str | Path) -> Recipe:
+    """The recipe that a run in this directory goes on with."""
+    from scalerl.pipeline import branches
+
+    return branches.recipe_of(Path(run))
+
+
+def _open(
+    store: RunStore, recipe: Recipe, told: Listener, resume: bool, from_step: int | str | None
+) -> None:
+    """The directory of a run that starts, or that goes on."""
+    from scalerl.pipeline import branches
+
+    if from_step is not None and not resume:
+        raise InputError("from_step goes on with a run that is there: give resume=True as well")
+    if not resume:
+        branches.begin(store, recipe)
+        return
+    event = branches.go_on(store, recipe, from_step)
+    if event is not None:
+        told.say(f"going on with a change: {event.why}")
 
 
 def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
@@ -138,6 +168,9 @@ class RunAttempts:
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
                 self._event("failed", self._reached(), why=str(error))
+                if self._reached():
+                    again = commands.resume(self.store.path)
+                    self.listener.say(f"once that is put right, this goes on: {again}")
             raise
 
     def _attempts(self) -> RunEnd:
@@ -259,7 +292,10 @@ class RunAttempts:
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.found(self.store.path)
         if healthy is not None and newest and healthy != newest[-1]:
-            self.listener.say(f"the last healthy checkpoint is {healthy}")
+            again = commands.resume(self.store.path, step="healthy")
+            self.listener.say(f"the last healthy checkpoint is {healthy.name}; from there: {again}")
+        if end.reason.startswith(INTERRUPTED):
+            self.listener.say(f"to go on from here: {commands.resume(self.store.path)}")
         self.listener.end(end.reason)
         return RunEnd(end.reason, end.steps, end.compute, caught)
 

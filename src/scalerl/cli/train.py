@@ -26,7 +26,16 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on from a run's last checkpoint; --steps and --minutes may raise its budget",
+        help="go on from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its recipe "
+        "from there on",
+    )
+    command.add_argument(
+        "--from",
+        dest="from_step",
+        type=step,
+        metavar="STEP|healthy",
+        help="with --resume: go on from the checkpoint of this step, or from the last one written "
+        "without an alarm; the record as it was is kept in RUN/branches",
     )
     command.add_argument("--steps", type=int, help="budget in optimiser steps")
     command.add_argument("--minutes", type=options.number, help="budget in minutes")
@@ -48,11 +57,25 @@ def add(commands: Any) -> None:
     command.set_defaults(handler=run)
 
 
+def step(text: str) -> int | str:
+    """A step, or `healthy`."""
+    if text == "healthy":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `healthy`") from None
+
+
 def run(args: argparse.Namespace) -> int:
     from scalerl.errors import InputError
 
-    if args.resume and (args.recipe or args.out):
-        raise InputError("--resume takes its recipe and directory from the run: name nothing else")
+    if args.resume and (args.out or any("=" not in item for item in args.recipe)):
+        raise InputError(
+            "--resume takes its recipe and directory from the run: name nothing else but KEY=VALUE"
+        )
+    if args.from_step is not None and not args.resume:
+        raise InputError("--from says where a run goes on: name the run with --resume RUN")
     recipe = _recipe(args)
     if args.dry_run:
         _check_own_loss(recipe)
@@ -69,11 +92,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
     layers = [item for item in args.recipe if "=" not in item]
     changes = [item for item in args.recipe if "=" in item]
-    if args.resume:
-        layers = [str(Path(args.resume) / "recipe.toml")]
-        if not Path(layers[0]).exists():
-            raise InputError(f"{args.resume} holds no run: start one with --out {args.resume}")
-    if not layers:
+    if not layers and not args.resume:
         raise InputError("which recipe? for example: scalerl train scalerl tiny --out runs/first")
     if args.steps is not None:
         changes.append(f"budget.steps={args.steps}")
@@ -83,6 +102,10 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         if args.resume:
             raise InputError("a run keeps its seed: --resume takes none")
         changes.append(f"seed={args.seed}")
+    if args.resume:
+        from scalerl.pipeline.branches import recipe_of
+
+        return Recipe.load(recipe_of(Path(args.resume)).to_dict(), overrides=changes)
     return Recipe.load(*layers, overrides=changes)
 
 
@@ -118,6 +141,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 recipe,
                 out,
                 resume=bool(args.resume),
+                from_step=args.from_step,
                 stop_when=args.stop_when,
                 track=args.track,
                 listener=view,

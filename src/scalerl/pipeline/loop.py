@@ -21,6 +21,7 @@ trainer the run goes back to its last checkpoint (`scalerl.training`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Loop(Conversation):
         super().__init__(plan, crew, clock, store, listener)
         self.stop_rule = stop_rule
         self.serial = self.published = 0
+        #: Groups of a checkpoint that other knobs had begun: asked again before any new prompt.
+        self.again: deque[PendingGroup] = deque()
         #: The batch that the trainer works on.
         self.batch: tuple[Group, ...] = ()
         self.questions = Validation.of(plan)
@@ -202,22 +205,25 @@ class Loop(Conversation):
             room = min(room, max(enough - self._count("writing"), 0))
         if room <= 0:
             return
+        drawn = [self.again.popleft() for _ in range(min(room, len(self.again)))]
         try:
-            ids = self.plan.curriculum.draw(room)
+            drawn += [self._new_group(str(i)) for i in self.plan.curriculum.draw(room - len(drawn))]
         except OutOfPrompts:
             self._out_of_prompts = True
-            return
-        new = []
-        for prompt in (self.plan.prompts[str(i)] for i in ids):
-            if not self.plan.fits(prompt):
-                self._leave_out(prompt.id)
+        new = {}
+        for p in drawn:
+            if not self.plan.fits(p.prompt):
+                self._leave_out(p.prompt.id)
                 continue
-            size = self.plan.recipe.batch.generations
-            tokens = self.plan.tokens_of(prompt)
-            new.append(PendingGroup(self.serial, prompt, tokens, size, self.dispatcher.oldest))
-            self.serial += 1
-        self.pending |= {p.serial: p for p in new}
-        self._ask(new)
+            p.started = self.dispatcher.oldest
+            new[p.serial] = p
+        self.pending |= new
+        self._ask(new.values())
+
+    def _new_group(self, prompt_id: str) -> PendingGroup:
+        prompt, size = self.plan.prompts[prompt_id], self.plan.recipe.batch.generations
+        self.serial += 1
+        return PendingGroup(self.serial - 1, prompt, self.plan.tokens_of(prompt), size, 0)
 
     def _leave_out(self, prompt_id: str) -> None:
         """A prompt that is empty or too long; without any other there is nothing to do."""

@@ -27,7 +27,7 @@ def read_run_directory(directory: Path) -> Table:
     another of its kinds is asked for by name; the evaluation size
     is prompts times generations; the group is the recipe's `name`.
     """
-    table = read_jsonl(directory / FILE, directory.resolve().name)
+    table = read_jsonl(directory / FILE, _name(directory.resolve()))
     table.x, table.y = "compute/device_hours", "pass_rate"
     prompts, k = table.columns.get("n_prompts"), table.columns.get("k")
     if prompts and k and "n_eval" not in table.columns:
@@ -47,3 +47,15 @@ def read_run_directory(directory: Path) -> Table:
             if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
                 table.x = AXES[str(axis["axis"])]
     return table
+
+
+def _name(directory: Path) -> str:
+    """That of the directory; what a run left behind when it went on from an earlier checkpoint is
+    called after the run.
+
+    >>> _name(Path("runs/first")), _name(Path("runs/first/branches/1"))
+    ('first', 'first, branch 1')
+    """
+    if directory.parent.name != "branches":
+        return directory.name
+    return f"{directory.parent.parent.name}, branch {directory.name}"
