@@ -130,6 +130,7 @@ def _open(
         return
     event = branches.go_on(store, recipe, from_step)
     if event is not None:
+        told.noted(event)
         told.say(f"going on with a change: {event.why}")
 
 
@@ -283,7 +284,9 @@ class RunAttempts:
         self.listener.say(f"warning: {line}")
 
     def _event(self, event: Any, step: int, **more: Any) -> None:
-        self.store.append(EventLine(step=step, event=event, **more))
+        line = EventLine(step=step, event=event, **more)
+        self.store.append(line)
+        self.listener.noted(line)
 
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints

@@ -113,6 +113,14 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     add_json(command)
 
 
+def add_sort(command: argparse.ArgumentParser, columns: str, default: str) -> None:
+    command.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        help=f"order of the table: {columns}; --sort=-COLUMN turns it round ({default})",
+    )
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON for machines")
 

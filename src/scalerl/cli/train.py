@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +24,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its recipe "
-        "from there on",
+        help="go on from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its "
+        "recipe from there on",
     )
     command.add_argument(
         "--from",
@@ -53,7 +51,12 @@ def add(commands: Any) -> None:
         "--dry-run", action="store_true", help="check and print the resolved recipe only"
     )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
-    command.add_argument("--json", action="store_true", help="print how it ended as JSON")
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="a line of JSON per step, validation and event as they come; the last says how it "
+        "ended; words go to stderr",
+    )
     command.set_defaults(handler=run)
 
 
@@ -126,7 +129,8 @@ def _check_own_loss(recipe: Recipe) -> None:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
-    from scalerl.cli.view import PlainView, make_view
+    from scalerl.cli.json_view import JsonView
+    from scalerl.cli.view import make_view
     from scalerl.errors import InputError, PipelineError
 
     try:
@@ -135,7 +139,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
         raise InputError(f"training needs {error.name}: pip install 'scalerl[train]'") from None
 
     out = args.resume or args.out
-    with PlainView(sys.stderr) if args.json else make_view(plain=args.plain) as view:
+    with JsonView() if args.json else make_view(plain=args.plain) as view:
         try:
             ended = train(
                 recipe,
@@ -146,9 +150,13 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 track=args.track,
                 listener=view,
             )
-        except PipelineError as error:
+        except (PipelineError, InputError) as error:
+            if isinstance(view, JsonView):
+                view.failed(error)
+            if isinstance(error, InputError):
+                raise
             view.say(f"scalerl: {error}")
             return 1
-    if args.json:
-        print(json.dumps(ended.to_dict()))
+        if isinstance(view, JsonView):
+            view.ended(ended)
     return 0 if ended.signal is None else 128 + ended.signal

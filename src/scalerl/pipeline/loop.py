@@ -21,6 +21,7 @@ trainer the run goes back to its last checkpoint (`scalerl.training`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from scalerl.pipeline import checkpoints, gate, state
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms
 from scalerl.pipeline.checks import Judged
-from scalerl.pipeline.conversation import Conversation, Stopped
+from scalerl.pipeline.conversation import WATCH, Conversation, Stopped
 from scalerl.pipeline.crew import Clock, Crew, Handle
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.plan import Plan
@@ -90,12 +91,14 @@ class Loop(Conversation):
         self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
-        self.alarms = Alarms.of(plan.recipe)
+        self.alarms = Alarms.of(plan.recipe, store.path)
+        self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
         #: Groups are begun from the first validation on, and no more when the run is over.
         self.started = self.over = False
         self._gate: list[Rollout] = []
         self._out_of_prompts = False
         self._refusals = self._refilled = 0
+        self._told = -math.inf
         self._left_out: set[str] = set()
         if checkpoint is not None:
             state.restore(self, checkpoint)
@@ -359,7 +362,8 @@ class Loop(Conversation):
         if self._refusals >= MAX_REFUSALS:
             raise PipelineError(
                 f"{message.reason}; {self._refusals} batches in a row: lower optimiser.lr or "
-                "optimiser.grad_clip and go on from an earlier checkpoint"
+                "optimiser.grad_clip and go on from an earlier checkpoint: "
+                f"{self.alarms.command('optimiser.lr', back=True)}"
             )
         self.listener.say(f"warning: {message.reason}; the batch is left out")
 
@@ -383,6 +387,7 @@ class Loop(Conversation):
         generators go on, and only the trainer waits for the verdicts."""
         self.ledger.validating(True)
         self.validation = self.questions.again()
+        self._told = -math.inf
         try:
             requests = [asked.request for asked in self.validation.asked.values()]
             share = len(self.dispatcher)
@@ -390,12 +395,14 @@ class Loop(Conversation):
                 self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
             while self.validation.unwritten:
                 self._obey()
+                self._tell_progress(self.validation)
                 self._take_in(f"answers to {self.validation.unwritten} prompts of the validation")
             self.ledger.validating(False)
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
             self.ledger.awaits_checks(True)
             while self.validation.missing:
                 self._obey()
+                self._tell_progress(self.validation)
                 self._take_in(f"verdicts on {self.validation.missing} prompts of the validation")
             found = self.validation
         finally:
@@ -414,6 +421,12 @@ class Loop(Conversation):
         self.store.append(line)
         self._warn(self.alarms.evaluated(line))
         return self.stop_rule(line)
+
+    def _tell_progress(self, validation: Validation) -> None:
+        """At once, then about every second: a view's redrawing must not slow the run down."""
+        if self.clock.now() - self._told >= WATCH:
+            self._told = self.clock.now()
+            self.listener.validating(self.version, *validation.progress)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -436,5 +449,6 @@ class Loop(Conversation):
         out, healthy = self.store.path, self.alarms.healthy
         path = checkpoints.write(out, self.version, fill, healthy=healthy)
         self.last_checkpoint = self.version
+        self.alarms.has_healthy |= healthy
         checkpoints.prune(out, self.plan.recipe.checkpoint.keep)
         return path

@@ -187,7 +187,9 @@ class EventLine(Line):
     branch: str | None = about(
         "directory, inside the run's, of the record as it was", default=None
     )
-    changes: tuple[KnobChange, ...] | None = about("fields of the recipe that changed", default=None)
+    changes: tuple[KnobChange, ...] | None = about(
+        "fields of the recipe that changed", default=None
+    )
 
 
 # -- status.json ----------------------------------------------------------------------------------
