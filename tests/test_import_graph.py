@@ -39,7 +39,8 @@ ALLOWED = {
         "errors",
     },
     "placement": {"pipeline", "engine", "trainer", "weights", "tasks", "registry", "errors"},
-    "training": {"placement", "pipeline", "curves", "recipe", "runs", "errors"},
+    "notebook": {"runs"},
+    "training": {"placement", "pipeline", "curves", "recipe", "runs", "notebook", "errors"},
     "callbacks": {"curves", "runs", "errors"},
     "cli": {
         "training",
@@ -54,7 +55,11 @@ ALLOWED = {
     },
 }
 #: What a room may import further, for types alone: who listens to a run is told of both.
-TYPES_ONLY = {"runs": {"recipe", "curves"}, "tasks": {"recipe"}}
+TYPES_ONLY = {
+    "runs": {"recipe", "curves"},
+    "notebook": {"recipe", "curves"},
+    "tasks": {"recipe"},
+}
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
 SHOWN_BY = {"curves": {"report"}}

@@ -16,9 +16,9 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
 from scalerl.errors import InputError, PipelineError
+from scalerl.notebook import default_listener, evals_table, text
 from scalerl.recipe import Recipe
+from scalerl.recipe.load import recipe_from
 from scalerl.runs import commands
 from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
@@ -62,6 +64,9 @@ class RunEnd:
     compute: Compute
     #: The signal that ended it early, or None.
     signal: int | None = None
+    #: Where its record is, and the last line of its validations.
+    path: str = field(default="", compare=False)
+    validation: EvalLine | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,11 +74,23 @@ class RunEnd:
             "steps": self.steps,
             "compute": self.compute.to_dict(),
             "signal": self.signal,
+            "path": self.path,
+            "validation": None if self.validation is None else self.validation.to_dict(),
         }
+
+    def _repr_html_(self) -> str:
+        """The end, the last validation, and how to see more."""
+        lines = [f"<b>{text(f'ended at step {self.steps}: {self.reason}')}</b>"]
+        if self.path:
+            lines.append(f"<code>{text(commands.report(self.path))}</code>")
+            again = "interrupted" in self.reason
+            lines += [f"<code>{text(commands.resume(self.path))}</code>"] if again else []
+        evals = () if self.validation is None else (self.validation,)
+        return f"<p>{'<br/>'.join(lines)}</p>" + evals_table(evals)
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
     out: str | Path,
     *,
     resume: bool = False,
@@ -82,7 +99,8 @@ def train(
     track: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> RunEnd:
-    """Run a recipe into a directory, or go on with the run that is there.
+    """Run a recipe into a directory, or go on with the run that is there. A recipe may be given by
+    names as on the command line: `train(["scalerl", "tiny", "budget.steps=5"], "runs/first")`.
 
     resume     go on from the last checkpoint; where the recipe is another than the run had, what
                changed is recorded (`scalerl.recipe.changes` says what may)
@@ -90,7 +108,7 @@ def train(
                record as it was is kept in `branches/N`
     stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation
     track      "tensorboard", "wandb", "trackio"
-    listener   who is told what happens; by default nobody
+    listener   who is told what happens; by default nobody, or in a notebook its page
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
@@ -100,8 +118,9 @@ def train(
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    recipe = recipe_from(recipe)
     rule = None if stop_when is None else parse_rule(stop_when)
-    path, told = Path(out), listener or Listener()
+    path, told = Path(out), listener or default_listener()
     store = RunStore(path, resume=resume)
     with RunLock(path):
         _open(store, recipe, told, resume, from_step)
@@ -300,7 +319,8 @@ class RunAttempts:
         if end.reason.startswith(INTERRUPTED):
             self.listener.say(f"to go on from here: {commands.resume(self.store.path)}")
         self.listener.end(end.reason)
-        return RunEnd(end.reason, end.steps, end.compute, caught)
+        path, last = self.store.path, self.store.last(EvalLine)
+        return RunEnd(end.reason, end.steps, end.compute, caught, str(path), last)
 
 
 @contextmanager

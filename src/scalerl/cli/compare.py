@@ -33,7 +33,9 @@ def add(commands: Any) -> None:
     )
     options.add_fit_options(command)
     options.add_sort(
-        command, "A, run, delta_A or verdict (decided pairs first)", "of pairs; default: by A"
+        command,
+        ("A", "run", "delta_A", "verdict"),
+        "of pairs; verdict: the decided ones first; default: by A",
     )
     command.set_defaults(handler=run)
 

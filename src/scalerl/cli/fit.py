@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     options.add_fit_options(command)
     options.add_sort(
         command,
-        "run, n, end, A, B, C_mid or rmse",
+        ("run", "n", "end", "A", "B", "C_mid", "rmse"),
         "default: as given; more than six runs by A, best first",
     )
     command.set_defaults(handler=run)

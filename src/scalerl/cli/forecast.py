@@ -27,8 +27,9 @@ def add(commands: Any) -> None:
     options.add_fit_options(command)
     options.add_sort(
         command,
-        "run, end, A, score (at the first --at) or gain (of the next doubling)",
-        "default: as given; more than six runs by A, best first",
+        ("run", "end", "A", "score", "gain"),
+        "score: at the first --at, gain: of the next doubling; default: as given; more than six "
+        "runs by A, best first",
     )
     command.set_defaults(handler=run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,13 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     add_json(command)
 
 
-def add_sort(command: argparse.ArgumentParser, columns: str, default: str) -> None:
+def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: str) -> None:
+    """`columns` are those of `scalerl.report.order`."""
     command.add_argument(
         "--sort",
         metavar="COLUMN",
-        help=f"order of the table: {columns}; --sort=-COLUMN turns it round ({default})",
+        choices=[sign + column for sign in ("", "-") for column in columns],
+        help=f"order of the table: {', '.join(columns)}; --sort=-COLUMN turns it round ({about})",
     )
 
 

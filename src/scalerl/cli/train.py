@@ -91,11 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     from scalerl.errors import InputError
-    from scalerl.recipe import Recipe
+    from scalerl.recipe.load import recipe_from
 
-    layers = [item for item in args.recipe if "=" not in item]
-    changes = [item for item in args.recipe if "=" in item]
-    if not layers and not args.resume:
+    changes = list(args.recipe)
+    if not args.resume and all("=" in item for item in changes):
         raise InputError("which recipe? for example: scalerl train scalerl tiny --out runs/first")
     if args.steps is not None:
         changes.append(f"budget.steps={args.steps}")
@@ -108,8 +107,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     if args.resume:
         from scalerl.pipeline.branches import recipe_of
 
-        return Recipe.load(recipe_of(Path(args.resume)).to_dict(), overrides=changes)
-    return Recipe.load(*layers, overrides=changes)
+        return recipe_from([recipe_of(Path(args.resume)).to_dict(), *changes])
+    return recipe_from(changes)
 
 
 def _check_own_loss(recipe: Recipe) -> None:

@@ -184,9 +184,7 @@ class EventLine(Line):
     lost_device_seconds: float | None = about(
         "spent on what has to be done again", unit="device-seconds", default=None
     )
-    branch: str | None = about(
-        "directory, inside the run's, of the record as it was", default=None
-    )
+    branch: str | None = about("directory, inside the run's, of the record as it was", default=None)
     changes: tuple[KnobChange, ...] | None = about(
         "fields of the recipe that changed", default=None
     )
