@@ -109,8 +109,11 @@ def test_a_hand_edited_recipe_is_noticed_when_the_run_goes_on(run):
     ] and "branch" not in event  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ["schedule.k=1", "batch.prompts=5", "batch.prompts=1",
-                                    "batch.generations=5", "sampling.max_prompt_tokens=40"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    ["schedule.k=1", "batch.prompts=5", "batch.prompts=1", "batch.generations=5",
+     "sampling.max_prompt_tokens=40"],
+)  # fmt: skip
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_under_way_is_asked_again_by_the_new_knobs(tmp_path, change, deterministic):
     """On simulated parts: whatever was begun by the old knobs, nothing waits for ever, nothing is

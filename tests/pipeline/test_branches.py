@@ -1,5 +1,5 @@
-"""Going on from an earlier checkpoint: the old record is kept whole, and a kill at any moment leaves
-the old state or one that the next command makes the new one."""
+"""Going on from an earlier checkpoint: the old record is kept whole, and a kill at any moment
+leaves the old state or one that the next command makes the new one."""
 
 import json
 import os
@@ -53,7 +53,9 @@ def steps(path, kind=StepLine):
 
 
 def saved(path):
-    return {checkpoints.step_of(p) for p in checkpoints.found(path) if checkpoints.damage(p) is None}
+    return {
+        checkpoints.step_of(p) for p in checkpoints.found(path) if checkpoints.damage(p) is None
+    }
 
 
 def used(path):
@@ -198,14 +200,16 @@ def test_without_links_a_checkpoint_is_copied(run, monkeypatch):
 
 
 def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(run):
-    with pytest.raises(InputError, match=r"no whole checkpoint of step 15: choose --from 10, --from"):
+    with pytest.raises(
+        InputError, match=r"no whole checkpoint of step 15: choose --from 10, --from"
+    ):
         branches.go_on(run, SLOWER, 15)
     assert is_old(run.path)
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(run):
     (run.path / "checkpoints" / "step_20" / "weights").write_bytes(b"x")
-    with pytest.raises(InputError, match="choose --from 10, --from 30$"):
+    with pytest.raises(InputError, match=r"choose --from 10, --from 30$"):
         branches.go_on(run, SLOWER, 20)
 
 
