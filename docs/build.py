@@ -434,6 +434,13 @@ def rooms() -> str:
     return markdown(["room", "what it is", "imports"], rows)
 
 
+def train_stream() -> str:
+    """What `scalerl train --json` writes, by the module that writes it."""
+    from scalerl.cli.json_view import KINDS
+
+    return markdown(["kind", "holds"], [[f"`{kind}`", holds] for kind, holds in KINDS.items()])
+
+
 def toy_part(name: str) -> Callable[[], str]:
     """A section of tests/extend/toy_parts.py: what the page shows is what the tests run."""
 
@@ -475,6 +482,7 @@ TABLES: dict[str, Callable[[], str]] = {
         growth,
         growth_long,
         rooms,
+        train_stream,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
 

@@ -49,7 +49,17 @@ ALLOWED = {
         "registry",
         "errors",
     },
-    "training": {"placement", "pipeline", "curves", "recipe", "runs", "streams", "errors"},
+    "notebook": {"runs"},
+    "training": {
+        "placement",
+        "pipeline",
+        "curves",
+        "recipe",
+        "runs",
+        "notebook",
+        "streams",
+        "errors",
+    },
     "callbacks": {"curves", "runs", "errors"},
     "cli": {
         "training",
@@ -65,7 +75,11 @@ ALLOWED = {
     },
 }
 #: What a room may import further, for types alone: who listens to a run is told of both.
-TYPES_ONLY = {"runs": {"recipe", "curves"}, "tasks": {"recipe"}}
+TYPES_ONLY = {
+    "runs": {"recipe", "curves"},
+    "notebook": {"recipe", "curves"},
+    "tasks": {"recipe"},
+}
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
 SHOWN_BY = {"curves": {"report"}}

@@ -3,6 +3,7 @@
     from scalerl import Recipe, train
 
     ended = train(Recipe.load("scalerl", "tiny"), "runs/first")
+    train(recipe_of("runs/first"), "runs/first", resume=True, from_step=20)
 
 The loop replaces generators and checkers that die. Here, a run whose trainer dies goes back to its
 last checkpoint and on from there; signals end it with a checkpoint; every other end leaves a record
@@ -16,17 +17,20 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
 from scalerl.errors import InputError, PipelineError
+from scalerl.notebook import default_listener, evals_table, text
 from scalerl.recipe import Recipe
+from scalerl.recipe.load import recipe_from
+from scalerl.runs import commands
 from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import AXES
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 
 #: A run that breaks so often without reaching a new checkpoint is given up.
 MAX_FAILURES = 3
-INTERRUPTED = "interrupted: scalerl train --resume goes on from here"
+INTERRUPTED = "interrupted"
 #: Points before the first forecast.
 MIN_POINTS = 5
 
@@ -62,6 +66,9 @@ class RunEnd:
     compute: Compute
     #: The signal that ended it early, or None.
     signal: int | None = None
+    #: Where its record is, and the last line of its validations.
+    path: str = field(default="", compare=False)
+    validation: EvalLine | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,23 +76,41 @@ class RunEnd:
             "steps": self.steps,
             "compute": self.compute.to_dict(),
             "signal": self.signal,
+            "path": self.path,
+            "validation": None if self.validation is None else self.validation.to_dict(),
         }
+
+    def _repr_html_(self) -> str:
+        """The end, the last validation, and how to see more."""
+        lines = [f"<b>{text(f'ended at step {self.steps}: {self.reason}')}</b>"]
+        if self.path:
+            lines.append(f"<code>{text(commands.report(self.path))}</code>")
+            again = "interrupted" in self.reason
+            lines += [f"<code>{text(commands.resume(self.path))}</code>"] if again else []
+        evals = () if self.validation is None else (self.validation,)
+        return f"<p>{'<br/>'.join(lines)}</p>" + evals_table(evals)
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
     out: str | Path,
     *,
     resume: bool = False,
+    from_step: int | Literal["healthy"] | None = None,
     stop_when: str | None = None,
     track: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> RunEnd:
-    """Run a recipe into a directory, or go on with the run that is there.
+    """Run a recipe into a directory, or go on with the run that is there. A recipe may be given by
+    names as on the command line: `train(["scalerl", "tiny", "budget.steps=5"], "runs/first")`.
 
+    resume     go on from the last checkpoint; where the recipe is another than the run had, what
+               changed is recorded (`scalerl.recipe.changes` says what may)
+    from_step  with resume: go on from the checkpoint of this step, or the last `healthy` one; the
+               record as it was is kept in `branches/N`
     stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation
     track      "tensorboard", "wandb", "trackio"
-    listener   who is told what happens; by default nobody
+    listener   who is told what happens; by default nobody, or in a notebook its page
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
@@ -97,11 +122,12 @@ def train(
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    recipe = recipe_from(recipe)
     rule = None if stop_when is None else parse_rule(stop_when)
-    path, told = Path(out), listener or Listener()
+    path, told = Path(out), listener or default_listener()
     store = RunStore(path, resume=resume)
     with RunLock(path):
-        store.write_recipe(recipe.to_toml())
+        _open(store, recipe, told, resume, from_step)
         name, config = path.resolve().name, recipe.to_dict()
         with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
             try:
@@ -110,6 +136,30 @@ def train(
                 if str(error) != GUARD:
                     raise
                 raise SystemExit(f"scalerl: {error}") from None  # nobody catches it in a script
+
+
+def recipe_of(run: str | Path) -> Recipe:
+    """The recipe that a run in this directory goes on with."""
+    from scalerl.pipeline import branches
+
+    return branches.recipe_of(Path(run))
+
+
+def _open(
+    store: RunStore, recipe: Recipe, told: Listener, resume: bool, from_step: int | str | None
+) -> None:
+    """The directory of a run that starts, or that goes on."""
+    from scalerl.pipeline import branches
+
+    if from_step is not None and not resume:
+        raise InputError("from_step goes on with a run that is there: give resume=True as well")
+    if not resume:
+        branches.begin(store, recipe)
+        return
+    event = branches.go_on(store, recipe, from_step)
+    if event is not None:
+        told.noted(event)
+        told.say(f"going on with a change: {event.why}")
 
 
 def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
@@ -151,6 +201,9 @@ class RunAttempts:
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
                 self._event("failed", self._reached(), why=str(error))
+                if self._reached():
+                    again = commands.resume(self.store.path)
+                    self.listener.say(f"once that is put right, this goes on: {again}")
             raise
 
     def _attempts(self) -> RunEnd:
@@ -267,7 +320,9 @@ class RunAttempts:
         self.listener.say(f"warning: {line}")
 
     def _event(self, event: Any, step: int, **more: Any) -> None:
-        self.store.append(EventLine(step=step, event=event, **more))
+        line = EventLine(step=step, event=event, **more)
+        self.store.append(line)
+        self.listener.noted(line)
 
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
@@ -278,9 +333,13 @@ class RunAttempts:
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.found(self.store.path)
         if healthy is not None and newest and healthy != newest[-1]:
-            self.listener.say(f"the last healthy checkpoint is {healthy}")
+            again = commands.resume(self.store.path, step="healthy")
+            self.listener.say(f"the last healthy checkpoint is {healthy.name}; from there: {again}")
+        if end.reason.startswith(INTERRUPTED):
+            self.listener.say(f"to go on from here: {commands.resume(self.store.path)}")
         self.listener.end(end.reason)
-        return RunEnd(end.reason, end.steps, end.compute, caught)
+        path, last = self.store.path, self.store.last(EvalLine)
+        return RunEnd(end.reason, end.steps, end.compute, caught, str(path), last)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -157,13 +158,69 @@ def test_a_log_in_ascii_loses_signs_and_nothing_else():
 # -- the panel ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 50), (60, 40), (40, 40), (80, 12)])
-def test_the_panel_fits_the_terminal(width, height):
+@pytest.mark.parametrize("height", [12, 24, 40, 60])
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200, 300])
+def test_the_panel_uses_the_width_and_height_it_has(width, height):
     lines = replayed(width, height, at=0.9).splitlines()
-    assert max(map(len, lines)) == min(width, 80)
-    if width >= 80 and height >= 24:
-        assert len(lines) <= 22
-    assert ("● fitted" in "\n".join(lines)) == (height >= 22)
+    assert {len(line) for line in lines if line} == {min(width, 200)}
+    curve = [line for line in lines if line[8:9] == "│"]
+    if height > 12:
+        assert len(lines) < height
+    if height == 12:
+        assert not curve
+    if height == 60:
+        assert len(curve) == live_view.MAX_ROWS
+    if height == 40 and width >= 80:
+        assert len(lines) >= 35
+    drawn = [line for line in lines if "└" in line]
+    assert all(line.rstrip("│ ").endswith("─") and line.count("─") > width / 2 for line in drawn)
+
+
+def test_the_curve_is_drawn_anew_when_the_terminal_changes_its_size():
+    clock = Clock()
+    with live(80, 40, clock) as view:
+        replay(view, RUN, clock=clock, at=0.9)
+        text_of(view)
+        view.console.width = 140
+        floor = next(line for line in text_of(view).splitlines() if "└" in line)
+    assert floor.count("─") > 120
+
+
+def test_a_long_validation_shows_how_far_it_is_from_its_start():
+    clock = Clock()
+    with live(60, 40, clock) as view:
+        view.begin(recipe(), Path("out"), None)
+        view.validating(0, 0, 0, 256)
+        assert "validating" in text_of(view) and "0/256 written, 0 checked" in text_of(view)
+        clock.now += 30.0
+        view.validating(0, 128, 64, 256)
+        text = text_of(view)
+        assert "128/256 written, 64 checked · 0:50 left" in text
+        view.evaluated(EvalLine.from_dict({"step": 0, "pass_rate": 0.5}), None)
+        assert "written," not in text_of(view)
+
+
+def test_a_log_has_a_line_of_a_validation_that_lasts_and_none_of_a_short_one():
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock)
+    view.begin(recipe(), Path("out"), None)
+    for second in range(31):
+        view.validating(5, 8 * second, 4 * second, 256)
+        clock.now += 1.0
+    view.evaluated(EvalLine.from_dict({"step": 5, "pass_rate": 0.5}), None)
+    view.validating(10, 0, 0, 256)
+    said = [line for line in stream.getvalue().splitlines() if line.startswith("validating")]
+    assert said == [
+        "validating at step 5: 16 of 256 answers written, 8 checked, 0:40 left",
+        "validating at step 5: 96 of 256 answers written, 48 checked, 0:30 left",
+        "validating at step 5: 176 of 256 answers written, 88 checked, 0:20 left",
+    ]
+
+
+def test_the_report_is_offered_by_a_command_that_can_be_pasted():
+    line = views.closing(3, "enough", Path("my runs/it's"))[-1]
+    words = shlex.split(line.partition(": ")[2])
+    assert words == ["scalerl", "report", "my runs/it's", "-o", "my runs/it's/report"]
 
 
 def test_the_panel_shows_where_the_run_is_and_goes():

@@ -6,6 +6,7 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import HOSTILE, climbing, declining, known, unknown
 
@@ -224,3 +225,29 @@ def test_file_names_stay_inside_and_apart() -> None:
     assert len({s.lower() for s in found}) == len(found)
     assert all(re.fullmatch(r"[A-Za-z0-9_][\w.-]*", s) and len(s) < 80 for s in found)
     assert not any(".." in s for s in found)
+
+
+def test_rmse_is_that_of_the_points_and_the_curve_that_are_drawn(tmp_path: Path) -> None:
+    """Worked out again from what the page's chart is drawn from."""
+    c = np.geomspace(10.0, 1000.0, 60)
+    wave = 0.3 + 0.3 / (1.0 + (100.0 / c) ** 1.5) + 0.04 * np.sin(3.0 * np.log(c))
+    wandering = fit(c, wave, name="wandering", hi=600.0)
+    for f in (known(), unknown(), declining(), wandering, fit(climbing("power"), law="power")):
+        page, text = page_of(write_report([f], tmp_path))
+        (run,) = json.loads(page.scripts[0])["runs"]
+        x, y = (np.array(v, dtype=float) for v in run["used"])
+        drawn = np.interp(np.log(x), np.log(run["x"]), np.array(run["median"], dtype=float))
+        rmse = float(np.sqrt(np.mean((drawn - y) ** 2)))
+        assert f.rmse == pytest.approx(rmse, abs=2e-4, rel=0.02), f.name
+        assert f"<td>{f.rmse:.4f}</td>" in text
+        assert json.loads((tmp_path / "report.json").read_text())["fits"][0]["rmse"] == f.rmse
+
+
+def test_tables_of_many_runs_can_be_sorted_by_what_they_show(tmp_path: Path) -> None:
+    fits = [known("b"), unknown("a"), declining("c")]
+    page, text = page_of(write_report(fits[:2], tmp_path))
+    keys = re.findall(r'<td data-key="([^"]*)">([^<]*)', text)
+    ceilings = {shown.strip(): key for key, shown in keys}
+    assert float(ceilings[f"{fits[0].params['A']:.3f}"]) == pytest.approx(fits[0].params["A"])
+    assert ceilings["not identified"] == "", "stands last"
+    assert "aria-sort" in page.scripts[1] and ".scroll > table" in page.scripts[1]

@@ -41,7 +41,7 @@ def test_a_listener_that_wants_to_hear_nothing_is_told_all_the_same(name):
 
 def test_what_there_is_to_hear():
     assert set(METHODS) == {"begin", "say", "asked", "wrote", "trained", "batch", "step",
-                            "evaluated", "end"}  # fmt: skip
+                            "validating", "evaluated", "noted", "end"}  # fmt: skip
 
 
 def test_a_listener_can_be_left_like_one_that_holds_something():

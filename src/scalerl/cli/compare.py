@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from scalerl.cli import options
@@ -31,12 +32,18 @@ def add(commands: Any) -> None:
         help="how much seeds alone move the ceiling (default with --group-by: 0.01, corrected)",
     )
     options.add_fit_options(command)
+    options.add_sort(
+        command,
+        ("A", "run", "delta_A", "verdict"),
+        "of pairs; verdict: the decided ones first; default: by A",
+    )
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import compare
+    from scalerl.report import order
     from scalerl.report.progress import progress
 
     with progress("comparing") as tick:
@@ -47,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
             planning=len(fits) * (len(fits) - 1) // 2 <= MAX_PLANNED_PAIRS,
             progress=tick,
         )
+    pairs = order.ordered(comparison.pairs, order.COMPARE, args.sort or "A")
+    comparison = replace(comparison, pairs=tuple(pairs))
     if args.json:
         options.print_json(comparison.to_dict())
         return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
+from scalerl.runs import commands
 
 if TYPE_CHECKING:
     from scalerl.runs.lines import EventLine, Status, StepLine
@@ -94,6 +95,8 @@ class Findings:
     #: The latest.
     events: list[EventLine] = field(default_factory=list)
     checkpoint: int | None = None
+    #: The newest that was written without an alarm.
+    healthy: int | None = None
     #: Step and what is wrong with it.
     damaged: dict[int, str] = field(default_factory=dict)
     free: int = 0
@@ -133,6 +136,7 @@ class Findings:
             "failed_validations": {str(k): v for k, v in self.failed_validations.items()},
             "events": [e.to_dict() for e in self.events],
             "checkpoint": self.checkpoint,
+            "healthy_checkpoint": self.healthy,
             "damaged": {str(k): v for k, v in self.damaged.items()},
             "free_bytes": self.free,
         }
@@ -197,6 +201,8 @@ def _checkpoints(found: Findings) -> None:
     from scalerl.pipeline import checkpoints
 
     found.saving = any(checkpoints.folder_of(found.path).glob("step_*.tmp"))
+    healthy = checkpoints.last_healthy(found.path)
+    found.healthy = None if healthy is None else checkpoints.step_of(healthy)
     for path in reversed(checkpoints.found(found.path)):
         wrong = checkpoints.damage(path)
         if wrong is None:
@@ -235,7 +241,7 @@ def _alive(f: Findings) -> Iterator[Diagnosis]:
         doing = "a slow disk, or too little memory" if (main.cpu or 0) < 0.5 else "busy itself"
         yield Diagnosis("stuck", f"the main process has left no status for {age:.0f} s: {doing}", (
             f"kill -INT {main.pid}, and if that does not help kill -9 {main.pid}",
-            f"then scalerl train --resume {f.path}",
+            f"then {commands.resume(f.path)}",
         ))  # fmt: skip
     for p in f.workers:
         if not p.alive:
@@ -260,7 +266,7 @@ def _alive(f: Findings) -> Iterator[Diagnosis]:
 def _ended(f: Findings) -> Iterator[Diagnosis]:
     """Nobody holds the lock."""
     left = [p for p in f.workers if p.alive]
-    again = f"scalerl train --resume {f.path}"
+    again = commands.resume(f.path)
     if left:
         pids = " ".join(str(p.pid) for p in left)
         yield Diagnosis("wrong", f"the main process is gone, but {left[0].name} is left",
@@ -268,16 +274,22 @@ def _ended(f: Findings) -> Iterator[Diagnosis]:
     last = f.events[-1] if f.events else None
     if last is not None and last.event == "end":
         reason = last.reason or ""
-        advice = (again,) if reason.startswith("interrupted") else (f"scalerl report {f.path}",)
+        advice = (again,) if reason.startswith("interrupted") else (commands.report(f.path),)
         yield Diagnosis("finished", f"ended at step {last.step}: {reason}", advice)
     if last is not None and last.event == "failed":
         yield Diagnosis("failed", f"failed at step {last.step}: {last.why or ''}",
-                        (f"put that right, then {again}",))  # fmt: skip
+                        (f"put that right, then {again}", *_earlier(f)))  # fmt: skip
     since = "it starts anew: there is no whole checkpoint"
     if f.checkpoint is not None:
         since = f"it goes on from step {f.checkpoint}"
     yield Diagnosis("dead", f"the run died at step {f.step} without a word (killed, or out of "
-                    "memory: see dmesg)", (f"{again}   ({since})",))  # fmt: skip
+                    "memory: see dmesg)", (f"{since}: {again}",))  # fmt: skip
+
+
+def _earlier(f: Findings) -> Iterator[str]:
+    """Back to before the trouble, where a checkpoint of that time is left."""
+    if f.healthy is not None and f.healthy != f.checkpoint:
+        yield f"or, from the last healthy checkpoint: {commands.resume(f.path, step=f.healthy)}"
 
 
 def _notes(f: Findings) -> Iterator[str]:

@@ -21,12 +21,20 @@ def add(commands: Any) -> None:
     )
     options.add_sources(command)
     options.add_fit_options(command)
+    options.add_sort(
+        command,
+        ("run", "n", "end", "A", "B", "C_mid", "rmse"),
+        "default: as given; more than six runs by A, best first",
+    )
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args))
     from scalerl.curves.planning import sensitivity, to_identify
+    from scalerl.report import order
+
+    fits = order.ordered(fits, order.FIT, args.sort)
 
     unclear = [f for f in fits if f.law.identifiable and not f.identified and f.alarm is None]
     # The paper's procedure takes seconds a fit: too slow to be repeated.

@@ -25,6 +25,12 @@ def add(commands: Any) -> None:
     ask.add_argument("--price", type=options.number, help="cost of one unit of compute (GPU-hour)")
     ask.add_argument("--value", type=options.number, help="worth of one point (0.01) of pass rate")
     options.add_fit_options(command)
+    options.add_sort(
+        command,
+        ("run", "end", "A", "score", "gain"),
+        "score: at the first --at, gain: of the next doubling; default: as given; more than six "
+        "runs by A, best first",
+    )
     command.set_defaults(handler=run)
 
 
@@ -32,8 +38,11 @@ def run(args: argparse.Namespace) -> int:
     at, target = values(args, args.at), values(args, args.target)
     fits = options.fits(args, options.load(args))
     from scalerl.curves.forecast import beats, forecast
+    from scalerl.report import order
 
     forecasts = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
+    forecasts = order.ordered(forecasts, order.FORECAST, args.sort)
+    fits = [ahead.fit for ahead in forecasts]
     rivals = fits if 1 < len(fits) <= MAX_RIVALS and len({f.run.x_kind for f in fits}) == 1 else []
     duels = [
         (a.name, b.name, c, beats(a, b, c))

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.cli import view as words
-from scalerl.cli.pace import Pace, Side, face
+from scalerl.cli.pace import Pace, Side, ValidationPace, face
 from scalerl.report.terminal_curve import curve
 from scalerl.runs.listener import Listener
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.lines import EvalLine, Staleness, StepLine
 
-WIDTH = 80
-#: Rows of the curve itself; a low terminal gets fewer, and none below MIN_ROWS.
-ROWS, MIN_ROWS = 5, 5
-#: Lines that the curve has beside its rows, and lines of the panel without the curve.
-FRAME, REST = 3, 14
+#: Widest panel: beyond it, eyes travel too far.
+WIDTH = 200
+#: Rows of the curve itself: as many as the terminal has room for, from these to those, or none.
+MIN_ROWS, MAX_ROWS = 5, 24
+#: Lines that the curve has beside its rows; and the panel's border with a line to spare.
+FRAME, BORDER = 3, 3
 #: Said lines that stay in the panel; older ones go up into the terminal's history.
 SAID = 3
 BAR = 10
@@ -56,7 +57,10 @@ class LiveView(Listener):
         self._at = 0
         self._evals: list[EvalLine] = []
         self._look: Look | None = None
+        #: The curve as it was last drawn, and for what size.
         self._curve: list[Text] = []
+        self._drawn_for: tuple[int, int] | None = None
+        self._validation = ValidationPace(clock)
         self._said: deque[str] = deque()
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
         self._lock = threading.Lock()
@@ -70,6 +74,7 @@ class LiveView(Listener):
         self._out = out
         self._step, self._at = None, resumed_at or 0
         kept = -1 if resumed_at is None else resumed_at
+        self._validation.over()
         self._evals = [line for line in self._evals if line.step <= kept]
         self._title = f"{recipe.name} · {recipe.schedule.name}-{recipe.schedule.k} · {out}"
         if resumed_at is not None:
@@ -94,12 +99,16 @@ class LiveView(Listener):
             if self._pace is not None:
                 self._pace.add(line)
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
-        drawn = self._draw(look)
+    def validating(self, step: int, written: int, checked: int, total: int) -> None:
         with self._lock:
+            self._validation.add(step, written, checked, total)
+
+    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        with self._lock:
+            self._validation.over()
             self._evals.append(line)
             if look is not None:
-                self._look, self._curve = look, drawn
+                self._look, self._drawn_for = look, None
             self._at = max(self._at, line.step)
         self.say(words.validation_line(line))
 
@@ -115,7 +124,7 @@ class LiveView(Listener):
         if live is None:
             return
         live.stop()
-        room = min(WIDTH, self.console.width) - 4
+        room = self._width - 4
         for line in self._said:
             if Text(line).cell_len > room:
                 self._print(line)
@@ -124,19 +133,23 @@ class LiveView(Listener):
     def _print(self, line: str) -> None:
         self.console.print(Text(line, style=_style(line)), soft_wrap=True)
 
+    @property
+    def _width(self) -> int:
+        return min(WIDTH, self.console.width)
+
     # -- the panel --------------------------------------------------------------------------------
 
     def panel(self) -> RenderableType:
         """What is shown now, for a terminal as wide and high as this one."""
         with self._lock:
-            width = min(WIDTH, self.console.width)
-            parts: list[RenderableType] = [self._progress(), *self._compute(width - 4)]
-            parts += self._pass_rate()
-            if self.console.height >= REST + FRAME + MIN_ROWS:
-                parts += self._curve
-            parts += self._forecast(width - 4)
-            parts += self._health(width - 4)
-            parts += self._sides()
+            width = self._width
+            above: list[RenderableType] = [self._progress(), *self._compute(width - 4)]
+            above += self._pass_rate()
+            below: list[RenderableType] = [*self._forecast(width - 4), *self._health(width - 4)]
+            below += self._sides()
+            # Room is kept for what comes and goes, so that the curve does not jump.
+            rest = BORDER + FRAME + len(above) + len(below) + SAID + 1
+            parts = [*above, *self._validating(), *self._draw(width - 4, rest), *below]
             parts += [_said(line) for line in self._said]
             title = Text(self._title, style="bold")
             title.truncate(width - 8, overflow="ellipsis")
@@ -153,17 +166,8 @@ class LiveView(Listener):
             return Text(f"{text}   {face(pace.elapsed)} so far")
         share = min(pace.use.share, 1.0)
         left = "" if pace.left is None else f" · {face(pace.left)} left"
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(no_wrap=True)
-        row.add_column(ratio=1)
-        row.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=1.0, completed=share, complete_style="cyan")
-        row.add_row(
-            Text(pace.use.text, style="bold"),
-            bar,
-            f"{_share(share)}  {face(pace.elapsed)}{left}",
-        )
-        return row
+        done = f"{_share(share)}  {face(pace.elapsed)}{left}"
+        return _bar(Text(pace.use.text, style="bold"), share, done, "cyan")
 
     def _compute(self, width: int) -> list[Text]:
         newest = self._step or (self._evals[-1] if self._evals else None)
@@ -194,21 +198,28 @@ class LiveView(Listener):
             line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")
         return [_one_line(line)]
 
-    def _draw(self, look: Look | None) -> list[Text]:
-        """The curve, drawn once per validation: the panel itself is redrawn far more often."""
-        if look is None:
+    def _validating(self) -> list[RenderableType]:
+        """How far a validation has come that is under way."""
+        if not self._validation.under_way:
             return []
-        rows = min(ROWS, self.console.height - REST - FRAME)
-        end = look.end if look.end is not None and look.end > look.fit.end else None
-        width = min(WIDTH, self.console.width) - 4
-        picture = curve(look.fit, width, max(rows, MIN_ROWS), encoding="utf-8", to=end)
-        lines = []
-        for row in picture.splitlines():
-            line = Text(row, style="dim", no_wrap=True)
-            line.highlight_regex(r"[⠀-⣿]", "not dim green")
-            line.highlight_regex(r"[●○]", "not dim bold cyan")
-            lines.append(line)
-        return lines
+        v = self._validation
+        left = "" if v.left is None else f" · {face(v.left)} left"
+        note = f"{v.written}/{v.total} written, {v.checked} checked{left}"
+        return [_bar(Text("validating"), v.share, note, "green")]
+
+    def _draw(self, width: int, rest: int) -> list[Text]:
+        """The curve, as high as the rest of the panel allows. Drawn once per validation and size:
+        the panel itself is redrawn far more often."""
+        rows = min(MAX_ROWS, self.console.height - rest)
+        if self._look is None or rows < MIN_ROWS:
+            return []
+        if self._drawn_for != (width, rows):
+            fit, end = self._look.fit, self._look.end
+            to = end if end is not None and end > fit.end else None
+            picture = curve(fit, width, rows, encoding="utf-8", to=to)
+            self._curve = [_coloured(row) for row in picture.splitlines()]
+            self._drawn_for = (width, rows)
+        return self._curve
 
     def _forecast(self, width: int) -> list[Text]:
         if self._look is None:
@@ -266,6 +277,24 @@ class LiveView(Listener):
 
 
 # -- pieces ---------------------------------------------------------------------------------------
+
+
+def _bar(label: Text, share: float, note: str, colour: str) -> Table:
+    """A label, a bar that takes what width is left, and a note."""
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    row.add_row(label, ProgressBar(total=1.0, completed=share, complete_style=colour), note)
+    return row
+
+
+def _coloured(row: str) -> Text:
+    """A row of the curve."""
+    line = Text(row, style="dim", no_wrap=True)
+    line.highlight_regex(r"[⠀-⣿]", "not dim green")
+    line.highlight_regex(r"[●○]", "not dim bold cyan")
+    return line
 
 
 def _side(name: str, side: Side, note: str) -> Text:

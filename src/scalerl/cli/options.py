@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,16 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--level", type=number, default=0.9, help="of the intervals (default 0.9)")
     add_json(command)
+
+
+def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: str) -> None:
+    """`columns` are those of `scalerl.report.order`."""
+    command.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        choices=[sign + column for sign in ("", "-") for column in columns],
+        help=f"order of the table: {', '.join(columns)}; --sort=-COLUMN turns it round ({about})",
+    )
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

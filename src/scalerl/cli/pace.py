@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 STEPS = 5
 #: Below this share of its time at work, a side is said to wait.
 WAITS = 0.9
+#: A log has nothing of a validation shorter than this, and then a line every so often: seconds.
+PATIENCE, EVERY = 2.0, 10.0
 #: From this share of its waiting on, the trainer is said to wait for the checks.
 FOR_CHECKS = 0.5
 
@@ -103,6 +105,56 @@ class Pace:
             return clock * trained / (trained + validated)
         where = self.recipe.placement
         return trained / (where.generators + where.trainers)
+
+
+class ValidationPace:
+    """How far the validation that is under way has come."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._said = 0.0
+        self.step = self.written = self.checked = self.total = 0
+
+    def add(self, step: int, written: int, checked: int, total: int) -> None:
+        if self._began is None or written < self.written:  # (asked again after a loss)
+            self._began = self._clock()
+            self._said = self._began + PATIENCE - EVERY
+        self.step, self.written, self.checked, self.total = step, written, checked, total
+
+    def over(self) -> None:
+        self._began, self.written = None, 0
+
+    @property
+    def under_way(self) -> bool:
+        return self._began is not None
+
+    @property
+    def share(self) -> float:
+        """Of the work, half of which is writing and half checking."""
+        return (self.written + self.checked) / (2 * self.total) if self.total else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds, if it goes on as since its start."""
+        if self._began is None or self.share <= 0:
+            return None
+        return (self._clock() - self._began) * (1.0 - self.share) / self.share
+
+    def due(self) -> bool:
+        """Whether a log should have a line now; it is taken to write one."""
+        now = self._clock()
+        if self._began is None or now - self._said < EVERY:
+            return False
+        self._said = now
+        return True
+
+    def __str__(self) -> str:
+        left = "" if self.left is None else f", {face(self.left)} left"
+        return (
+            f"validating at step {self.step}: {self.written} of {self.total} answers written, "
+            f"{self.checked} checked{left}"
+        )
 
 
 def _share(worked: float, waited: float) -> float | None:

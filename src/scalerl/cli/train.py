@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,16 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on from a run's last checkpoint; --steps and --minutes may raise its budget",
+        help="go on from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its "
+        "recipe from there on",
+    )
+    command.add_argument(
+        "--from",
+        dest="from_step",
+        type=step,
+        metavar="STEP|healthy",
+        help="with --resume: go on from the checkpoint of this step, or from the last one written "
+        "without an alarm; the record as it was is kept in RUN/branches",
     )
     command.add_argument("--steps", type=int, help="budget in optimiser steps")
     command.add_argument("--minutes", type=options.number, help="budget in minutes")
@@ -44,15 +51,34 @@ def add(commands: Any) -> None:
         "--dry-run", action="store_true", help="check and print the resolved recipe only"
     )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
-    command.add_argument("--json", action="store_true", help="print how it ended as JSON")
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="a line of JSON per step, validation and event as they come; the last says how it "
+        "ended; words go to stderr",
+    )
     command.set_defaults(handler=run)
+
+
+def step(text: str) -> int | str:
+    """A step, or `healthy`."""
+    if text == "healthy":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `healthy`") from None
 
 
 def run(args: argparse.Namespace) -> int:
     from scalerl.errors import InputError
 
-    if args.resume and (args.recipe or args.out):
-        raise InputError("--resume takes its recipe and directory from the run: name nothing else")
+    if args.resume and (args.out or any("=" not in item for item in args.recipe)):
+        raise InputError(
+            "--resume takes its recipe and directory from the run: name nothing else but KEY=VALUE"
+        )
+    if args.from_step is not None and not args.resume:
+        raise InputError("--from says where a run goes on: name the run with --resume RUN")
     recipe = _recipe(args)
     if args.dry_run:
         _check_own_loss(recipe)
@@ -65,15 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     from scalerl.errors import InputError
-    from scalerl.recipe import Recipe
+    from scalerl.recipe.load import recipe_from
 
-    layers = [item for item in args.recipe if "=" not in item]
-    changes = [item for item in args.recipe if "=" in item]
-    if args.resume:
-        layers = [str(Path(args.resume) / "recipe.toml")]
-        if not Path(layers[0]).exists():
-            raise InputError(f"{args.resume} holds no run: start one with --out {args.resume}")
-    if not layers:
+    changes = list(args.recipe)
+    if not args.resume and all("=" in item for item in changes):
         raise InputError("which recipe? for example: scalerl train scalerl tiny --out runs/first")
     if args.steps is not None:
         changes.append(f"budget.steps={args.steps}")
@@ -83,7 +104,11 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         if args.resume:
             raise InputError("a run keeps its seed: --resume takes none")
         changes.append(f"seed={args.seed}")
-    return Recipe.load(*layers, overrides=changes)
+    if args.resume:
+        from scalerl.pipeline.branches import recipe_of
+
+        return recipe_from([recipe_of(Path(args.resume)).to_dict(), *changes])
+    return recipe_from(changes)
 
 
 def _check_own_loss(recipe: Recipe) -> None:
@@ -103,7 +128,8 @@ def _check_own_loss(recipe: Recipe) -> None:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
-    from scalerl.cli.view import PlainView, make_view
+    from scalerl.cli.json_view import JsonView
+    from scalerl.cli.view import make_view
     from scalerl.errors import InputError, PipelineError
 
     try:
@@ -112,19 +138,24 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
         raise InputError(f"training needs {error.name}: pip install 'scalerl[train]'") from None
 
     out = args.resume or args.out
-    with PlainView(sys.stderr) if args.json else make_view(plain=args.plain) as view:
+    with JsonView() if args.json else make_view(plain=args.plain) as view:
         try:
             ended = train(
                 recipe,
                 out,
                 resume=bool(args.resume),
+                from_step=args.from_step,
                 stop_when=args.stop_when,
                 track=args.track,
                 listener=view,
             )
-        except PipelineError as error:
+        except (PipelineError, InputError) as error:
+            if isinstance(view, JsonView):
+                view.failed(error)
+            if isinstance(error, InputError):
+                raise
             view.say(f"scalerl: {error}")
             return 1
-    if args.json:
-        print(json.dumps(ended.to_dict()))
+        if isinstance(view, JsonView):
+            view.ended(ended)
     return 0 if ended.signal is None else 128 + ended.signal

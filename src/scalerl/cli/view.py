@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from scalerl.cli.pace import Pace, Side, face
+from scalerl.cli.pace import Pace, Side, ValidationPace, face
+from scalerl.runs import commands
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class PlainView(Listener):
         self._stream = stream
         self._clock = clock
         self._pace: Pace | None = None
+        self._validation = ValidationPace(clock)
         self._out: Path | None = None
         self._step = 0
 
@@ -52,6 +54,7 @@ class PlainView(Listener):
         self._pace = Pace(recipe, self._clock)
         self._out = out
         self._step = resumed_at or 0
+        self._validation.over()
         self.say(opening(recipe, out, resumed_at))
 
     def say(self, line: str) -> None:
@@ -67,7 +70,13 @@ class PlainView(Listener):
             speed = _speed(self._pace)
         self.say(step_line(line) + speed)
 
+    def validating(self, step: int, written: int, checked: int, total: int) -> None:
+        self._validation.add(step, written, checked, total)
+        if self._validation.due():
+            self.say(str(self._validation))
+
     def evaluated(self, line: EvalLine, look: Look | None) -> None:
+        self._validation.over()
         self.say(validation_line(line))
         if look is not None:
             self.say(f"  forecast: {', '.join(forecast_parts(look))}{alarm(look)}")
@@ -89,7 +98,7 @@ def opening(recipe: Recipe, out: Path, resumed_at: int | None) -> str:
 def closing(step: int, reason: str, out: Path | None) -> list[str]:
     lines = [f"ended at step {step}: {reason}"]
     if out is not None:
-        lines.append(f"scalerl report {out} -o {out}/report   shows it")
+        lines.append(f"to see it: {commands.report(out)}")
     return lines
 
 

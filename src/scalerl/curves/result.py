@@ -50,7 +50,8 @@ class Fit:
     params: dict[str, float]
     identified: bool
     alarm: str | None
-    rmse: float
+    #: Error of the points about the law alone, without what it leaves unexplained.
+    law_rmse: float
     warnings: tuple[str, ...]
     belief: Belief = field(repr=False)
     seed: int = field(repr=False, default=0)
@@ -69,6 +70,15 @@ class Fit:
     def end(self) -> float:
         """The last compute of the fitted window."""
         return self.window[1]
+
+    @property
+    def rmse(self) -> float:
+        """Error of the points about the curve that is drawn through them: the median of `predict`,
+        at all compute above 0."""
+        points = self.points
+        shown = points.compute > 0
+        gap = self.predict(points.compute[shown]).median - points.score[shown]
+        return float(np.sqrt(np.mean(gap**2)))
 
     def quantiles(self, name: str, levels: npt.ArrayLike) -> Array:
         """Quantiles of "A" (where the run is heading), "B", "C_mid" or "R_0"."""
@@ -123,6 +133,7 @@ class Fit:
             "identified": self.identified,
             "alarm": self.alarm,
             "rmse": self.rmse,
+            "law_rmse": self.law_rmse,
             "warnings": list(self.warnings),
             "r0_source": self.r0_source,
             "group": self.run.group,

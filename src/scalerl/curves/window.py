@@ -85,7 +85,7 @@ class Window:
             params=params,
             identified=identified,
             alarm=None if decline is None else str(decline),
-            rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
+            law_rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
             warnings=tuple(found),
             belief=belief,
             seed=self.seed,

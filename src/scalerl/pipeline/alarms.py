@@ -1,4 +1,5 @@
-"""Early signs of a run going wrong, in plain words, each with the knob to turn.
+"""Early signs of a run going wrong, in plain words, each with the knob to turn and the command that
+turns it.
 
 Pure: lines of the record in, sentences out. An alarm speaks when it comes on, and again only after
 it has been off for some steps.
@@ -13,8 +14,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalerl.recipe import Recipe
+from scalerl.runs import commands
 from scalerl.runs.compute import Spent
 from scalerl.runs.lines import EvalLine, StepLine
 
@@ -46,6 +49,11 @@ class Alarms:
     truncation_critical: float = 0.10
     #: Which knob gives rollouts more room.
     longer: str = "length.max_tokens"
+    #: Where the run is, and for each knob a value that would help: for commands to type.
+    out: Path | None = None
+    better: dict[str, str] = field(default_factory=dict)
+    #: There is a checkpoint from before the trouble.
+    has_healthy: bool = False
     #: Alarms that are on, and for how many calm steps they will stay so.
     on: dict[str, int] = field(default_factory=dict)
     grave: set[str] = field(default_factory=set)
@@ -56,10 +64,18 @@ class Alarms:
     _start: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
-    def of(recipe: Recipe) -> Alarms:
-        length = recipe.length
+    def of(recipe: Recipe, out: Path | None = None) -> Alarms:
+        length, k = recipe.length, recipe.schedule.k
         cut = "answer_tokens" if length.control == "interruption" else "max_tokens"
-        return Alarms(length.truncation_warn, length.truncation_critical, f"length.{cut}")
+        better = {
+            f"length.{cut}": f"length.{cut}={2 * (getattr(length, cut) or 1)}",
+            "optimiser.lr": f"optimiser.lr={recipe.optimiser.lr / 2:g}",
+        }
+        if recipe.schedule.name == "pipeline" and k > 1:
+            better["schedule.k"] = f"schedule.k={k // 2}"
+        return Alarms(
+            length.truncation_warn, length.truncation_critical, f"length.{cut}", out, better
+        )
 
     @property
     def healthy(self) -> bool:
@@ -75,16 +91,17 @@ class Alarms:
         yield self._alarm(
             "truncation-critical", critical,
             f"{cut:.0%} of rollouts are cut off before their end; runs destabilise from 10 %: "
-            f"raise {self.longer}", grave=True)  # fmt: skip
+            f"raise {self.longer}{self.then(self.longer)}", grave=True)  # fmt: skip
         yield self._alarm(
             "truncation", cut > self.truncation_warn and not critical,
             f"{cut:.0%} of rollouts are cut off before their end: "
-            f"raise {self.longer}")  # fmt: skip
+            f"raise {self.longer}{self.then(self.longer)}")  # fmt: skip
         ratio, ess = r.ratio.max, r.ess
         yield self._alarm(
             "ratio", ratio > MAX_RATIO or ess < MIN_ESS,
             f"generator and trainer drift apart (largest ratio {ratio:.3g}, effective sample size "
-            f"{ess:.0%}): lower schedule.k or optimiser.lr")  # fmt: skip
+            f"{ess:.0%}): lower schedule.k or optimiser.lr"
+            f"{self.then('schedule.k', 'optimiser.lr')}")  # fmt: skip
         yield self._alarm(
             "non-finite", bool(r.non_finite),
             f"{r.non_finite} tokens have a log-prob that is not finite and are left out: "
@@ -115,13 +132,15 @@ class Alarms:
             yield self._alarm(
                 "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE,
                 f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
-                "lower optimiser.lr, or stop here", grave=True)  # fmt: skip
+                f"lower optimiser.lr, or stop here{self.then('optimiser.lr', back=True)}",
+                grave=True)  # fmt: skip
         norm, first = r.grad_norm, self._at_start("grad_norm", r.grad_norm)
         if first:
             yield self._alarm(
                 "gradient", norm > MAX_GRADIENT * first,
                 f"the gradient's norm is {norm:.3g}, {norm / first:.0f} times that of the first "
-                "steps: lower optimiser.lr", grave=True)  # fmt: skip
+                f"steps: lower optimiser.lr{self.then('optimiser.lr', back=True)}",
+                grave=True)  # fmt: skip
 
     def _check_wait(self, spent: Spent) -> float:
         """Share of the trainer's time since the last step in which only checks were missing."""
@@ -143,8 +162,23 @@ class Alarms:
         line = self._alarm(
             "collapse", fall > max(FALL, FALL_ERRORS * math.hypot(error, its_error)),
             f"the pass rate has fallen to {rate:.3f} from {best:.3f}: stop, and go on from the "
-            "last healthy checkpoint with a lower optimiser.lr or k", grave=True)  # fmt: skip
+            "last healthy checkpoint with a lower optimiser.lr or k"
+            f"{self.then('optimiser.lr', back=True)}", grave=True)  # fmt: skip
         return [line] if line else []
+
+    def then(self, *knobs: str, back: bool = False) -> str:
+        """What to type, once the run is stopped."""
+        command = self.command(*knobs, back=back)
+        return f"; Ctrl-C, then: {command}" if command else ""
+
+    def command(self, *knobs: str, back: bool = False) -> str:
+        """Turns the first of these knobs that can be turned further, and goes `back` to the last
+        healthy checkpoint, if there is one."""
+        helps = next((self.better[knob] for knob in knobs if knob in self.better), None)
+        if self.out is None or helps is None:
+            return ""
+        since = "healthy" if back and self.has_healthy else None
+        return commands.resume(self.out, helps, step=since)
 
     def _alarm(self, name: str, wrong: bool, line: str, grave: bool = False) -> str | None:
         new = wrong and name not in self.on

@@ -51,12 +51,12 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
         manifest = temporary / MANIFEST
         manifest.write_text(json.dumps({"step": step, "healthy": healthy, "files": files}))
         for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
+            flush(path)
         old = folder / f"step_{step}.old.tmp"
         if target.exists():
             target.rename(old)
         temporary.rename(target)
-        _flush(folder)
+        flush(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise InputError(
@@ -97,6 +97,19 @@ def latest(out: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
+def asked(out: Path, step: int | str) -> Path:
+    """The whole checkpoint of a step, or (`healthy`) the newest written without an alarm."""
+    whole = [p for p in found(out) if damage(p) is None]
+    fits = [p for p in whole if step == step_of(p) or (step == "healthy" and is_healthy(p))]
+    if fits:
+        return fits[-1]
+    wanted = "healthy checkpoint" if step == "healthy" else f"whole checkpoint of step {step}"
+    there = ", ".join(f"--from {step_of(p)}" for p in whole)
+    raise InputError(
+        f"{out} has no {wanted}: " + (f"choose {there}" if there else "it has none at all")
+    )
+
+
 def is_healthy(path: Path) -> bool:
     """Whether no alarm was on when it was written."""
     try:
@@ -126,7 +139,7 @@ def _hash(path: Path) -> dict[str, str]:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Onto the disk: file contents before the rename that makes them count."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -279,4 +279,6 @@ class Conversation(ABC):
             self._note("warning", line)
 
     def _note(self, event: EventKind, why: str, **more: Any) -> None:
-        self.store.append(EventLine(step=self.version, event=event, why=why, **more))
+        line = EventLine(step=self.version, event=event, why=why, **more)
+        self.store.append(line)
+        self.listener.noted(line)

@@ -11,8 +11,9 @@ matrix products of a token.
 what it did neither generating nor training. Of train_wait, `check_wait` is the part during which
 all that the trainer waited for was written and only its check was missing; `check` is what the
 checkers spent, which are no devices. `wasted` counts rollouts that were written and not learnt
-from, by reason: stale (too old: the schedules never let it happen), filtered (no variance,
-truncated, unscored) and failed (lost with a process, or part of a refused step).
+from, by reason: stale (under way when a run went on with other knobs; the schedules themselves let
+nothing grow too old), filtered (no variance, truncated, unscored) and failed (lost with a process,
+or part of a refused step).
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ trainer the run goes back to its last checkpoint (`scalerl.training`).
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from scalerl.pipeline import checkpoints, gate, state
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms
 from scalerl.pipeline.checks import Judged
-from scalerl.pipeline.conversation import Conversation, Stopped
+from scalerl.pipeline.conversation import WATCH, Conversation, Stopped
 from scalerl.pipeline.crew import Clock, Crew, Handle
 from scalerl.pipeline.groups import PendingGroup, Told
 from scalerl.pipeline.plan import Plan
@@ -82,6 +84,8 @@ class Loop(Conversation):
         super().__init__(plan, crew, clock, store, listener)
         self.stop_rule = stop_rule
         self.serial = self.published = 0
+        #: Groups of a checkpoint that other knobs had begun: asked again before any new prompt.
+        self.again: deque[PendingGroup] = deque()
         #: The batch that the trainer works on.
         self.batch: tuple[Group, ...] = ()
         #: What its checks told.
@@ -91,12 +95,14 @@ class Loop(Conversation):
         self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
-        self.alarms = Alarms.of(plan.recipe)
+        self.alarms = Alarms.of(plan.recipe, store.path)
+        self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
         #: Groups are begun from the first validation on, and no more when the run is over.
         self.started = self.over = False
         self._gate: list[Rollout] = []
         self._out_of_prompts = False
         self._refusals = self._refilled = 0
+        self._told = -math.inf
         self._left_out: set[str] = set()
         if checkpoint is not None:
             state.restore(self, checkpoint)
@@ -208,22 +214,25 @@ class Loop(Conversation):
             room = min(room, max(enough - self._count("writing"), 0))
         if room <= 0:
             return
+        drawn = [self.again.popleft() for _ in range(min(room, len(self.again)))]
         try:
-            ids = self.plan.curriculum.draw(room)
+            drawn += [self._new_group(str(i)) for i in self.plan.curriculum.draw(room - len(drawn))]
         except OutOfPrompts:
             self._out_of_prompts = True
-            return
-        new = []
-        for prompt in (self.plan.prompts[str(i)] for i in ids):
-            if not self.plan.fits(prompt):
-                self._leave_out(prompt.id)
+        new = {}
+        for p in drawn:
+            if not self.plan.fits(p.prompt):
+                self._leave_out(p.prompt.id)
                 continue
-            size = self.plan.recipe.batch.generations
-            tokens = self.plan.tokens_of(prompt)
-            new.append(PendingGroup(self.serial, prompt, tokens, size, self.dispatcher.oldest))
-            self.serial += 1
-        self.pending |= {p.serial: p for p in new}
-        self._ask(new)
+            p.started = self.dispatcher.oldest
+            new[p.serial] = p
+        self.pending |= new
+        self._ask(new.values())
+
+    def _new_group(self, prompt_id: str) -> PendingGroup:
+        prompt, size = self.plan.prompts[prompt_id], self.plan.recipe.batch.generations
+        self.serial += 1
+        return PendingGroup(self.serial - 1, prompt, self.plan.tokens_of(prompt), size, 0)
 
     def _leave_out(self, prompt_id: str) -> None:
         """A prompt that is empty or too long; without any other there is nothing to do."""
@@ -370,7 +379,8 @@ class Loop(Conversation):
         if self._refusals >= MAX_REFUSALS:
             raise PipelineError(
                 f"{message.reason}; {self._refusals} batches in a row: lower optimiser.lr or "
-                "optimiser.grad_clip and go on from an earlier checkpoint"
+                "optimiser.grad_clip and go on from an earlier checkpoint: "
+                f"{self.alarms.command('optimiser.lr', back=True)}"
             )
         self.listener.say(f"warning: {message.reason}; the batch is left out")
 
@@ -394,6 +404,7 @@ class Loop(Conversation):
         generators go on, and only the trainer waits for the verdicts."""
         self.ledger.validating(True)
         self.validation = self.questions.again()
+        self._told = -math.inf
         try:
             requests = [asked.request for asked in self.validation.asked.values()]
             share = len(self.dispatcher)
@@ -401,6 +412,7 @@ class Loop(Conversation):
                 self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
             while self.validation.unwritten:
                 self._obey()
+                self._tell_progress(self.validation)
                 self._take_in(f"answers to {self.validation.unwritten} prompts of the validation")
             self.ledger.validating(False)
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
@@ -434,7 +446,14 @@ class Loop(Conversation):
     def _await_verdicts(self, validation: Validation) -> None:
         while validation.missing:
             self._obey()
+            self._tell_progress(validation)
             self._take_in(f"verdicts on {validation.missing} prompts of the validation")
+
+    def _tell_progress(self, validation: Validation) -> None:
+        """At once, then about every second: a view's redrawing must not slow the run down."""
+        if self.clock.now() - self._told >= WATCH:
+            self._told = self.clock.now()
+            self.listener.validating(self.version, *validation.progress)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -457,5 +476,6 @@ class Loop(Conversation):
         out, healthy = self.store.path, self.alarms.healthy
         path = checkpoints.write(out, self.version, fill, healthy=healthy)
         self.last_checkpoint = self.version
+        self.alarms.has_healthy |= healthy
         checkpoints.prune(out, self.plan.recipe.checkpoint.keep)
         return path

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.pipeline import groups
 
 if TYPE_CHECKING:
     from scalerl.pipeline.loop import Loop
 
+#: Sections of a recipe that rollouts under way were begun by.
+ROLLOUTS = ("batch", "sampling", "length", "schedule")
+
 
 def save(loop: Loop, folder: Path) -> None:
     """Groups under way, curriculum, ledger, counters, and the tokenizer, so that the folder is a
     model that others can load."""
-    groups.save(folder, loop.pending.values())
+    groups.save(folder, [*loop.pending.values(), *loop.again])
     state = {
+        "begun_by": _begun_by(loop),
         "version": loop.version,
         "serial": loop.serial,
         "last_validation": loop.last_validation,
@@ -36,6 +41,25 @@ def restore(loop: Loop, path: Path) -> None:
     loop.plan.curriculum.load_state_dict(state["curriculum"])
     loop.ledger.restore(state["ledger"])
     loop.pending = groups.load(path, loop.plan.prompts, loop.plan)
+    if state.get("begun_by", _begun_by(loop)) != _begun_by(loop):
+        _begin_anew(loop)
     for p in loop.pending.values():
         if p.stage == "writing":  # begun anew, with the weights of the checkpoint
             p.started = loop.version
+
+
+def _begun_by(loop: Loop) -> dict[str, Any]:
+    recipe = loop.plan.recipe.to_dict()
+    return {section: recipe[section] for section in ROLLOUTS}
+
+
+def _begin_anew(loop: Loop) -> None:
+    """The run goes on with other knobs: what was written by the old ones may be too old, too long
+    or too few, so the prompts under way are asked again. Under pipeline one by one, as the new
+    schedule has room for them; an off-policy phase, whose size cannot change, at once."""
+    for p in loop.pending.values():
+        tokens = sum(len(r) for r in p.rollouts.values())
+        loop.ledger.waste("stale", len(p.rollouts), tokens)
+        p.rollouts, p.group = {}, None
+    if loop.plan.schedule.name == "pipeline":
+        loop.again, loop.pending = deque(loop.pending.values()), {}

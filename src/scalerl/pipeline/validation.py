@@ -62,6 +62,16 @@ class Validation:
                 found.asked[request.id] = Asked(each.name, prompt, request)
         return found
 
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Answers written, answers checked, and all there will be."""
+        found = self.asked.values()
+        return (
+            sum(len(a.rollouts) for a in found),
+            sum(len(a.verdicts) for a in found),
+            sum(len(a.request.seeds) for a in found),
+        )
+
     def again(self) -> Validation:
         """The same questions, not yet answered."""
         asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}

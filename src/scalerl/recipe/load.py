@@ -68,6 +68,30 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
     return Recipe.from_dict(_over(data, nest(changes)))
 
 
+def recipe_from(given: Any) -> Recipe:
+    """A recipe, or what stands for one: a name, a path or a mapping, or several laid over each
+    other, overrides among them, as on the command line.
+
+    >>> recipe_from(["scalerl", "tiny", "budget.steps=5"]).budget.steps
+    5
+    """
+    if isinstance(given, Recipe):
+        return given
+    items = [given] if isinstance(given, str | Path | Mapping) else given
+    if not isinstance(items, list | tuple) or not all(
+        isinstance(item, str | Path | Mapping) for item in items
+    ):
+        raise InputError(
+            f"a recipe is wanted, not {type(given).__name__}: "
+            'give Recipe.load("scalerl", "tiny"), or such names'
+        )
+    changes = [item for item in items if isinstance(item, str) and "=" in item]
+    layers = [item for item in items if not (isinstance(item, str) and "=" in item)]
+    if not layers:
+        raise InputError('which recipe? for example "scalerl", or ["scalerl", "tiny"]')
+    return load(*layers, overrides=changes)
+
+
 def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") -> dict[str, Any]:
     """`merge`, once every key of the layer is known to the recipe that it makes."""
     merged = merge(data, layer)

@@ -66,6 +66,12 @@ class Recipe(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     placement: PlacementSection = PlacementSection()
 
+    def __init__(self, *names: object, **data: Any) -> None:
+        if names:
+            shown = ", ".join(repr(name) for name in names)
+            raise InputError(f"Recipe({shown}) is written Recipe.load({shown})")
+        super().__init__(**data)
+
     @classmethod
     def load(
         cls, *sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
@@ -111,6 +117,11 @@ class Recipe(Section):
         from scalerl.recipe.load import merge, nest
 
         return Recipe.from_dict(merge(self.to_dict(), nest(changes)))
+
+    def _repr_html_(self) -> str:
+        from scalerl.recipe.notebook import recipe_html
+
+        return recipe_html(self)
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:

@@ -89,7 +89,7 @@ def write_report(
         "command": page.command(command),
         "data": payload.embedded(payload.chart(drawn)),
         "css": _asset("report.css"),
-        "js": _asset("report.js"),
+        "js": _asset("report.js") + _asset("tables.js"),
     }
     document = Template(_asset("template.html")).substitute(parts)
     content = {"report.html": document.encode("utf-8", "backslashreplace")} | content

@@ -216,7 +216,7 @@ def suits(fit: Fit, law: Sigmoid) -> bool:
     points = fit.points
     rmse = float(np.sqrt(np.mean((law.value(points.compute) - points.score) ** 2)))
     drawable = len(law.efficiency(points.compute, points.score)[0])
-    return rmse <= SUITS * fit.rmse + 0.002 and drawable > len(points) / 2
+    return rmse <= SUITS * fit.law_rmse + 0.002 and drawable > len(points) / 2
 
 
 def plot_efficiency(

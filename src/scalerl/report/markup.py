@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 
 from scalerl.curves.result import Fit
@@ -22,11 +23,29 @@ def items(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>"
 
 
+class Keyed(str):
+    """A cell with the number that its column is sorted by (report.js); the text itself is too
+    short, or is about something else. Without a number it stands last."""
+
+    key: float | None
+
+    def __new__(cls, html: str, key: float | None) -> Keyed:
+        made = super().__new__(cls, html)
+        made.key = None if key is None or not math.isfinite(key) else float(key)
+        return made
+
+
+def _cell(html: str) -> str:
+    if not isinstance(html, Keyed):
+        return f"<td>{html}</td>"
+    return f'<td data-key="{"" if html.key is None else f"{html.key:.12g}"}">{html}</td>'
+
+
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; cells are HTML already, and the first of a row heads it."""
     top = "".join(f'<th scope="col">{h}</th>' for h in head)
     body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{c}</td>" for c in row[1:]) + "</tr>"
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(map(_cell, row[1:])) + "</tr>"
         for row in rows
     )
     kind = "scroll long" if len(rows) > LONG_TABLE else "scroll"

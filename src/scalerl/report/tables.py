@@ -8,7 +8,7 @@ from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.markup import ceiling, table, text, with_range
+from scalerl.report.markup import Keyed, ceiling, table, text, with_range
 from scalerl.report.series import Series
 
 #: Pairs shown before the rest is folded away.
@@ -27,9 +27,15 @@ def parameters(drawn: Sequence[Series]) -> str:
             (
                 text(words.shorten(f.name, 60)),
                 str(len(f.points)),
-                f"{words.compute(f.window[0])} to {words.compute(f.window[1])} "
-                f'<span class="range">{text(words.KIND[f.run.x_kind])}</span>',
-                f'{a} <span class="range">{a_range}</span>',
+                Keyed(
+                    f"{words.compute(f.window[0])} to {words.compute(f.window[1])} "
+                    f'<span class="range">{text(words.KIND[f.run.x_kind])}</span>',
+                    f.end,
+                ),
+                Keyed(
+                    f'{a} <span class="range">{a_range}</span>',
+                    f.params["A"] if f.identified else None,
+                ),
                 _parameter(f, "B"),
                 _parameter(f, "C_mid"),
                 f"{f.rmse:.4f}",
@@ -43,12 +49,14 @@ def _parameter(f: Fit, name: str) -> str:
     if name not in f.params:
         return ""
     if f.alarm is not None:
-        return '<span class="range">run in decline</span>'
+        return Keyed('<span class="range">run in decline</span>', None)
     low, high = f.interval(name)
     if name == "C_mid":
         top = "open" if high == float("inf") else words.compute(high)
-        return with_range(words.compute(f.params[name]), words.compute(low), top)
-    return with_range(f"{f.params[name]:.2f}", f"{low:.2f}", f"{high:.2f}")
+        shown = with_range(words.compute(f.params[name]), words.compute(low), top)
+    else:
+        shown = with_range(f"{f.params[name]:.2f}", f"{low:.2f}", f"{high:.2f}")
+    return Keyed(shown, f.params[name])
 
 
 def forecasts(found: Sequence[Forecast]) -> str:
@@ -60,15 +68,16 @@ def forecasts(found: Sequence[Forecast]) -> str:
         seen = ahead.at.interval(observed=True)
         true = ahead.at.interval()
         low, high = (words.signed(v) for v in ahead.next_doubling.interval)
-        gain = with_range(words.signed(ahead.next_doubling.median), low, high)
+        bought = ahead.next_doubling.median
+        gain = with_range(words.signed(bought), low, high)
         for i, c in enumerate(ahead.at.compute):
             rows.append(
                 (
                     text(words.shorten(ahead.fit.name, 60)),
-                    f'{words.compute(float(c))} <span class="range">{unit}</span>',
+                    Keyed(f'{words.compute(float(c))} <span class="range">{unit}</span>', float(c)),
                     with_range(f"{ahead.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
                     " to ".join(f"{v:.3f}" for v in seen[i]),
-                    gain if i == 0 else "",
+                    Keyed(gain if i == 0 else "", bought),
                 )
             )
     out = table(f"Forecasts, with {level} intervals", head, rows)
@@ -82,7 +91,12 @@ def forecasts(found: Sequence[Forecast]) -> str:
                     text(words.shorten(ahead.fit.name, 60)),
                     f"{t.score:g}",
                     f"{t.probability:.2f}",
-                    with_range(words.compute(t.median), *(words.compute(v) for v in t.interval)),
+                    Keyed(
+                        with_range(
+                            words.compute(t.median), *(words.compute(v) for v in t.interval)
+                        ),
+                        t.median,
+                    ),
                 )
                 for ahead, t in targets
             ],
@@ -114,7 +128,7 @@ def _pairs(found: Comparison, pairs: Sequence[Pair]) -> str:
             (
                 f"{text(words.shorten(p.a, 44))}<br>{text(words.shorten(p.b, 44))}",
                 f"<strong>{text(words.verdict(p))}</strong>{details}",
-                with_range(words.signed(p.delta_a), low, high),
+                Keyed(with_range(words.signed(p.delta_a), low, high), p.delta_a),
                 text(words.paper_verdict(p)),
             )
         )

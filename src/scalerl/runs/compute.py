@@ -66,7 +66,8 @@ class Wasted(Record):
     """What was written and not learnt from, by reason."""
 
     stale: WasteCount = about(
-        "too old to be trained on; the schedules keep it at 0", default=WasteCount()
+        "too old to be trained on: under way when a run went on with other knobs, else 0",
+        default=WasteCount(),
     )
     filtered: WasteCount = about("no variance, cut off, or unscored", default=WasteCount())
     failed: WasteCount = about(

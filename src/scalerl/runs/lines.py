@@ -184,7 +184,19 @@ class EvalLine(Line):
 
 # -- events.jsonl ---------------------------------------------------------------------------------
 
-EventKind = Literal["note", "warning", "lost", "checker", "refused", "resume", "end", "failed"]
+EventKind = Literal[
+    "note", "warning", "lost", "checker", "refused", "resume", "branch", "end", "failed"
+]
+
+
+@record
+class KnobChange(Record):
+    """A field of the recipe that a run goes on with changed."""
+
+    key: str = about("dotted key of the recipe", needed=True)
+    old: str = about("its value before, as recipes write it; `unset` where it had none")
+    new: str = about("its value since")
+    by_hand: bool = about("whether it was changed in `recipe.toml`, and not by a command")
 
 
 @record
@@ -192,7 +204,9 @@ class EventLine(Line):
     """What else happened; never cut. `note`: what was settled for the run. `warning`: something
     goes wrong, `why`. `lost`: a process died or fell silent. `checker`: a verifier hung or died, or
     answers have no score, `why`. `refused`: a batch with a gradient that is not finite, with its
-    `prompts`. `resume`: the run goes on from a checkpoint, with `lost_device_seconds`. `end`: with
+    `prompts`. `resume`: the run goes on from a checkpoint, with `lost_device_seconds`. `branch`: it
+    goes on from here with `changes` of its recipe, and where it goes on from an earlier checkpoint,
+    `branch` is where the record as it was is kept. `end`: with
     its `reason`. `failed`: `why`. A run that was killed has neither of the last two."""
 
     FILE: ClassVar[str] = "events.jsonl"
@@ -205,6 +219,10 @@ class EventLine(Line):
     answers: int | None = about("answers without a score for this reason, so far", default=None)
     lost_device_seconds: float | None = about(
         "spent on what has to be done again", unit="device-seconds", default=None
+    )
+    branch: str | None = about("directory, inside the run's, of the record as it was", default=None)
+    changes: tuple[KnobChange, ...] | None = about(
+        "fields of the recipe that changed", default=None
     )
 
 

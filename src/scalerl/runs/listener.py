@@ -11,7 +11,7 @@ from scalerl.streams import let_go, reader_is_gone
 if TYPE_CHECKING:
     from scalerl.curves.live import Look
     from scalerl.recipe.schema import Recipe
-    from scalerl.runs.lines import EvalLine, StepLine
+    from scalerl.runs.lines import EvalLine, EventLine, StepLine
 
 
 class Listener:
@@ -48,9 +48,16 @@ class Listener:
     def step(self, line: StepLine) -> None:
         """A step was taken; its line is in the record."""
 
+    def validating(self, step: int, written: int, checked: int, total: int) -> None:
+        """A validation is under way: so many of its answers are written, and checked. Told when it
+        begins, and about once a second."""
+
     def evaluated(self, line: EvalLine, look: Look | None) -> None:
         """A validation is in the record; `look` is the fit of the points so far, once there are
         enough."""
+
+    def noted(self, line: EventLine) -> None:
+        """An event is in the record."""
 
     def end(self, reason: str) -> None:
         """The run is over."""
@@ -96,9 +103,17 @@ class Listeners(Listener):
         for each in self.listeners:
             each.step(line)
 
+    def validating(self, step: int, written: int, checked: int, total: int) -> None:
+        for each in self.listeners:
+            each.validating(step, written, checked, total)
+
     def evaluated(self, line: EvalLine, look: Look | None) -> None:
         for each in self.listeners:
             each.evaluated(line, look)
+
+    def noted(self, line: EventLine) -> None:
+        for each in self.listeners:
+            each.noted(line)
 
     def end(self, reason: str) -> None:
         for each in self.listeners:

@@ -22,11 +22,13 @@ are `null`. Readers pass over keys that they do not know: later versions may add
 | file | holds |
 | --- | --- |
 | `recipe.toml` | the resolved recipe, enough to repeat the run |
+| `recipe.json` | the same as the run last used it: a resume compares `recipe.toml` with it, and finishes what a kill left undone |
 | `evals.jsonl` | one validation a line |
 | `evals/step_N.json` | per validation, which prompts were answered right how often, and a few answers to read |
 | `steps.jsonl` | one optimiser step a line |
 | `events.jsonl` | what else happened; never cut |
 | `checkpoints/step_N/` | a model that `transformers` loads (`model.safetensors`, config, tokenizer), `optimiser.safetensors`, `trainer.json`, `run.json` (curriculum, ledger), `groups.json` and `groups.npz` (finished rollouts that wait for the trainer, prompts to be asked again), `manifest.json` (size and SHA-256 of each file) |
+| `branches/N/` | the record as it was before the run went on from an earlier checkpoint, with its later checkpoints: a run like any other |
 | `status.json` | what the run is doing just now, replaced every second; for `scalerl doctor` |
 | `lock` | held by the process that writes |
 

@@ -24,6 +24,7 @@ from scalerl.runs.lines import EvalLine, Line, Status, StepLine
 L = TypeVar("L", bound=Line)
 #: Bytes read at a time from the end of a file.
 BLOCK = 1 << 16
+USED = "recipe.json"
 
 
 class RunStore:
@@ -48,6 +49,11 @@ class RunStore:
     def write_recipe(self, toml: str) -> None:
         """The resolved recipe, enough to repeat the run."""
         self._replace("recipe.toml", toml)
+
+    def write_used(self, recipe: dict[str, Any], pending: dict[str, Any] | None = None) -> None:
+        """`recipe.json`: the recipe as the run uses it, which nobody edits; and what is still to be
+        done before the directory agrees with it (`scalerl.pipeline.branches`)."""
+        self._replace(USED, _json({"recipe": recipe, "pending": pending}))
 
     def append(self, line: Line) -> None:
         """One line, in the file of its type; it is on the disk when this returns."""
@@ -150,6 +156,15 @@ class RunStore:
     def read_answers(self, step: int) -> EvalAnswers | None:
         """What the validation at this step left; None where there is nothing to read."""
         return EvalAnswers.from_dict(self._read_json(_answers(step)))
+
+    def read_used(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """What `write_used` wrote; None for what cannot be read."""
+        found = self._read_json(USED) or {}
+        recipe, pending = found.get("recipe"), found.get("pending")
+        return (
+            recipe if isinstance(recipe, dict) else None,
+            pending if isinstance(pending, dict) else None,
+        )
 
     def answered(self) -> list[int]:
         """Steps whose validations have left their answers."""

@@ -28,7 +28,7 @@ def read_run_directory(directory: Path) -> Table:
     another of its kinds is asked for by name; the evaluation size is the number of answers that
     were scored, for each set its own; the group is the recipe's `name`.
     """
-    table = read_jsonl(directory / FILE, directory.resolve().name)
+    table = read_jsonl(directory / FILE, _name(directory.resolve()))
     table.x, table.y = "compute/device_hours", "pass_rate"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
@@ -75,3 +75,15 @@ def _tell_failed(table: Table) -> None:
         named = ", ".join(str(step) for step, _ in failed[:5]) + (" …" if len(failed) > 5 else "")
         many = "validation" if len(failed) == 1 else "validations"
         table.notes.append(f"{len(failed)} failed {many} left out (step {named}): {failed[-1][1]}")
+
+
+def _name(directory: Path) -> str:
+    """That of the directory; what a run left behind when it went on from an earlier checkpoint is
+    called after the run.
+
+    >>> _name(Path("runs/first")), _name(Path("runs/first/branches/1"))
+    ('first', 'first, branch 1')
+    """
+    if directory.parent.name != "branches":
+        return directory.name
+    return f"{directory.parent.parent.name}, branch {directory.name}"

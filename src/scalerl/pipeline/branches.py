@@ -1,0 +1,204 @@
+"""Going on with a run from an earlier checkpoint, or with changed knobs, so that nothing is lost.
+
+    before                            after `--resume RUN --from 20 optimiser.lr=1e-6`
+    RUN/steps.jsonl      1 … 30       1 … 20, and on
+    RUN/checkpoints      20  25  30   20
+    RUN/branches/1/      -            the record as it was, 1 … 30, and checkpoints 20 25 30
+
+The old record is kept whole under `branches/N`: a run like any other, that can be fitted, reported
+and gone on with. Checkpoints beyond the step are moved there; the one of the step itself is in both
+(the same files under two names, where the disk can do that).
+
+What is to be done is written down first, in `recipe.json`, with the recipe that counts from then
+on. Every part of it can be done twice, so whoever opens the run after a kill just does the rest:
+before that line is on the disk nothing has changed, after it the new state is only a matter of
+`finish`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.pipeline import checkpoints
+from scalerl.recipe import Difference, Recipe
+from scalerl.recipe.changes import allowed_changes, shown
+from scalerl.runs.answers import EvalAnswers
+from scalerl.runs.lines import EvalLine, EventLine, KnobChange, StepLine
+from scalerl.runs.store import RunStore
+
+FOLDER = "branches"
+#: Of a record, beside its recipe.
+RECORD = (EvalLine.FILE, StepLine.FILE, EventLine.FILE, EvalAnswers.FOLDER)
+
+
+def recipe_of(path: Path) -> Recipe:
+    """The recipe that a run goes on with: `recipe.toml`, hand-edited or not; or, where a kill came
+    between, the one that was about to be written there."""
+    used, pending = RunStore(path, resume=True).read_used()
+    if used is not None and pending is not None:
+        return Recipe.from_dict(used)
+    if not (path / "recipe.toml").exists():
+        raise InputError(f"{path} holds no run: give the directory that --out named")
+    return Recipe.load(path / "recipe.toml")
+
+
+def begin(store: RunStore, recipe: Recipe) -> None:
+    """The recipe of a run that starts."""
+    store.write_recipe(recipe.to_toml())
+    store.write_used(recipe.to_dict())
+
+
+def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> EventLine | None:
+    """Make the run ready to go on with this recipe, from the checkpoint `since` (a step, or
+    `healthy`; None: the last one); what was recorded about it, or None where nothing changed."""
+    finish(store)
+    old = _used(store) or recipe
+    changed = _changes(store, old, recipe)
+    path = store.path
+    chosen = None if since is None else checkpoints.asked(path, since)
+    step = _last_step(store) if chosen is None else checkpoints.step_of(chosen)
+    branch = None
+    if chosen is not None and _beyond(store, step):
+        branch = f"{FOLDER}/{_next(path)}"
+    if not changed and branch is None:
+        begin(store, recipe)
+        return None
+    event = EventLine(
+        step=step,
+        event="branch",
+        why=_in_words(changed, branch, step),
+        branch=branch,
+        changes=tuple(changed),
+    )
+    pending = {"step": step, "old": old.to_dict(), "event": event.to_dict()}
+    store.write_used(recipe.to_dict(), pending)
+    try:
+        finish(store)
+    except OSError as error:
+        if branch is not None and not (path / branch).exists():  # nothing has been changed yet
+            shutil.rmtree(path / f"{branch}.tmp", ignore_errors=True)
+            store.write_used(old.to_dict())
+        raise InputError(
+            f"{path}: the old record cannot be kept: {error.strerror or error}; make room, then "
+            "say it again"
+        ) from None
+    return event
+
+
+def finish(store: RunStore) -> None:
+    """Do what `recipe.json` says is still to be done; nothing, where that is nothing."""
+    used, pending = store.read_used()
+    if used is None or pending is None:
+        return
+    event = EventLine.from_dict(pending["event"])
+    assert event is not None, "we wrote it"
+    if event.branch is not None:
+        _set_aside(store.path, event.branch, pending)
+        _cut(store, int(pending["step"]))
+    if store.last(EventLine) != event:
+        store.append(event)
+    begin(store, Recipe.from_dict(used))
+
+
+def _set_aside(path: Path, branch: str, pending: dict[str, Any]) -> None:
+    """The record as it is, and the checkpoints beyond the step, into the branch."""
+    folder, step = path / branch, int(pending["step"])
+    if not folder.exists():
+        half = path / f"{branch}.tmp"
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+        begin(RunStore(half, resume=True), Recipe.from_dict(pending["old"]))
+        for name in RECORD:
+            if (path / name).is_dir():
+                shutil.copytree(path / name, half / name)
+            elif (path / name).exists():
+                shutil.copy2(path / name, half / name)
+        for file in [p for p in half.rglob("*") if p.is_file()]:
+            checkpoints.flush(file)
+        half.rename(folder)
+        checkpoints.flush(folder.parent)
+    there = checkpoints.folder_of(folder)
+    there.mkdir(exist_ok=True)
+    for each in checkpoints.found(path):
+        target = there / each.name
+        if checkpoints.step_of(each) > step:
+            each.rename(target)
+        elif checkpoints.step_of(each) == step and not target.exists():
+            half = there / f"{each.name}.tmp"
+            shutil.rmtree(half, ignore_errors=True)
+            shutil.copytree(each, half, copy_function=_link)
+            half.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for the file (checkpoints are never written into), or a copy of it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _cut(store: RunStore, step: int) -> None:
+    """Leave the lines that the checkpoint of this step knows of."""
+    saved = checkpoints.folder_of(store.path) / f"step_{step}" / checkpoints.STATE
+    validated = json.loads(saved.read_text())["last_validation"]
+    store.cut_after(StepLine, step)
+    store.cut_after(EvalLine, -1 if validated is None else validated)
+
+
+def _used(store: RunStore) -> Recipe | None:
+    """What the run was last run by; None where that is not known (any more)."""
+    used, _ = store.read_used()
+    try:
+        return None if used is None else Recipe.from_dict(used)
+    except InputError:
+        return None
+
+
+def _changes(store: RunStore, old: Recipe, new: Recipe) -> list[KnobChange]:
+    """What differs, and whether a hand did it: what `recipe.toml` says already was not asked for
+    by a command."""
+    found = allowed_changes(old, new)
+    try:
+        edited = _paths(allowed_changes(old, Recipe.load(store.path / "recipe.toml")))
+    except InputError:  # unreadable, or refused: then none of it is in the new recipe
+        edited = {}
+    return [
+        KnobChange(d.path, shown(d.a), shown(d.b), d.path in edited and edited[d.path] == d.b)
+        for d in found
+    ]
+
+
+def _paths(found: Sequence[Difference]) -> dict[str, Any]:
+    return {d.path: d.b for d in found}
+
+
+def _in_words(changed: Sequence[KnobChange], branch: str | None, step: int) -> str:
+    parts = [
+        f"{c.key} {c.old} → {c.new}" + (" (recipe.toml was edited)" if c.by_hand else "")
+        for c in changed
+    ]
+    where = [] if branch is None else [f"from step {step}", f"the record as it was is in {branch}"]
+    return "; ".join([*where, *parts])
+
+
+def _last_step(store: RunStore) -> int:
+    """Of the newest checkpoint."""
+    return max((checkpoints.step_of(p) for p in checkpoints.found(store.path)), default=0)
+
+
+def _beyond(store: RunStore, step: int) -> bool:
+    """Whether the record goes on after this step."""
+    last = [line.step for kind in (StepLine, EvalLine) if (line := store.last(kind)) is not None]
+    return max([*last, _last_step(store)]) > step
+
+
+def _next(path: Path) -> int:
+    taken = [int(p.name) for p in (path / FOLDER).glob("*") if p.name.isdecimal()]
+    return max(taken, default=0) + 1

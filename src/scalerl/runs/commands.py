@@ -1,0 +1,27 @@
+"""Commands that messages tell people to type: they work when pasted, whatever the path is called.
+
+>>> print(resume("my runs/it's", "optimiser.lr=1e-06", step=20))
+scalerl train --resume 'my runs/it'"'"'s' --from 20 optimiser.lr=1e-06
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def resume(run: str | Path, *changes: str, step: int | str | None = None) -> str:
+    """Go on with a run, from an earlier checkpoint if one is named, with changed knobs."""
+    since = [] if step is None else ["--from", str(step)]
+    return shlex.join(["scalerl", "train", "--resume", _path(run), *since, *changes])
+
+
+def report(run: str | Path) -> str:
+    """The page of a run, inside its directory."""
+    return shlex.join(["scalerl", "report", _path(run), "-o", f"{_path(run)}/report"])
+
+
+def _path(run: str | Path) -> str:
+    """A name that begins with a dash would be read as an option."""
+    text = str(run)
+    return f"./{text}" if text.startswith("-") else text
