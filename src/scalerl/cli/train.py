@@ -105,6 +105,7 @@ def _check_own_loss(recipe: Recipe) -> None:
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
     from scalerl.cli.view import PlainView, make_view
     from scalerl.errors import InputError, PipelineError
+    from scalerl.streams import let_go
 
     try:
         from scalerl.training import train
@@ -123,8 +124,10 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 listener=view,
             )
         except PipelineError as error:
+            let_go()
             view.say(f"scalerl: {error}")
             return 1
+        let_go()  # who closes the view needs no terminal for it
     if args.json:
         print(json.dumps(ended.to_dict()))
     return 0 if ended.signal is None else 128 + ended.signal
