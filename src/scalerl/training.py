@@ -200,6 +200,7 @@ class RunAttempts:
                 return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
+                self._tell_notes(self._reached())
                 self._event("failed", self._reached(), why=str(error))
                 if self._reached():
                     again = commands.resume(self.store.path)
@@ -324,11 +325,15 @@ class RunAttempts:
         self.store.append(line)
         self.listener.noted(line)
 
+    def _tell_notes(self, step: int) -> None:
+        """What the loop has not come to."""
+        while self.notes:
+            self._event("warning", step, why=self.notes.pop(0))
+
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
 
-        while self.notes:
-            self._event("warning", end.steps, why=self.notes.pop(0))
+        self._tell_notes(end.steps)
         self._event("end", end.steps, reason=end.reason)
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.found(self.store.path)

@@ -1,11 +1,15 @@
 """Everybody who listens hears everything."""
 
+import errno
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from scalerl.runs.listener import Listener, Listeners
+from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
 
 METHODS = [name for name, _ in inspect.getmembers(Listener, inspect.isfunction)
            if not name.startswith("_")]  # fmt: skip
@@ -47,3 +51,73 @@ def test_what_there_is_to_hear():
 def test_a_listener_can_be_left_like_one_that_holds_something():
     with Listener() as listener:
         listener.begin(None, Path("run"), None)
+
+
+class Prints(Listener):
+    """Writes to a stream."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def say(self, line):
+        self.stream.write(line)
+        self.stream.flush()
+
+
+def test_a_listener_whose_reader_is_gone_is_left_alone_and_that_is_told_once():
+    ours, theirs = os.pipe()
+    told = []
+    heard = WhileSomebodyListens(Prints(os.fdopen(theirs, "w")), told.append)
+    heard.say("one")
+    assert os.read(ours, 10) == b"one"
+    os.close(ours)
+    for _ in range(3):
+        heard.say("two")
+    assert told == [
+        "nobody listens any more (the listener's stream is closed); the run goes on"
+    ]  # fmt: skip
+
+
+def test_what_else_goes_wrong_in_a_listener_is_not_hidden():
+    class Full(Listener):
+        def say(self, line):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        WhileSomebodyListens(Full(), print).say("one")
+
+
+def test_everything_that_a_listener_can_be_told_is_passed_on():
+    told = []
+
+    class Every(Listener):
+        def __getattribute__(self, name):
+            return lambda *what: told.append((name, what))
+
+    heard = WhileSomebodyListens(Every(), print)
+    names = [name for name in vars(Listener) if not name.startswith("_")]
+    for name in names:
+        getattr(heard, name)(1, 2)
+    assert told == [(name, (1, 2)) for name in names]
+
+
+SILENT = """
+import os, sys
+from scalerl.streams import let_go, make_unbreakable
+print("first", flush=True)
+sys.stdin.read()                     # the reader of stdout is gone
+{}
+print("second", flush=True)
+print("done", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("how", ["assert let_go() == ['stdout']", "make_unbreakable()"])
+def test_a_stream_that_nobody_reads_swallows_what_it_is_given(how):
+    """And no complaint when Python ends."""
+    process = subprocess.Popen([sys.executable, "-c", SILENT.format(how)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout.readline() == b"first\n"
+    process.stdout.close()
+    process.stdin.close()
+    assert (process.stderr.read(), process.wait(60)) == (b"done\n", 0)

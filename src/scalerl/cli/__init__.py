@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except InputError as error:
+        let_go()
         print(f"scalerl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:  # the reader (head, less) has seen enough

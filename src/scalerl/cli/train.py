@@ -131,6 +131,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
     from scalerl.cli.json_view import JsonView
     from scalerl.cli.view import make_view
     from scalerl.errors import InputError, PipelineError
+    from scalerl.streams import let_go
 
     try:
         from scalerl.training import train
@@ -150,12 +151,14 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 listener=view,
             )
         except (PipelineError, InputError) as error:
+            let_go()
             if isinstance(view, JsonView):
                 view.failed(error)
             if isinstance(error, InputError):
                 raise
             view.say(f"scalerl: {error}")
             return 1
+        let_go()  # who closes the view needs no terminal for it
         if isinstance(view, JsonView):
             view.ended(ended)
     return 0 if ended.signal is None else 128 + ended.signal
