@@ -99,6 +99,14 @@ def test_a_validation_line_names_downstream_sets():
     assert views.validation_line(line) == expected
 
 
+def test_a_validation_line_names_further_temperatures():
+    greedy = {"pass_rate": 0.1, "stderr": 0.01}
+    line = EvalLine.from_dict({"step": 5, "pass_rate": 0.5, "stderr": 0.02,
+                               "temperatures": {"0": greedy}})  # fmt: skip
+    expected = "validation at step 5: pass rate 0.500 ± 0.020; at temperature 0: 0.100 ± 0.010"
+    assert views.validation_line(line) == expected
+
+
 def test_a_ceiling_is_printed_only_where_the_points_identify_it(paper):
     identified, early = paper
     assert identified.identified and not early.identified

@@ -92,6 +92,7 @@ CHANGES = {
     "validation.k": ("validation.k=2", []),
     "validation.every": ("validation.every=3", []),
     "validation.temperature": ("validation.temperature=0.0", []),
+    "validation.also_temperatures": ("validation.also_temperatures=[0]", []),
     "validation.length_control": ("validation.length_control=false", []),
     "compute.axis": ("compute.axis=steps", []),
     "compute.count_validation": ("compute.count_validation=true", []),
@@ -120,6 +121,8 @@ REFUSALS = {
     "advantage.population": (
         "advantage.population=all", ["advantage.normalisation=prompt"], "std of the batch"),
     "advantage.ddof": ("advantage.ddof=1", ["advantage.normalisation=none"], "divides by nothing"),
+    "validation.also_temperatures": (
+        "validation.also_temperatures=[0.5, 1]", [], "1 is asked for twice"),
     "validation.length_control": ("validation.length_control=false", NO_CONTROL, "interruption"),
     "length.max_tokens": ("length.max_tokens=30", [], "not used by interruption"),
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),

@@ -187,7 +187,8 @@ class LiveView(Listener):
         last = self._evals[-1]
         line = _field("pass rate", words.score(last))
         line.append(f" at step {last.step}", style="dim")
-        for name, found in (last.downstream or {}).items():
+        heated = {f"at temperature {t}": found for t, found in (last.temperatures or {}).items()}
+        for name, found in ((last.downstream or {}) | heated).items():
             line.append("   ").append_text(_field(name, words.score(found)))
         if self._look is None:
             line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")

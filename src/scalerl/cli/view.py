@@ -133,7 +133,9 @@ def waits(side: Side, recipe: Recipe) -> str:
 def validation_line(line: EvalLine) -> str:
     said = f"validation at step {line.step}: pass rate {score(line)}"
     other = [f"{name} {score(found)}" for name, found in (line.downstream or {}).items()]
-    return said + (f"; downstream {', '.join(other)}" if other else "")
+    said += f"; downstream {', '.join(other)}" if other else ""
+    heated = (line.temperatures or {}).items()
+    return said + "".join(f"; at temperature {t}: {score(found)}" for t, found in heated)
 
 
 def score(of: EvalLine | SetScore) -> str:

@@ -28,6 +28,20 @@ from scalerl.weights.interface import Layout
 #: Rows of the key-value cache of a local generator, and its bytes, at most.
 MAX_SLOTS = 512
 CACHE_BYTES = 4 << 30
+#: The held-out prompts of the task itself; the other sets of a validation have names of their own.
+MAIN = ""
+#: Starts the names of those at further temperatures.
+TEMPERATURE = "temperature "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOutSet:
+    """Prompts that a validation asks, k times each, for one score."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling
+    k: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +93,6 @@ class Plan:
                 f"model reads {context}: lower sampling.max_prompt_tokens or the budgets in length"
             )
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
-        asked = recipe.validation.prompts * recipe.validation.k
         plan = Plan(
             recipe=recipe,
             task=task,
@@ -102,9 +115,9 @@ class Plan:
             parameters=matmul_parameters(shape),
             columns=columns,
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
-            validation_slots=max(min(asked, MAX_SLOTS, most // 2), 1),
+            validation_slots=max(min(MAX_SLOTS, most // 2), 1),
         )
-        return plan._without_long_prompts()
+        return plan._without_long_prompts()._with_slots_for_all()
 
     def _without_long_prompts(self) -> Plan:
         """Held-out prompts that fit. (Training prompts are looked at when their turn comes.)"""
@@ -120,6 +133,34 @@ class Plan:
             if not others[name]:
                 raise InputError(f"every prompt of downstream set {name!r} is empty or too long")
         return replace(self, validation=kept, downstream=others)
+
+    def _with_slots_for_all(self) -> Plan:
+        """No more room than all answers of a validation take together."""
+        names = [each.name for each in self.sets]
+        if len(set(names)) < len(names):
+            raise InputError(
+                f"a downstream set is named as a further temperature is ({', '.join(names[1:])}): "
+                "give it another name"
+            )
+        asked = sum(len(each.prompts) * each.k for each in self.sets)
+        return replace(self, validation_slots=min(self.validation_slots, asked))
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """Further temperatures of the held-out prompts, by their text: "0", "0.6"."""
+        further = self.recipe.validation.also_temperatures
+        return {repr(float(t)).removesuffix(".0"): t for t in further}
+
+    @property
+    def sets(self) -> tuple[HeldOutSet, ...]:
+        """All that a validation asks: the held-out prompts of the task, downstream sets, and the
+        held-out prompts at further temperatures."""
+        k, usual = self.recipe.validation.k, self.validation_sampling
+        others = [HeldOutSet(name, found, usual, k) for name, found in self.downstream.items()]
+        for text, t in self.temperatures.items():
+            name, answers = TEMPERATURE + text, k if t > 0 else 1
+            others.append(HeldOutSet(name, self.validation, Sampling(t), answers))
+        return (HeldOutSet(MAIN, self.validation, usual, k), *others)
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether a prompt has tokens, and not too many."""

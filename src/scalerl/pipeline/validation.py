@@ -1,4 +1,5 @@
-"""mean@k on held-out prompts, and on any number of downstream sets, each a curve of its own."""
+"""mean@k on held-out prompts, at further temperatures, and on downstream sets, each a curve of its
+own."""
 
 from __future__ import annotations
 
@@ -10,13 +11,10 @@ import numpy as np
 
 from scalerl.algorithm.rollout import Rollout
 from scalerl.engine.interface import Request, Written
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
 from scalerl.runs.answers import AnswerSample, EvalAnswers
 from scalerl.runs.lines import SetScore
 from scalerl.tasks.task import Checked, Prompt, seed_from
-
-#: The held-out prompts of the task itself; downstream sets have names of their own.
-MAIN = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,20 +45,20 @@ class Validation:
     def of(plan: Plan) -> Validation:
         """k rollouts for every prompt of every set."""
         found = Validation(plan)
-        for name, prompts in {MAIN: plan.validation, **plan.downstream}.items():
-            for i, prompt in enumerate(prompts):
+        for each in plan.sets:
+            for i, prompt in enumerate(each.prompts):
                 seeds = {
-                    j: seed_from(plan.recipe.seed, "validation", name, prompt.id, j)
-                    for j in range(plan.recipe.validation.k)
+                    j: seed_from(plan.recipe.seed, "validation", each.name, prompt.id, j)
+                    for j in range(each.k)
                 }
                 request = Request(
-                    f"validation/{name}/{i}",
+                    f"validation/{each.name}/{i}",
                     tuple(plan.tokens_of(prompt).tolist()),
                     plan.validation_control,
                     seeds,
-                    plan.validation_sampling,
+                    each.sampling,
                 )
-                found.asked[request.id] = Asked(name, prompt, request)
+                found.asked[request.id] = Asked(each.name, prompt, request)
         return found
 
     def again(self) -> Validation:
@@ -85,16 +83,18 @@ class Validation:
 
     def score(self) -> dict[str, Any]:
         """The fields of an evaluation's line that speak of answers."""
-        rates: dict[str, list[float]] = {}
+        rates: dict[str, list[float]] = {each.name: [] for each in self.plan.sets}
         tasks: dict[str, list[float]] = {}
         for asked in self.asked.values():
             rate = float(np.mean([bool(v.correct) for v in asked.verdicts]))
-            rates.setdefault(asked.set, []).append(rate)
+            rates[asked.set].append(rate)
             if asked.set == MAIN:
                 tasks.setdefault(asked.prompt.task, []).append(rate)
         every = [(r, v) for a in self.asked.values()
                  for r, v in zip(a.in_order(), a.verdicts, strict=True)]  # fmt: skip
-        main = self._rate(rates.pop(MAIN))
+        scores = {s.name: _rate(rates[s.name], s.k) for s in self.plan.sets}
+        main = scores.pop(MAIN)
+        heated = {text: scores.pop(TEMPERATURE + text) for text in self.plan.temperatures}
         return {
             "pass_rate": main.pass_rate,
             "stderr": main.stderr,
@@ -103,7 +103,8 @@ class Validation:
             "unscored": sum(v.correct is None for _, v in every),
             "truncated": float(np.mean([r.truncated for r, _ in every])),
             "tasks": {name: float(np.mean(values)) for name, values in tasks.items()},
-            "downstream": {name: self._rate(found) for name, found in rates.items()} or None,
+            "downstream": scores or None,
+            "temperatures": heated or None,
         }
 
     def answers(self, step: int) -> EvalAnswers:
@@ -125,11 +126,12 @@ class Validation:
             ),
         )
 
-    def _rate(self, means: list[float]) -> SetScore:
-        """Pass rate with the standard error of its mean over prompts."""
-        n = len(means)
-        spread = float(np.std(means, ddof=1) / np.sqrt(n)) if n > 1 else None
-        return SetScore(float(np.mean(means)), spread, n, self.plan.recipe.validation.k)
+
+def _rate(means: list[float], k: int) -> SetScore:
+    """Pass rate with the standard error of its mean over prompts."""
+    n = len(means)
+    spread = float(np.std(means, ddof=1) / np.sqrt(n)) if n > 1 else None
+    return SetScore(float(np.mean(means)), spread, n, k)
 
 
 def _text(prompt: Prompt) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, StrictFloat, model_validator
+from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.names import name_or_path
@@ -100,9 +100,27 @@ class ValidationSection(Section):
     temperature: float = field(
         1.0, "softmax temperature of validation; 0 is greedy", "not stated: as in training", ge=0
     )
+    also_temperatures: tuple[Annotated[StrictFloat, Field(ge=0)], ...] = field(
+        (),
+        "further temperatures at which the held-out prompts are answered, each a curve of its own; "
+        "at 0 one answer per prompt is asked, since all would be the same",
+        "ours",
+        strict=False,
+    )
     length_control: bool = field(
         True, "whether interruption acts in validation as well", "not stated: as in training"
     )
+
+    @model_validator(mode="after")
+    def _each_temperature_once(self) -> ValidationSection:
+        every = (self.temperature, *self.also_temperatures)
+        twice = next((t for i, t in enumerate(every) if t in every[:i]), None)
+        if twice is not None:
+            raise ValueError(
+                f"validation.also_temperatures: {twice:g} is asked for twice; "
+                "validation.temperature is always measured, give further ones only"
+            )
+        return self
 
 
 class ComputeSection(Section):

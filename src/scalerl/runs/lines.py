@@ -144,6 +144,12 @@ class EvalLine(Line):
         default=None,
     )
 
+    temperatures: dict[str, SetScore] | None = about(
+        'the held-out prompts at further temperatures, such as "0"; left out where there are none. '
+        "To fit one: `--y temperatures/0/pass_rate`",
+        default=None,
+    )
+
     @property
     def n_eval(self) -> int:
         """The size of the validation: answers behind its pass rate."""

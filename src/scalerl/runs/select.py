@@ -56,7 +56,7 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         if bad := table.count_unreadable(column) if column in numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
     here = _rows_of_score(table.columns[y_name], y)
-    n_eval = _read_n_eval(table, choice.n_eval, notes)
+    n_eval = _read_n_eval(table, choice.n_eval, y_name)
     return Curve(
         name=table.name,
         x=x[here],
@@ -167,7 +167,7 @@ def _carry_forward(x: Array, y: Array, name: str, notes: list[str]) -> Array:
     return filled
 
 
-def _read_n_eval(table: Table, asked: str | float | None, notes: list[str]) -> Array | None:
+def _read_n_eval(table: Table, asked: str | float | None, y_name: str) -> Array | None:
     length = len(table)
     if isinstance(asked, int | float) and not isinstance(asked, bool):
         if not (np.isfinite(asked) and asked >= 1):
@@ -176,7 +176,8 @@ def _read_n_eval(table: Table, asked: str | float | None, notes: list[str]) -> A
     if isinstance(asked, str):
         name = resolve(asked, table, list(table.columns), "--n-eval")
     else:
-        found = next((c for c in table.columns if c.strip().lower() in metrics.N_EVAL), None)
+        usual = next((c for c in table.columns if c.strip().lower() in metrics.N_EVAL), None)
+        found = table.sizes.get(y_name, usual)
         if found is None:
             return None
         name = found

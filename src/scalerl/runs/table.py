@@ -36,6 +36,8 @@ class Table:
     #: Column names the format itself prefers; used before the table of known names.
     x: str | None = None
     y: str | None = None
+    #: Score column → column with its evaluation size, where scores have sizes of their own.
+    sizes: dict[str, str] = field(default_factory=dict)
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -67,7 +69,7 @@ class Table:
         columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
         return Table(
             name, columns, self.source, list(self.notes), dict(self.facts), self.group,
-            self.x, self.y,
+            self.x, self.y, dict(self.sizes),
         )  # fmt: skip
 
 

@@ -25,15 +25,12 @@ def read_run_directory(directory: Path) -> Table:
 
     Compute is what the recipe's `compute.axis` says (device-hours where there is none), unless
     another of its kinds is asked for by name; the evaluation size
-    is prompts times generations; the group is the recipe's `name`.
+    is prompts times generations, for each set its own; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, directory.resolve().name)
     table.x, table.y = "compute/device_hours", "pass_rate"
-    prompts, k = table.columns.get("n_prompts"), table.columns.get("k")
-    if prompts and k and "n_eval" not in table.columns:
-        table.columns["n_eval"] = [
-            to_float(a) * to_float(b) for a, b in zip(prompts, k, strict=True)
-        ]
+    for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
+        _add_size(table, name)
     recipe = directory / "recipe.toml"
     if recipe.is_file():
         try:
@@ -47,3 +44,16 @@ def read_run_directory(directory: Path) -> Table:
             if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
                 table.x = AXES[str(axis["axis"])]
     return table
+
+
+def _add_size(table: Table, score: str) -> None:
+    """Answers behind a score, as a column of its own beside it: `n_eval`, and for downstream sets
+    and further temperatures `downstream/NAME/n_eval`."""
+    start = score.removesuffix("pass_rate")
+    prompts, k = table.columns.get(f"{start}n_prompts"), table.columns.get(f"{start}k")
+    if not (prompts and k):
+        return
+    size = f"{start}n_eval"
+    if size not in table.columns:
+        table.columns[size] = [to_float(a) * to_float(b) for a, b in zip(prompts, k, strict=True)]
+    table.sizes[score] = size
