@@ -1,4 +1,4 @@
-"""Time to a pass rate on running sums, from the model `tiny-noisy`: TRL's GRPOTrainer against `scalerl train`.
+"""Time to a pass rate from the model `tiny-noisy`: TRL's GRPOTrainer against `scalerl train`.
 
     python benchmarks/time_to_pass_rate.py [--target 0.5] [--minutes 12]
 
@@ -34,7 +34,8 @@ def ours(target: float, minutes: float) -> dict[str, Any]:
         out = Path(folder) / "run"
         run = subprocess.Popen(
             [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny-noisy",
-             "validation.every=1000", "validation.prompts=4", "--minutes", str(minutes), "--out", str(out), "--json"],
+             "validation.every=1000", "validation.prompts=4",
+             "--minutes", str(minutes), "--out", str(out), "--json"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         rates: list[float] = []

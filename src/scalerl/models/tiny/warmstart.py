@@ -4,6 +4,10 @@ teachers.
 Two lessons: the first mostly on traces without slips, so that the format sits; the second on those
 with slips only, so that the model slips at a known rate. A teacher's habit is in all of them.
 Held-out questions are never shown.
+
+One command gives one model, bit for bit, with one torch build on one kind of processor. On another,
+other rounding grows within a thousand steps into a sibling that is as good and not the same: which
+is why checkpoints are shipped.
 """
 
 from __future__ import annotations
