@@ -20,6 +20,7 @@ resumed: to go on after a break, give the same command again.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -230,6 +231,8 @@ def main() -> None:
                         "benchmark; else RUNS/result.json)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="judge what is there")
     args = parser.parse_args()
+    # So that the run under way ends with us, however we are ended, and is resumed the next time.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     cases = chosen(args)
     jobs = [(case, seed) for case in cases for seed in range(case.seeds)]
     for done, (case, seed) in enumerate([] if args.report_only else jobs):
