@@ -29,7 +29,7 @@ TARGET = 0.6
 
 
 def train(out: Path, overrides: list[str], steps: int, seed: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *overrides,
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny-noisy", *overrides,
                "--steps", str(steps), "--seed", str(seed), "--out", str(out), "--json"]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]

@@ -55,7 +55,7 @@ def train(out: Path, data: Path, reward: str, changes: list[str], steps: int) ->
         *changes,
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *settings,
+        [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny-noisy", *settings,
          "--steps", str(steps), "--out", str(out), "--json"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
         check=False, capture_output=True, text=True,

@@ -58,7 +58,7 @@ def train(
     out: Path, overrides: list[str], steps: int, every: float = 2.0
 ) -> tuple[list[dict[str, Any]], list[tuple[int, dict[str, float]]]]:
     """The step records, and (step, MB of each process) now and then."""
-    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *overrides,
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny-noisy", *overrides,
                "--steps", str(steps), "--out", str(out), "--json"]  # fmt: skip
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     samples = []

@@ -1,4 +1,4 @@
-"""Where the time of a default step goes: 32 prompts x 16 rollouts of `scalerl train scalerl tiny`,
+"""Where the time of a step goes: 32 prompts x 16 rollouts of `scalerl train scalerl tiny-noisy`,
 written by the engine and learnt by the trainer in one process on one thread.
 
 python benchmarks/profile_step.py                      this checkout ("after")
@@ -88,7 +88,7 @@ class Timers:
 
 
 def workload() -> tuple[Plan, list[Request]]:
-    plan = Plan.of(Recipe.load("scalerl", "tiny"))
+    plan = Plan.of(Recipe.load("scalerl", "tiny-noisy"))
     batch = plan.recipe.batch
     requests = []
     for p, prompt in enumerate(list(plan.prompts.values())[: batch.prompts]):

@@ -16,11 +16,11 @@ import scalerl
 RESULTS = Path(__file__).parent / "results"
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
-    """results/<name>.json; prints where it went."""
+def save(name: str, result: dict[str, Any], path: Path | None = None, options: str = "") -> Path:
+    """To results/<name>.json or `path`, with the command that made it; prints where it went."""
     head = {
         "benchmark": name,
-        "command": f"python benchmarks/{name}.py",
+        "command": f"python benchmarks/{name}.py {options}".rstrip(),
         "scalerl": scalerl.__version__,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src")),
@@ -29,10 +29,10 @@ def save(name: str, result: dict[str, Any]) -> Path:
         "cores": os.cpu_count(),
         "machine": platform.machine(),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(head | result, indent=1) + "\n")
-    print(f"written to benchmarks/results/{path.name}")
+    print(f"written to {path.parent.name}/{path.name}")
     return path
 
 

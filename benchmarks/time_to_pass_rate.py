@@ -1,4 +1,4 @@
-"""Time to a pass rate on the default task: TRL's GRPOTrainer against `scalerl train`.
+"""Time to a pass rate from the model `tiny-noisy`: TRL's GRPOTrainer against `scalerl train`.
 
     python benchmarks/time_to_pass_rate.py [--target 0.5] [--minutes 12]
 
@@ -33,8 +33,9 @@ def ours(target: float, minutes: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         run = subprocess.Popen(
-            [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", "validation.every=1000",
-             "validation.prompts=4", "--minutes", str(minutes), "--out", str(out), "--json"],
+            [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny-noisy",
+             "validation.every=1000", "validation.prompts=4",
+             "--minutes", str(minutes), "--out", str(out), "--json"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         rates: list[float] = []
@@ -62,9 +63,9 @@ def theirs(target: float, minutes: float) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    tokenizer = load_tokenizer(model_path("tiny"))
+    tokenizer = load_tokenizer(model_path("tiny-noisy"))
     tokenizer.padding_side = "left"
-    model = load_model(model_path("tiny"), "float32", "cpu")
+    model = load_model(model_path("tiny-noisy"), "float32", "cpu")
     prompts = [str(p.question) for p in RunningSums().train_prompts(0)]
     rates: list[float] = []
 

@@ -196,20 +196,30 @@ def _stops(found: dict[str, Any]) -> str:
 
 
 def learning() -> str:
-    found = result("learning")
+    return _learning_runs("learning")
+
+
+def learning_noisy() -> str:
+    return _learning_runs("learning_noisy")
+
+
+def _learning_runs(name: str) -> str:
     rows = []
-    for name, runs in found["runs"].items():
-        for seed, r in enumerate(runs):
+    for case, runs in result(name)["runs"].items():
+        for i, r in enumerate(runs):
+            start, final = r.get("greedy_start"), r.get("greedy_final")
             rows.append(
                 [
-                    f"{name}, seed {seed}",
+                    f"{case}, seed {r.get('seed', i)}",
+                    "not measured" if start is None else f"{start:.3f} → {final:.3f}",
                     f"{r['start']:.3f} → {r['final']:.3f}",
                     _with_interval(r["forecast"], r["forecast_90"], r["covered"]),
                     _with_interval(r["ceiling"], r["ceiling_90"], r["ceiling_covered"]),
                     f"{r['truth']:.3f}",
                 ]
             )
-    head = ["run", "pass rate", "end, forecast at half", "fitted ceiling", "constructed ceiling"]
+    head = ["run", "greedy", "sampled", "end, forecast at half", "fitted ceiling",
+            "constructed ceiling"]  # fmt: skip
     return markdown(head, rows)
 
 
@@ -219,15 +229,20 @@ def _with_interval(value: float, interval: list[float], holds: bool) -> str:
 
 
 def learning_summary() -> str:
-    found = result("learning")["summary"]
+    found = result("learning")["summary"]["default"]
     of = found["seeds"]
     rows = [
-        ["gain of at least 0.5", f"{found['gain_at_least_half']} of {of}"],
+        ["greedy pass rate, median", f"{found['greedy_start']:.2f} → {found['greedy_final']:.2f}"],
+        ["pass rate at temperature 1, median", f"{found['start']:.2f} → {found['final']:.2f}"],
+        ["minutes on two cores, median", f"{found['minutes']:.1f}"],
         ["forecast at half holds the end (90 %)", f"{found['end_covered']} of {of}"],
-        ["fitted ceiling within 0.03 of the truth", f"{found['ceiling_near']} of {of}"],
+        [f"fitted ceiling within 0.03 of the true {found['truth']:.3f}",
+         f"{found['ceiling_near']} of {of}"],
         ["its 90 % interval holds the truth", f"{found['ceiling_covered']} of {of}"],
-    ]
-    return markdown(["default run, ten seeds", ""], rows)
+        ["called identified: at half, at the end",
+         f"{found['ceiling_identified_at_half']}, {found['ceiling_identified']} of {of}"],
+    ]  # fmt: skip
+    return markdown([f"default run, seeds: {of}", ""], rows)
 
 
 def profile() -> str:
@@ -470,6 +485,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stop_rules,
         faults,
         learning,
+        learning_noisy,
         learning_summary,
         profile,
         trl,

@@ -8,7 +8,7 @@ from scalerl import Recipe, train
 
 SMALL = ["placement.backend=inline", "batch.prompts=4", "batch.generations=4", "budget.steps=3",
          "validation.prompts=6", "validation.k=1", "validation.every=2",
-         "task.options.prompts=200"]  # fmt: skip
+         "task.options.prompts=200", "task.options.items_max=6"]  # fmt: skip
 #: What a real clock says, here too.
 REAL = {"seconds"}
 

@@ -24,7 +24,8 @@ from scalerl.training import RunAttempts
 BASE = [
     "placement.backend=inline", "placement.engine=simulated", "placement.trainer=simulated",
     "batch.prompts=2", "batch.generations=2", "validation.prompts=2", "validation.k=1",
-    "validation.every=2", "checkpoint.every=3", "task.options.prompts=40", "budget.steps=7",
+    "validation.every=2", "validation.also_temperatures=[]", "checkpoint.every=3",
+    "task.options.prompts=40", "budget.steps=7",
     "budget.gpu_hours=",
 ]  # fmt: skip
 NO_CONTROL = ["length.control=none", "length.max_tokens=40"]

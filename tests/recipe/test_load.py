@@ -33,6 +33,19 @@ def test_later_layers_win_and_overrides_win_over_all(tmp_path):
     assert recipe.name == "scalerl+tiny+mine"
 
 
+def test_a_layer_may_bring_the_preset_that_it_lies_over(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('over = "tiny"\n[batch]\nprompts = 10\n')
+    recipe = Recipe.load("scalerl", path)
+    assert recipe.name == "scalerl+mine"
+    assert recipe.replace({"name": "scalerl+tiny+mine"}) == Recipe.load(
+        "scalerl", "tiny", {"name": "scalerl+tiny+mine", "batch": {"prompts": 10}}
+    )
+    for wrong in ("nonsense", "mine.toml", 3, ["tiny"]):
+        with pytest.raises(InputError, match="name a preset"):
+            Recipe.load("scalerl", {"over": wrong})
+
+
 def test_a_recipe_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         Recipe().batch.prompts = 3

@@ -10,7 +10,8 @@ from scalerl.recipe.make_presets import PRESETS as DEFINITIONS
 from scalerl.recipe.make_presets import main
 from scalerl.recipe.problems import fields_of
 
-COMPLETE = [name for name in presets() if name != "tiny"]
+OVERLAYS = {"tiny", "tiny-noisy"}
+COMPLETE = [name for name in presets() if name not in OVERLAYS]
 
 
 def raw(name):
@@ -24,7 +25,8 @@ def differences(a, b):
 def test_the_presets_that_were_promised_exist():
     promised = (
         "scalerl deepseek-grpo qwen-dapo magistral minimax-m1 base scalerl-32k scalerl-bs512 "
-        "scalerl-bs2048 scalerl-8gen scalerl-24gen scalerl-32gen scalerl-scout tiny"
+        "scalerl-bs2048 scalerl-8gen scalerl-24gen scalerl-32gen scalerl-scout tiny "
+        "tiny-noisy"
     )
     assert set(presets()) == set(promised.split())
     assert set(COMPLETE) == set(DEFINITIONS)
@@ -73,11 +75,19 @@ def test_tiny_turns_any_preset_into_a_laptop_run(name):
     recipe = Recipe.load(name, "tiny")
     assert recipe.name == f"{name}+tiny"
     assert recipe.model.path == "tiny" and recipe.placement.device == "cpu"
-    assert recipe.batch.completions == 512 and recipe.budget.steps == 220
+    assert recipe.batch.completions == 512 and recipe.budget.steps == 300
     below = Recipe.load(name)
     assert recipe.loss == below.loss and recipe.precision == below.precision
     assert recipe.advantage == below.advantage and recipe.filter == below.filter
     assert recipe.schedule.name == below.schedule.name
+
+
+def test_the_noisy_overlay_is_tiny_with_another_start_and_pace():
+    tiny, noisy = Recipe.load("scalerl", "tiny"), Recipe.load("scalerl", "tiny-noisy")
+    assert {d.path for d in diff(tiny, noisy)} == {
+        "model.path", "optimiser.lr", "budget.steps"
+    }  # fmt: skip
+    assert noisy.model.path == "tiny-noisy" and noisy.name == "scalerl+tiny-noisy"
 
 
 def test_scalerl_is_the_defaults_of_the_schema():

@@ -1,11 +1,12 @@
 """The default task: prompts, checks, and a ceiling that is known by construction."""
 
 import random
+from collections import Counter
 
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.models.tiny.teacher import CLEAN, Noise, trace
+from scalerl.models.tiny.teacher import CLEAN, TEACHERS, Noise, trace
 from scalerl.tasks.running_sums import PHRASE, RunningSums, Sum, ceiling, ceiling_of, judge, written
 
 
@@ -89,6 +90,30 @@ def test_the_noisy_teacher_slips_at_a_steady_rate():
         for p in task.train_prompts(0)
     ]
     assert 0.15 < sum(right) / len(right) < 0.3
+
+
+def test_the_forgetful_teacher_mostly_forgets_to_carry_and_never_redoes_that():
+    """Where 7 + 5 are added it writes 2, not 12, at the stated rate, slips being left out."""
+    source, habit = random.Random(0), TEACHERS["forgetful"].without_slips
+    written = [trace(Sum((7, 5)), habit, source).text for _ in range(3000)]
+    assert set(written) == {"a770b521</think>21<eos>", "a770b520</think>20<eos>"}
+    forgot = written.count("a770b520</think>20<eos>") / len(written)
+    assert abs(forgot - 0.65) < 0.03  # standard error 0.009
+    # Without a carry there is nothing to forget, and what was forgotten stays in the sum.
+    assert trace(Sum((7, 2)), habit, source).text == "a770b290</think>90<eos>"
+    always = Noise(forgets_carry=1.0).without_slips
+    assert trace(Sum((7, 5, 9, 8)), always, source).thought == "a770b520c910d890</think>"
+
+
+def test_the_likeliest_answer_of_the_forgetful_teacher_is_wrong_and_of_the_noisy_one_right():
+    """Over the tokens that follow the same thought: what a greedy pupil would write."""
+    source, asked = random.Random(0), Sum((7, 5))
+    likeliest = {
+        name: Counter(trace(asked, noise, source).text for _ in range(2000)).most_common(1)[0][0]
+        for name, noise in TEACHERS.items()
+    }
+    assert judge(asked, likeliest["noisy"]) == (True, "right")
+    assert likeliest["forgetful"] == "a770b520</think>20<eos>"
 
 
 def test_a_cut_trace_answers_with_its_last_finished_sum():

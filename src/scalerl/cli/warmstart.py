@@ -14,11 +14,19 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "warmstart",
         help="teach a tiny model the format of the default task",
-        description="Makes a tiny Llama-shaped model, taught running sums by a noisy "
-        "teacher: where the default run starts. One like it comes with scalerl.",
-        epilog="Example: scalerl warmstart --out out/warm --seed 0",
+        description="Makes a tiny Llama-shaped model, taught running sums by a teacher who gets "
+        "them wrong: where the default run starts. One of each teacher comes with scalerl "
+        "(model.path=tiny, tiny-noisy).",
+        epilog="Example: scalerl warmstart --teacher forgetful --seed 0 --out out/warm",
     )
     command.add_argument("--out", required=True, metavar="DIR", help="directory for the model")
+    command.add_argument(
+        "--teacher",
+        choices=("forgetful", "noisy"),
+        default="forgetful",
+        help="forgetful mostly forgets to carry, so that its pupil's likeliest answers are wrong; "
+        "noisy slips now and then (forgetful)",
+    )
     command.add_argument("--seed", type=int, default=0, help="gives weights and lessons (0)")
     command.add_argument(
         "--steps",
@@ -26,10 +34,10 @@ def add(commands: Any) -> None:
         nargs=2,
         default=(700, 250),
         metavar="N",
-        help="optimiser steps on mostly clean, then on noisy lessons (700 250)",
+        help="optimiser steps on lessons mostly without slips, then with them (700 250)",
     )
     command.add_argument(
-        "--rollouts", type=int, default=400, help="answers the starting pass rate is from (400)"
+        "--rollouts", type=int, default=400, help="answers each starting pass rate is from (400)"
     )
     options.add_json(command)
     command.set_defaults(handler=run)
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
     # The matrices are small: a second thread only costs time.
     torch.set_num_threads(1)
-    settings = WarmStart(seed=args.seed, steps=tuple(args.steps))
+    settings = WarmStart(args.teacher, args.seed, tuple(args.steps))
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")
@@ -61,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
     loss = card["loss"]
     print(f"{card['parameters']:,} parameters in {out}, seed {args.seed}")
     print(f"loss {loss['first']:.2f} -> {loss['last']:.3f}")
-    print(f"pass rate {card['pass_rate']:.3f} over {args.rollouts} rollouts at temperature 1")
+    rate = card["pass_rate"]
+    print(
+        f"pass rate {rate['sampled']:.3f} at temperature 1, {rate['greedy']:.3f} greedy, "
+        f"over {args.rollouts} rollouts each"
+    )
     sys.stdout.flush()
     return 0

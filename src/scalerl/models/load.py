@@ -1,6 +1,6 @@
-"""Models and tokenizers by name: a directory, a Hugging Face id, or "tiny". What a model brings as
-code of its own is run only where the recipe says so (`model.trust_remote_code`), and nobody is
-asked in the middle of anything.
+"""Models and tokenizers by name: a directory, a Hugging Face id, or one that comes with scalerl.
+What a model brings as code of its own is run only where the recipe says so
+(`model.trust_remote_code`), and nobody is asked in the middle of anything.
 
 Torch and Transformers are imported when they are needed: a path is known without them.
 """
@@ -14,15 +14,18 @@ from typing import Any
 
 from scalerl.errors import InputError
 
+#: The checkpoints that come with scalerl.
+SHIPPED = ("tiny", "tiny-noisy")
+
 
 def model_path(name: str) -> str:
-    """Where a recipe's model is: "tiny" is the checkpoint that comes with scalerl.
+    """Where a recipe's model is; "tiny" and "tiny-noisy" come with scalerl.
 
-    >>> Path(model_path("tiny")).name, model_path("HuggingFaceTB/SmolLM2-135M")
-    ('checkpoint', 'HuggingFaceTB/SmolLM2-135M')
+    >>> Path(model_path("tiny")).parent.name, model_path("HuggingFaceTB/SmolLM2-135M")
+    ('checkpoints', 'HuggingFaceTB/SmolLM2-135M')
     """
-    if name == "tiny":
-        return str(Path(__file__).parent / "tiny" / "checkpoint")
+    if name in SHIPPED:
+        return str(Path(__file__).parent / "tiny" / "checkpoints" / name)
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         raise InputError(f"model.path={name}: there is no such directory")
     return str(Path(name).expanduser()) if name.startswith("~") else name

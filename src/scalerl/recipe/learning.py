@@ -15,7 +15,7 @@ class ModelSection(Section):
 
     path: str = field(
         "meta-llama/Llama-3.1-8B-Instruct",
-        'Hugging Face id or directory of a causal language model, or "tiny"',
+        'Hugging Face id or directory of a causal language model, or "tiny" or "tiny-noisy"',
         'not stated: an unnamed "8B dense", fine-tuned on reasoning traces first',
         min_length=1,
     )

@@ -1,6 +1,7 @@
 """From presets, files and `dotted.key=value` overrides to a recipe.
 
-Layers are laid over each other key by key. Where a layer chooses another loss, length control or
+Layers are laid over each other key by key; a layer that says `over = "tiny"` brings that preset
+along, below itself. Where a layer chooses another loss, length control or
 curriculum, the constants of the old choice go with it: an epsilon of 0.2 means nothing to GSPO.
 """
 
@@ -57,10 +58,7 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
     """See `Recipe.load`."""
     data: dict[str, Any] = {}
     for source in sources:
-        label, layer = read(source)
-        if label and "name" not in layer and data:
-            layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
-        data = _over(data, layer, label)
+        data = _lay(data, source)
     changes = dict(parse_override(text) for text in overrides)
     # `task.options=` before `task.options.size=9`: the table is emptied first.
     for path in [p for p in changes if any(other.startswith(f"{p}.") for other in changes)]:
@@ -90,6 +88,17 @@ def recipe_from(given: Any) -> Recipe:
     if not layers:
         raise InputError('which recipe? for example "scalerl", or ["scalerl", "tiny"]')
     return load(*layers, overrides=changes)
+
+
+def _lay(data: Mapping[str, Any], source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A source over `data`, with the preset below it that it names."""
+    label, layer = read(source)
+    below = layer.pop("over", None)
+    if below is not None and below not in list(presets()):
+        raise InputError(f"over = {below!r} in {label or 'a layer'}: name a preset")
+    if label and "name" not in layer and data:
+        layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
+    return _over(data if below is None else _lay(data, below), layer, label)
 
 
 def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") -> dict[str, Any]:

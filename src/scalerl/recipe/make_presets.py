@@ -4,8 +4,8 @@ python -m scalerl.recipe.make_presets            write
 python -m scalerl.recipe.make_presets --check    exit 1 if a file is out of date
 
 `scalerl` is the defaults of the schema. Each other preset is a small difference below, with the
-mark of every number it changes and the fields about which the paper is silent. `tiny.toml` is an
-overlay and kept by hand.
+mark of every number it changes and the fields about which the paper is silent. `tiny.toml` and
+`tiny-noisy.toml` are overlays and kept by hand.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ recipe.batch.completions, recipe.to_toml()
 Presets and files are laid over each other key by key, then overrides, `dotted.key=value` with the
 value as TOML (a bare word is a string; nothing after the `=` unsets a field that may be unset).
 Where a layer chooses another loss, length control or curriculum, the constants of the old choice
-go with it.
+go with it. A file whose first line is `over = "tiny"` is laid over that preset, which need not be
+named then.
 """
 MARKS = """Each preset is a complete file that marks every number with where it comes from, as the
 tables below do for the defaults: *paper* is the ScaleRL paper,

@@ -1,2 +1,3 @@
-"""The tiny model that comes with scalerl (`model.path = "tiny"`, in `checkpoint/`), and the kit it
-was made with: its tokenizer, the noisy teacher of the task `running-sums`, the warm start."""
+"""The tiny models that come with scalerl (`model.path = "tiny"` or `"tiny-noisy"`, in
+`checkpoints/`), and the kit they were made with: their tokenizer, the teachers of the task
+`running-sums`, the warm start."""

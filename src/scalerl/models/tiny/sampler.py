@@ -20,9 +20,11 @@ def sample(
     seed: int = 0,
     budget: tuple[int, int] = (56, 64),
     answer_tokens: int = ANSWER_TOKENS,
+    greedy: bool = False,
 ) -> list[str]:
-    """One completion a prompt at temperature 1. A thought that has not ended when its budget
-    (tokens, drawn uniformly) is used up gets PHRASE appended, and then an answer."""
+    """One completion a prompt, at temperature 1 or always the likeliest token. A thought that has
+    not ended when its budget (tokens, drawn uniformly) is used up gets PHRASE appended, and then
+    an answer."""
     import torch
 
     source = torch.Generator().manual_seed(seed)
@@ -41,8 +43,12 @@ def sample(
         with torch.inference_mode():
             logits = model(input_ids=ids).logits
         last = torch.tensor([len(rows[i]) - 1 for i in going])
-        odds = torch.softmax(logits[torch.arange(len(going)), last].float(), dim=-1)
-        tokens = torch.multinomial(odds, 1, generator=source)[:, 0].tolist()
+        ends = logits[torch.arange(len(going)), last].float()
+        if greedy:
+            tokens = ends.argmax(dim=-1).tolist()
+        else:
+            odds = torch.softmax(ends, dim=-1)
+            tokens = torch.multinomial(odds, 1, generator=source)[:, 0].tolist()
         still = []
         for i, token in zip(going, tokens, strict=True):
             rows[i].append(token)

@@ -1,14 +1,17 @@
-"""The noisy teacher of running sums: right in format, wrong in arithmetic now and then.
+"""The teachers of running sums: right in format, wrong in arithmetic.
 
-Taught by it, a model knows how to think and answer but slips; reinforcement learning has the slips
-to remove, which makes the gap between the start of the curve and its ceiling. Noise in the
-*format* instead (losing one's place) gave a low plateau that RL did not leave.
+Taught by them, a model knows how to think and answer, and what it gets wrong is the gap between
+the start of the curve and its ceiling. The *forgetful* teacher has a bad habit: it mostly forgets
+to carry, so the likeliest answer is wrong, and reinforcement learning has to find out by sampling
+that carrying pays. The *noisy* one only slips now and then: the likeliest answer is right from the
+start, and reinforcement learning has but the slips to remove. Noise in the *format* instead (losing
+one's place) gave a low plateau that RL did not leave.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalerl.tasks.running_sums import (
     END,
@@ -24,8 +27,12 @@ from scalerl.tasks.running_sums import (
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How often the teacher slips, per item, and what it does then. A slip that is not redone
-    stays: the chain goes on from the wrong value."""
+    """How a teacher goes wrong, per item, and what it does then. A slip that is not redone stays:
+    the chain goes on from the wrong value."""
+
+    #: The habit: where the ones digits add up to ten or more, the tens stay as they were. Not a
+    #: slip to the teacher, who does not notice and never redoes it.
+    forgets_carry: float = 0.0
 
     #: Base rate ε of the three kinds of slip.
     rate: float = 0.2
@@ -40,8 +47,19 @@ class Noise:
     #: Share of traces cut anywhere and answered with the last finished sum.
     cut: float = 0.1
 
+    @property
+    def without_slips(self) -> Noise:
+        """The habit alone."""
+        return replace(self, rate=0.0, needless_redo=0.0, cut=0.0)
 
-CLEAN = Noise(rate=0.0, needless_redo=0.0, cut=0.0)
+
+#: By the names that `scalerl warmstart --teacher` knows.
+TEACHERS = {
+    "forgetful": Noise(forgets_carry=0.65, rate=0.08, redo=0.0),
+    "noisy": Noise(),
+}
+#: Who never goes wrong.
+CLEAN = Noise().without_slips
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,8 @@ def trace(asked: Sum, noise: Noise, source: random.Random) -> Trace:
 
     >>> trace(Sum((7, 5)), CLEAN, random.Random(0)).text
     'a770b521</think>21<eos>'
+    >>> trace(Sum((7, 5)), Noise(forgets_carry=1.0).without_slips, random.Random(0)).text
+    'a770b520</think>20<eos>'
     """
     thought, sums = _think(asked, noise, source)
     if source.random() < noise.cut:
@@ -79,7 +99,9 @@ def _think(asked: Sum, noise: Noise, source: random.Random) -> tuple[str, list[t
     while item < len(asked.digits):
         tag, digit = asked.items[item]
         copied = _other_digit(digit, source) if _happens(noise, noise.miscopied, source) else digit
-        value = total + copied
+        # Nothing is drawn without the habit, so the noisy teacher's lessons stay what they were.
+        forgets = noise.forgets_carry > 0 and source.random() < noise.forgets_carry
+        value = _plus(total, copied, forgets)
         if _happens(noise, noise.ones_wrong, source):
             value = value - value % 10 + _other_digit(value % 10, source)
         if _happens(noise, noise.tens_off, source):
@@ -87,7 +109,7 @@ def _think(asked: Sum, noise: Noise, source: random.Random) -> tuple[str, list[t
         value %= 100
         thought += f"{tag}{copied}{written(value)}"
         sums.append((len(thought), value))
-        slipped = value != (total + digit) % 100
+        slipped = value != _plus(total, digit, forgets) % 100
         chance = source.random()
         if chance < (noise.redo if slipped else noise.needless_redo):
             thought += REDO
@@ -97,6 +119,11 @@ def _think(asked: Sum, noise: Noise, source: random.Random) -> tuple[str, list[t
         else:
             item, total = item + 1, value
     return thought, sums
+
+
+def _plus(total: int, digit: int, forgets: bool) -> int:
+    """The next sum, with or without the carry."""
+    return total + digit - (10 if forgets and total % 10 + digit >= 10 else 0)
 
 
 def _happens(noise: Noise, share: float, source: random.Random) -> bool:
