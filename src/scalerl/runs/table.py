@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
-from scalerl.runs.record import Array
+from scalerl.runs.record import Array, Stage
 
 _MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "-", "<na>"})
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII)
@@ -36,6 +37,12 @@ class Table:
     #: Column names the format itself prefers; used before the table of known names.
     x: str | None = None
     y: str | None = None
+    #: What the tracker calls the run beside its name; told where two runs share a name.
+    id: str = ""
+    #: Where the format itself says what its scores were taken on.
+    stage: Stage | None = None
+    #: The folder of the run this is one file of: of its files, evaluations are preferred.
+    home: str = ""
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -65,10 +72,12 @@ class Table:
     def take(self, rows: list[int], name: str) -> Table:
         """The table with only these rows, under another name."""
         columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
-        return Table(
-            name, columns, self.source, list(self.notes), dict(self.facts), self.group,
-            self.x, self.y,
-        )  # fmt: skip
+        return self.made(columns, name=name)
+
+    def made(self, columns: dict[str, list[object]], **changes: Any) -> Table:
+        """A table of the same run with other columns."""
+        copies = {"notes": list(self.notes), "facts": dict(self.facts), "_numbers": {}}
+        return replace(self, columns=columns, **(copies | changes))
 
 
 def from_rows(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:

@@ -28,7 +28,7 @@ def read_run_directory(directory: Path) -> Table:
     is prompts times generations; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, directory.resolve().name)
-    table.x, table.y = "compute/device_hours", "pass_rate"
+    table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     prompts, k = table.columns.get("n_prompts"), table.columns.get("k")
     if prompts and k and "n_eval" not in table.columns:
         table.columns["n_eval"] = [
