@@ -127,7 +127,8 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
             kept.append(curve)
         else:
             better.notes.append(
-                f"{Path(curve.source).name} holds training scores: left out; name it to read it"
+                f"{'/'.join(Path(curve.source).parts[-2:])} holds training scores: left out; "
+                "name it to read it"
             )
     return kept
 

@@ -34,9 +34,11 @@ def _scores(stage: Stage, *lines: tuple[str, str]) -> tuple[ScoreName, ...]:
 
 _HELD_OUT = r"(?:val|valid|validation|evals?|evaluation|test|dev|heldout|held_out)"
 _TRAINED = r"(?:train|training|rollouts?|rewards?|env|objective|critic|actor|policy|batch)"
+#: A filter of lm-eval may stand behind it: `exact_match,strict-match`.
 _RIGHT = (
     r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|solve_?rate|success_?rate|win_?rate"
-    r"|(?:mean|avg)@\d+|correct|solved|exact_match|em)"
+    r"|(?:mean|avg)@\d+|correct|solved|exact_match|p?q?em|acc_norm|extractive_match|primary_score"
+    r"|pass@1:\w+)(?:,[\w\-]+)?"
 )
 
 SCORES: tuple[ScoreName, ...] = (
@@ -185,8 +187,9 @@ _BESIDE = re.compile(
     re.IGNORECASE,
 )
 _OVERALL = re.compile(r"all|overall|average|avg|mean|macro|total|aggregate", re.IGNORECASE)
-_MEASURES = ("accuracy", "acc", "pass_rate", "pass@1", "solve_rate", "success_rate", "correct",
-             "exact_match", "primary_score", "em", "win_rate", "solved")  # fmt: skip
+_MEASURES = ("primary_score", "accuracy", "acc", "pass_rate", "pass@1", "solve_rate",
+             "success_rate", "correct", "exact_match", "extractive_match", "qem", "pqem", "em",
+             "win_rate", "solved")  # fmt: skip
 #: The column that says which metric a row holds, and the column that holds it.
 METRIC = ("metric", "metric_name", "tag", "key")
 VALUE = ("value", "y", "metric_value", "score")

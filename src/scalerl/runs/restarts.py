@@ -36,6 +36,7 @@ def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
     x = _compute(table)
     if x is None:
         return [table]
+    x = np.where(_has_score(table), x, np.nan)
     rows = np.flatnonzero(np.isfinite(x))
     values = x[rows]
     starts = np.flatnonzero(np.diff(values) < 0) + 1
@@ -63,6 +64,17 @@ def _compute(table: Table) -> Array | None:
             if len(finite) * 2 > len(x) and len(np.unique(finite)) > 1:
                 return x
     return None
+
+
+def _has_score(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The rows of a score, where there is one: another metric may follow on rows of its own, whose
+    steps start again without being another run."""
+    numeric = [c for c in table.columns if table.is_numeric(c)]
+    found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
+    here = np.zeros(len(table), dtype=bool)
+    for name in found:
+        here |= np.isfinite(table.numbers(name))
+    return here if here.any() else np.ones(len(table), dtype=bool)
 
 
 def _by_condition(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
