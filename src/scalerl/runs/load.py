@@ -126,9 +126,9 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
         if better is None or curve.stage == "validation":
             kept.append(curve)
         else:
+            where = "/".join(Path(curve.source).parts[-2:])
             better.notes.append(
-                f"{'/'.join(Path(curve.source).parts[-2:])} holds training scores: left out; "
-                "name it to read it"
+                f"{where} holds training scores: left out; --y {curve.y_name} reads them"
             )
     return kept
 

@@ -41,6 +41,8 @@ _RIGHT = (
     r"|pass@1:\w+)(?:,[\w\-]+)?"
 )
 
+_NO_SCORE = r".*(?:std|stderr|_se$|min|max|len|tok|count|num|time|format|best|maj|loss)"
+
 SCORES: tuple[ScoreName, ...] = (
     *_scores(
         "validation",
@@ -65,6 +67,7 @@ SCORES: tuple[ScoreName, ...] = (
         ("TRL", r"eval[_/]rewards/.+/mean"),
         ("AReaL", r"eval-rollout/(?:task_)?reward"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?reward(?:/mean|_mean)?"),
+        ("any", rf"(?!{_NO_SCORE}){_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?{_RIGHT}[/_.\- ].+"),
     ),
     # A bare name: what stands beside it tells more (select.py).
     *_scores(

@@ -119,7 +119,10 @@ def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], aske
     if stage == "unknown" and not metrics.says_what_of(y_name):
         here = np.isfinite(table.numbers(y_name))
         for name in (c for c in numeric if metrics.is_of_a_step(c)):
-            if np.isfinite(table.numbers(name))[here].mean() > 0.8:
+            beside = table.numbers(name)[here]
+            # A bare `lr` that never changes is a setting of the run.
+            changes = "/" in name or len(np.unique(beside)) > 1
+            if changes and np.isfinite(beside).mean() > 0.8:
                 stage = "training"
                 why = f"{y_name} stands beside {name}: taken as measured on training prompts"
                 break

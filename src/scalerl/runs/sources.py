@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.runs import metrics
 from scalerl.runs.importers import hugging_face, mlflow, run_directory, tensorboard, wandb_local
 from scalerl.runs.importers.console import looks_printed, read_console
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
@@ -103,6 +104,16 @@ def read_file(path: Path) -> Tables:
 
 
 def _read_text(path: Path, head: bytes, name: str) -> Tables:
+    tables = _read_kind(path, head, name)
+    if _PART_OF_A_RUN.fullmatch(path.stem):
+        # `eval_log.jsonl`, `train_metrics.csv`: what the scores were taken on is in the name.
+        stage = metrics.stage_of_rows(path.stem)
+        for table in tables if stage != "unknown" else ():
+            table.stage = table.stage or stage
+    return tables
+
+
+def _read_kind(path: Path, head: bytes, name: str) -> Tables:
     if path.name == run_directory.FILE:
         return [run_directory.read_run_directory(path.parent)]
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -127,7 +127,7 @@ def _read(series: Series) -> Table:
     bad: list[Path] = []
     results = False
     for step, file in sorted(series.files.items()):
-        value = _value(file)
+        value = _value_or_none(file)
         if isinstance(value, dict) and evaluations.is_result(value):
             row, results = evaluations.row_of(value), True
         else:
@@ -248,7 +248,8 @@ def _step_inside(file: Path) -> int | None:
 
 def _is_of_steps(series: Series) -> bool:
     """Whether its files are points, and not runs of their own that happen to be numbered."""
-    value = _value_or_none(next(iter(series.files.values())))
+    values = map(_value_or_none, series.files.values())
+    value = next((found for found in values if found), None)
     if not isinstance(value, list):
         return isinstance(value, dict) and "log_history" not in value
     columns = from_rows(row for row in value if isinstance(row, dict))

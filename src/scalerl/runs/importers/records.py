@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.runs import metrics
 from scalerl.runs.importers.evaluations import step_of
 from scalerl.runs.importers.files import Lines, read_text
 from scalerl.runs.table import Table, from_rows
@@ -57,7 +58,19 @@ def read_json(path: Path, name: str) -> list[Table]:
         raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
     if len(tables) == 1 and tables[0].name.lower() in _LISTS:
         tables[0].name = name
+    if all(metrics.stage_of_rows(table.name) != "unknown" for table in tables):
+        return [_of_stage(table, name) for table in tables]
     return tables
+
+
+def _of_stage(table: Table, name: str) -> Table:
+    """`{"train": [...], "eval": [...]}`: not two runs, but two kinds of rows of one."""
+    shared = metrics.compute_columns(table.columns)
+    columns = {
+        column if column in shared else metrics.under_stage(column, table.name): cells
+        for column, cells in table.columns.items()
+    }
+    return table.made(columns, name=name, home=table.source)
 
 
 #: What a list of records is called where it is the only one in a file.
