@@ -20,7 +20,7 @@ from scalerl.runs.importers.console import looks_printed, read_console
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
 from scalerl.runs.importers.files import check_file, read_head
 from scalerl.runs.importers.parquet import read_parquet
-from scalerl.runs.importers.per_step import Series, find_series, home_of, read_series
+from scalerl.runs.importers.per_step import StepFiles, find_series, home_of, read_series
 from scalerl.runs.importers.records import is_json_lines, read_json, read_jsonl
 from scalerl.runs.importers.swanlab import MAGIC as SWANLAB
 from scalerl.runs.importers.swanlab import read_swanlab
@@ -207,7 +207,7 @@ def _part_reader(path: Path) -> Reader:
     return read
 
 
-def _series_reader(series: list[Series]) -> Reader:
+def _series_reader(series: list[StepFiles]) -> Reader:
     return lambda: read_series(series)
 
 

@@ -142,10 +142,13 @@ def _by_stage(table: Table) -> Table:
         if name in shared or not table.is_numeric(name):
             columns.setdefault(name, cells)
             continue
+        renamed = {None: name} | {value: metrics.under_stage(name, value) for value in values}
         for i, (cell, value) in enumerate(zip(cells, said, strict=True)):
             if not is_missing(cell):
-                new = name if value is None else metrics.under_stage(name, value)
-                columns.setdefault(new, [None] * len(cells))[i] = cell
+                new = renamed[value]
+                if new not in columns:
+                    columns[new] = [None] * len(cells)
+                columns[new][i] = cell
     rows = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
     note = f"rows told apart by {column}: {rows}"
     return table.made(columns, notes=[*table.notes, note] if len(values) > 1 else table.notes[:])

@@ -44,6 +44,7 @@ class Table:
     #: The folder of the run this is one file of: of its files, evaluations are preferred.
     home: str = ""
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
+    _missing: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return max((len(c) for c in self.columns.values()), default=0)
@@ -65,9 +66,11 @@ class Table:
         return int(np.isnan(self.numbers(column)).sum()) - self._count_missing(column)
 
     def _count_missing(self, column: str) -> int:
-        holes = np.flatnonzero(np.isnan(self.numbers(column)))
-        cells = self.columns[column]
-        return sum(is_missing(cells[i]) for i in holes)
+        if column not in self._missing:
+            holes = np.flatnonzero(np.isnan(self.numbers(column)))
+            cells = self.columns[column]
+            self._missing[column] = sum(is_missing(cells[i]) for i in holes)
+        return self._missing[column]
 
     def take(self, rows: list[int], name: str) -> Table:
         """The table with only these rows, under another name."""
@@ -76,7 +79,12 @@ class Table:
 
     def made(self, columns: dict[str, list[object]], **changes: Any) -> Table:
         """A table of the same run with other columns."""
-        copies = {"notes": list(self.notes), "facts": dict(self.facts), "_numbers": {}}
+        copies = {
+            "notes": list(self.notes),
+            "facts": dict(self.facts),
+            "_numbers": {},
+            "_missing": {},
+        }
         return replace(self, columns=columns, **(copies | changes))
 
 

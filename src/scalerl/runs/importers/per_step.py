@@ -40,7 +40,7 @@ _ROLE = re.compile(
 
 
 @dataclass
-class Series:
+class StepFiles:
     """Files that differ in their step alone."""
 
     place: Path
@@ -59,9 +59,9 @@ class Series:
         return "unknown"
 
 
-def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[Series], set[Path]]:
+def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[StepFiles], set[Path]]:
     """The series among these children of a folder, and the children they are made of."""
-    found: dict[str, Series] = {}
+    found: dict[str, StepFiles] = {}
     of: dict[str, set[Path]] = {}
     for child in children:
         step = evaluations.step_of(child.stem if child.suffix in _SUFFIXES else child.name)
@@ -75,7 +75,7 @@ def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[Series], s
             at = _step_inside(file) if step is None else step
             if at is not None:
                 # Of several results of one step, the one with the latest time in its name.
-                found.setdefault(key, Series(folder, key)).files[at] = file
+                found.setdefault(key, StepFiles(folder, key)).files[at] = file
                 of.setdefault(key, set()).add(child)
     for key in [k for k in found if k.endswith(("metrics-all.jsonl", "/metrics.json"))]:
         # OLMES writes the same scores three times: all in one file, and a file for each task.
@@ -90,7 +90,7 @@ def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[Series], s
 _SUFFIXES = (".json", ".jsonl")
 
 
-def read_series(series: list[Series]) -> list[Table]:
+def read_series(series: list[StepFiles]) -> list[Table]:
     """One table for each series that holds scores: evaluations, or else what there is."""
     tables: list[Table] = []
     problems: list[InputError] = []
@@ -122,7 +122,7 @@ def home_of(path: Path) -> Path:
     return folder
 
 
-def _read(series: Series) -> Table:
+def _read(series: StepFiles) -> Table:
     rows: list[dict[str, object]] = []
     bad: list[Path] = []
     results = False
@@ -156,7 +156,7 @@ def _read(series: Series) -> Table:
     )  # fmt: skip
 
 
-def _name(series: Series, home: Path) -> str:
+def _name(series: StepFiles, home: Path) -> str:
     """The run's folder, or what a harness makes of the model's path: `out__run__checkpoint-*`."""
     first = series.template.split("/")[0].split("__")
     named = [part for part in first if "*" not in part and not part.endswith(_SUFFIXES)]
@@ -246,7 +246,7 @@ def _step_inside(file: Path) -> int | None:
     return evaluations.step_inside(value) if found and isinstance(value, dict) else None
 
 
-def _is_of_steps(series: Series) -> bool:
+def _is_of_steps(series: StepFiles) -> bool:
     """Whether its files are points, and not runs of their own that happen to be numbered."""
     values = map(_value_or_none, series.files.values())
     value = next((found for found in values if found), None)

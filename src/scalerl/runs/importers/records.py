@@ -103,13 +103,15 @@ def is_json_lines(path: Path) -> bool:
     """Whether a file that opens with a brace is JSON Lines, rather than one object.
 
     It is when its first line is a whole record, or damaged but followed by another line that opens
-    one. An object whose values are all lists or objects is a table by columns or by steps.
+    one. An object of nothing but lists, or of several objects, is a table by columns or by steps.
     """
     with closing(iter(Lines(path))) as lines:
         first, second = islice(chain((line for line in lines if line.strip()), ("", "")), 2)
     value = parse(first)
     if isinstance(value, dict):
-        whole = "log_history" in value or all(isinstance(v, list | dict) for v in value.values())
+        nested = len(value) > 1 and all(isinstance(v, list | dict) for v in value.values())
+        lists = all(isinstance(v, list) for v in value.values())
+        whole = "log_history" in value or lists or nested
         return bool(second) or not whole
     return first.strip() != "{" and (not second or second.lstrip().startswith("{"))
 

@@ -18,7 +18,9 @@ def read_trackio(path: Path) -> list[Table]:
     with database(path) as found:
         present = columns_of(found, "metrics")
         if not present >= _NEEDED:
-            raise InputError(f"{path}: an SQLite file, but not trackio's: it has no metrics")
+            raise InputError(
+                f"{path}: an SQLite file, but not trackio's or MLflow's: it has no metrics"
+            )
         run = "run_id" if "run_id" in present else "run_name"
         rows = found.execute(
             f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
