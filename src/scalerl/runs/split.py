@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -131,26 +132,29 @@ def _by_stage(table: Table) -> Table:
     if column is None or table.is_numeric(column):
         return table
     said = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
-    values = {v: said.count(v) for v in dict.fromkeys(said) if v is not None}
+    values = {v: count for v, count in Counter(said).items() if v is not None}
     stages = {v: metrics.stage_of_rows(v) for v in values}
     if len(values) > 20 or set(stages.values()) <= {"unknown"}:
         return table
     shared = {column, *metrics.compute_columns(table.columns)}
     shared |= {c for c in table.columns if c.strip().lower() in _ABOUT_THE_RUN}
+    rows_of: dict[str | None, list[int]] = {}
+    for i, value in enumerate(said):
+        rows_of.setdefault(value, []).append(i)
     columns: dict[str, list[object]] = {}
     for name, cells in table.columns.items():
         if name in shared or not table.is_numeric(name):
             columns.setdefault(name, cells)
             continue
-        renamed = {None: name} | {value: metrics.under_stage(name, value) for value in values}
-        for i, (cell, value) in enumerate(zip(cells, said, strict=True)):
-            if not is_missing(cell):
-                new = renamed[value]
-                if new not in columns:
-                    columns[new] = [None] * len(cells)
-                columns[new][i] = cell
-    rows = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
-    note = f"rows told apart by {column}: {rows}"
+        for value, rows in rows_of.items():
+            if not any(not is_missing(cells[i]) for i in rows):
+                continue
+            new = name if value is None else metrics.under_stage(name, value)
+            column_of_value = columns.setdefault(new, [None] * len(cells))
+            for i in rows:
+                column_of_value[i] = cells[i]
+    told = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
+    note = f"rows told apart by {column}: {told}"
     return table.made(columns, notes=[*table.notes, note] if len(values) > 1 else table.notes[:])
 
 
