@@ -64,6 +64,13 @@ def test_a_console_without_metrics_is_refused_and_found_in_no_directory(tmp_path
     assert load_run(tmp_path).name == "slurm-1"
 
 
+def test_dicts_printed_after_a_prefix_with_commas_are_no_csv(tmp_path: Path) -> None:
+    path = tmp_path / "ray.log"
+    rows = [str({"step": s, "eval/acc": s / 10, "note": None}) for s in range(1, 9)]
+    path.write_text("".join(f"(main pid=3, ip=10.0.0.1) INFO {row}\n" for row in rows))
+    assert len(load_run(path)) == 8
+
+
 def test_a_csv_with_a_column_of_dicts_stays_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "log.dat"
     path.write_text(
@@ -211,3 +218,6 @@ def test_runs_may_be_the_keys_of_a_json_object(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.score, LOW)
     path.write_text(json.dumps(steps))
     assert len(load_run(path)) == len(STEPS)
+    path.write_text(json.dumps({"train": [{"step": 1, "reward": 0.9}], "eval": rows}))
+    run = load_run(path)
+    assert (run.name, run.score_kind, len(run)) == ("log", "validation", len(STEPS))

@@ -81,6 +81,19 @@ def test_a_run_that_was_broken_off_or_resumed_stays_one() -> None:
         assert "resumed at 300" in notes(run)
 
 
+def test_steps_that_start_again_with_each_epoch_are_one_run() -> None:
+    table = {"epoch": [0] * 6 + [1] * 6, "step": STEPS * 2, "val_acc": scores() * 2}
+    run = load_run(table)
+    assert run.compute.tolist() == list(range(0, 1200, 100))
+    assert "step starts again with each epoch: counted on" in notes(run)
+
+
+def test_another_metric_on_rows_of_its_own_is_not_another_run() -> None:
+    nothing = [None] * len(STEPS)
+    table = {"step": STEPS * 2, "val_acc": [*scores(), *nothing], "loss": [*nothing, *scores()]}
+    assert load_run(table).score.tolist() == scores()
+
+
 def test_a_column_of_checkpoints_names_no_runs() -> None:
     table = {"model": [f"ckpt-{s}" for s in STEPS], "step": STEPS, "val_acc": scores()}
     assert len(load_run(table)) == len(STEPS)
@@ -90,6 +103,8 @@ def test_runs_are_called_by_their_names_where_ids_tell_them_apart() -> None:
     table = sequence(["x1", "x2"], "run_id")
     named = table | {"run_name": ["first"] * 6 + ["second"] * 6}
     assert [run.name for run in load_runs(named)] == ["first", "second"]
+    bare = {("id" if key == "run_id" else key): cells for key, cells in table.items()}
+    assert [r.name for r in load_runs(bare | {"name": ["grpo"] * 12})] == ["grpo (x1)", "grpo (x2)"]
     shared = table | {"name": ["grpo"] * 12}
     assert [run.name for run in load_runs(shared)] == ["grpo (x1)", "grpo (x2)"]
 
@@ -197,6 +212,28 @@ def test_a_bare_accuracy_beside_the_loss_is_of_training() -> None:
     assert "accuracy stands beside optim/lr" in notes(run)
     sparse = {"step": [1, 2, 3], "accuracy": [0.1, None, 0.2], "loss": [None, 1.0, None]}
     assert load_run(sparse).score_kind == "unknown"
+
+
+def test_a_setting_of_the_run_does_not_make_its_score_one_of_training() -> None:
+    table = {"step": [1, 2], "score": [0.1, 0.2], "lr": [1e-6, 1e-6]}
+    assert load_run(table).score_kind == "unknown"
+
+
+def test_the_names_of_files_say_what_their_scores_were_taken_on(tmp_path: Path) -> None:
+    rows = "step,accuracy\n" + "".join(f"{s},{y}\n" for s, y in zip(STEPS, scores(), strict=True))
+    for name in ("eval_log.csv", "train_log.csv"):
+        (tmp_path / name).write_text(rows)
+    assert load_run(tmp_path / "train_log.csv").score_kind == "training"
+    run = load_run(tmp_path)
+    assert (run.name, run.score_kind) == ("eval_log", "validation")
+    assert "train_log.csv holds training scores: left out" in notes(run)
+
+
+def test_an_evaluation_set_named_behind_the_measure_is_preferred_to_training() -> None:
+    table = {"step": [1, 2], "train_acc": [0.9, 0.9], "eval_acc_math": [0.1, 0.2]}
+    assert load_run(table).y_name == "eval_acc_math"
+    with pytest.raises(InputError, match="several scores"):
+        load_run(table | {"eval_acc_code": [0.1, 0.2]})
 
 
 # -- several sources, and what is said about them -------------------------------------------------

@@ -32,7 +32,7 @@ def _scores(stage: Stage, *lines: tuple[str, str]) -> tuple[ScoreName, ...]:
     )
 
 
-_HELD_OUT = r"(?:val|valid|validation|evals?|evaluation|test|dev|heldout|held_out)"
+_HELD_OUT = r"(?:val|valid|validation|evals?|evaluations?|test|dev|heldout|held_out)"
 _TRAINED = r"(?:train|training|rollouts?|rewards?|env|objective|critic|actor|policy|batch)"
 #: A filter of lm-eval may stand behind it: `exact_match,strict-match`.
 _RIGHT = (

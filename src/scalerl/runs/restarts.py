@@ -6,7 +6,8 @@ The rules, each with a note where it split something:
    tell them apart, each combination of their values is a run.
 2. Where compute goes back and such a column, or a text of any name, changes there and nowhere
    else, its values name the runs.
-3. Where compute starts again at its very first value twice or more, or once with two parts that
+3. Steps that start again with each epoch are counted on: that is one run.
+4. Where compute starts again at its very first value twice or more, or once with two parts that
    end alike, each part is a run. One part that was broken off and started again is left to
    `clean.py`, which keeps the later attempt and says so; and so is compute that goes back to a
    middle value, which is a resume.
@@ -33,15 +34,17 @@ MIN_ROWS = 2.5
 def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
     """One table for each run that the rows and their compute tell apart; `inside` a run that a
     column has already named, its name comes before theirs."""
-    x = _compute(table)
-    if x is None:
+    column = _compute(table)
+    if column is None:
         return [table]
-    x = np.where(_has_score(table), x, np.nan)
+    x = np.where(_has_score(table), table.numbers(column), np.nan)
     rows = np.flatnonzero(np.isfinite(x))
     values = x[rows]
     starts = np.flatnonzero(np.diff(values) < 0) + 1
     if not len(starts) and len(np.unique(values)) == len(values):
         return [table]
+    if len(starts) and (counted := _counted_on(table, column, values, rows, starts)) is not None:
+        return [counted]
     labels = _by_condition(table, x) or _by_text(table, rows, starts)
     if labels is not None:
         columns, names = labels
@@ -54,7 +57,7 @@ def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
     return _by_start(table, values, rows, starts)
 
 
-def _compute(table: Table) -> Array | None:
+def _compute(table: Table) -> str | None:
     """The column of compute that the rows follow: the first that counts up somewhere."""
     known = [c for c in (table.x, *metrics.compute_columns(table.columns)) if c in table.columns]
     for column in known:
@@ -62,8 +65,34 @@ def _compute(table: Table) -> Array | None:
             x = table.numbers(column)
             finite = x[np.isfinite(x)]
             if len(finite) * 2 > len(x) and len(np.unique(finite)) > 1:
-                return x
+                return column
     return None
+
+
+def _counted_on(
+    table: Table,
+    column: str,
+    x: Array,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> Table | None:
+    """Steps that start again with each epoch are counted on: the table with running steps."""
+    epoch = next((c for c in table.columns if c.strip().lower() in ("epoch", "epochs")), None)
+    if epoch is None or epoch == column or not table.is_numeric(epoch):
+        return None
+    of = table.numbers(epoch)[rows]
+    turns = np.flatnonzero(np.diff(of) != 0) + 1
+    if not np.array_equal(turns, starts) or not (np.diff(of)[turns - 1] > 0).all():
+        return None
+    running = x.copy()
+    for start in starts:
+        apart = x[start - 1] - x[start - 2] if start > 1 else 1.0
+        running[start:] += x[start - 1] + max(apart, 0.0) - x[start]
+    cells: list[object] = [None] * len(table)
+    for i, value in zip(rows.tolist(), running.tolist(), strict=True):
+        cells[i] = value
+    note = f"{column} starts again with each {epoch}: counted on"
+    return table.made(table.columns | {column: cells}, notes=[*table.notes, note])
 
 
 def _has_score(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -111,8 +111,14 @@ def _find(table: Table, names: tuple[str, ...]) -> str | None:
 
 def _split_by_run(table: Table) -> list[Table]:
     """By the column that tells runs apart; named by the one that names them, where both are."""
-    column = _find(table, metrics.RUN)
-    parts = _split_by(table, metrics.RUN, "{value}")
+    names: tuple[str, ...] = metrics.RUN
+    if _find(table, ("id",)) and not _find(table, ("run_id",)) and _find(table, metrics.RUN_NAME):
+        ids = table.columns[_find(table, ("id",)) or ""]
+        # An id for each row is the row's, not the run's.
+        if len({to_text(v) for v in ids if not is_missing(v)}) * 2 <= len(ids):
+            names = ("id", *names)
+    column = _find(table, names)
+    parts = _split_by(table, names, "{value}")
     for part in parts if column is not None else []:
         others = tuple(n for n in metrics.RUN_NAME if n != (column or "").strip().lower())
         called = _find(part, others)

@@ -68,7 +68,8 @@ def looks_delimited(path: Path) -> bool:
     """Whether a text file has a header of two columns or more, and rows of the same width."""
     with closing(iter(Lines(path))) as start:
         sample = list(islice((line for line in start if line.strip()), 20))
-    if len(sample) < 2 or any(line.lstrip()[:2] in ("{'", '{"') for line in sample):
+    # No header names a dict or a step: such a line was printed.
+    if len(sample) < 2 or "{" in sample[0] or "step:" in sample[0]:
         return False
     try:
         widths = {len(row) for row in csv.reader(sample, delimiter=_sniff(sample))}

@@ -58,9 +58,13 @@ def read_json(path: Path, name: str) -> list[Table]:
         raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
     if len(tables) == 1 and tables[0].name.lower() in _LISTS:
         tables[0].name = name
-    if all(metrics.stage_of_rows(table.name) != "unknown" for table in tables):
+    elif all(table.name.lower() in _STAGES for table in tables):
         return [_of_stage(table, name) for table in tables]
     return tables
+
+
+_STAGES = frozenset({"train", "training", "rollout", "rollouts", "eval", "evals", "evaluation",
+                     "evaluations", "val", "validation", "test"})  # fmt: skip
 
 
 def _of_stage(table: Table, name: str) -> Table:
@@ -75,7 +79,7 @@ def _of_stage(table: Table, name: str) -> Table:
 
 #: What a list of records is called where it is the only one in a file.
 _LISTS = frozenset({"history", "log_history", "logs", "log", "metrics", "results", "evals", "rows",
-                    "records", "data", "evaluations", "steps", "curve"})  # fmt: skip
+                    "records", "data", "evaluations", "steps", "curve", "checkpoints"})  # fmt: skip
 
 
 def _table(value: Any, name: str, path: Path) -> Table | None:
