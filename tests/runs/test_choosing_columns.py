@@ -195,7 +195,7 @@ def test_sparse_rows_just_work(tmp_path: Path) -> None:
 def test_runs_without_a_score_are_left_out_and_said() -> None:
     runs = load_runs({"run": ["a", "a", "b"], "step": [1, 2, 1], "acc": [0.1, 0.2, None]})
     assert [run.name for run in runs] == ["a"]
-    assert "1 left out: b:" in runs[0].notes[-1]
+    assert "left out: b:" in runs[0].notes[-1]
 
 
 def test_rows_that_name_no_run_are_counted() -> None:

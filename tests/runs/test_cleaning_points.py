@@ -160,7 +160,7 @@ def test_one_run_outside_the_scale_does_not_spoil_the_file() -> None:
     table = {"run": [*"aabbcc"], "step": [1, 2] * 3, "reward": [0.1, 0.2, 0.1, 0.2, 0.1, 2.0]}
     runs = load_runs(table)
     assert [run.name for run in runs] == ["a", "b"]
-    assert "1 left out: c: reward goes from 0.1 to 2" in runs[0].notes[-1]
+    assert "left out: c: reward goes from 0.1 to 2" in runs[0].notes[-1]
     with pytest.raises(InputError, match=r"c: reward goes from 0\.1 to 2"):
         load_runs(table, run="c")
 

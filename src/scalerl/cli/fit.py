@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
         if moved.get(id(f)):
             terminal.say(terminal.wrap(_moves(moved[id(f)])))
+    options.print_notes([f.run for f in fits])
     return 0
 
 

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     terminal.say(terminal.forecast_table(forecasts))
     for a, b, c, p in duels:
         terminal.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
+    options.print_notes([f.run for f in fits])
     return 0
 
 

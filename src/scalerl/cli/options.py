@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scalerl.curves.result import Fit, R0Choice
     from scalerl.runs.record import Run
 
@@ -187,6 +189,32 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     for problem in problems:
         print(f"scalerl: left out: {problem}", file=sys.stderr)
     return done
+
+
+#: So many lines of what the reader did are printed; `--json` has all.
+MAX_NOTES = 12
+
+
+def print_notes(runs: Sequence[Run]) -> None:
+    """What the reader did to the logs, on stderr: what all runs share once, the rest by run."""
+    from scalerl.report.terminal import wrap
+
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.notes:
+            told.setdefault(note, []).append(run.name)
+    lines = [
+        note if len(names) == len(runs) else f"{_few(names)}: {note}"
+        for note, names in told.items()
+    ]
+    if len(lines) > MAX_NOTES:
+        lines[MAX_NOTES:] = [f"{len(lines) - MAX_NOTES} more (--json has them)"]
+    for line in lines:
+        print(wrap(line, "  ", "note: "), file=sys.stderr)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _resolved(value: float | Share | None, run: Run) -> float | None:

@@ -116,6 +116,8 @@ class Forecast:
             **self.at.to_dict(),
             "x": self.fit.run.x_kind,
             "identified": self.fit.identified,
+            "score_kind": self.fit.run.score_kind,
+            "notes": list(self.fit.run.notes),
             "targets": [t.to_dict() for t in self.targets],
             "next_doubling": self.next_doubling.to_dict(),
             "recommendation": None

@@ -137,6 +137,7 @@ class Fit:
             "warnings": list(self.warnings),
             "r0_source": self.r0_source,
             "group": self.run.group,
+            "score_kind": self.run.score_kind,
             "notes": list(self.run.notes),
         }
 

@@ -15,13 +15,16 @@ from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.importers.frames import is_frame, read_frame
 from scalerl.runs.importers.wandb_online import read_wandb_online
-from scalerl.runs.names import listing, shorten
+from scalerl.runs.names import Found, listing, shorten, unique_names
 from scalerl.runs.record import Array, Run
 from scalerl.runs.scale import guess_scale, rescale
 from scalerl.runs.select import ColumnChoice, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import split_runs, split_scores
 from scalerl.runs.table import Table
+
+#: So many sources that could not be read are named; of the others only their number is told.
+MAX_TOLD = 3
 
 
 def load_runs(
@@ -54,19 +57,26 @@ def load_runs(
     if not sources:
         raise InputError("no source given: name a log file, a directory or example:paper-8b")
     choice = ColumnChoice(x=x, y=y, n_eval=n_eval, group_by=group_by)
-    runs: list[Run] = []
+    found: list[Found] = []
     names: list[str] = []
+    problems: list[InputError] = []
     for source in sources:
         try:
-            found, seen = _load(source, choice, run, scale)
+            more, seen, bad = _load(source, choice, run, scale)
         except InputError as error:
             # Names come from files: they may hold line ends.
             raise InputError(shorten(str(error), 600)) from None
-        runs += found
+        found += more
         names += seen
-    if not runs:
+        problems += bad
+    if not found and problems:
+        raise InputError(shorten(str(problems[0]), 600))
+    if not found:
         raise InputError(f"no run matches {run!r}: there is {listing(names)}")
-    return _unique_names(runs)
+    left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_TOLD])
+    if len(problems) > MAX_TOLD:
+        left_out += (f"left out: {len(problems) - MAX_TOLD} more that could not be read",)
+    return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in unique_names(found)]
 
 
 def load_run(*sources: Any, **options: Any) -> Run:
@@ -84,34 +94,43 @@ def load_run(*sources: Any, **options: Any) -> Run:
 
 def _load(
     source: Any, choice: ColumnChoice, pattern: str | None, scale: str | float | None
-) -> tuple[list[Run], list[str]]:
-    """The runs of one source that match, and the names of all."""
-    if isinstance(source, Run):
-        return _matching([source], pattern), [source.name]
+) -> tuple[list[Found], list[str], list[InputError]]:
+    """The runs of one source that match, the names of all, and what could not be read."""
     if isinstance(source, str) and source.startswith("example:"):
-        example = load_example(source.removeprefix("example:"))
-        return _matching([example], pattern), [example.name]
+        source = load_example(source.removeprefix("example:"))
+    if isinstance(source, Run):
+        return [Found(r) for r in _matching([source], pattern)], [source.name], []
     tables, problems = _read(source, pattern)
-    parts = [
-        piece
-        for table in tables
-        for part in split_runs(table)
-        for piece in split_scores(part, choice.y)
-    ]
+    parts: list[Table] = []
+    for table in tables:
+        for part in split_runs(table):
+            parts += split_scores(part, choice.y)
     for part in parts:
         part.name = shorten(part.name, 200) or "run"
     wanted = [part for part in parts if _matches(part.name, pattern)]
     curves, more_problems = _curves(wanted, choice)
     problems += more_problems
+    if choice.y is None:
+        curves = _prefer_evaluations(curves)
     # The other runs of a file help to tell percent from fractions.
     others, _ = _curves([part for part in parts if not _matches(part.name, pattern)], choice)
-    runs = _finish(curves, others, scale, problems)
-    if not runs and problems:
-        raise problems[0]
-    if problems:
-        left_out = f"{len(problems)} left out: {shorten(str(problems[0]), 160)}"
-        runs = [run.replace(notes=(*run.notes, left_out)) for run in runs]
-    return runs, [part.name for part in parts]
+    return _finish(curves, others, scale, problems), [part.name for part in parts], problems
+
+
+def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
+    """Of the files of one run's folder, those with evaluations, where there are any."""
+    homes = {c.table.home: c for c in curves if c.table.home and c.stage == "validation"}
+    kept = []
+    for curve in curves:
+        better = homes.get(curve.table.home)
+        if better is None or curve.stage == "validation":
+            kept.append(curve)
+        else:
+            where = "/".join(Path(curve.source).parts[-2:])
+            better.notes.append(
+                f"{where} holds training scores: left out; --y {curve.y_name} reads them"
+            )
+    return kept
 
 
 def _curves(tables: list[Table], choice: ColumnChoice) -> tuple[list[Curve], list[InputError]]:
@@ -148,23 +167,31 @@ def _finish(
     others: list[Curve],
     scale: str | float | None,
     problems: list[InputError],
-) -> list[Run]:
-    """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve."""
+) -> list[Found]:
+    """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve. What
+    cannot be brought there is a problem, and no obstacle to the other runs."""
     kin: dict[tuple[str, str], list[Curve]] = {}
     for curve in others:
         kin.setdefault((curve.source, curve.y_name), []).append(curve)
     mine: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         mine.setdefault((curve.source, curve.y_name), []).append(curve)
-    scales = {key: scale or _decide(group, kin.get(key, [])) for key, group in mine.items()}
-    runs = []
-    for curve in curves:
+    scales: dict[tuple[str, str], str | float] = {}
+    for key, group in mine.items():
         try:
-            score, notes = rescale(curve.y, curve.y_name, scales[curve.source, curve.y_name])
-            runs.append(_to_run(curve, score, notes))
+            scales[key] = scale or _decide(group, kin.get(key, []))
+        except InputError as error:
+            problems.append(error)
+    found: list[Found] = []
+    for curve in curves:
+        if (how := scales.get((curve.source, curve.y_name))) is None:
+            continue
+        try:
+            score, notes = rescale(curve.y, curve.y_name, how)
+            found.append(Found(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
         except InputError as error:
             problems.append(InputError(f"{curve.name}: {error}"))
-    return runs
+    return found
 
 
 def _decide(curves: list[Curve], others: list[Curve]) -> str:
@@ -196,6 +223,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         x_kind=curve.x_kind,
         x_name=curve.x_name,
         y_name=curve.y_name,
+        score_kind=curve.stage,
         n_eval=n_eval,
         group=curve.group,
         source=curve.source,
@@ -209,28 +237,3 @@ def _matches(name: str, pattern: str | None) -> bool:
 
 def _matching(runs: Iterable[Run], pattern: str | None) -> list[Run]:
     return [run for run in runs if _matches(run.name, pattern)]
-
-
-def _unique_names(runs: list[Run]) -> list[Run]:
-    """Runs of one name get the part of their path that differs before it, or a number after it."""
-    same: dict[str, list[tuple[str, ...]]] = {}
-    for run in runs:
-        same.setdefault(run.name, []).append(Path(run.source).parts[::-1])
-    differs = {
-        name: next(
-            (i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0
-        )
-        for name, paths in same.items()
-    }
-    taken: set[str] = set()
-    result = []
-    for run in runs:
-        at = differs[run.name]
-        name = plain = f"{Path(run.source).parts[::-1][at]}/{run.name}" if at else run.name
-        count = 2
-        while name in taken:
-            name = f"{plain} #{count}"
-            count += 1
-        taken.add(name)
-        result.append(run if name == run.name else run.replace(name=name))
-    return result

@@ -1,7 +1,8 @@
 """The names frameworks log under: which column is the score, which is the compute.
 
 One table for scores, in order of preference: the first line that matches a column with numbers
-in it wins, and validation comes before training. One table for compute.
+in it wins, and validation comes before training. One table for compute. And the words by which
+columns say what a row is about: its run, its metric, its split.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from scalerl.runs.record import ComputeKind
-
-Stage = Literal["validation", "training"]
+from scalerl.runs.record import ComputeKind, Stage
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,21 @@ def _scores(stage: Stage, *lines: tuple[str, str]) -> tuple[ScoreName, ...]:
     )
 
 
-_HELD_OUT = r"(?:val|valid|validation|eval|evaluation|test|heldout|held_out)"
+_HELD_OUT = r"(?:val|valid|validation|evals?|evaluations?|test|dev|heldout|held_out)"
+_TRAINED = r"(?:train|training|rollouts?|rewards?|env|objective|critic|actor|policy|batch)"
+#: A filter of lm-eval may stand behind it: `exact_match,strict-match`.
 _RIGHT = (
     r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|solve_?rate|success_?rate|win_?rate"
-    r"|(?:mean|avg)@\d+|correct|solved|exact_match|em)"
+    r"|(?:mean|avg)@\d+|correct|solved|exact_match|p?q?em|acc_norm|extractive_match|primary_score"
+    r"|pass@1:\w+)(?:,[\w\-]+)?"
 )
+
+_NO_SCORE = r".*(?:std|stderr|_se$|min|max|len|tok|count|num|time|format|best|maj|loss)"
 
 SCORES: tuple[ScoreName, ...] = (
     *_scores(
         "validation",
-        ("scalerl", r"(?:eval/)?pass_rate"),
+        ("scalerl", r"eval/pass_rate"),
         ("prime-rl", r"eval/[^/]+/(?:effective/)?avg@\d+"),
         ("prime-rl", r"eval/[^/]+/all/avg@\d+"),
         ("verl", r"val-core/.+/mean@\d+"),
@@ -63,7 +67,12 @@ SCORES: tuple[ScoreName, ...] = (
         ("TRL", r"eval[_/]rewards/.+/mean"),
         ("AReaL", r"eval-rollout/(?:task_)?reward"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?reward(?:/mean|_mean)?"),
-        ("any", rf"(?!train|env/|objective/|rollout|critic)(?:.+[/_.\- ])?{_RIGHT}"),
+        ("any", rf"(?!{_NO_SCORE}){_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?{_RIGHT}[/_.\- ].+"),
+    ),
+    # A bare name: what stands beside it tells more (select.py).
+    *_scores(
+        "unknown",
+        ("any", rf"(?!{_TRAINED}[/_.\- ])(?:.+[/_.\- ])?{_RIGHT}"),
         ("any", r"score|y|value"),
     ),
     *_scores(
@@ -80,8 +89,9 @@ SCORES: tuple[ScoreName, ...] = (
         ("NeMo-RL, OpenRLHF, TRL", r"train/reward"),
         ("TRL", r"reward"),
         ("TRL", r"(?:train/)?rewards/.+/mean"),
-        ("any", rf"(?:train|training)[/_.\- ](?:.+[/_.\- ])?(?:{_RIGHT}|score|rewards?)(?:/mean)?"),
-        ("any", r"(?:mean|avg|average)_reward|reward_mean|(?:objective/)?scores"),
+        ("any", rf"{_TRAINED}[/_.\- ](?:.+[/_.\- ])?{_RIGHT}"),
+        ("any", rf"{_TRAINED}[/_.\- ](?:.+[/_.\- ])?(?:score|rewards?)(?:/mean)?"),
+        ("any", r"(?:mean|avg|average|total)_reward|reward_mean|(?:objective/)?scores"),
     ),
 )
 
@@ -120,8 +130,17 @@ _COMPUTE: tuple[tuple[str, ComputeKind, Unit], ...] = (
     (r"_?timestamp|wall[_ ]?time|time|date|datetime|created_at", "hours", "moments"),
 )
 _KINDS = tuple((re.compile(p, re.IGNORECASE), kind, unit) for p, kind, unit in _COMPUTE)
+_STEPS = next(i for i, (_, kind, _) in enumerate(_KINDS) if kind == "steps")
+_PLAIN = frozenset({"x", "c", "compute", "epoch"})
 _PREFIX = re.compile(
     r"(?:data/)?(?:(?:train|trainer|training|eval|val|validation|test|global|compute|progress)/)?",
+    re.IGNORECASE,
+)
+#: Steps under a framework's own name (`grpo_step`, `system/step`): used if they count up.
+_STEP_LIKE = re.compile(
+    r"(?!.*(?:per_|tim(?:e|ing)|sec|second|_ms|perf/|max_|total_|num_|warmup|save|log))"
+    r"(?:.+[/_.\- ])?(?:steps?|iter|iteration|batch|round|update|checkpoint|ckpt)"
+    r"(?:_(?:idx|id|num|number|count))?",
     re.IGNORECASE,
 )
 # Logged by prime-rl for the step alone; the running totals are progress/total_*.
@@ -132,9 +151,48 @@ _NOT_A_TOTAL = re.compile(
 
 #: Samples behind a score.
 N_EVAL = ("n_eval", "num_eval_samples", "eval/num_eval_samples", "eval_num_samples", "eval/n")
+#: The same if every row has one number, and the scores are multiples of one over it.
+MAYBE_N_EVAL = re.compile(
+    r"(?:.+/)?(?:n|num|total)?_?(?:samples|questions|problems|prompts|examples|items)",
+    re.IGNORECASE,
+)
 #: The column that says which run a row belongs to.
 RUN = ("run_id", "run", "run_name", "run name", "experiment", "exp_name", "experiment_name",
        "trial", "trial_id", "name")  # fmt: skip
+#: What a run is called, where a column of ids tells runs apart.
+RUN_NAME = ("run_name", "run name", "run.name", "display_name", "exp_name", "experiment_name",
+            "name", "run", "experiment")  # fmt: skip
+#: Columns that name runs if rows of one compute differ in them.
+CONDITION = ("condition", "variant", "recipe", "method", "algorithm", "algo", "arm", "setting",
+             "treatment", "ablation", "exp", "config", "config_name", "label", "group", "model",
+             "model_name", "policy", "agent", "system", "job", "job_id", "dataset", "task",
+             "benchmark", "env", "eval_set", "seed", "replicate", "rep", "fold")  # fmt: skip
+#: The column that says whether a row is of training or of an evaluation.
+SPLIT = ("type", "split", "phase", "kind", "event", "stage", "mode", "data_split", "event_type",
+         "record_type", "row_type", "log_type", "subset", "partition")  # fmt: skip
+_HELD_OUT_VALUE = re.compile(rf"(?:.*[/_.\- ])?{_HELD_OUT}(?:uate)?(?:[/_.\- ].*)?", re.IGNORECASE)
+_TRAINED_VALUE = re.compile(
+    r"(?:.*[/_.\- ])?(?:train(?:ing)?|rollouts?|steps?|updates?|grpo|ppo|iteration|optim)"
+    r"(?:[/_.\- ].*)?",
+    re.IGNORECASE,
+)
+#: Metrics of a training step: a bare score on their rows was taken on the training prompts.
+_OF_A_STEP = re.compile(
+    r"(?:.*[/_.\- ])?(?:loss|kl|grad(?:ient)?(?:_?norm)?|lr|learning_rate|entropy|advantages?"
+    r"|clip_?(?:frac|ratio)|logprobs?)(?:[/_.\- ].*)?",
+    re.IGNORECASE,
+)
+#: Scores of something else than being right.
+_BESIDE = re.compile(
+    r"(?:.*[/_.\- ])?(?:format\w*|len|length|tokens?|truncat\w*|std|stderr|min|max|best|worst|maj"
+    r"|majority|parse\w*|extract\w*|entropy|ratio|delta|diff|gap|baseline|time|count|num|frac\w*)"
+    r"(?:[/_.\- @].*)?",
+    re.IGNORECASE,
+)
+_OVERALL = re.compile(r"all|overall|average|avg|mean|macro|total|aggregate", re.IGNORECASE)
+_MEASURES = ("primary_score", "accuracy", "acc", "pass_rate", "pass@1", "solve_rate",
+             "success_rate", "correct", "exact_match", "extractive_match", "qem", "pqem", "em",
+             "win_rate", "solved")  # fmt: skip
 #: The column that says which metric a row holds, and the column that holds it.
 METRIC = ("metric", "metric_name", "tag", "key")
 VALUE = ("value", "y", "metric_value", "score")
@@ -152,7 +210,7 @@ def compute_kind(name: str) -> tuple[ComputeKind, Unit]:
         for pattern, kind, unit in _KINDS:
             if pattern.fullmatch(text.strip()):
                 return kind, unit
-    return "unknown", ""
+    return ("steps", "") if _STEP_LIKE.fullmatch(name.strip()) else ("unknown", "")
 
 
 def compute_columns(names: Iterable[str]) -> list[str]:
@@ -161,19 +219,28 @@ def compute_columns(names: Iterable[str]) -> list[str]:
     >>> compute_columns(["loss", "num_tokens", "step", "epoch"])
     ['step', 'num_tokens', 'epoch']
     """
-    ranked: list[tuple[int, bool, int, str]] = []
+    ranked: list[tuple[float, bool, int, str]] = []
     last = len(_KINDS)
     for order, name in enumerate(names):
         bare = name[_PREFIX.match(name).end() :].strip()  # type: ignore[union-attr]
         if _NOT_A_TOTAL.fullmatch(name):
             continue
+        rank: float | None = None
         rank = next((i for i, (p, _, _) in enumerate(_KINDS) if p.fullmatch(bare)), None)
-        if rank is None and bare.lower() in {"x", "c", "compute", "epoch"}:
+        if rank is None and bare.lower() in _PLAIN:
             rank = last if bare.lower() != "epoch" else last + 1
+        if rank is None and _STEP_LIKE.fullmatch(name.strip()):
+            rank = _STEPS + 0.5
         if rank is not None:
             # W&B's own _step counts calls of log, not steps of training.
             ranked.append((rank, name == "_step", order, name))
     return [name for *_, name in sorted(ranked)]
+
+
+def is_plain_compute(name: str) -> bool:
+    """Whether a column of this name is compute whatever its values are like."""
+    bare = name[_PREFIX.match(name).end() :].strip()  # type: ignore[union-attr]
+    return any(p.fullmatch(bare) for p, _, _ in _KINDS) or bare.lower() in _PLAIN
 
 
 def score_columns(names: Iterable[str]) -> tuple[list[str], Stage | None]:
@@ -192,10 +259,81 @@ def score_columns(names: Iterable[str]) -> tuple[list[str], Stage | None]:
     return [], None
 
 
-def is_training(name: str) -> bool:
-    """Whether a score of this name was taken on the training prompts."""
-    found, stage = score_columns([name])
-    return bool(found) and stage == "training"
+def best_score(found: list[str]) -> str | None:
+    """Of several scores the one that is about being right, over everything; None if they are of
+    several sets, between which nobody can choose for their owner.
+
+    >>> best_score(["eval/format_accuracy", "eval/accuracy"])
+    'eval/accuracy'
+    >>> best_score(["eval/math/accuracy", "eval/code/accuracy"])
+    """
+    names = [n for n in found if not _BESIDE.fullmatch(n)] or found
+    if len(names) == 1:
+        return names[0]
+    whole = [n for n in names if any(_OVERALL.fullmatch(part) for part in n.split("/")[:-1])]
+    if len(whole) == 1:
+        return whole[0]
+    stems = {n: tuple(n.split("/")[:-1]) for n in names}
+    shortest = min(stems.values(), key=len)
+    above = [n for n in names if stems[n] == shortest]
+    if len(above) == 1 and all(stem[: len(shortest)] == shortest for stem in stems.values()):
+        return above[0]
+    if len(set(stems.values())) > 1:
+        return None
+    by_measure = {re.split(r"[/,]", n)[len(shortest)].lower(): n for n in reversed(names)}
+    return next((by_measure[m] for m in _MEASURES if m in by_measure), None)
+
+
+def stage_of(name: str) -> Stage:
+    """Whether a score of this name is held out, of training, or does not say.
+
+    >>> stage_of("eval/accuracy"), stage_of("reward/pass@1"), stage_of("accuracy")
+    ('validation', 'training', 'unknown')
+    """
+    _, stage = score_columns([name])
+    if stage in ("validation", "training"):
+        return stage
+    if re.match(rf"{_HELD_OUT}[/_.\- ]", name, re.IGNORECASE):
+        return "validation"
+    return "training" if re.match(rf"{_TRAINED}[/_.\- ]", name, re.IGNORECASE) else "unknown"
+
+
+def stage_of_rows(value: str) -> Stage:
+    """What rows are about whose split column, or whose file, has this word.
+
+    >>> stage_of_rows("eval_step"), stage_of_rows("rollouts"), stage_of_rows("checkpoint")
+    ('validation', 'training', 'unknown')
+    """
+    if _HELD_OUT_VALUE.fullmatch(value):
+        return "validation"
+    return "training" if _TRAINED_VALUE.fullmatch(value) else "unknown"
+
+
+def under_stage(name: str, value: str) -> str:
+    """The column's name with the word before it that says what its rows are about.
+
+    >>> under_stage("acc", "test"), under_stage("acc", "rollout"), under_stage("eval/acc", "x")
+    ('test/acc', 'train/rollout/acc', 'eval/acc')
+    """
+    if stage_of(name) == "validation" or re.match(r"train(?:ing)?[/_]", name, re.IGNORECASE):
+        return name
+    stage = stage_of_rows(value)
+    if stage == "validation":
+        known = re.fullmatch(_HELD_OUT, value, re.IGNORECASE)
+        return f"{value}/{name}" if known else f"eval/{value}/{name}"
+    if stage == "training":
+        return f"train/{name}" if value.lower().startswith("train") else f"train/{value}/{name}"
+    return f"{value}/{name}"
+
+
+def is_of_a_step(name: str) -> bool:
+    """Whether a metric of this name is logged for a training step."""
+    return bool(_OF_A_STEP.fullmatch(name)) and stage_of(name) != "validation"
+
+
+def says_what_of(name: str) -> bool:
+    """Whether a score's name says of which set it is: `math500_accuracy`, not `accuracy`."""
+    return not re.fullmatch(rf"(?:data/)?(?:{_RIGHT}|score|y|value)", name.strip(), re.IGNORECASE)
 
 
 def _most_samples(names: list[str]) -> list[str]:

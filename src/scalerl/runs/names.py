@@ -1,11 +1,14 @@
-"""Finding the column that a name means, and saying what there is when none does."""
+"""Names: the column that one means, what there is when none does, and runs that share one."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.runs.record import Run
 from scalerl.runs.table import Table
 
 
@@ -47,3 +50,68 @@ def shorten(text: str, most: int = 80) -> str:
     """The text on one line, printable, and not longer than a name should be."""
     line = "".join(ch if ch.isprintable() else "?" for ch in text)
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run, and what its log says about it beside the points."""
+
+    run: Run
+    id: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def unique_names(found: Sequence[Found]) -> list[Run]:
+    """Runs of one name are told apart by what differs: a part of their path before it, else what
+    their configurations differ in, else their ids, else a number after it.
+
+    >>> import numpy as np
+    >>> run = Run("grpo", np.array([1.0]), np.array([0.5]), "steps", source="runs.db")
+    >>> both = [Found(run, facts={"lr": "1", "seed": seed}) for seed in "12"]
+    >>> [r.name for r in unique_names(both)]
+    ['grpo seed=1', 'grpo seed=2']
+    """
+    same: dict[str, list[int]] = {}
+    for i, each in enumerate(found):
+        same.setdefault(each.run.name, []).append(i)
+    names = [each.run.name for each in found]
+    for name, places in same.items():
+        if len(places) > 1:
+            told = _told_apart(name, [found[i] for i in places])
+            for i, new in zip(places, told, strict=True):
+                names[i] = new
+    taken: set[str] = set()
+    result = []
+    for each, plain in zip(found, names, strict=True):
+        name, count = plain, 2
+        while name in taken:
+            name = f"{plain} #{count}"
+            count += 1
+        taken.add(name)
+        result.append(each.run if name == each.run.name else each.run.replace(name=name))
+    return result
+
+
+def _told_apart(name: str, runs: list[Found]) -> list[str]:
+    paths = [Path(each.run.source).parts[::-1] for each in runs]
+    at = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)
+    names = [f"{path[at]}/{name}" if at else name for path in paths]
+    groups: dict[str, list[int]] = {}
+    for i, each in enumerate(names):
+        groups.setdefault(each, []).append(i)
+    for each, places in groups.items():
+        if len(places) > 1:
+            for i, word in zip(places, _differences([runs[i] for i in places]), strict=True):
+                names[i] = f"{each}{word}"
+    return names
+
+
+def _differences(runs: list[Found]) -> list[str]:
+    """What to put after a name that several runs share, if anything tells them all apart."""
+    keys = sorted({key for each in runs for key in each.facts}, key=lambda k: ("seed" not in k, k))
+    for key in keys:
+        values = [each.facts.get(key, "-") for each in runs]
+        if len(set(values)) == len(runs) and max(map(len, values)) <= 40:
+            return [f" {key.rpartition('/')[2]}={value}" for value in values]
+    ids = [each.id[:8] for each in runs]
+    return [f" ({i})" for i in ids] if len(set(ids)) == len(ids) else [""] * len(ids)

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+#: What the prompts behind a score were: held out, trained on, or not said by the log.
+Stage = Literal["validation", "training", "unknown"]
 #: What a point of the curve is plotted against. "unknown" is shown as such, never guessed.
 ComputeKind = Literal["gpu_hours", "hours", "flops", "tokens", "samples", "steps", "unknown"]
 
@@ -30,6 +32,8 @@ class Run:
     #: Names of the columns the numbers came from, as the source spells them.
     x_name: str = ""
     y_name: str = ""
+    #: What the score was taken on: "validation", "training", or "unknown" where nothing says it.
+    score_kind: Stage = "unknown"
     #: Samples behind each score (prompts x generations), where the source says so.
     n_eval: Array | None = None
     #: Score at zero compute where the source states it apart from the points.
@@ -69,6 +73,7 @@ class Run:
             "x": self.x_kind,
             "x_name": self.x_name,
             "y_name": self.y_name,
+            "score_kind": self.score_kind,
             "compute": self.compute.tolist(),
             "score": self.score.tolist(),
             "n_eval": None if self.n_eval is None else self.n_eval.tolist(),

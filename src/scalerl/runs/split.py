@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
 from scalerl.runs import metrics
+from scalerl.runs.restarts import split_restarts
 from scalerl.runs.table import Table, is_missing, to_text
 
 _OTHER_METRIC = re.compile(
@@ -19,16 +21,20 @@ _WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
 
 
 def split_runs(table: Table) -> list[Table]:
-    """One table for each run: by a run column, by W&B's `run - metric` headers, by compute kind.
+    """One table for each run: by a run column, by W&B's `run - metric` headers, by a condition or
+    where steps start again, by compute kind. Rows of training and of evaluations, where a column
+    tells them apart, become columns of their own.
 
     >>> t = Table("file", {"run": ["a", "b"], "step": [1, 1], "acc": [0.1, 0.2]})
     >>> [part.name for part in split_runs(t)]
     ['a', 'b']
     """
     parts = _split_wandb_export(table)
-    parts = [piece for part in parts for piece in _split_by(part, metrics.RUN, "{value}")]
-    parts = [_pivot(part) for part in parts]
-    return [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
+    parts = [piece for part in parts for piece in _split_by_run(part)]
+    parts = [_by_stage(_pivot(part)) for part in parts]
+    parts = [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
+    several = len(parts) > 1
+    return [piece for part in parts for piece in split_restarts(part, inside=several)]
 
 
 def split_scores(table: Table, asked: str | None) -> list[Table]:
@@ -70,11 +76,10 @@ def _split_columns(table: Table) -> list[Table]:
             return [table]
     note = f"each column beside {computes[0]} is read as a run"
     return [
-        Table(
-            column,
+        table.made(
             {computes[0]: table.columns[computes[0]], "score": table.columns[column]},
-            table.source,
-            [*table.notes, note],
+            name=column,
+            notes=[*table.notes, note],
             y="score",
         )
         for column in scores
@@ -93,14 +98,77 @@ def _split_wandb_export(table: Table) -> list[Table]:
     if not runs:
         return [table]
     return [
-        Table(name, {c: table.columns[c] for c in shared} | columns, table.source, table.notes[:])
+        table.made({c: table.columns[c] for c in shared} | columns, name=name)
         for name, columns in runs.items()
     ]
 
 
-def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
+def _find(table: Table, names: tuple[str, ...]) -> str | None:
+    """The first of these columns that the table has."""
     lower = {c.strip().lower(): c for c in table.columns}
-    column = next((lower[n] for n in names if n in lower), None)
+    return next((lower[n] for n in names if n in lower), None)
+
+
+def _split_by_run(table: Table) -> list[Table]:
+    """By the column that tells runs apart; named by the one that names them, where both are."""
+    names: tuple[str, ...] = metrics.RUN
+    if _find(table, ("id",)) and not _find(table, ("run_id",)) and _find(table, metrics.RUN_NAME):
+        ids = table.columns[_find(table, ("id",)) or ""]
+        # An id for each row is the row's, not the run's.
+        if len({to_text(v) for v in ids if not is_missing(v)}) * 2 <= len(ids):
+            names = ("id", *names)
+    column = _find(table, names)
+    parts = _split_by(table, names, "{value}")
+    for part in parts if column is not None else []:
+        others = tuple(n for n in metrics.RUN_NAME if n != (column or "").strip().lower())
+        called = _find(part, others)
+        found = {to_text(v) for v in part.columns[called] if not is_missing(v)} if called else ()
+        if len(found) == 1:
+            part.id, part.name = part.name, next(iter(found))
+    return parts
+
+
+def _by_stage(table: Table) -> Table:
+    """A column that says which rows are of training and which of evaluations: each gets columns of
+    its own, so that nothing is merged and `--y` can name either.
+
+        type,accuracy: train,0.5 / eval,0.4     ->     train/accuracy: 0.5 / eval/accuracy: 0.4
+    """
+    column = _find(table, metrics.SPLIT)
+    if column is None or table.is_numeric(column):
+        return table
+    said = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
+    values = {v: count for v, count in Counter(said).items() if v is not None}
+    stages = {v: metrics.stage_of_rows(v) for v in values}
+    if len(values) > 20 or set(stages.values()) <= {"unknown"}:
+        return table
+    shared = {column, *metrics.compute_columns(table.columns)}
+    shared |= {c for c in table.columns if c.strip().lower() in _ABOUT_THE_RUN}
+    rows_of: dict[str | None, list[int]] = {}
+    for i, value in enumerate(said):
+        rows_of.setdefault(value, []).append(i)
+    columns: dict[str, list[object]] = {}
+    for name, cells in table.columns.items():
+        if name in shared or not table.is_numeric(name):
+            columns.setdefault(name, cells)
+            continue
+        for value, rows in rows_of.items():
+            if not any(not is_missing(cells[i]) for i in rows):
+                continue
+            new = name if value is None else metrics.under_stage(name, value)
+            column_of_value = columns.setdefault(new, [None] * len(cells))
+            for i in rows:
+                column_of_value[i] = cells[i]
+    told = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
+    note = f"rows told apart by {column}: {told}"
+    return table.made(columns, notes=[*table.notes, note] if len(values) > 1 else table.notes[:])
+
+
+_ABOUT_THE_RUN = frozenset((*metrics.RUN, *metrics.CONDITION, *metrics.KIND, *metrics.N_EVAL))
+
+
+def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
+    column = _find(table, names)
     if column is None:
         return [table]
     values = table.columns[column]
@@ -120,9 +188,7 @@ def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
 
 def _pivot(table: Table) -> Table:
     """A metric column and a value column become one column for each metric."""
-    lower = {c.strip().lower(): c for c in table.columns}
-    metric = next((lower[n] for n in metrics.METRIC if n in lower), None)
-    value = next((lower[n] for n in metrics.VALUE if n in lower), None)
+    metric, value = _find(table, metrics.METRIC), _find(table, metrics.VALUE)
     if metric is None or value is None or table.is_numeric(metric):
         return table
     columns = {c: v for c, v in table.columns.items() if c not in (metric, value)}
@@ -131,7 +197,7 @@ def _pivot(table: Table) -> Table:
         if not is_missing(key):
             columns.setdefault(to_text(key), [None] * length)[i] = cell
     found = {to_text(k) for k in table.columns[metric] if not is_missing(k)}
-    table = replace(table, columns=columns, _numbers={})
+    table = table.made(columns)
     if len(found) == 1:
         table.y = found.pop()
     return table

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
-from scalerl.runs.record import Array
+from scalerl.runs.record import Array, Stage
 
 _MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "-", "<na>"})
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII)
@@ -38,7 +39,14 @@ class Table:
     y: str | None = None
     #: Score column → column with its evaluation size, where scores have sizes of their own.
     sizes: dict[str, str] = field(default_factory=dict)
+    #: What the tracker calls the run beside its name; told where two runs share a name.
+    id: str = ""
+    #: Where the format itself says what its scores were taken on.
+    stage: Stage | None = None
+    #: The folder of the run this is one file of: of its files, evaluations are preferred.
+    home: str = ""
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
+    _missing: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return max((len(c) for c in self.columns.values()), default=0)
@@ -60,17 +68,27 @@ class Table:
         return int(np.isnan(self.numbers(column)).sum()) - self._count_missing(column)
 
     def _count_missing(self, column: str) -> int:
-        holes = np.flatnonzero(np.isnan(self.numbers(column)))
-        cells = self.columns[column]
-        return sum(is_missing(cells[i]) for i in holes)
+        if column not in self._missing:
+            holes = np.flatnonzero(np.isnan(self.numbers(column)))
+            cells = self.columns[column]
+            self._missing[column] = sum(is_missing(cells[i]) for i in holes)
+        return self._missing[column]
 
     def take(self, rows: list[int], name: str) -> Table:
         """The table with only these rows, under another name."""
         columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
-        return Table(
-            name, columns, self.source, list(self.notes), dict(self.facts), self.group,
-            self.x, self.y, dict(self.sizes),
-        )  # fmt: skip
+        return self.made(columns, name=name)
+
+    def made(self, columns: dict[str, list[object]], **changes: Any) -> Table:
+        """A table of the same run with other columns."""
+        copies = {
+            "notes": list(self.notes),
+            "facts": dict(self.facts),
+            "sizes": dict(self.sizes),
+            "_numbers": {},
+            "_missing": {},
+        }
+        return replace(self, columns=columns, **(copies | changes))
 
 
 def from_rows(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:

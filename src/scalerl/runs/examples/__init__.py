@@ -36,6 +36,7 @@ def load_example(name: str) -> Run:
         x_kind="gpu_hours",
         x_name="gpu_hours",
         y_name="pass_rate",
+        score_kind="validation",
         r0=run["r0"],
         group=run["group"],
         source=f"example:{name}",

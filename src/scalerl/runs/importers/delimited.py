@@ -64,6 +64,20 @@ def read_delimited(path: Path, name: str) -> Table:
     return Table(name, columns, str(path), notes)
 
 
+def looks_delimited(path: Path) -> bool:
+    """Whether a text file has a header of two columns or more, and rows of the same width."""
+    with closing(iter(Lines(path))) as start:
+        sample = list(islice((line for line in start if line.strip()), 20))
+    # No header names a dict or a step: such a line was printed.
+    if len(sample) < 2 or "{" in sample[0] or "step:" in sample[0]:
+        return False
+    try:
+        widths = {len(row) for row in csv.reader(sample, delimiter=_sniff(sample))}
+    except csv.Error:
+        return False
+    return len(widths) == 1 and widths.pop() > 1
+
+
 def _sniff(sample: list[str]) -> str:
     """The delimiter that gives the header most columns and the rows the same number."""
 

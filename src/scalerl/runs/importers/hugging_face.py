@@ -26,6 +26,48 @@ def find_trainer_state(directory: Path) -> Path | None:
     return max(steps)[1] / FILE if steps else None
 
 
+def states_below(directory: Path) -> list[Path]:
+    """Trainer states in folders of this one, whatever the folders are called."""
+    return sorted(directory.glob(f"*/{FILE}"))
+
+
+def read_states(paths: list[Path]) -> list[Table]:
+    """The runs of these states: one that another goes on from is an earlier state of that run."""
+    tables: list[Table] = []
+    problems: list[InputError] = []
+    for path in paths:
+        try:
+            tables.append(read_trainer_state(path))
+        except InputError as error:
+            problems.append(error)
+    if not tables:
+        raise problems[0]
+    newest = [t for t in tables if not any(_begins(t, other) for other in tables if other is not t)]
+    for table in newest:
+        folder = Path(table.source).resolve().parent
+        if any(_begins(t, table) for t in tables if t is not table):
+            # Folders that hold states of one run are its checkpoints: the run is what holds them.
+            table.name = folder.parent.name
+        table.notes += [f"left out: {problem}" for problem in problems[:3]]
+    return newest
+
+
+def _begins(state: Table, later: Table) -> bool:
+    """Whether a state's history is the beginning of another's; of two that are equal the first."""
+    length = len(state)
+    if length > len(later) or (length == len(later) and state.source >= later.source):
+        return False
+    return all(
+        _same(later.columns.get(name, [])[:length], cells) for name, cells in state.columns.items()
+    )
+
+
+def _same(a: list[object], b: list[object]) -> bool:
+    return all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=False)) and len(a) == len(
+        b
+    )
+
+
 def read_trainer_state(path: Path, name: str | None = None) -> Table:
     """The log history of a trainer. The run is named after its output directory."""
     value = load_json(path)
@@ -41,4 +83,6 @@ def read_trainer_state(path: Path, name: str | None = None) -> Table:
     folder = path.resolve().parent
     if _CHECKPOINT.fullmatch(folder.name):
         folder = folder.parent
-    return Table(name or folder.name, columns, str(path))
+    # A renamed file says in its name what it is of.
+    own = "" if path.name == FILE else path.stem.replace("trainer_state", "").strip("_-. ")
+    return Table(name or own or folder.name, columns, str(path))

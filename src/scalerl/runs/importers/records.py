@@ -1,4 +1,4 @@
-"""JSON Lines, a JSON list of records, a JSON object of columns.
+"""JSON Lines, a JSON list of records, a JSON object of columns, of steps or of runs.
 
 A last line that is cut off is left out and noted: the run may be going on. Other lines that are
 not JSON objects are left out and noted up to one in ten; more, and the file is refused.
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.runs import metrics
+from scalerl.runs.importers.evaluations import step_of
 from scalerl.runs.importers.files import Lines, read_text
 from scalerl.runs.table import Table, from_rows
 
@@ -43,29 +45,77 @@ def read_jsonl(path: Path, name: str) -> Table:
     return Table(name, _columns(rows, path), str(path), notes)
 
 
-def read_json(path: Path, name: str) -> Table:
-    """The table in a JSON file: a list of records, or an object of equally long lists."""
+def read_json(path: Path, name: str) -> list[Table]:
+    """The tables in a JSON file: a list of records, an object of equally long lists, an object of
+    steps (`{"200": {...}}`), or an object of runs, each of which is one of these."""
     value = load_json(path)
+    table = _table(value, name, path)
+    if table is not None:
+        return [table]
+    runs = value.items() if isinstance(value, dict) else ()
+    tables = [t for key, inner in runs if (t := _table(inner, str(key), path)) is not None]
+    if not tables:
+        raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
+    if len(tables) == 1 and tables[0].name.lower() in _LISTS:
+        tables[0].name = name
+    elif all(table.name.lower() in _STAGES for table in tables):
+        return [_of_stage(table, name) for table in tables]
+    return tables
+
+
+_STAGES = frozenset({"train", "training", "rollout", "rollouts", "eval", "evals", "evaluation",
+                     "evaluations", "val", "validation", "test"})  # fmt: skip
+
+
+def _of_stage(table: Table, name: str) -> Table:
+    """`{"train": [...], "eval": [...]}`: not two runs, but two kinds of rows of one."""
+    shared = metrics.compute_columns(table.columns)
+    columns = {
+        column if column in shared else metrics.under_stage(column, table.name): cells
+        for column, cells in table.columns.items()
+    }
+    return table.made(columns, name=name, home=table.source)
+
+
+#: What a list of records is called where it is the only one in a file.
+_LISTS = frozenset({"history", "log_history", "logs", "log", "metrics", "results", "evals", "rows",
+                    "records", "data", "evaluations", "steps", "curve", "checkpoints"})  # fmt: skip
+
+
+def _table(value: Any, name: str, path: Path) -> Table | None:
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         return Table(name, _columns(value, path), str(path))
-    if isinstance(value, dict):
-        columns = {k: v for k, v in value.items() if isinstance(v, list)}
-        if columns and len({len(v) for v in columns.values()}) == 1:
-            return Table(name, columns, str(path))
-    raise InputError(f"{path}: JSON, but not a list of records: one object for each evaluation")
+    if not isinstance(value, dict) or not value:
+        return None
+    columns = {k: v for k, v in value.items() if isinstance(v, list)}
+    if columns and len({len(v) for v in columns.values()}) == 1 and not _of_records(columns):
+        return Table(name, columns, str(path))
+    steps = [(step_of(str(key)), row) for key, row in value.items()]
+    known = [(step, row) for step, row in steps if step is not None and isinstance(row, dict)]
+    if len(known) < 2 or len(known) * 10 < len(steps) * 9:
+        return None
+    notes = [f"{len(steps) - len(known)} keys that are no steps left out"]
+    rows = [{"step": step} | row for step, row in known]
+    return Table(name, _columns(rows, path), str(path), notes if len(steps) > len(known) else [])
+
+
+def _of_records(columns: dict[str, list[Any]]) -> bool:
+    return any(isinstance(cell, dict | list) for cells in columns.values() for cell in cells[:1])
 
 
 def is_json_lines(path: Path) -> bool:
     """Whether a file that opens with a brace is JSON Lines, rather than one object.
 
     It is when its first line is a whole record, or damaged but followed by another line that opens
-    one. An object whose values are all lists is a table by columns.
+    one. An object of nothing but lists, or of several objects, is a table by columns or by steps.
     """
     with closing(iter(Lines(path))) as lines:
         first, second = islice(chain((line for line in lines if line.strip()), ("", "")), 2)
     value = parse(first)
     if isinstance(value, dict):
-        whole = "log_history" in value or all(isinstance(v, list) for v in value.values())
+        nested = len(value) > 1 and all(isinstance(v, list | dict) for v in value.values())
+        lists = all(isinstance(v, list) for v in value.values())
+        whole = "log_history" in value or lists or nested
         return bool(second) or not whole
     return first.strip() != "{" and (not second or second.lstrip().startswith("{"))
 

@@ -29,7 +29,7 @@ def read_run_directory(directory: Path) -> Table:
     were scored, for each set its own; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, _name(directory.resolve()))
-    table.x, table.y = "compute/device_hours", "pass_rate"
+    table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
     _tell_failed(table)

@@ -1,27 +1,19 @@
 """W&B's own log of a run, `run-*/run-ID.wandb`, written online and offline alike.
 
-The file is a LevelDB log (blocks of 32 KiB, each piece with a checksum) of protobuf records. A
-record cut off at the end is what a running or killed job leaves: read up to it, and noted. A
-wrong checksum means damage, and the file is refused.
+The file is a log (`record_log.py`) of protobuf records.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers import wire
-from scalerl.runs.importers.files import read_bytes
+from scalerl.runs.importers.record_log import records
 from scalerl.runs.importers.records import parse
 from scalerl.runs.table import Table, flatten, from_rows
 
 MAGIC = b":W&B"
-_HEADER = 7
-_BLOCK = 32768
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def read_wandb(path: Path) -> Table:
@@ -29,7 +21,7 @@ def read_wandb(path: Path) -> Table:
     table = Table(path.resolve().parent.name, {}, str(path))
     rows: list[dict[str, object]] = []
     try:
-        for record in _records(path, table.notes):
+        for record in records(path, table.notes, "W&B"):
             for number, value in wire.fields(record):
                 if number == 2:
                     rows.append(_history(wire.message(value)))
@@ -89,36 +81,4 @@ def _read_run(data: bytes, table: Table) -> None:
                     for sub, fact in flatten(nested):
                         if fact is not None:
                             table.facts[f"{key}/{sub}".rstrip("/")] = str(fact)
-    table.name = name or run_id or table.name
-
-
-def _records(path: Path, notes: list[str]) -> Iterator[bytes]:
-    data = read_bytes(path)
-    at, pieces = _HEADER, list[bytes]()
-    while at < len(data):
-        room = _BLOCK - at % _BLOCK
-        if room < 7:
-            at += room
-            continue
-        if at + 7 > len(data):
-            break
-        checksum, size, kind = struct.unpack_from("<IHB", data, at)
-        if checksum == size == kind == 0:
-            at += room
-            continue
-        piece = data[at + 7 : at + 7 + size]
-        if 7 + size > room:
-            raise InputError(f"{path}: the W&B log is damaged at byte {at}")
-        if len(piece) < size:
-            break
-        if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
-            raise InputError(f"{path}: the W&B log is damaged at byte {at}")
-        at += 7 + size
-        if kind in (_FULL, _FIRST):
-            pieces = []
-        pieces.append(piece)
-        if kind in (_FULL, _LAST):
-            yield b"".join(pieces)
-            pieces = []
-    if at < len(data) or pieces:
-        notes.append("the W&B log is cut off: read up to its last whole record")
+    table.name, table.id = name or run_id or table.name, run_id

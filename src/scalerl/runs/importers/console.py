@@ -1,0 +1,161 @@
+"""What a training job printed: the lines of metrics among everything else in a console log.
+
+Three kinds of lines are read, wherever in a line they begin (after a time, a level, Ray's
+`(TaskRunner pid=1)`) and whatever stands between them:
+
+    step:20 - critic/score/mean:0.41 - val-core/gsm8k/acc/mean@16:0.38        verl
+    {'loss': 0.01, 'reward': 0.4, 'epoch': 0.31}                              Hugging Face, TRL
+    {"system/step": 20, "val/all/acc": 0.38}                                  ROLL, and others
+
+A dict of TRL has no step: it is the number that the progress bar last showed. Nothing is executed:
+dicts are read as JSON or by `ast.literal_eval`. Colours are taken out. Lines that are none of these
+are passed over, and one that is cut off is as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.runs.importers.files import Lines
+from scalerl.runs.table import Table, flatten, from_rows, to_float
+
+#: A file is a console log if one of so many first lines is a line of metrics.
+MAX_LOOK = 50_000
+#: A longer dict is no line of metrics.
+MAX_DICT = 200_000
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STEP = re.compile(r"(?:^|[\s)\]|:>])step:(\d+)(?= - )")
+_BAR = re.compile(r"(\d+)/(\d+) \[\d+:\d+")
+# np.float64(0.5), tensor(0.5, device='cuda:0'), array(0.5): the number inside.
+_WRAPPED = re.compile(
+    r"(?:np\.|numpy\.|torch\.)?(?:float|int)?(?:\d+|tensor|array)\(([^(),]+)(?:,[^()]*)?\)"
+)
+_NOT_A_NUMBER = re.compile(r"(?<=[:,\[\s])[+-]?(?:nan|inf)(?=[,}\]\s])")
+
+
+def looks_printed(path: Path) -> bool:
+    """Whether lines of metrics are among the first lines of a text file."""
+    with closing(iter(Lines(path))) as lines:
+        for line in islice(lines, MAX_LOOK):
+            if any(_row(piece) is not None for piece in _pieces(line)):
+                return True
+    return False
+
+
+def read_console(path: Path, name: str) -> Table:
+    """The table of what was printed."""
+    lines = Lines(path)
+    rows: list[dict[str, object]] = []
+    bars: dict[str, list[tuple[int, int]]] = {}
+    stepless = 0
+    for line in lines:
+        for piece in _pieces(line):
+            row = _row(piece)
+            if row is not None:
+                stepless += "epoch" in row and not any("step" in key for key in row)
+                rows.append(row)
+            elif "/" in piece and (bar := _BAR.search(piece)):
+                seen = bars.setdefault(bar[2], [])
+                if not seen or seen[-1][1] != int(bar[1]):
+                    seen.append((len(rows), int(bar[1])))
+    if not rows:
+        raise InputError(f"{path}: no line of metrics in it: give a log of metrics")
+    notes = [f"{len(rows)} lines of metrics among what was printed"]
+    if stepless and bars:
+        # Evaluations have bars of their own, which are short and come again.
+        longest = max(bars.values(), key=lambda bar: len({n for _, n in bar}))
+        _count_by_bar(rows, longest, notes)
+    return Table(name, from_rows(rows), str(path), notes)
+
+
+def _count_by_bar(
+    rows: list[dict[str, object]], bar: list[tuple[int, int]], notes: list[str]
+) -> None:
+    """Each row without a step gets the number that the longest progress bar showed before it."""
+    at, now = 0, None
+    for i, row in enumerate(rows):
+        while at < len(bar) and bar[at][0] <= i:
+            now = bar[at][1]
+            at += 1
+        if now is not None:
+            row.setdefault("step", now)
+    notes.append("steps are those of the progress bar")
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """What a terminal would have shown in turn on this line: a progress bar rewrites its own."""
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    for piece in line.split("\r") if "\r" in line else (line,):
+        if piece:
+            yield piece
+
+
+def _row(piece: str) -> dict[str, object] | None:
+    if "step:" in piece and (start := _STEP.search(piece)):
+        return _pairs(piece, start)
+    begin, end = piece.find("{"), piece.rfind("}")
+    if begin < 0 or end - begin < 4 or end - begin > MAX_DICT or piece[begin + 1] not in "'\"":
+        return None
+    return _dict(piece[begin : end + 1])
+
+
+def _pairs(piece: str, start: re.Match[str]) -> dict[str, object]:
+    row: dict[str, object] = {"step": int(start[1])}
+    for pair in piece[start.end() :].rstrip().split(" - "):
+        key, colon, text = pair.rpartition(":")
+        value = _number(text) if colon and key else None
+        if value is not None:
+            row[key.strip()] = value
+    return row
+
+
+def _number(text: str) -> float | None:
+    wrapped = _WRAPPED.fullmatch(text.strip()) if text.endswith(")") else None
+    value = to_float(wrapped[1] if wrapped else text)
+    return None if value != value else value
+
+
+def _dict(text: str) -> dict[str, object] | None:
+    """The numbers of a dict that was printed; None where it is no dict of at least two of them."""
+    if "(" in text:
+        text = _WRAPPED.sub(r"\1", text)
+    if "nan" in text or "inf" in text:
+        text = _NOT_A_NUMBER.sub("null", text)
+    value = _json(text)
+    if value is None:
+        try:
+            value = ast.literal_eval(text.replace(": null", ": None"))
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return None
+    if not isinstance(value, dict):
+        return None
+    row: dict[str, object] = {}
+    try:
+        for key, cell in flatten(value):
+            # A number in quotes is one too: newer trainers print them so.
+            number = cell if type(cell) in (int, float) else to_float(cell)
+            if number == number:
+                row[str(key)] = number
+    except RecursionError:
+        return None
+    return row if len(row) > 1 else None
+
+
+def _json(text: str) -> object:
+    """As JSON, with its own quotes or, where a dict has no others, with Python's."""
+    if text[1] == "'":
+        if '"' in text or "\\" in text:
+            return None
+        text = text.replace("'", '"')
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,181 @@
+"""Runs that follow each other in one table, or stand side by side, without a column `run`.
+
+The rules, each with a note where it split something:
+
+1. Where several rows have the same compute and columns such as `condition`, `variant` or `seed`
+   tell them apart, each combination of their values is a run.
+2. Where compute goes back and such a column, or a text of any name, changes there and nowhere
+   else, its values name the runs.
+3. Steps that start again with each epoch are counted on: that is one run.
+4. Where compute starts again at its very first value twice or more, or once with two parts that
+   end alike, each part is a run. One part that was broken off and started again is left to
+   `clean.py`, which keeps the later attempt and says so; and so is compute that goes back to a
+   middle value, which is a resume.
+
+    condition,step,acc                          two runs, base and long:
+    base,0,.1  base,100,.2  base,200,.3         steps go back at the fourth row,
+    long,0,.1  long,100,.3  long,200,.4         and condition changes there
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from scalerl.runs import metrics
+from scalerl.runs.record import Array
+from scalerl.runs.table import Table, is_missing, to_text
+
+#: A part of fewer rows on average is an unsorted log, not a run.
+MIN_ROWS = 2.5
+
+
+def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
+    """One table for each run that the rows and their compute tell apart; `inside` a run that a
+    column has already named, its name comes before theirs."""
+    column = _compute(table)
+    if column is None:
+        return [table]
+    x = np.where(_has_score(table), table.numbers(column), np.nan)
+    rows = np.flatnonzero(np.isfinite(x))
+    values = x[rows]
+    starts = np.flatnonzero(np.diff(values) < 0) + 1
+    if not len(starts) and len(np.unique(values)) == len(values):
+        return [table]
+    if len(starts) and (counted := _counted_on(table, column, values, rows, starts)) is not None:
+        return [counted]
+    labels = _by_condition(table, x) or _by_text(table, rows, starts)
+    if labels is not None:
+        columns, names = labels
+        parts: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            if name is not None:
+                parts.setdefault(f"{table.name} {name}" if inside else name, []).append(i)
+        note = f"{len(parts)} runs told apart by {' and '.join(columns)}"
+        return _take(table, parts, note)
+    return _by_start(table, values, rows, starts)
+
+
+def _compute(table: Table) -> str | None:
+    """The column of compute that the rows follow: the first that counts up somewhere."""
+    known = [c for c in (table.x, *metrics.compute_columns(table.columns)) if c in table.columns]
+    for column in known:
+        if metrics.compute_kind(column)[1] != "moments" and table.is_numeric(column):
+            x = table.numbers(column)
+            finite = x[np.isfinite(x)]
+            if len(finite) * 2 > len(x) and len(np.unique(finite)) > 1:
+                return column
+    return None
+
+
+def _counted_on(
+    table: Table,
+    column: str,
+    x: Array,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> Table | None:
+    """Steps that start again with each epoch are counted on: the table with running steps."""
+    epoch = next((c for c in table.columns if c.strip().lower() in ("epoch", "epochs")), None)
+    if epoch is None or epoch == column or not table.is_numeric(epoch):
+        return None
+    of = table.numbers(epoch)[rows]
+    turns = np.flatnonzero(np.diff(of) != 0) + 1
+    if not np.array_equal(turns, starts) or not (np.diff(of)[turns - 1] > 0).all():
+        return None
+    running = x.copy()
+    for start in starts:
+        apart = x[start - 1] - x[start - 2] if start > 1 else 1.0
+        running[start:] += x[start - 1] + max(apart, 0.0) - x[start]
+    cells: list[object] = [None] * len(table)
+    for i, value in zip(rows.tolist(), running.tolist(), strict=True):
+        cells[i] = value
+    note = f"{column} starts again with each {epoch}: counted on"
+    return table.made(table.columns | {column: cells}, notes=[*table.notes, note])
+
+
+def _has_score(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The rows of a score, where there is one: another metric may follow on rows of its own, whose
+    steps start again without being another run."""
+    numeric = [c for c in table.columns if table.is_numeric(c)]
+    found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
+    here = np.zeros(len(table), dtype=bool)
+    for name in found:
+        here |= np.isfinite(table.numbers(name))
+    return here if here.any() else np.ones(len(table), dtype=bool)
+
+
+def _by_condition(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
+    lower = {c.strip().lower(): c for c in table.columns}
+    chosen: list[str] = []
+    names: list[str | None] = [None] * len(table)
+    for column in (lower[n] for n in metrics.CONDITION if n in lower):
+        cells = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
+        kinds = set(cells) - {None}
+        if not 1 < len(kinds) <= len(cells) / 2 or column == table.y:
+            continue
+        told = [_joined(n, c, column) for n, c in zip(names, cells, strict=True)]
+        # Only what tells more rows of one compute apart: a second name of a condition does not.
+        if _repeats(x, told) < _repeats(x, names):
+            names = told
+            chosen.append(column)
+    if not chosen or _repeats(x, names) > 0.1 * len(x):
+        return None
+    return chosen, names
+
+
+def _joined(name: str | None, cell: str | None, column: str) -> str | None:
+    if cell is None:
+        return name
+    word = f"{column}={cell}" if cell.replace(".", "", 1).isdigit() else cell
+    return word if name is None else f"{name} {word}"
+
+
+def _repeats(x: Array, names: list[str | None]) -> int:
+    """Rows whose compute another row of the same name has already."""
+    pairs = [(n, v) for n, v in zip(names, x.tolist(), strict=True) if v == v]
+    return len(pairs) - len(set(pairs))
+
+
+def _by_text(
+    table: Table,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> tuple[list[str], list[str | None]] | None:
+    if not len(starts) or len(rows) / (len(starts) + 1) < MIN_ROWS:
+        return None
+    parts = np.split(rows, starts)
+    for column, cells in table.columns.items():
+        found = [{to_text(cells[i]) for i in part if not is_missing(cells[i])} for part in parts]
+        constant = all(len(f) == 1 for f in found) and len(set.union(*found)) > 1
+        named = column.strip().lower() in metrics.CONDITION
+        if constant and (named or not table.is_numeric(column)):
+            names = [None if is_missing(v) else to_text(v) for v in cells]
+            return [column], names
+    return None
+
+
+def _by_start(
+    table: Table,
+    x: Array,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> list[Table]:
+    again = [int(i) for i in starts if x[i] <= x[0]]
+    if not again or len(x) / (len(again) + 1) < MIN_ROWS:
+        return [table]
+    ends = [x[a:b].max() for a, b in zip([0, *again], [*again, len(x)], strict=True)]
+    if len(again) == 1 and ends[0] != ends[1]:
+        return [table]
+    # Rows without compute (evaluations on lines of their own) stay with the rows before them.
+    edges = [0, *(int(rows[i]) for i in again), len(table)]
+    parts = {f"{table.name} #{n}": list(range(a, b)) for n, (a, b) in enumerate(pairwise(edges), 1)}
+    return _take(table, parts, f"compute starts again at {x[0]:g}: read as {len(parts)} runs")
+
+
+def _take(table: Table, parts: dict[str, list[int]], note: str) -> list[Table]:
+    made = [table.take(indices, name) for name, indices in parts.items()]
+    for part in made:
+        part.notes.append(note)
+    return made
