@@ -80,6 +80,8 @@ class Pair:
     #: paper's rule does not need it.
     fixed_a: dict[str, float] | None
     crossing: Crossing | None
+    #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
+    both_open: bool
     need: ComputeNeeded | None = None
     alarm: str | None = None
 
@@ -107,6 +109,7 @@ class Pair:
             "speed": speed,
             "fixed_A": None if self.fixed_a is None else dict(self.fixed_a),
             "crossing": None if self.crossing is None else self.crossing.to_dict(),
+            "both_open": self.both_open,
             "would_decide": None if self.need is None else self.need.to_dict(),
             "alarm": self.alarm,
         }
@@ -353,6 +356,7 @@ def _pair(
         p_b_faster=None if found.speed is None else float((found.speed < 0).mean()),
         fixed_a=fixed,
         crossing=find_crossing(a, b, found.p_higher),
+        both_open=found.both_open,
         need=need,
         alarm=alarm,
     )

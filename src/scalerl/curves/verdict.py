@@ -158,6 +158,8 @@ class Verdict:
     #: ln(C_b / C_a) per draw to reach `speed_score`, or None where no score was reached by both.
     speed: Array | None
     speed_score: float | None
+    #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
+    both_open: bool
 
 
 def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
@@ -179,17 +181,17 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
     name: VerdictName = "undecided"
     winner = None
-    bounded = not (a.open_at_the_top and b.open_at_the_top)
-    if bounded and max(p_higher) > SURE and p_same < SAME:
+    both_open = a.open_at_the_top and b.open_at_the_top
+    if not both_open and max(p_higher) > SURE and p_same < SAME:
         name, winner = "higher-ceiling", (a, b)[int(np.argmax(p_higher))].name
-    elif bounded and p_same >= SAME and speed is not None:
+    elif not both_open and p_same >= SAME and speed is not None:
         p_faster = _sides(speed)[::-1]
         alike = float((np.abs(speed) < SAME_SPEED).mean())
         if alike >= SAME:
             name = "same"
         elif max(p_faster) > SURE:
             name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
-    return Verdict(name, winner, delta, p_higher, speed, score)
+    return Verdict(name, winner, delta, p_higher, speed, score, both_open)
 
 
 def _sides(difference: Array) -> tuple[float, float]:
