@@ -126,6 +126,25 @@ def synthetic_ranking() -> str:
     return markdown(head, rows)
 
 
+def synthetic_high() -> str:
+    rows = []
+    for r in result("synthetic")["high_ceilings"]:
+        told = {"long": r["long_higher"], "short": r["short_higher"]}
+        gap = r["long_A"] - r["short_A"]
+        right = "" if abs(gap) < 1e-9 else f"{told['long' if gap > 0 else 'short']:.2f}"
+        wrong = sum(told.values()) if not right else told["short" if gap > 0 else "long"]
+        rows.append(
+            [
+                f"{r['long_window']:g} and {r['short_window']:g} C_mid",
+                f"{r['long_A']:.2f} and {r['short_A']:.2f}",
+                right,
+                f"{wrong + r['faster']:.2f}",
+                f"{r['same']:.2f}",
+            ]
+        )
+    return markdown(["windows end at", "ceilings", "right", "wrong", "no difference"], rows)
+
+
 def speed() -> str:
     found = result("speed")
     paper = found["against_paper"]
@@ -480,6 +499,7 @@ TABLES: dict[str, Callable[[], str]] = {
         synthetic_coverage,
         synthetic_identification,
         synthetic_ranking,
+        synthetic_high,
         speed,
         speed_growth,
         stop_rules,

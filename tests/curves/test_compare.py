@@ -8,6 +8,7 @@ import pytest
 from simulate import PAPER, curve
 
 from scalerl import InputError, Run, compare, fit, load_runs
+from scalerl.report import words
 
 
 def run(name, seed=0, end=60000.0, group=None, **changes):
@@ -55,6 +56,18 @@ def test_declining_runs_are_not_ranked():
     pair = compare(bad, run("good", seed=1)).pairs[0]
     assert pair.verdict == "undecided" and pair.winner is None
     assert "declining" in pair.alarm
+
+
+def test_two_open_ceilings_get_no_verdict_and_the_reason_is_said():
+    pair = compare(
+        run("long", A=0.98, end=12000.0), run("short", seed=1, A=0.98, end=6000.0)
+    ).pairs[0]
+    assert pair.both_open and pair.verdict == "undecided"
+    assert pair.p_a_higher + pair.p_b_higher < 1.0
+    assert "both may be perfect" in words.verdict(pair)
+    assert "both may be perfect" in words.verdict_sentence(pair, 0.9)
+    long = compare(run("high", A=0.98), run("low", seed=1)).pairs[0]
+    assert not long.both_open and long.winner == "high"
 
 
 def test_undecided_pairs_say_what_would_decide():

@@ -10,6 +10,7 @@ import pytest
 from simulate import PAPER, curve, random_law
 
 from scalerl import compare, fit
+from scalerl.curves.verdict import SURE, Arm, decide
 
 PAIRS = 100
 
@@ -97,6 +98,49 @@ def test_same_ceiling_but_faster_is_found_on_long_runs():
     found = verdicts(8, 0.0, mid=1.5, pairs=30)
     assert share(found, verdict="faster", winner="a") >= 0.6
     assert share(found, winner="b") == 0.0
+
+
+def unequal(windows, ceilings, pairs):
+    """Verdicts on a long run and a short one: where their windows end in C_mid, their ceilings."""
+    out = []
+    for seed in range(pairs):
+        rng = np.random.default_rng((seed, 4, *(int(10 * w) for w in windows)))
+        arms = []
+        for name, window, a in zip(("long", "short"), windows, ceilings, strict=True):
+            law = dataclasses.replace(PAPER, A=a)
+            arms.append(Arm(name, (fit(*curve(law, window * PAPER.C_mid, rng), name=name),)))
+        arms.sort(key=lambda arm: -float(np.median(arm.ceiling)))
+        out.append(decide(*arms, seed_sd=0.0))
+    return out
+
+
+@pytest.mark.parametrize("windows", [(2.5, 1), (4, 1), (2, 0.5)])
+@pytest.mark.parametrize("ceiling", [0.97, 0.99])
+def test_equal_ceilings_near_1_are_not_told_apart_by_the_end_of_the_scale(windows, ceiling):
+    found = unequal(windows, (ceiling, ceiling), pairs=40)
+    assert np.mean([v.winner is not None for v in found]) <= 1 - SURE
+
+
+@pytest.mark.parametrize(
+    ("windows", "ceilings", "winner"),
+    [
+        ((8, 2), (0.97, 0.67), "long"),
+        ((8, 2), (0.87, 0.97), "short"),
+        ((8, 8), (0.97, 0.94), "long"),
+    ],
+)
+def test_ceilings_near_1_that_differ_are_found_where_the_points_bound_them(
+    windows, ceilings, winner
+):
+    found = unequal(windows, ceilings, pairs=30)
+    assert share(found, name="higher-ceiling", winner=winner) >= 0.75
+
+
+def test_draws_in_which_both_ceilings_are_perfect_count_for_neither():
+    """Seen to 2.5 and 1 C_mid, these equal runs were called different by 0.3 and more."""
+    for verdict in unequal((2.5, 1), (0.99, 0.99), pairs=5):
+        assert sum(verdict.p_higher) < 0.97
+        assert verdict.name == "undecided"
 
 
 def test_the_papers_rule_decides_where_nothing_can_be_decided():

@@ -65,9 +65,11 @@ class Pair:
     winner: str | None
     paper_verdict: Literal["higher-ceiling", "faster"]
     paper_winner: str
-    #: A_b - A_a: median, interval, probability that it is positive and that it is within MARGIN.
+    #: A_b - A_a: median, interval, probability that it is negative, that it is positive (two
+    #: ceilings near 1 are in neither: verdict.py) and that it is within MARGIN.
     delta_a: float
     delta_a_interval: tuple[float, float]
+    p_a_higher: float
     p_b_higher: float
     p_same_ceiling: float
     #: ln of (compute of b / compute of a) to reach a score that both have reached.
@@ -78,6 +80,8 @@ class Pair:
     #: paper's rule does not need it.
     fixed_a: dict[str, float] | None
     crossing: Crossing | None
+    #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
+    both_open: bool
     need: ComputeNeeded | None = None
     alarm: str | None = None
 
@@ -99,11 +103,13 @@ class Pair:
             "verdict": self.verdict,
             "winner": self.winner,
             "delta_A": {"median": self.delta_a, "interval": list(self.delta_a_interval)},
+            "p_a_higher_ceiling": self.p_a_higher,
             "p_b_higher_ceiling": self.p_b_higher,
             "p_same_ceiling": self.p_same_ceiling,
             "speed": speed,
             "fixed_A": None if self.fixed_a is None else dict(self.fixed_a),
             "crossing": None if self.crossing is None else self.crossing.to_dict(),
+            "both_open": self.both_open,
             "would_decide": None if self.need is None else self.need.to_dict(),
             "alarm": self.alarm,
         }
@@ -133,7 +139,7 @@ class Comparison:
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
     scope: Scope
-    #: P(ceiling of row > ceiling of column), arms in order.
+    #: P(ceiling of row > ceiling of column), arms in order; ties are in neither.
     p_higher: Array
     #: Mean of the point ceilings, to which A is fixed in the efficiency re-plot.
     mean_a: float
@@ -342,13 +348,15 @@ def _pair(
         paper_winner=paper_winner,
         delta_a=float(delta[1]),
         delta_a_interval=(float(delta[0]), float(delta[2])),
-        p_b_higher=float((found.delta > 0).mean()),
+        p_a_higher=found.p_higher[0],
+        p_b_higher=found.p_higher[1],
         p_same_ceiling=float((np.abs(found.delta) < MARGIN).mean()),
         speed=None if speed is None else (float(speed[0]), float(speed[1]), float(speed[2])),
         speed_score=found.speed_score,
         p_b_faster=None if found.speed is None else float((found.speed < 0).mean()),
         fixed_a=fixed,
-        crossing=find_crossing(a, b, found.delta),
+        crossing=find_crossing(a, b, found.p_higher),
+        both_open=found.both_open,
         need=need,
         alarm=alarm,
     )

@@ -2,6 +2,12 @@
 
 Draws of different runs are paired by index and share the law's error (paths.law_error), so the
 difference of two runs of one kind is known better than either.
+
+No score exceeds 1, so draws that would are cut off there, and ceilings near 1 are pressed together
+by the end of the scale rather than by the points. Such draws count for neither side:
+
+    A_a  .960 .990 1.00 1.00        in two draws both lie within MARGIN of 1: P(a higher) = 2 / 4,
+    A_b  .700 .800 .985 1.00        P(b higher) = 0, and no side is taken
 """
 
 from __future__ import annotations
@@ -13,17 +19,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.result import Fit
+from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
 
 Array = npt.NDArray[np.float64]
 VerdictName = Literal["higher-ceiling", "faster", "same", "undecided"]
 
-#: The paper's margin on A.
+#: The paper's margin on A. Draws in which both ceilings lie this near to 1 are ties.
 MARGIN = 0.02
 #: A side is taken above this probability.
 SURE = 0.97
 #: Ceilings count as the same when they are within MARGIN with this probability.
 SAME = 0.80
+#: A ceiling that is not identified may be a perfect one when it lies this near to 1 with more than
+#: 1 - SURE: its interval, which may not be that narrow, was cut off there.
+OPEN_TOP = IDENTIFIED_WIDTH / 2.0
 #: Two climbs count as alike when they differ by less than this in ln C.
 SAME_SPEED = 0.2
 #: Seeds alone move the ceiling and the ln C of a climb by about this much (sd).
@@ -60,6 +69,12 @@ class Arm:
     def ceiling(self) -> Array:
         """Mean ceiling of the runs, per draw."""
         return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
+
+    @property
+    def open_at_the_top(self) -> bool:
+        """Whether the points leave the ceiling open up to 1, so that 1 itself is what bounds it."""
+        identified = all(f.identified for f in self.fits)
+        return not identified and float((self.ceiling > 1.0 - OPEN_TOP).mean()) > 1.0 - SURE
 
     def levels(self, compute: Array) -> Array:
         """Mean pass rate of the runs, per draw: (draws / THIN, len(compute)).
@@ -138,18 +153,24 @@ class Verdict:
     winner: str | None
     #: A_b - A_a per draw.
     delta: Array
+    #: Share of the draws in which a, and in which b, has the higher ceiling; ties are in neither.
+    p_higher: tuple[float, float]
     #: ln(C_b / C_a) per draw to reach `speed_score`, or None where no score was reached by both.
     speed: Array | None
     speed_score: float | None
+    #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
+    both_open: bool
 
 
 def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     """higher-ceiling if the sign of A_b - A_a is SURE and the two are not the same within MARGIN;
-    faster / same if they are, and the climbs differ / do not; undecided otherwise. With seed_sd
-    above 0 the verdict is on recipes: what seeds alone do is added to the differences."""
+    faster / same if they are, and the climbs differ / do not; undecided otherwise, and always if
+    neither ceiling is identified and both may be perfect. With seed_sd above 0 the verdict is on
+    recipes: what seeds alone do is added to the differences."""
     delta = b.ceiling - a.ceiling
     delta = delta + _seed_noise(a, b, seed_sd, len(delta), 41)
-    p_higher = float((delta > 0).mean())
+    apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
+    p_higher = _sides(np.where(apart, delta, 0.0))
     p_same = float((np.abs(delta) < MARGIN).mean())
     low, high = max(a.start, b.start), min(a.top, b.top)
     speed, score = None, None
@@ -160,16 +181,27 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
     name: VerdictName = "undecided"
     winner = None
-    if max(p_higher, 1.0 - p_higher) > SURE and p_same < SAME:
-        name, winner = "higher-ceiling", (b.name if p_higher > 0.5 else a.name)
-    elif p_same >= SAME and speed is not None:
-        p_faster = float((speed < 0).mean())
+    both_open = a.open_at_the_top and b.open_at_the_top
+    if not both_open and max(p_higher) > SURE and p_same < SAME:
+        name, winner = "higher-ceiling", (a, b)[int(np.argmax(p_higher))].name
+    elif not both_open and p_same >= SAME and speed is not None:
+        p_faster = _sides(speed)[::-1]
         alike = float((np.abs(speed) < SAME_SPEED).mean())
         if alike >= SAME:
             name = "same"
-        elif max(p_faster, 1.0 - p_faster) > SURE:
-            name, winner = "faster", (b.name if p_faster > 0.5 else a.name)
-    return Verdict(name, winner, delta, speed, score)
+        elif max(p_faster) > SURE:
+            name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
+    return Verdict(name, winner, delta, p_higher, speed, score, both_open)
+
+
+def _sides(difference: Array) -> tuple[float, float]:
+    """Shares of the draws below 0 and above it; a tie is in neither.
+
+    >>> import numpy as np
+    >>> _sides(np.array([-0.3, 0.0, 0.0, 0.2]))
+    (0.25, 0.25)
+    """
+    return float((difference < 0.0).mean()), float((difference > 0.0).mean())
 
 
 def _seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
@@ -191,15 +223,14 @@ def seed_spread(arms: list[Arm]) -> float:
     return float(np.sqrt((SEED_NU * SEED_SD**2 + squares) / (SEED_NU + degrees)))
 
 
-def find_crossing(a: Arm, b: Arm, delta: Array) -> Crossing | None:
+def find_crossing(a: Arm, b: Arm, p_higher: tuple[float, float]) -> Crossing | None:
     """Does the one that is behind at the end of the shorter run probably end up ahead?"""
     start = min(a.end, b.end)
     knots = np.geomspace(start, CROSSING_HORIZON * start, KNOTS_AHEAD)
     gap = np.median(b.levels(knots) - a.levels(knots), axis=0)
-    sign = 1.0 if gap[0] < 0.0 else -1.0
-    probability = float((sign * delta > 0.0).mean())
-    if probability < 0.5:
+    behind = int(gap[0] < 0.0)
+    if p_higher[behind] < 0.5:
         return None
-    ahead = np.flatnonzero(sign * gap > 0.0)
+    ahead = np.flatnonzero(gap > 0.0 if behind else gap < 0.0)
     compute = float(knots[ahead[0]]) if len(ahead) else None
-    return Crossing(compute, probability, b.name if sign > 0 else a.name)
+    return Crossing(compute, p_higher[behind], (a, b)[behind].name)

@@ -30,6 +30,8 @@ SHORT_KIND = {
 _SUFFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 #: An upper end of the ceiling this close to 1 is set by the scale, not by the data.
 OPEN_CEILING = 0.99
+#: Why nothing is said about two ceilings that end at 1.
+BOTH_OPEN = "neither ceiling is identified, and both may be perfect"
 
 
 def compute(value: float) -> str:
@@ -165,7 +167,9 @@ def verdict(pair: Pair) -> str:
     """Our verdict on a pair whose names are beside it, in words."""
     if pair.alarm is not None:
         return "undecided: one of them is in decline"
-    return "undecided" if pair.verdict == "undecided" else str(pair)
+    if pair.verdict != "undecided":
+        return str(pair)
+    return f"undecided: {BOTH_OPEN}" if pair.both_open else "undecided"
 
 
 def verdict_sentence(pair: Pair, level: float) -> str:
@@ -182,10 +186,10 @@ def verdict_sentence(pair: Pair, level: float) -> str:
         return f"{verdict(pair)}."
     if pair.alarm is not None:
         return f"No verdict on {pair.a} and {pair.b}: one of them is in decline."
-    return (
-        f"The points do not decide between {pair.a} and {pair.b}: the second ceiling minus the "
-        f"first lies between {signed(low)} and {signed(high)} ({percent(level)})."
-        + (f" {need(pair.need)}." if pair.need is not None else "")
+    why = f"the second ceiling minus the first lies between {signed(low)} and {signed(high)}"
+    why = BOTH_OPEN if pair.both_open else f"{why} ({percent(level)})"
+    return f"The points do not decide between {pair.a} and {pair.b}: {why}." + (
+        f" {need(pair.need)}." if pair.need is not None else ""
     )
 
 
