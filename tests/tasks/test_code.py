@@ -199,7 +199,7 @@ def test_the_task_reads_rows_takes_the_last_block_and_rewards(tmp_path):
 
 
 @needs_isolation
-def test_rows_that_cannot_be_judged_are_left_out_and_counted(tmp_path, caplog):
+def test_rows_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
     path = tmp_path / "code.jsonl"
     rows = [
         {"prompt": "a", "test_list": ["assert f(1) == f(1)"]},
@@ -209,7 +209,7 @@ def test_rows_that_cannot_be_judged_are_left_out_and_counted(tmp_path, caplog):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = CodeTask(str(path))
     assert len(task.prompts()) == 2
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = task.notes
     assert "2 of 3 tests cannot be judged, which leaves 2 of 3 prompts" in line
     assert "code.jsonl row 1: 'assert f(1) == f(1)': both sides are the program's" in line
     path.write_text(json.dumps(rows[0]) + "\n")

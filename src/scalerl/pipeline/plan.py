@@ -140,7 +140,7 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """What a user should know of this run before it starts."""
-        found = []
+        found = list(self.task.notes)
         if self.recipe.model.trust_remote_code:
             found.append(
                 f"model.trust_remote_code = true: Python code that comes with {self.model} runs "

@@ -14,7 +14,6 @@ whatever it finds has to produce the right values all the same.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +26,6 @@ from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Question,
 from scalerl.tasks.unit_tests import UnitTests, read_tests
 from scalerl.tasks.walled import Limits, SandboxResult
 
-log = logging.getLogger(__name__)
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 INSTRUCTION = "Write your solution in Python, in one ```python block at the end of your answer."
 #: Programs longer than this are not run.
@@ -86,9 +84,9 @@ class CodeTask(RowsTask):
             raise InputError(f"no test of {source} can be judged; the first: {refused[0]}")
         if refused:
             total = sum(len(p.answer.tests) + len(p.answer.refused) for p in prompts)
-            log.warning(
-                "%s: %d of %d tests cannot be judged, which leaves %d of %d prompts; the first: %s",
-                *(source, len(refused), total, len(usable), len(prompts), refused[0]),
+            self.notes.append(
+                f"{source}: {len(refused)} of {total} tests cannot be judged, which leaves "
+                f"{len(usable)} of {len(prompts)} prompts; the first: {refused[0]}"
             )
         return usable
 

@@ -29,6 +29,7 @@ class Mixture(Task):
         super().__init__("+".join(names), rules=tasks[0].rules)
         total = sum(weights)
         self.tasks: Mapping[str, Task] = dict(zip(names, tasks, strict=True))
+        self.notes = [note for task in tasks for note in task.notes]
         self.shares = {n: w / total for n, w in zip(names, weights, strict=True)}
 
     def prompts(self) -> list[Prompt]:

@@ -138,6 +138,8 @@ class Task(ABC):
         self.name = name
         self.rules = rules
         self.held_out_share = held_out_share
+        #: What a user should know of its data before a run starts.
+        self.notes: list[str] = []
 
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
