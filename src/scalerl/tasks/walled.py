@@ -71,7 +71,8 @@ class WalledProcess:
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            # Ordinary users have no sbin in their path, and pivot_root is there.
+            env={"PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"},
             cwd=cwd,
             start_new_session=True,
             **identity,

@@ -54,7 +54,7 @@ class Unfit(Exception):
     """A test that cannot be judged: it wants to give the program what is no data."""
 
 
-class Conversation:
+class WayIn:
     """The way to the program."""
 
     def __init__(self, number: int) -> None:
@@ -130,7 +130,7 @@ class Remote:
     """An object in the program's process, and the name that the test reached it by."""
 
     __slots__ = ("_remote_first", "_remote_kind", "_remote_made", "_remote_name", "_remote_number")
-    channel: Conversation
+    channel: WayIn
 
     def __init__(self, number: int, kind: str, made: bool) -> None:
         given = (False, kind, made, "", number)
@@ -217,7 +217,7 @@ def claim(owner: Remote, what: str, kind: type[T]) -> T:
 
 def main(job: dict[str, Any]) -> None:
     """Say `ok` for each test that holds; what else is said is the last word."""
-    channel = Conversation(os.dup(1))
+    channel = WayIn(os.dup(1))
     nothing = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)
@@ -229,7 +229,7 @@ def main(job: dict[str, Any]) -> None:
         os.write(said, " ".join(word.split())[:300].encode("utf-8", "replace") + b"\n")
 
 
-def verdicts(job: dict[str, Any], channel: Conversation) -> Iterator[str]:
+def verdicts(job: dict[str, Any], channel: WayIn) -> Iterator[str]:
     names: dict[str, Any] = {"__name__": "test", "__builtins__": builtins}
     stage = "program"
     try:
