@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.cli import doctor, main
+from scalerl.cli import doctor, main, parser
 from scalerl.cli.doctor import Findings, diagnose
 from scalerl.pipeline import checkpoints
 from scalerl.runs.lines import EventLine, Status, StepLine
@@ -56,7 +57,7 @@ def test_a_finished_run_is_well(capsys, out):
 
 
 def test_an_interrupted_run_is_well_and_can_be_resumed(capsys, out):
-    event(out, "end", reason="interrupted: scalerl train --resume goes on from here")
+    event(out, "end", reason="interrupted")
     code, text = run(capsys, out)
     assert code == 0 and f"to do       scalerl train --resume {out}" in text
 
@@ -67,7 +68,7 @@ def test_a_dead_run_is_resumed_from_its_newest_whole_checkpoint(capsys, out):
     code, text = run(capsys, out)
     assert code == 1
     assert "the run died at step 30 without a word" in text
-    assert f"scalerl train --resume {out}   (it goes on from step 20)" in text
+    assert f"it goes on from step 20: scalerl train --resume {out}" in text
     assert "checkpoint step_30 is damaged (the content of run.json has changed)" in text
 
 
@@ -82,6 +83,20 @@ def test_a_failure_is_told_with_its_reason(capsys, out):
     event(out, "failed", why="generator 0 died: exit code 1")
     code, text = run(capsys, out)
     assert code == 1 and "failed at step 30: generator 0 died: exit code 1" in text
+
+
+def test_advice_is_commands_that_work_when_pasted(capsys, out):
+    run_dir = out.rename(out.parent / "it's my run")
+    event(run_dir, "failed", why="the gradient is not finite")
+    checkpoints.write(run_dir, 31, lambda f: (f / "run.json").write_text("{}"), healthy=False)
+    _, text = run(capsys, run_dir)
+    found = [line.split("scalerl ", 1)[1] for line in text.splitlines() if "to do" in line]
+    asked = [parser().parse_args(shlex.split(words)) for words in found]
+    assert [(a.resume, a.from_step) for a in asked] == [(str(run_dir), None), (str(run_dir), 30)]
+    event(run_dir, "end", reason="budget of 30 steps")
+    _, text = run(capsys, run_dir)
+    (words,) = [line.split("scalerl ", 1)[1] for line in text.splitlines() if "to do" in line]
+    assert parser().parse_args(shlex.split(words)).source == [str(run_dir)]
 
 
 def test_json_has_everything(capsys, out):

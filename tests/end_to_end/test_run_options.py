@@ -127,10 +127,23 @@ def test_the_ledger_adds_up(everything):
         assert spent["generate_wait"] > -1.5 and spent["train_wait"] > -1.5
 
 
-def test_the_end_is_json_for_machines(everything):
-    ended = json.loads(everything[1])
+def test_a_run_is_a_stream_of_json_for_machines(everything):
+    out, text = everything
+    found = [json.loads(line) for line in text.splitlines()]
+
+    def of(kind):
+        return [{k: v for k, v in f.items() if k != "kind"} for f in found if f["kind"] == kind]
+
+    assert of("step") == lines(out / "steps.jsonl")
+    assert of("event") == lines(out / "events.jsonl")
+    evals = of("validation")
+    assert [e.pop("forecast") for e in evals] == [None] * 3
+    assert evals == lines(out / "evals.jsonl")
+    assert found[0]["kind"] == "begin" and found[-1]["kind"] == "end"
+    (ended,) = of("end")
     assert ended["steps"] == 4 and ended["reason"] == "budget of 4 steps"
-    assert ended["signal"] is None
+    assert ended["signal"] is None and ended["path"] == str(out)
+    assert ended["validation"] == evals[-1]
 
 
 def test_a_tracker_is_written_beside_the_record(everything):

@@ -1,9 +1,14 @@
 """Early signs of a run going wrong: each is said once, with the knob to turn."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
+from scalerl.cli import parser
 from scalerl.pipeline.alarms import MAX_CHECK_WAIT, START, WINDOW, Alarms
 from scalerl.recipe import Recipe
+from scalerl.recipe.changes import allowed_changes
 from scalerl.runs.lines import EvalLine, StepLine
 
 HEALTHY = {
@@ -79,6 +84,44 @@ def test_interruption_names_the_budget_that_cuts_answers_off():
     assert recipe.length.control == "interruption"
     (said,) = after(Alarms.of(recipe), *[step(truncated=0.07)] * WINDOW)
     assert said.endswith("raise length.answer_tokens")
+
+
+TROUBLES = [
+    ({"truncated": 0.07}, "length.answer_tokens=", False),
+    ({"ess": 0.1}, "schedule.k=", False),
+    ({"entropy": 0.001}, "optimiser.lr=", True),
+    ({"grad_norm": 500.0}, "optimiser.lr=", True),
+]
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+@pytest.mark.parametrize(("changes", "knob", "back"), TROUBLES)
+def test_advice_comes_with_a_command_that_works_when_pasted(changes, knob, back, healthy):
+    recipe, out = Recipe.load("scalerl", "tiny"), Path("my runs/it's")
+    alarms = Alarms.of(recipe, out)
+    alarms.has_healthy = healthy
+    said = after(alarms, *[step()] * START, *[step(**changes)] * (2 * WINDOW))[0]
+    words = shlex.split(said.partition("Ctrl-C, then: ")[2])
+    args = parser().parse_known_args(words[1:])[0]
+    assert args.resume == str(out) and args.from_step == ("healthy" if back and healthy else None)
+    assert words[-1].startswith(knob)
+    changed = Recipe.load(recipe.to_dict(), overrides=[words[-1]])
+    assert [d.path for d in allowed_changes(recipe, changed)] == [knob.removesuffix("=")]
+
+
+def test_a_collapse_names_the_way_back():
+    alarms = Alarms.of(Recipe.load("scalerl", "tiny"), Path("r"))
+    alarms.has_healthy = True
+    evaluated(alarms, 0.6, 0.015)
+    (line,) = evaluated(alarms, 0.3, 0.015)
+    assert "scalerl train --resume r --from healthy optimiser.lr=" in line
+
+
+def test_a_knob_that_cannot_be_turned_further_is_not_advised():
+    once = Recipe.load("scalerl", "tiny", overrides=["schedule.k=1"])
+    phases = Recipe.load("scalerl", "tiny", overrides=["schedule.name=off-policy"])
+    for recipe in (once, phases):
+        assert " optimiser.lr=" in Alarms.of(recipe, Path("r")).then("schedule.k", "optimiser.lr")
 
 
 def test_a_sure_policy_that_is_right_is_no_collapse():

@@ -75,7 +75,10 @@ def forecasts(found: Sequence[Forecast]) -> str:
                 (
                     text(words.shorten(ahead.fit.name, 60)),
                     Keyed(f'{words.compute(float(c))} <span class="range">{unit}</span>', float(c)),
-                    with_range(f"{ahead.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
+                    Keyed(
+                        with_range(f"{ahead.at.median[i]:.3f}", *(f"{v:.3f}" for v in true[i])),
+                        float(ahead.at.median[i]),
+                    ),
                     " to ".join(f"{v:.3f}" for v in seen[i]),
                     Keyed(gain if i == 0 else "", bought),
                 )
