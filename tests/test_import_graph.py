@@ -25,7 +25,7 @@ ALLOWED = {
     "models": {"errors"},
     "models/tiny": {"models", "tasks", "errors"},
     "tasks": {"registry", "errors"},
-    "weights": {"registry"},
+    "weights": {"registry", "errors"},
     "engine": {"models", "algorithm", "registry", "errors"},
     "trainer": {"models", "algorithm", "registry", "errors"},
     "pipeline": {

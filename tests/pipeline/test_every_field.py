@@ -42,12 +42,13 @@ PLAIN = [f"task.name={GYM}", *WORDS, "task.options.chat=false"]
 CHANGES = {
     "seed": ("seed=1", []),
     "model.dtype": ("model.dtype=bfloat16", []),
+    "model.trust_remote_code": ("model.trust_remote_code=true", []),
     "task.name": (PLAIN, []),
     "task.weights": ("task.weights=[3.0, 1.0]", MIXTURE),
     "task.reward_correct": ("task.reward_correct=2.0", []),
     "task.reward_wrong": ("task.reward_wrong=0.0", []),
     "task.options": ("task.options.items_max=8", []),
-    "task.think_close": ("task.think_close=;", PLAIN),
+    "task.think_close": ("task.think_close=!", PLAIN),
     "task.think_open": ("task.think_open=;", PLAIN),
     "sampling.temperature": ("sampling.temperature=0.7", []),
     "sampling.top_p": ("sampling.top_p=0.9", []),
@@ -125,6 +126,7 @@ REFUSALS = {
     "validation.also_temperatures": (
         "validation.also_temperatures=[0.5, 1]", [], "1 is asked for twice"),
     "validation.length_control": ("validation.length_control=false", NO_CONTROL, "interruption"),
+    "length.phrase": ("length.phrase=!", [], "does not close the thought"),
     "length.max_tokens": ("length.max_tokens=30", [], "not used by interruption"),
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),

@@ -17,6 +17,7 @@ from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_of
 from scalerl.engine.interface import Sampling
 from scalerl.models.chat import Chat
+from scalerl.errors import PipelineError
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.generator_part import HEARTBEAT
@@ -187,7 +188,14 @@ class RandomWorld:
         self.store = RunStore(out, resume=resume)
         self.listener = Witness(self)
         run = RunAttempts(self.recipe, self.store, None, self.listener, resume, self.begin)
-        self.end = run.go()
+        try:
+            self.end = run.go()
+        except PipelineError as error:
+            # A rough world may spoil every answer of the first validation: then that is the end.
+            assert self.world.hangs and "of the first validation could be scored" in str(error)
+            assert not self.store.read(StepLine)
+            self.end = None
+            return
         self.check()
 
     def check(self) -> None:

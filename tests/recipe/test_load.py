@@ -135,7 +135,7 @@ def test_text_lists_and_tables_that_are_unset_are_empty():
     assert task("task.options={}").options == {"a": 1}  # nothing laid over it
     assert task("task.options={b = 2}").options == {"a": 1, "b": 2}
     assert task("task.options=", "task.options.b=2").options == {"b": 2}
-    assert task("task.options.b=2", "task.options=").options == {"b": 2}
+    assert task("task.options.b=2", "task.options=").options == {}
     assert Recipe.from_dict({"task": {"dataset": None}}).task.dataset == ""
 
 

@@ -59,8 +59,11 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
     data: dict[str, Any] = {}
     for source in sources:
         data = _lay(data, source)
-    changes = dict(parse_override(text) for text in overrides)
-    # `task.options=` before `task.options.size=9`: the table is emptied first.
+    changes: dict[str, Any] = {}
+    for path, value in map(parse_override, overrides):
+        # `task.options=` after `task.options.size=9` undoes it; before it, it empties the table.
+        changes = {k: v for k, v in changes.items() if not k.startswith(f"{path}.")}
+        changes[path] = value
     for path in [p for p in changes if any(other.startswith(f"{p}.") for other in changes)]:
         data = merge(data, nest({path: changes.pop(path)}))
     return Recipe.from_dict(_over(data, nest(changes)))
