@@ -16,8 +16,8 @@ from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Unifo
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_of
 from scalerl.engine.interface import Sampling
-from scalerl.models.chat import Chat
 from scalerl.errors import PipelineError
+from scalerl.models.chat import Chat
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.generator_part import HEARTBEAT
