@@ -76,7 +76,8 @@ def make(kind, rows):
 def right(prompt):
     """A right answer, by the task that the prompt belongs to."""
     if prompt.task == "code":
-        return f"```python\ndef f(x): return x + {prompt.answer.values[0] - 1}\n```"
+        value = int(prompt.answer.tests[0].rpartition("==")[2])
+        return f"```python\ndef f(x): return x + {value - 1}\n```"
     if prompt.task == "running-sums":
         tagged, total, thought = prompt.question.partition("=")[0], 0, ""
         for tag, digit in zip(tagged[::2], tagged[1::2], strict=True):
