@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,17 +35,37 @@ needs_isolation = pytest.mark.skipif(
 )
 
 
+#: Of what this process starts; others on the machine may have sandboxes too.
+MARK = f"# a sandbox of test process {os.getpid()}\n"
+
+
+@pytest.fixture(autouse=True)
+def marked(monkeypatch):
+    monkeypatch.setattr(sandboxes, "BOOT", MARK + sandboxes.BOOT)
+
+
 def processes():
-    """Commands of all processes that run our inner program."""
+    """All processes behind walls that this one has started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes()
         except OSError:
             continue
-        if b"# scalerl's sandbox" in command:
+        if MARK.encode() in command:
             found.append(path.parent.name)
     return found
+
+
+@needs_isolation
+def test_processes_that_are_left_would_be_found():
+    here, there = os.pipe()
+    with Namespaces(KINDS[0]).start(Limits(), here, subprocess.DEVNULL):
+        seen = processes()  # it waits for a job
+    os.close(here)
+    os.close(there)
+    assert seen
+    assert not processes()
 
 
 @pytest.fixture

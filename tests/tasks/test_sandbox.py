@@ -4,7 +4,6 @@ import ctypes
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -355,7 +354,3 @@ def test_numbers_of_system_calls_are_those_of_libseccomp(machine, column):
     missing = {name: numbers[column - 1] for name, (numbers, _) in probe.MISSING.items()}
     assert missing == {name: resolve(architecture, name.encode()) for name in missing}
     assert not set(missing) & set(ours)
-
-
-def test_the_machinery_has_a_name_by_which_tests_find_its_processes():
-    assert re.match("# scalerl's sandbox", sandboxes.BOOT)
