@@ -192,7 +192,8 @@ class RandomWorld:
             self.end = run.go()
         except PipelineError as error:
             # A rough world may spoil every answer of the first validation: then that is the end.
-            assert self.world.hangs and "of the first validation could be scored" in str(error)
+            if not (self.world.hangs and "of the first validation could be scored" in str(error)):
+                raise
             assert not self.store.read(StepLine)
             self.end = None
             return
