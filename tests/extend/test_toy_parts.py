@@ -68,7 +68,7 @@ def run(out, *changes):
     done = python("-m", "scalerl", "train", "scalerl", "tiny", *SMALL, *changes, "--json",
                   "--out", str(out))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout), done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def steps(out):

@@ -58,7 +58,9 @@ class Run:
 
     def __init__(self, out, rule, *changes):
         self.out, self.said, self.tasks = out, [], []
-        self.recipe = Recipe.load("scalerl", "tiny", overrides=[*BASE, *changes])
+        self.recipe = Recipe.load(
+            "scalerl", "tiny", overrides=[*BASE, "validation.also_temperatures=[]", *changes]
+        )
         self.store = RunStore(out)
         listener = Listener()
         listener.say = self.said.append
