@@ -24,7 +24,8 @@ from scalerl.training import RunAttempts
 BASE = [
     "placement.backend=inline", "placement.engine=simulated", "placement.trainer=simulated",
     "batch.prompts=2", "batch.generations=2", "validation.prompts=4", "validation.k=2",
-    "validation.also_temperatures=[]", "validation.every=2", "checkpoint.every=30", "task.options.prompts=400", "budget.steps=8",
+    "validation.also_temperatures=[]", "validation.every=2", "checkpoint.every=30",
+    "task.options.prompts=400", "budget.steps=8",
 ]  # fmt: skip
 RIGHT, WRONG = Checked(True, 1.0, "right"), Checked(False, -1.0, "wrong")
 BROKEN = Checked.unscored("function:judge raised ConnectionError: the judge is out of order")
