@@ -6,7 +6,7 @@ with slips only, so that the model slips at a known rate. A teacher's habit is i
 Held-out questions are never shown.
 
 A seed gives the first weights and all lessons. The last weights may still differ between machines:
-the noisy checkpoint, made again elsewhere, came out up to 0.38 apart in a weight, and about as good.
+the noisy checkpoint, made again elsewhere, came out up to 0.38 apart in a weight, about as good.
 That is why checkpoints are shipped.
 """
 
