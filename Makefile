@@ -1,12 +1,12 @@
 # From a fresh clone, with only Python >= 3.11 and make:
-#   make demo    train the embedded model for about four minutes, forecast its end at half its
+#   make demo    train the embedded model for about six minutes, forecast its end at half its
 #                compute, and write the report that shows what came
 #   make test    lint, types and tests (what CI runs)
 #   make smollm2 a real pretrained model through the training half
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := out/demo
-DEMO_MINUTES ?= 4
+DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
 .PHONY: demo test lint types unit weather parity benchmark smollm2 docs clean
