@@ -1,6 +1,6 @@
 """Does the default run learn, and does its forecast tell the truth?
 
-    python benchmarks/learning.py --runs runs/learning      about an hour on two idle cores
+    python benchmarks/learning.py --runs runs/learning      some eighty minutes on two idle cores
     python benchmarks/learning.py --runs runs/learning --report-only
     python benchmarks/learning.py --runs runs/noisy --overlay tiny-noisy --result learning_noisy
     python benchmarks/learning.py --runs runs/study --set optimiser.lr=1e-4 --seeds 3

@@ -222,7 +222,7 @@ def compute_columns(names: Iterable[str]) -> list[str]:
     ranked: list[tuple[float, bool, int, str]] = []
     last = len(_KINDS)
     for order, name in enumerate(names):
-        bare = name[_PREFIX.match(name).end() :].strip()  # type: ignore[union-attr]
+        bare = _bare(name)
         if _NOT_A_TOTAL.fullmatch(name):
             continue
         rank: float | None = None
@@ -237,9 +237,18 @@ def compute_columns(names: Iterable[str]) -> list[str]:
     return [name for *_, name in sorted(ranked)]
 
 
+def _bare(name: str) -> str:
+    """Without the stage that it begins with; what it begins with may be nothing.
+
+    >>> _bare("train/step"), _bare("step")
+    ('step', 'step')
+    """
+    return _PREFIX.sub("", name, count=1).strip()
+
+
 def is_plain_compute(name: str) -> bool:
     """Whether a column of this name is compute whatever its values are like."""
-    bare = name[_PREFIX.match(name).end() :].strip()  # type: ignore[union-attr]
+    bare = _bare(name)
     return any(p.fullmatch(bare) for p, _, _ in _KINDS) or bare.lower() in _PLAIN
 
 
