@@ -1,4 +1,8 @@
-"""The decline alarm: a run whose tail departs from its own best is not silently extrapolated."""
+"""Falls: how far the last points lie below the best stretch of the run, and when that is an alarm.
+
+A run whose tail departs from its own best is not silently extrapolated: the more clearly it has
+fallen, the more of its futures begin where it is now, and go on falling, settle or recover.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,39 @@ ALARM_SHARE = 0.1
 COLLAPSE_DROP = 0.1
 COLLAPSE_SHARE = 0.4
 COLLAPSE_Z = 2.0
+#: Probability that a fall is real when the alarm is raised; below that it grows with the size of
+#: the fall, and with its standard errors around HALF_Z.
+REAL = 0.95
+HALF_Z = 3.0
+Z_SLOPE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Decline:
-    """A fall from the best stretch of the run to its last points."""
+class Fall:
+    """From the best stretch of the run to its last points; drop < 0 is a rise."""
 
     drop: float
     z: float
-    #: Compute of the best stretch, and the fall per unit of ln C since.
+    #: drop in units of the smallest that may raise the alarm.
+    size: float
+    #: Compute of the best stretch.
     since: float
-    rate: float
+    #: Mean of the last points and its standard error.
+    level: float
+    level_sd: float
+    alarm: bool
+
+    @property
+    def probability(self) -> float:
+        """That it is a fall, not noise.
+
+        >>> Fall(.03, 3.0, 1.5, 100, .5, .01, alarm=False).probability
+        0.475
+        """
+        if self.alarm:
+            return REAL
+        clear = 1.0 / (1.0 + float(np.exp(Z_SLOPE * (HALF_Z - self.z))))
+        return REAL * float(np.clip(self.size, 0.0, 1.0)) ** 2 * clear
 
     def __str__(self) -> str:
         return (
@@ -40,8 +66,9 @@ class Decline:
         )
 
 
-def find_decline(compute: Array, score: Array, points: Points) -> Decline | None:
-    """Compare the mean of the last k points with the best earlier, non-overlapping k-mean."""
+def find_fall(compute: Array, score: Array, points: Points) -> Fall | None:
+    """Compare the mean of the last k points with the best earlier, non-overlapping k-mean; None
+    where there are too few points for two such means."""
     n = len(score)
     k = int(np.clip(round(0.12 * n), 2, 12))
     if n < 2 * k:
@@ -51,16 +78,21 @@ def find_decline(compute: Array, score: Array, points: Points) -> Decline | None
     earlier = means[: n - 2 * k + 1]
     best = int(np.argmax(earlier))
     drop = float(earlier[best] - means[-1])
-    z = drop / np.sqrt(2.0 * points.score_variance * float(mean_variance(k)))
-    clear = z > ALARM_Z and drop > max(ALARM_DROP, ALARM_SHARE * points.rise)
+    variance = points.score_variance * float(mean_variance(k))
+    z = drop / float(np.sqrt(2.0 * variance))
+    least = max(ALARM_DROP, ALARM_SHARE * points.rise)
     collapse = (
         z > COLLAPSE_Z
         and drop > max(COLLAPSE_DROP, COLLAPSE_SHARE * float(earlier[best]))
         and float(score[-k:].max()) < float(score[best : best + k].min())
     )
-    if not (clear or collapse):
-        return None
     since = float(compute[best : best + k].mean())
-    tail = float(compute[-k:].mean())
-    span = max(np.log(tail / since) if since > 0 else 1.0, 0.05)
-    return Decline(drop=drop, z=float(z), since=since, rate=drop / span)
+    return Fall(
+        drop=drop,
+        z=z,
+        size=drop / least,
+        since=since,
+        level=float(means[-1]),
+        level_sd=float(np.sqrt(variance)),
+        alarm=(z > ALARM_Z and drop > least) or collapse,
+    )

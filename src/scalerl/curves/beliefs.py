@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.alarm import Decline
+from scalerl.curves.alarm import Fall
 from scalerl.curves.formula import Formula, log_compute
-from scalerl.curves.paths import Future, ceiling, future_paths
+from scalerl.curves.paths import Fates, Future, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
 from scalerl.curves.threads import one_thread
 
@@ -49,9 +49,13 @@ class SigmoidBelief:
     """The default: the posterior of the sigmoid, continued as in paths.py."""
 
     posterior: Posterior
-    decline: Decline | None
+    fates: Fates
     future: Future
     seed: int
+
+    @staticmethod
+    def of(posterior: Posterior, fall: Fall | None, future: Future, seed: int) -> SigmoidBelief:
+        return SigmoidBelief(posterior, Fates.draw(posterior, fall, future, seed), future, seed)
 
     @one_thread
     def levels(self, compute: Array) -> Array:
@@ -61,7 +65,7 @@ class SigmoidBelief:
         out = np.empty((len(self.posterior.draws), len(t)))
         if ahead.any():
             d = t[ahead] - self.posterior.t_end
-            out[:, ahead] = future_paths(self.posterior, d, self.decline, rng, self.future)
+            out[:, ahead] = future_paths(self.posterior, d, self.fates, rng, self.future)
         if (~ahead).any():
             inner = np.maximum(t[~ahead], -700.0)  # C = 0 is far below any C_mid
             out[:, ~ahead] = self.posterior.inside_window(
@@ -75,7 +79,7 @@ class SigmoidBelief:
     def parameter(self, name: str) -> Array:
         draws = self.posterior.draws
         if name == "A":
-            return ceiling(self.posterior, self.future)
+            return ceiling(self.posterior, self.fates, self.future)
         if name == "R_0":
             return draws.r0
         # Values of B and C_mid sit on a grid: spread each over its own cell.
@@ -85,7 +89,7 @@ class SigmoidBelief:
         return np.exp((draws.log_b if name == "B" else draws.log_mid) + spread)
 
     def thinned(self, k: int) -> SigmoidBelief:
-        return replace(self, posterior=self.posterior.thinned(k))
+        return replace(self, posterior=self.posterior.thinned(k), fates=self.fates.every(k))
 
 
 def sample_quantiles(samples: Array, levels: npt.ArrayLike) -> Array:

@@ -72,7 +72,7 @@ def fit_from_cells(w: Window, found: paper.PaperFit, source: str, warnings: list
         PointBelief(best, sd, samples),
         best.params(),
         best.value(w.inside.compute),
-        w.decline(),
+        w.fall(),
         source,
         identified,
         warnings,

@@ -3,22 +3,24 @@
     level(x) = law(x_n) + g (law(x) - law(x_n)) + u_n exp(-REVERT d) + W(d),       d = ln(x / x_n)
 
 g says that the law's remaining gain is itself uncertain; W is the random walk going on (now and
-then a rougher one); with a small probability the run stalls or slides. A decline that has already
-begun (alarm.py) is not pulled back to the law, and may go on.
+then a rougher one). Then there are fates that no law knows, one per draw (Fates): a run that stands
+still may take off, a healthy one may begin to fall, and one that has already fallen (alarm.py) goes
+on from where it is: falls on, settles there or recovers.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.alarm import Decline
+from scalerl.curves.alarm import Fall
 from scalerl.curves.posterior import Posterior
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 LAW_ERROR_SEED = 20251015
@@ -35,13 +37,57 @@ class Future:
     #: Probability of a rougher future, and how much rougher.
     jump_probability: float = 0.05
     jump_size: float = 4.0
-    #: Probability that the gain stops and the level slides, by this share of the rise per
-    #: sqrt(ln C).
-    stall_probability: float = 0.06
-    stall_size: float = 0.2
-    #: A decline under way goes on with this probability, at this share of its observed rate.
-    decline_probability: float = 0.3
-    decline_rate: float = 0.8
+    #: A healthy run begins to fall at this rate per unit of ln C ahead: its gain stops, and it
+    #: loses Exp(1) times this share of its rise per sqrt(ln C).
+    hazard: float = 0.08
+    slide: float = 0.2
+    #: A run without a gain takes off with this probability: by U (1 - level), over one ln C.
+    take_off: float = 0.08
+    #: A fall that is real goes on with this probability, by Exp(1) times this share of it per
+    #: sqrt(ln C); it is made good with this one, by U of it, over one ln C; otherwise it settles.
+    falls_on: float = 0.4
+    fall_size: float = 0.8
+    recovers: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """What becomes of each draw beyond its law."""
+
+    #: ln C ahead at which a healthy run begins to fall, and how fast (in units of the slide).
+    onset: Array
+    speed: Array
+    #: Rise still to come in a run that stands still; 0 where it stays.
+    take_off: Array
+    #: True where the fall that was seen is real; the level it starts from, what it loses per
+    #: sqrt(ln C), and what it wins back.
+    fallen: Flags
+    start: Array
+    loss: Array
+    recovery: Array
+
+    @staticmethod
+    def draw(posterior: Posterior, fall: Fall | None, future: Future, seed: int) -> Fates:
+        rng = np.random.default_rng((seed, 5))
+        draws = posterior.draws
+        n = len(draws)
+        take_off = np.zeros(n)
+        takes_off = draws.flat & (rng.random(n) < future.take_off)
+        take_off[takes_off] = (rng.random(n) * (1.0 - draws.a))[takes_off]
+        onset, speed = rng.standard_exponential((2, n))
+        fallen = np.zeros(n, dtype=bool)
+        start, loss, recovery = np.zeros((3, n))
+        if fall is not None:
+            fallen = rng.random(n) < fall.probability
+            start = fall.level + fall.level_sd * rng.standard_normal(n)
+            what = rng.random(n)
+            loss = np.where(what < future.falls_on, future.fall_size * max(fall.drop, 0.0) * speed, 0.0)
+            recovery = np.where(what > 1.0 - future.recovers, max(fall.drop, 0.0) * rng.random(n), 0.0)
+        return Fates(onset / future.hazard, speed, take_off, fallen, start, loss, recovery)
+
+    def every(self, k: int) -> Fates:
+        """Every k-th draw's."""
+        return Fates(*(getattr(self, f.name)[::k] for f in fields(self)))
 
 
 @functools.cache
@@ -52,44 +98,36 @@ def law_error(n: int) -> Array:
     return np.random.default_rng(LAW_ERROR_SEED).standard_normal(n)
 
 
-def ceiling(posterior: Posterior, future: Future) -> Array:
-    """Where each draw is heading: A with the law's error in what is still to be gained, plus the
-    present departure from the law. Narrower than the bare A on long windows."""
+def ceiling(posterior: Posterior, fates: Fates, future: Future) -> Array:
+    """Where each draw is heading if it stays healthy: A with the law's error in what is still to be
+    gained, plus the present departure from the law. Narrower than the bare A on long windows."""
     now = posterior.draws.law(np.array([posterior.t_end]))[:, 0]
     g = np.exp(future.gain_sd * np.sqrt(2.0) * law_error(len(now)))
-    heading = now + (posterior.draws.a - now) * g + posterior.u_end
+    heading = now + (posterior.draws.a - now) * g + posterior.u_end + fates.take_off
     return np.asarray(np.clip(heading, 0.0, 1.0))
 
 
 def future_paths(
-    posterior: Posterior,
-    d: Array,
-    decline: Decline | None,
-    rng: np.random.Generator,
-    future: Future,
+    posterior: Posterior, d: Array, fates: Fates, rng: np.random.Generator, future: Future
 ) -> Array:
     """Pass rate at the ascending horizons d = ln(x / x_n) >= 0 for every draw: (draws, len(d))."""
-    draws, points = posterior.draws, posterior.points
+    draws, scale = posterior.draws, posterior.points.scale
     n = len(draws)
-    t_end = posterior.t_end
-    law = draws.law(np.concatenate([[t_end], t_end + d]))
-    now, ahead = law[:, :1], law[:, 1:] - law[:, :1]
+    healthy = np.minimum(d[None, :], fates.onset[:, None])
+    now = draws.law(np.array([posterior.t_end]))
+    gain = draws.law(posterior.t_end + healthy) - now
+    gain *= np.exp(
+        future.gain_sd * np.sqrt(np.clip(healthy / 0.7, 0.0, 2.0)) * law_error(n)[:, None]
+    )
+    gain += fates.take_off[:, None] * (1.0 - np.exp(-healthy))
+    gain -= future.slide * scale * fates.speed[:, None] * np.sqrt(d[None, :] - healthy)
+    gain += now + posterior.u_end[:, None] * np.exp(-future.revert * d)
 
-    horizon = np.sqrt(np.clip(d / 0.7, 0.0, 2.0))
-    g = np.exp(future.gain_sd * horizon[None, :] * law_error(n)[:, None])
+    on = fates.start[:, None] - fates.loss[:, None] * np.sqrt(d) + fates.recovery[:, None] * (1 - np.exp(-d))
+    level = np.where(fates.fallen[:, None], on, gain)
     rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
     step_sd = np.sqrt(np.diff(d, prepend=0.0))
-    scale = np.sqrt(draws.s2 * posterior.walk.tau2[draws.tau]) * rough
-    walk = scale[:, None] * np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
+    walk_sd = np.sqrt(draws.s2 * posterior.walk.tau2[draws.walk]) * rough
+    level += walk_sd[:, None] * np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
+    return np.asarray(np.clip(level, 0.0, 1.0))
 
-    if decline is None:
-        departure = posterior.u_end[:, None] * np.exp(-future.revert * d)[None, :]
-        falls = rng.random(n) < future.stall_probability
-        slide = future.stall_size * points.scale * np.sqrt(d)
-    else:
-        departure = np.repeat(posterior.u_end[:, None], len(d), axis=1)
-        falls = rng.random(n) < future.decline_probability
-        slide = future.decline_rate * decline.rate * d
-    drop = rng.standard_exponential(n)[:, None] * slide[None, :]
-    gain = np.where(falls[:, None], -drop, g * ahead)
-    return np.asarray(np.clip(now + gain + departure + walk, 0.0, 1.0))

@@ -3,16 +3,15 @@
     y_i = R_0 (1 - f_i) + A f_i + u(t_i) + e_i,      f_i = logistic(B (t_i - ln C_mid)),  t = ln C
 
 e is the noise of an evaluation, variance s2 D_i. u is what the law does not explain: a random walk
-in ln C that starts at 0, with variance s2 tau^2 per unit of ln C at the end of the window and up to
-1 + EARLY times that at its start, which trusts the early phase less (a soft form of the paper's cut
-at 1.5k GPU-hours). Given B, C_mid and tau the model is linear in (R_0, A), so these and s2 are
-integrated out exactly; what remains is a sum over B x C_mid x tau, computed as one batch.
+in ln C of unknown size tau, and before an unknown cut an early phase that is not the law's
+(walk.py). Given B, C_mid, tau and cut the model is linear in (R_0, A), so these and s2 are
+integrated out exactly; what remains is a sum over B x C_mid x (tau, cut), computed as one batch.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,24 +36,35 @@ class Priors:
     b_median: float = 1.5
     b_log_sd: float = 0.5
     b_range: tuple[float, float] = (0.25, 6.0)
-    b_cells: int = 22
+    b_cells: int = 14
+    #: Shapes of the approach (Draws.law) and the weight of each: the sigmoid itself, and one that
+    #: nears its ceiling more sharply or more slowly than it left its start.
+    shapes: tuple[float, ...] = (1.0, 0.5, 2.0)
+    shape_weight: tuple[float, ...] = (0.6, 0.2, 0.2)
+    #: Of "this is all there will be": no gain is under way.
+    flat_weight: float = 0.3
     #: ln(C_mid / last C) ~ N(0, 1.4): half of the gain lies behind or ahead, within a factor of 16.
     mid_log_sd: float = 1.4
-    mid_cells: int = 48
+    mid_cells: int = 32
     mid_below: float = 3.0
     mid_margin: float = 0.5
     mid_above: float = 3.5
-    #: R_0 ~ N(first score, 0.5), A ~ N(level now + 0.12, 0.35), then 0 <= R_0 <= A <= 1.
+    #: R_0 ~ N(first score, 0.5), A ~ N(level now + 0.05, 0.25), then 0 <= R_0 <= A <= 1.
     r0_sd: float = 0.5
-    a_step: float = 0.12
-    a_sd: float = 0.35
+    a_step: float = 0.05
+    a_sd: float = 0.25
     #: tau in units of the curve's rise, and the weight of each.
     tau: tuple[float, ...] = (0.006, 0.02, 0.06, 0.18)
     tau_weight: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
     #: s2 ~ inverse gamma with this many degrees of freedom about 1.
     nu0: float = 6.0
-    #: How much faster the walk moves at the start of the window.
-    early: float = 4.0
+    #: Shares of the compute that may not be the law's yet, the weight of each and of none of them;
+    #: points that a cut must leave, at least; and the walk before it, in units of the rise.
+    cuts: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3)
+    cut_weight: float = 0.1
+    no_cut_weight: float = 0.5
+    cut_leaves: int = 6
+    rough: float = 0.3
 
 
 #: Posterior draws behind every interval.
@@ -63,8 +73,29 @@ DRAWS = 4000
 MIN_SURVIVORS = 50
 #: Cells lighter than this share of the heaviest are left out of the second, finer grid ...
 ZOOM_WEIGHT = 1e-4
-#: ... which is only worth its time if it covers less than this share of the first.
-ZOOM_AREA = 0.35
+#: ... and so are walks lighter than this share of all.
+WALK_WEIGHT = 1e-3
+
+
+def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
+    """Share of the gain reached at ln C = t, half of it at C_mid, with a sigmoid's slope B there:
+
+        f = (1 + (2^(1/v) - 1) e^(-r (t - ln C_mid)))^-v,      r = B / (2 v (1 - 2^(-1/v)))
+
+    v = 1 is the sigmoid. The ceiling is neared at rate r and the start was left at rate r v, so
+    v < 1 nears it sharply after a slow start, and v > 1 slowly after a sharp one.
+
+    >>> import numpy as np
+    >>> z = np.zeros(3)
+    >>> fraction(np.array([-2.0, 0.0, 2.0]), z, z, shape=0.5).round(3).tolist()
+    [0.152, 0.5, 0.911]
+    >>> fraction(np.array([-2.0, 0.0, 2.0]), z, z, shape=1.0).round(3).tolist()
+    [0.119, 0.5, 0.881]
+    """
+    half = 2.0 ** (1.0 / shape) - 1.0
+    rate = np.exp(log_b) / (2.0 * shape * (1.0 - 2.0 ** (-1.0 / shape)))
+    f = logistic(rate * (t - log_mid) - math.log(half))
+    return f if shape == 1.0 else f**shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,11 @@ class Draws:
     log_b: Array
     log_mid: Array
     s2: Array
-    tau: IntArray
+    shape: Array
+    #: Which of the walks (walk.py) each goes with.
+    walk: IntArray
+    #: True where no gain is under way: A = R_0.
+    flat: npt.NDArray[np.bool_]
 
     @property
     def b(self) -> Array:
@@ -87,19 +122,19 @@ class Draws:
 
     def every(self, k: int) -> Draws:
         """Every k-th draw."""
-        return Draws(
-            self.r0[::k],
-            self.a[::k],
-            self.log_b[::k],
-            self.log_mid[::k],
-            self.s2[::k],
-            self.tau[::k],
-        )
+        return Draws(*(getattr(self, f.name)[::k] for f in fields(self)))
 
     def law(self, t: Array) -> Array:
-        """The law at ln C = t for every draw: (draws, len(t)). t = -inf is C = 0."""
-        f = logistic(self.b[:, None] * (t[None, :] - self.log_mid[:, None]))
-        return self.r0[:, None] + (self.a - self.r0)[:, None] * f
+        """The law at ln C = t for every draw: (draws, len(t)); t may also have a row for each draw.
+        t = -inf is C = 0."""
+        t = np.broadcast_to(t, (len(self), t.shape[-1]))
+        f = np.empty(t.shape)
+        for shape in np.unique(self.shape):
+            rows = self.shape == shape
+            f[rows] = fraction(
+                t[rows], self.log_b[rows, None], self.log_mid[rows, None], float(shape)
+            )
+        return np.asarray(self.r0[:, None] + (self.a - self.r0)[:, None] * f)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +166,8 @@ class Posterior:
         Each column is exact; columns share their random number, as a smooth curve's would."""
         residual = self.points.score - _law_at_points(self.points, self.draws)
         u = np.empty((len(self.draws), len(t)))
-        for k in range(len(self.walk.tau2)):
-            rows = self.draws.tau == k
+        for k in np.unique(self.draws.walk):
+            rows = self.draws.walk == k
             weights, variance = self.walk.at(k, t)
             u[rows] = residual[rows] @ weights.T
             u[rows] += np.sqrt(self.draws.s2[rows, None] * variance) * rng.standard_normal(
@@ -145,13 +180,6 @@ def _law_at_points(points: Points, draws: Draws) -> Array:
     law = draws.law(points.t)
     law[:, points.at_zero] = draws.r0[:, None]
     return law
-
-
-def _fractions(points: Points, b: Array, log_mid: Array) -> Array:
-    """f at the points for each (B, C_mid): (n, cells)."""
-    f = logistic(b[None, :] * (points.t[:, None] - log_mid[None, :]))
-    f[points.at_zero] = 0.0
-    return f
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,83 +244,137 @@ def sample_posterior(
 ) -> Posterior:
     """Draw from the posterior. `r0` given pins R_0 to it within an evaluation's noise;
     None leaves it free around the first score."""
-    walk = Walk.of(points, points.scale * np.asarray(priors.tau), priors.early)
+    walk, walk_prior = _hypotheses(points, t_end, priors)
     grid = _Grid.whole(points, t_end, priors)
-    cells, f = _weigh(points, walk, grid, t_end, r0, priors)
-    finer = grid.zoomed(cells.log_weight)
-    if finer is not None:
-        grid = finer
-        cells, f = _weigh(points, walk, grid, t_end, r0, priors)
+    cells, _ = _weigh(points, walk, walk_prior, grid, t_end, r0, priors)
+    likely = _likely(cells.log_weight)
+    walk, walk_prior = walk.only(likely), walk_prior[likely]
+    grid = grid.zoomed(cells.log_weight[likely], priors.shapes)
+    cells, f = _weigh(points, walk, walk_prior, grid, t_end, r0, priors)
     chosen = _systematic(cells.log_weight.ravel(), draws, rng)
-    tau, cell = np.divmod(chosen, len(grid.log_b))
+    k, cell = np.divmod(chosen, len(grid))
+    flat = cell == len(grid) - 1
 
-    s2 = (priors.nu0 + cells.q[tau, cell]) / rng.chisquare(priors.nu0 + len(points.t), draws)
-    a11, a12 = cells.a11[tau, cell], cells.a12[tau, cell]
-    step = np.sqrt(s2 * a11 / cells.det[tau, cell]) * rng.standard_normal(draws)
-    a = cells.mean_a[tau, cell] + step
+    s2 = (priors.nu0 + cells.q[k, cell]) / rng.chisquare(priors.nu0 + len(points.t), draws)
+    a11, a12 = cells.a11[k, cell], cells.a12[k, cell]
+    step = np.sqrt(s2 * a11 / cells.det[k, cell]) * rng.standard_normal(draws)
+    a = cells.mean_a[k, cell] + step
     # R_0 given A: mean shifted by cov / var(A) = -a12 / a11, variance s2 / a11.
-    r0_draw = cells.mean_r0[tau, cell] - a12 / a11 * step
+    r0_draw = cells.mean_r0[k, cell] - a12 / a11 * step
     r0_draw += np.sqrt(s2 / a11) * rng.standard_normal(draws)
+    a = np.where(flat, r0_draw, a)
     inside = np.flatnonzero((r0_draw >= 0.0) & (r0_draw <= a) & (a <= 1.0))
     if len(inside) < MIN_SURVIVORS:
         a = np.clip(a, 0.0, 1.0)
         r0_draw = np.clip(r0_draw, 0.0, a)
         inside = np.arange(draws)
     kept = np.concatenate([inside, rng.choice(inside, draws - len(inside))])
-    cell, tau = cell[kept], tau[kept]
-    sample = Draws(r0_draw[kept], a[kept], grid.log_b[cell], grid.log_mid[cell], s2[kept], tau)
+    cell, k, flat = cell[kept], k[kept], flat[kept]
+    log_b, log_mid, shape = grid.at(cell)
+    sample = Draws(r0_draw[kept], a[kept], log_b, log_mid, s2[kept], shape, k, flat)
     # u at the end is linear in y - law, and the law is linear in (R_0, A): see Walk.end.
     y_end, one_end, f_end = walk.end @ points.score, walk.end.sum(axis=1), walk.end @ f
-    f_end = f_end[tau, cell]
-    u_end = y_end[tau] - sample.r0 * (one_end[tau] - f_end) - sample.a * f_end
-    u_end += np.sqrt(sample.s2 * walk.end_variance[tau]) * rng.standard_normal(len(sample))
+    f_end = f_end[k, cell]
+    u_end = y_end[k] - sample.r0 * (one_end[k] - f_end) - sample.a * f_end
+    u_end += np.sqrt(sample.s2 * walk.end_variance[k]) * rng.standard_normal(len(sample))
     return Posterior(points, walk, t_end, sample, u_end, grid.spacing)
+
+
+def _hypotheses(points: Points, t_end: float, priors: Priors) -> tuple[Walk, Array]:
+    """The walks to be weighed, every tau with every cut, and the log prior of each."""
+    tau, cut = points.scale * np.asarray(priors.tau), _cuts(points, t_end, priors)
+    cut_weight = np.full(len(cut), priors.cut_weight)
+    cut_weight[0] = priors.no_cut_weight
+    walk = Walk.of(points, np.repeat(tau, len(cut)), np.tile(cut, len(tau)), priors.rough * points.scale)
+    weight = np.asarray(priors.tau_weight)[:, None] * (cut_weight / cut_weight.sum())
+    return walk, np.log(weight).ravel()
+
+
+def _cuts(points: Points, t_end: float, priors: Priors) -> Array:
+    """ln C at which the law may begin: the first point, then those of `priors.cuts` that leave
+    enough of the points, each at the first point it keeps; two at one point count once."""
+    start = np.searchsorted(points.t, t_end + np.log(priors.cuts))
+    most = len(points.t) - max(priors.cut_leaves, len(points.t) // 4)
+    inside = sorted({int(i) for i in start if 0 < i <= most})
+    return points.t[[0, *inside]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Cells of (ln B, ln C_mid), flattened, B outermost."""
+    """Cells of (shape, ln B, ln C_mid), flattened, and one more for a flat run."""
 
+    shapes: tuple[float, ...]
     log_b: Array
     log_mid: Array
-    shape: tuple[int, int]
-    spacing: tuple[float, float]
+    axes: tuple[Array, Array]
+
+    def __len__(self) -> int:
+        return len(self.shapes) * len(self.log_b) + 1
+
+    @property
+    def spacing(self) -> tuple[float, float]:
+        b, mid = self.axes
+        return float(b[1] - b[0]), float(mid[1] - mid[0])
 
     @staticmethod
-    def over(b: tuple[float, float], mid: tuple[float, float], shape: tuple[int, int]) -> _Grid:
-        axes = np.linspace(*b, shape[0]), np.linspace(*mid, shape[1])
+    def over(axes: tuple[Array, Array], shapes: tuple[float, ...]) -> _Grid:
         log_b, log_mid = (g.ravel() for g in np.meshgrid(*axes, indexing="ij"))
-        spacing = (b[1] - b[0]) / (shape[0] - 1), (mid[1] - mid[0]) / (shape[1] - 1)
-        return _Grid(log_b, log_mid, shape, spacing)
+        return _Grid(shapes, log_b, log_mid, axes)
 
     @staticmethod
     def whole(points: Points, t_end: float, priors: Priors) -> _Grid:
+        """Of the first shape alone: the others lie about the same B and C_mid."""
         low = min(points.t[0], t_end - priors.mid_below) - priors.mid_margin
-        high = t_end + priors.mid_above
-        lo_b, hi_b = np.log(priors.b_range)
-        return _Grid.over((lo_b, hi_b), (low, high), (priors.b_cells, priors.mid_cells))
+        b = np.linspace(*np.log(priors.b_range), priors.b_cells)
+        mid = np.linspace(low, t_end + priors.mid_above, priors.mid_cells)
+        return _Grid.over((b, mid), priors.shapes[:1])
 
-    def zoomed(self, log_weight: Array) -> _Grid | None:
-        """A grid over the part that holds the weight, or None if that is most of this one. A long,
-        clean run knows C_mid to a few percent, which the whole grid's cells are too coarse for."""
-        weight = np.exp(log_weight - log_weight.max()).sum(axis=0).reshape(self.shape)
-        heavy = weight > ZOOM_WEIGHT * weight.max()
-        ranges: list[tuple[float, float]] = []
-        shrink = 1.0
-        for axis, values in enumerate(
-            (self.log_b[:: self.shape[1]], self.log_mid[: self.shape[1]])
-        ):
+    def zoomed(self, log_weight: Array, shapes: tuple[float, ...]) -> _Grid:
+        """A grid of all shapes over the part that holds the weight. A long, clean run knows C_mid
+        to a few percent, which the whole grid's cells are too coarse for."""
+        weight = np.exp(log_weight[:, :-1] - log_weight[:, :-1].max()).sum(axis=0)
+        heavy = weight.reshape([len(a) for a in self.axes]) > ZOOM_WEIGHT * weight.max()
+        finer: list[Array] = []
+        for axis, values in enumerate(self.axes):
             used = np.flatnonzero(heavy.any(axis=1 - axis))
             first, last = max(used[0] - 1, 0), min(used[-1] + 1, len(values) - 1)
-            ranges.append((float(values[first]), float(values[last])))
-            shrink *= (last - first) / (len(values) - 1)
-        if shrink > ZOOM_AREA:
-            return None
-        return _Grid.over(ranges[0], ranges[1], self.shape)
+            finer.append(np.linspace(values[first], values[last], len(values)))
+        return _Grid.over((finer[0], finer[1]), shapes)
+
+    def at(self, cell: IntArray) -> tuple[Array, Array, Array]:
+        """ln B, ln C_mid and shape of these cells; of the flat one, where they do not matter, those
+        of the first."""
+        shape, place = np.divmod(cell % (len(self) - 1), len(self.log_b))
+        return self.log_b[place], self.log_mid[place], np.asarray(self.shapes)[shape]
+
+    def fractions(self, points: Points) -> Array:
+        """f at the points in each cell, (n, cells); 0 in the last."""
+        t = points.t[:, None]
+        each = [fraction(t, self.log_b, self.log_mid, shape) for shape in self.shapes]
+        f = np.column_stack([*each, np.zeros(len(t))])
+        f[points.at_zero] = 0.0
+        return f
+
+    def log_prior(self, t_end: float, priors: Priors) -> Array:
+        """ln of the prior mass of each cell: density times area, so that a finer grid over part of
+        the plane is weighed against the flat cell as the whole one was."""
+        b = (self.log_b - np.log(priors.b_median)) / priors.b_log_sd
+        mid = (self.log_mid - t_end) / priors.mid_log_sd
+        norm = math.prod(self.spacing) / (2.0 * math.pi * priors.b_log_sd * priors.mid_log_sd)
+        place = math.log(norm * (1.0 - priors.flat_weight)) - 0.5 * (b * b + mid * mid)
+        share = np.asarray(priors.shape_weight[: len(self.shapes)])
+        rising = np.log(share / share.sum())[:, None] + place
+        return np.append(rising.ravel(), math.log(priors.flat_weight))
 
 
 def _weigh(
-    points: Points, walk: Walk, grid: _Grid, t_end: float, r0: float | None, priors: Priors
+    points: Points,
+    walk: Walk,
+    walk_prior: Array,
+    grid: _Grid,
+    t_end: float,
+    r0: float | None,
+    priors: Priors,
 ) -> tuple[Cells, Array]:
     """The linear posterior in every cell and its weight, priors included; and f per cell."""
     prior_mean = (
@@ -300,15 +382,19 @@ def _weigh(
         float(np.clip(points.level + priors.a_step, 0.0, 1.0)),
     )
     prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), priors.a_sd)
-    f = _fractions(points, np.exp(grid.log_b), grid.log_mid)
+    f = grid.fractions(points)
     white = walk.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
     cells = solve_cells(
         white[..., 0], white[..., 1], white[..., 2:], prior_mean, prior_sd, walk.log_det, priors.nu0
     )
-    log_prior = -0.5 * ((grid.log_b - np.log(priors.b_median)) / priors.b_log_sd) ** 2
-    log_prior -= 0.5 * ((grid.log_mid - t_end) / priors.mid_log_sd) ** 2
-    log_weight = cells.log_weight + log_prior + np.log(priors.tau_weight)[:, None]
+    log_weight = cells.log_weight + grid.log_prior(t_end, priors) + walk_prior[:, None]
     return replace(cells, log_weight=log_weight), f
+
+
+def _likely(log_weight: Array) -> IntArray:
+    """The walks that hold nearly all of the weight."""
+    weight = np.exp(log_weight - log_weight.max()).sum(axis=1)
+    return np.flatnonzero(weight > WALK_WEIGHT * weight.sum())
 
 
 def _systematic(log_weight: Array, count: int, rng: np.random.Generator) -> IntArray:

@@ -1,8 +1,15 @@
-"""What the law does not explain: a random walk in ln C, faster in the early phase.
+"""What the law does not explain: a random walk in ln C, and an early phase that is not the law's.
 
-u starts at 0 and has variance s2 tau^2 V(t), where the clock V runs at rate 1 at the end of the
-window and 1 + early at its start: cov(u_i, u_j) = s2 tau^2 min(V_i, V_j). Several tau are kept side
-by side, since the data decide how rough a run is.
+From the cut t_c on, u is a walk that starts at 0 with variance s2 tau^2 per unit of ln C. Before
+it, u leads backwards from 0 at t_c, so rough that the points there say little about the law (the
+paper leaves out its first 1.5k GPU-hours; here the size of the cut is itself a hypothesis):
+
+    cov(u_i, u_j) = s2 tau^2   (min(t_i, t_j) - t_c)      both after the cut
+                  = s2 rough^2 (t_c - max(t_i, t_j))      both before it
+                  = 0                                     one on either side
+
+Several (tau, cut) are kept side by side and weighed by the evidence: the data decide how rough a
+run is and where its law begins.
 """
 
 from __future__ import annotations
@@ -15,18 +22,20 @@ import numpy.typing as npt
 from scalerl.curves.noise import Points
 
 Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Covariances of one window's points, for every tau (first axis)."""
+    """Covariances of one window's points, for every hypothesis (first axis)."""
 
-    start: float
-    span: float
-    early: float
-    clock: Array
+    t: Array
+    #: Variance per unit of ln C after the cut, and the cut, of each hypothesis.
     tau2: Array
-    #: Inverse Cholesky factors of Sigma = diag(D) + tau^2 min(V, V), and ln |Sigma|^(1/2).
+    cut: Array
+    #: The same before the cut, for all.
+    rough2: float
+    #: Inverse Cholesky factors of Sigma = diag(D) + cov(u) / s2, and ln |Sigma|^(1/2).
     whiten: Array
     log_det: Array
     #: E[u_n | data] = end @ (y - law), and its variance in units of s2.
@@ -34,27 +43,42 @@ class Walk:
     end_variance: Array
 
     @staticmethod
-    def of(points: Points, tau: Array, early: float) -> Walk:
-        start, span = float(points.t[0]), max(float(points.t[-1] - points.t[0]), 1e-9)
-        clock = _clock(points.t - start, span, early)
-        tau2 = tau * tau
-        shared = np.minimum(clock[:, None], clock[None, :])
-        chol = np.linalg.cholesky(np.diag(points.variance) + tau2[:, None, None] * shared)
+    def of(points: Points, tau: Array, cut: Array, rough: float) -> Walk:
+        """One hypothesis for each pair of `tau` and `cut` (ln C), which are of one length."""
+        tau2, rough2 = tau * tau, rough * rough
+        shared = np.minimum(points.t[:, None], points.t[None, :])
+        later = np.maximum(points.t[:, None], points.t[None, :])
+        cov = tau2[:, None, None] * np.maximum(shared - cut[:, None, None], 0.0)
+        cov += rough2 * np.maximum(cut[:, None, None] - later, 0.0)
+        chol = np.linalg.cholesky(np.diag(points.variance) + cov)
         whiten = np.linalg.inv(chol)
         log_det = np.log(np.diagonal(chol, axis1=1, axis2=2)).sum(axis=1)
-        w = np.einsum("kij,kj->ki", whiten, tau2[:, None] * clock)
+        w = np.einsum("kij,kj->ki", whiten, cov[:, :, -1])
         end = np.einsum("kij,ki->kj", whiten, w)
-        end_variance = np.maximum(tau2 * clock[-1] - (w * w).sum(axis=1), 0.0)
-        return Walk(start, span, early, clock, tau2, whiten, log_det, end, end_variance)
+        end_variance = np.maximum(cov[:, -1, -1] - (w * w).sum(axis=1), 0.0)
+        return Walk(points.t, tau2, cut, rough2, whiten, log_det, end, end_variance)
+
+    def only(self, chosen: IntArray) -> Walk:
+        """Some of the hypotheses."""
+        return Walk(
+            self.t,
+            self.tau2[chosen],
+            self.cut[chosen],
+            self.rough2,
+            self.whiten[chosen],
+            self.log_det[chosen],
+            self.end[chosen],
+            self.end_variance[chosen],
+        )
 
     def at(self, k: int, t: Array) -> tuple[Array, Array]:
-        """For the k-th tau and times inside the window: the weights of y - law in E[u(t) | data],
-        (len(t), n), and the variance of u(t) given the data in units of s2."""
-        clock = _clock(np.clip(t - self.start, 0.0, self.span), self.span, self.early)
-        cross = self.tau2[k] * np.minimum(clock[:, None], self.clock[None, :])
+        """For the k-th hypothesis and times inside the window: the weights of y - law in
+        E[u(t) | data], (len(t), n), and the variance of u(t) given the data in units of s2."""
+        t = np.clip(t, self.t[0], self.t[-1])
+        cross = self._cov(k, t[:, None], self.t[None, :])
         w = cross @ self.whiten[k].T
-        return w @ self.whiten[k], np.maximum(self.tau2[k] * clock - (w * w).sum(axis=1), 0.0)
+        return w @ self.whiten[k], np.maximum(self._cov(k, t, t) - (w * w).sum(axis=1), 0.0)
 
-
-def _clock(since: Array, span: float, early: float) -> Array:
-    return since + early * (since - since * since / (2.0 * span))
+    def _cov(self, k: int, t: Array, s: Array) -> Array:
+        after = np.maximum(np.minimum(t, s) - self.cut[k], 0.0)
+        return self.tau2[k] * after + self.rough2 * np.maximum(self.cut[k] - np.maximum(t, s), 0.0)

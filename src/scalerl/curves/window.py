@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.alarm import Decline, find_decline
+from scalerl.curves.alarm import Fall, find_fall
 from scalerl.curves.beliefs import Belief
 from scalerl.curves.noise import prepare
 from scalerl.curves.result import Fit, R0Choice
@@ -51,23 +51,24 @@ class Window:
         """From the data: the same points give the same answer, other points other luck."""
         return zlib.crc32(self.inside.compute.tobytes() + self.inside.score.tobytes())
 
-    def decline(self) -> Decline | None:
+    def fall(self) -> Fall | None:
         points = prepare(self.inside.compute, self.inside.score, self.inside.n_eval)
-        return find_decline(self.inside.compute, self.inside.score, points)
+        return find_fall(self.inside.compute, self.inside.score, points)
 
     def build(
         self,
         belief: Belief,
         params: dict[str, float],
         curve: Array,
-        decline: Decline | None,
+        fall: Fall | None,
         r0_source: str = "none",
         identified: bool = False,
         warnings: Iterable[str] = (),
     ) -> Fit:
         """The Fit; `curve` is the law at the points, for the error of the fit."""
         found = [*self.notes, *warnings]
-        if decline is not None:
+        alarm = fall is not None and fall.alarm
+        if alarm:
             found.append(
                 "the law describes healthy runs; do not read a ceiling off a declining one"
             )
@@ -84,7 +85,7 @@ class Window:
             r0_source=r0_source,
             params=params,
             identified=identified,
-            alarm=None if decline is None else str(decline),
+            alarm=str(fall) if alarm else None,
             law_rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
             warnings=tuple(found),
             belief=belief,

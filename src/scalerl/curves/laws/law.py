@@ -50,7 +50,7 @@ def fit_least_squares(w: Window) -> Fit:
     # A law may diverge at C = 0: its value at the first positive compute stands in there.
     curve = found.formula.value(np.maximum(inside.compute, inside.compute[positive][0]))
     return w.build(
-        PointBelief(found.formula, sd, samples), params, curve, w.decline(), warnings=warnings
+        PointBelief(found.formula, sd, samples), params, curve, w.fall(), warnings=warnings
     )
 
 

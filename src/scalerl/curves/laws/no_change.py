@@ -65,7 +65,7 @@ def fit_last_level(w: Window) -> Fit:
     belief = NoChangeBelief(points.level, points, float(np.log(inside.compute[-1])))
     curve = formula.value(inside.compute)
     warnings = ["a reference, not a forecast"]
-    return w.build(belief, formula.params(), curve, w.decline(), warnings=warnings)
+    return w.build(belief, formula.params(), curve, w.fall(), warnings=warnings)
 
 
 def fit_mean(compute: Array, score: Array, r0: float | None = None) -> PointFit[NoChange]:

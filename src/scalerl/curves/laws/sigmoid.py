@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalerl.curves.alarm import find_decline
+from scalerl.curves.alarm import find_fall
 from scalerl.curves.beliefs import SigmoidBelief, sample_quantiles
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.least_squares import fit_sigmoid
@@ -40,19 +40,20 @@ def fit_posterior(w: Window) -> Fit:
     posterior = sample_posterior(
         points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), DRAWS
     )
-    decline = find_decline(w.inside.compute, w.inside.score, points)
-    belief = SigmoidBelief(posterior, decline, Future(), w.seed)
+    fall = find_fall(w.inside.compute, w.inside.score, points)
+    alarm = fall is not None and fall.alarm
+    belief = SigmoidBelief.of(posterior, fall, Future(), w.seed)
     samples = {k: belief.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
     params = {k: float(np.median(v)) for k, v in samples.items()}
     low, high = sample_quantiles(samples["A"], tails(0.9))
-    identified = bool(high - low <= IDENTIFIED_WIDTH) and decline is None
-    if not identified and decline is None:
+    identified = bool(high - low <= IDENTIFIED_WIDTH) and not alarm
+    if not identified and not alarm:
         warnings.append(
             f"ceiling not identified: 90 % interval [{low:.2f}, {high:.2f}] is wider than "
             f"{IDENTIFIED_WIDTH:g}; train longer before quoting it"
         )
     curve = posterior.median_law(w.inside.compute)
-    return w.build(belief, params, curve, decline, source, identified, warnings)
+    return w.build(belief, params, curve, fall, source, identified, warnings)
 
 
 def _with_r0(run: Run, r0: float) -> Run:
