@@ -30,7 +30,8 @@ from record import save
 from scalerl import InputError, Run, fit
 from scalerl.curves.noise import mean_variance, score_variance
 from scalerl.curves.result import Fit
-from scalerl.curves.verdict import MARGIN, Arm, decide
+from scalerl.curves.standing import settle
+from scalerl.curves.verdict import MARGIN, Arm
 from scalerl.report.progress import progress
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
@@ -126,12 +127,11 @@ class Fits:
 
 def look(a: Fit, b: Fit) -> Look:
     arms = sorted((Arm(f.name, (f,)) for f in (a, b)), key=lambda g: -float(np.median(g.ceiling)))
-    found = decide(arms[0], arms[1], 0.0)
+    found = settle(arms[0], arms[1], 0.0)
     alarm = a.alarm is not None or b.alarm is not None
     delta = found.delta if arms[0].fits[0] is a else -found.delta
     low, middle, high = np.quantile(delta, [0.16, 0.5, 0.84])
-    name, winner = ("undecided", None) if alarm else (found.name, found.winner)
-    return Look(name, winner, alarm, float(middle), float(high - low) / 2.0)
+    return Look(found.name, found.winner, alarm, float(middle), float(high - low) / 2.0)
 
 
 def watch(a: Run, b: Run, source: str, fits: Fits) -> Seen | None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulate import PAPER, curve, noise
 
-from scalerl.curves.alarm import find_decline
+from scalerl.curves.alarm import alarm_history, find_fall
 from scalerl.curves.noise import MAX_BINS, mean_variance, prepare, score_variance
 
 
@@ -56,8 +56,8 @@ def test_alarm_fires_on_a_collapse_and_names_the_place():
     rng = np.random.default_rng(0)
     c, y = curve(PAPER, 40000, rng, n=60)
     y[45:] -= np.linspace(0.02, 0.2, 15)
-    decline = find_decline(c, y, prepare(c, y, None))
-    assert decline is not None
+    decline = find_fall(c, y, prepare(c, y, None))
+    assert decline is not None and decline.alarm
     assert decline.drop > 0.05
     assert 20000 < decline.since < 34000
     assert "declining" in str(decline)
@@ -68,8 +68,8 @@ def test_alarm_is_silent_on_healthy_runs_and_rare_on_runs_that_never_learn():
     healthy, flat = 0, 0
     for _ in range(300):
         c, y = curve(PAPER, 40000, rng, n=60)
-        healthy += find_decline(c, y, prepare(c, y, None)) is not None
+        healthy += find_fall(c, y, prepare(c, y, None)).alarm
         y = 0.5 + noise(60, 0.01, 0.4, rng)
-        flat += find_decline(c, y, prepare(c, y, None)) is not None
+        flat += find_fall(c, y, prepare(c, y, None)).alarm
     assert healthy == 0
     assert flat <= 0.04 * 300

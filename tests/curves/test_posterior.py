@@ -6,7 +6,7 @@ from simulate import PAPER, curve
 
 from scalerl.curves.formula import logistic
 from scalerl.curves.noise import prepare
-from scalerl.curves.posterior import Priors, sample_posterior, solve_cells
+from scalerl.curves.posterior import Priors, cuts, fraction, sample_posterior, solve_cells
 from scalerl.curves.walk import Walk
 
 PRIORS = Priors()
@@ -19,33 +19,45 @@ def window(n=25, end=20000.0, seed=0, with_zero=False):
     return prepare(c, y, None)
 
 
-def dense_sigma(points, tau):
-    """Sigma entry by entry: noise on the diagonal, tau^2 min(V_i, V_j) everywhere."""
-    t, early = points.t, PRIORS.early
-    span = t[-1] - t[0]
-
-    def clock(x):  # the integral of 1 + early (1 - s/span), numerically
-        s = np.linspace(0, x - t[0], 20001)
-        return np.trapezoid(1 + early * (1 - s / span), s)
-
-    v = [clock(x) for x in t]
+def dense_sigma(points, tau, cut=None):
+    """Sigma entry by entry: noise on the diagonal, and a walk on either side of the cut."""
+    t = points.t
+    cut = t[0] if cut is None else cut
     n = len(t)
-    sigma = np.zeros((n, n))
+    sigma = np.diag(points.variance.copy())
     for i in range(n):
         for j in range(n):
-            sigma[i, j] = tau**2 * min(v[i], v[j]) + (points.variance[i] if i == j else 0.0)
+            if min(t[i], t[j]) > cut:
+                sigma[i, j] += tau**2 * (min(t[i], t[j]) - cut)
+            if max(t[i], t[j]) < cut:
+                sigma[i, j] += (PRIORS.rough * points.scale) ** 2 * (cut - max(t[i], t[j]))
     return sigma
 
 
 def test_walk_covariance_equals_the_dense_one():
     points = window()
     tau = points.scale * np.asarray(PRIORS.tau)
-    walk = Walk.of(points, tau, PRIORS.early)
-    for k, value in enumerate(tau):
-        sigma = dense_sigma(points, value)
-        inverse = walk.whiten[k].T @ walk.whiten[k]
-        np.testing.assert_allclose(inverse @ sigma, np.eye(len(sigma)), atol=1e-6)
-        assert walk.log_det[k] == pytest.approx(0.5 * np.linalg.slogdet(sigma)[1], rel=1e-6)
+    for cut in (points.t[0], points.t[4], 0.5 * (points.t[4] + points.t[5])):
+        walk = Walk.of(points, tau, np.full(len(tau), cut), PRIORS.rough * points.scale)
+        for k, value in enumerate(tau):
+            sigma = dense_sigma(points, value, cut)
+            inverse = walk.whiten[k].T @ walk.whiten[k]
+            np.testing.assert_allclose(inverse @ sigma, np.eye(len(sigma)), atol=1e-6)
+            assert walk.log_det[k] == pytest.approx(0.5 * np.linalg.slogdet(sigma)[1], rel=1e-6)
+
+
+def test_walk_inside_the_window_equals_dense_regression_on_either_side_of_the_cut():
+    points = window()
+    cut, tau = float(points.t[6]), 0.1 * points.scale
+    walk = Walk.of(points, np.array([tau]), np.array([cut]), PRIORS.rough * points.scale)
+    sigma = dense_sigma(points, tau, cut)
+    noiseless = sigma - np.diag(points.variance)
+    weights, variance = walk.at(0, points.t)
+    expected = noiseless @ np.linalg.inv(sigma)
+    np.testing.assert_allclose(weights, expected, atol=1e-8)
+    left = np.diag(noiseless - expected @ noiseless)
+    np.testing.assert_allclose(variance, np.maximum(left, 0.0), atol=1e-10)
+    np.testing.assert_allclose(walk.end[0], expected[-1], atol=1e-8)
 
 
 @pytest.mark.parametrize("with_zero", [False, True])
@@ -92,36 +104,45 @@ def test_cell_equals_dense_bayesian_regression(with_zero):
 
 
 def test_draws_have_the_mean_and_variance_of_importance_sampling():
-    """An independent route to the same posterior: draw (B, C_mid, tau, s2, R_0, A) from the prior,
-    weigh by the likelihood with dense matrices, and compare the moments of A and of u's end."""
+    """An independent route to the same posterior: draw (B, C_mid, shape, tau, cut, s2, R_0, A)
+    from the prior, weigh by the likelihood with dense matrices, and compare the moments of A and of u's end."""
     c, y = curve(PAPER, 12000.0, np.random.default_rng(3), n=7, sd=0.02)
     points = prepare(c, y, np.full(7, 400.0))
     t_end = float(np.log(c[-1]))
     posterior = sample_posterior(points, t_end, None, np.random.default_rng(0), PRIORS, 20000)
 
     rng = np.random.default_rng(1)
-    n = 400_000
+    n = 600_000
     taus = points.scale * np.asarray(PRIORS.tau)
+    starts = cuts(points, t_end, PRIORS)
+    assert len(starts) > 1
+    cut_weight = np.array([PRIORS.no_cut_weight, *[PRIORS.cut_weight] * (len(starts) - 1)])
     k = rng.choice(len(taus), n, p=PRIORS.tau_weight)
+    cut = rng.choice(len(starts), n, p=cut_weight / cut_weight.sum())
+    shape = rng.choice(PRIORS.shapes, n, p=PRIORS.shape_weight)
+    flat = rng.random(n) < PRIORS.flat_weight
     log_b = rng.normal(np.log(PRIORS.b_median), PRIORS.b_log_sd, n)
     log_mid = rng.normal(t_end, PRIORS.mid_log_sd, n)
     s2 = PRIORS.nu0 / rng.chisquare(PRIORS.nu0, n)
     level = float(np.clip(points.level + PRIORS.a_step, 0, 1))
     r0 = rng.normal(points.score[0], PRIORS.r0_sd * np.sqrt(s2))
-    a = rng.normal(level, PRIORS.a_sd * np.sqrt(s2))
+    a = np.where(flat, r0, rng.normal(level, PRIORS.a_sd * np.sqrt(s2)))
     low = min(points.t[0], t_end - PRIORS.mid_below) - PRIORS.mid_margin
     ok = (r0 >= 0) & (r0 <= a) & (a <= 1)
     ok &= (log_b > np.log(0.25)) & (log_b < np.log(6))
     ok &= (log_mid > low) & (log_mid < t_end + PRIORS.mid_above)
     log_w = np.full(n, -np.inf)
-    for i, tau in enumerate(taus):
-        rows = np.flatnonzero(ok & (k == i))
-        whiten = np.linalg.inv(np.linalg.cholesky(dense_sigma(points, tau)))
-        f = logistic(np.exp(log_b[rows])[:, None] * (points.t[None, :] - log_mid[rows, None]))
-        e = points.score - r0[rows, None] * (1 - f) - a[rows, None] * f
-        z2 = ((e @ whiten.T) ** 2).sum(axis=1)
-        half_log_det = np.log(np.diag(np.linalg.cholesky(dense_sigma(points, tau)))).sum()
-        log_w[rows] = -0.5 * z2 / s2[rows] - 0.5 * len(points.t) * np.log(s2[rows]) - half_log_det
+    for i, j in np.ndindex(len(taus), len(starts)):
+        chol = np.linalg.cholesky(dense_sigma(points, taus[i], starts[j]))
+        for v in PRIORS.shapes:
+            rows = np.flatnonzero(ok & (k == i) & (cut == j) & (shape == v))
+            half = 2 ** (1 / v) - 1  # f = 1/2 at C_mid, with a slope of B / 4 there
+            rate = np.exp(log_b[rows]) / (2 * v * (1 - 2 ** (-1 / v)))
+            f = (1 + half * np.exp(-rate[:, None] * (points.t - log_mid[rows, None]))) ** -v
+            e = points.score - r0[rows, None] * (1 - f) - a[rows, None] * f
+            z2 = (np.linalg.solve(chol, e.T) ** 2).sum(axis=0)
+            log_w[rows] = -0.5 * z2 / s2[rows] - 0.5 * len(points.t) * np.log(s2[rows])
+            log_w[rows] -= np.log(np.diag(chol)).sum()
     w = np.exp(log_w - log_w.max())
     w /= w.sum()
     effective = 1.0 / (w**2).sum()
@@ -131,8 +152,15 @@ def test_draws_have_the_mean_and_variance_of_importance_sampling():
     error = sd / np.sqrt(effective)
     assert posterior.draws.a.mean() == pytest.approx(mean, abs=5 * error)
     assert posterior.draws.a.std() == pytest.approx(sd, rel=0.12)
-    log_mid_mean = float(w @ log_mid)
-    assert posterior.draws.log_mid.mean() == pytest.approx(log_mid_mean, abs=0.12)
+    rising, w_rising = ~posterior.draws.flat, w * ~flat
+    log_mid_mean = float(w_rising @ log_mid / w_rising.sum())
+    assert posterior.draws.log_mid[rising].mean() == pytest.approx(log_mid_mean, abs=0.12)
+    assert posterior.no_gain == pytest.approx(float(w @ flat), abs=0.03)
+    begins = sum(p for share, p in posterior.early if share > 0)
+    assert begins == pytest.approx(float(w @ (cut > 0)), abs=0.03)
+    assert (posterior.draws.shape[rising] == 0.5).mean() == pytest.approx(
+        float(w_rising @ (shape == 0.5) / w_rising.sum()), abs=0.03
+    )
 
 
 def test_grid_zooms_in_on_a_sharp_posterior():
@@ -141,3 +169,12 @@ def test_grid_zooms_in_on_a_sharp_posterior():
     whole = (np.log(6) - np.log(0.25)) / (PRIORS.b_cells - 1)
     assert sharp.spacing[0] < 0.7 * whole
     assert len(np.unique(sharp.draws.log_mid)) > 12
+
+
+@pytest.mark.parametrize("shape", PRIORS.shapes)
+def test_every_shape_is_half_way_at_c_mid_with_the_slope_of_a_sigmoid(shape):
+    b, mid, d = np.log(1.7), 3.0, 1e-5
+    below, at, above = fraction(np.array([mid - d, mid, mid + d]), b, mid, shape)
+    assert at == pytest.approx(0.5)
+    assert (above - below) / (2 * d) == pytest.approx(1.7 / 4, rel=1e-6)
+    assert fraction(np.array([-np.inf]), b, mid, shape)[0] == 0.0

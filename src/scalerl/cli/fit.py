@@ -52,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
             ]
         )
         return 0
-    from scalerl.report import terminal
+    from scalerl.report import terminal, words
     from scalerl.report.terminal_curve import curve
 
     terminal.say(terminal.fit_table(fits))
     for f in fits[:MAX_CURVES]:
         terminal.say("\n" + curve(f))
+        for said in (words.law_begins(f), *words.past_alarms(f)):
+            if said:
+                terminal.say(terminal.wrap(said))
         if id(f) in needs:
             need = str(needs[id(f)])
             terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))

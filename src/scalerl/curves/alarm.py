@@ -7,11 +7,12 @@ fallen, the more of its futures begin where it is now, and go on falling, settle
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.noise import Points, mean_variance
+from scalerl.curves.noise import Points, mean_variance, prepare
 
 Array = npt.NDArray[np.float64]
 
@@ -30,6 +31,9 @@ COLLAPSE_Z = 2.0
 REAL = 0.95
 HALF_Z = 3.0
 Z_SLOPE = 1.5
+#: A history looks at this many prefixes of the curve at most, none shorter than this.
+MAX_LOOKS = 60
+FIRST_LOOK = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +100,38 @@ def find_fall(compute: Array, score: Array, points: Points) -> Fall | None:
         level_sd=float(np.sqrt(variance)),
         alarm=(z > ALARM_Z and drop > least) or collapse,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmSpan:
+    """An alarm as it would have been seen while the points came in."""
+
+    #: Compute at which it was raised, and at which it was cleared; None: it is on.
+    raised: float
+    cleared: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"raised": self.raised, "cleared": self.cleared}
+
+
+def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[AlarmSpan, ...]:
+    """Every time the alarm was on, looking at the curve as it grew: one that was raised is not
+    forgotten because a later look cleared it.
+
+    >>> c = np.arange(1.0, 31.0)
+    >>> dip = np.where((c > 15) & (c < 20), 0.2, 0.5) + 0.004 * (-1) ** np.arange(30)
+    >>> alarm_history(c, dip, None)
+    (AlarmSpan(raised=17.0, cleared=23.0),)
+    """
+    spans: list[AlarmSpan] = []
+    n = len(score)
+    ends = np.unique(np.linspace(min(FIRST_LOOK, n), n, min(MAX_LOOKS, n)).round().astype(int))
+    for end in ends:
+        seen = compute[:end], score[:end], None if n_eval is None else n_eval[:end]
+        fall = find_fall(seen[0], seen[1], prepare(*seen))
+        on = fall is not None and fall.alarm
+        if on and (not spans or spans[-1].cleared is not None):
+            spans.append(AlarmSpan(float(compute[end - 1]), None))
+        elif not on and spans and spans[-1].cleared is None:
+            spans[-1] = AlarmSpan(spans[-1].raised, float(compute[end - 1]))
+    return tuple(spans)

@@ -25,6 +25,7 @@ from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.planning import ComputeNeeded, continued, search
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
+from scalerl.curves.standing import settle
 from scalerl.curves.verdict import (
     MARGIN,
     Arm,
@@ -32,6 +33,7 @@ from scalerl.curves.verdict import (
     VerdictName,
     decide,
     find_crossing,
+    p_same,
     seed_spread,
 )
 from scalerl.errors import InputError
@@ -82,6 +84,8 @@ class Pair:
     crossing: Crossing | None
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
     both_open: bool
+    #: Share of the compute at which it was decided, where that is why it stands (standing.py).
+    decided_at: float | None = None
     need: ComputeNeeded | None = None
     alarm: str | None = None
 
@@ -110,6 +114,7 @@ class Pair:
             "fixed_A": None if self.fixed_a is None else dict(self.fixed_a),
             "crossing": None if self.crossing is None else self.crossing.to_dict(),
             "both_open": self.both_open,
+            "decided_at": self.decided_at,
             "would_decide": None if self.need is None else self.need.to_dict(),
             "alarm": self.alarm,
         }
@@ -325,38 +330,36 @@ def _pair(
     planning: bool,
     refit: bool,
 ) -> Pair:
-    found = decide(a, b, sd)
-    name, winner, alarm = found.name, found.winner, None
+    found = settle(a, b, sd)
     declining = [f for g in (a, b) for f in g.fits if f.alarm is not None]
-    if declining:
-        name, winner = "undecided", None
-        alarm = f"{declining[0].name} is {declining[0].alarm}"
+    alarm = f"{declining[0].name} is {declining[0].alarm}" if declining else None
     low, high = tails(a.fits[0].level)
     delta = sample_quantiles(found.delta, (low, 0.5, high))
     speed = None if found.speed is None else sample_quantiles(found.speed, (low, 0.5, high))
     paper_verdict, paper_winner, fixed = _paper_rule(a, b, points, refit)
     need = None
-    if name == "undecided" and alarm is None and planning:
+    if found.name == "undecided" and alarm is None and planning:
         need = to_decide(a, b, sd)
     return Pair(
         a=a.name,
         b=b.name,
         scope=scope,
-        verdict=name,
-        winner=winner,
+        verdict=found.name,
+        winner=found.winner,
         paper_verdict=paper_verdict,
         paper_winner=paper_winner,
         delta_a=float(delta[1]),
         delta_a_interval=(float(delta[0]), float(delta[2])),
         p_a_higher=found.p_higher[0],
         p_b_higher=found.p_higher[1],
-        p_same_ceiling=float((np.abs(found.delta) < MARGIN).mean()),
+        p_same_ceiling=p_same(found.delta),
         speed=None if speed is None else (float(speed[0]), float(speed[1]), float(speed[2])),
         speed_score=found.speed_score,
         p_b_faster=None if found.speed is None else float((found.speed < 0).mean()),
         fixed_a=fixed,
         crossing=find_crossing(a, b, found.p_higher),
         both_open=found.both_open,
+        decided_at=found.decided_at,
         need=need,
         alarm=alarm,
     )

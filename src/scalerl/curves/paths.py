@@ -81,8 +81,12 @@ class Fates:
             fallen = rng.random(n) < fall.probability
             start = fall.level + fall.level_sd * rng.standard_normal(n)
             what = rng.random(n)
-            loss = np.where(what < future.falls_on, future.fall_size * max(fall.drop, 0.0) * speed, 0.0)
-            recovery = np.where(what > 1.0 - future.recovers, max(fall.drop, 0.0) * rng.random(n), 0.0)
+            loss = np.where(
+                what < future.falls_on, future.fall_size * max(fall.drop, 0.0) * speed, 0.0
+            )
+            recovery = np.where(
+                what > 1.0 - future.recovers, max(fall.drop, 0.0) * rng.random(n), 0.0
+            )
         return Fates(onset / future.hazard, speed, take_off, fallen, start, loss, recovery)
 
     def every(self, k: int) -> Fates:
@@ -123,11 +127,14 @@ def future_paths(
     gain -= future.slide * scale * fates.speed[:, None] * np.sqrt(d[None, :] - healthy)
     gain += now + posterior.u_end[:, None] * np.exp(-future.revert * d)
 
-    on = fates.start[:, None] - fates.loss[:, None] * np.sqrt(d) + fates.recovery[:, None] * (1 - np.exp(-d))
+    on = (
+        fates.start[:, None]
+        - fates.loss[:, None] * np.sqrt(d)
+        + fates.recovery[:, None] * (1 - np.exp(-d))
+    )
     level = np.where(fates.fallen[:, None], on, gain)
     rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
     step_sd = np.sqrt(np.diff(d, prepend=0.0))
     walk_sd = np.sqrt(draws.s2 * posterior.walk.tau2[draws.walk]) * rough
     level += walk_sd[:, None] * np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
     return np.asarray(np.clip(level, 0.0, 1.0))
-

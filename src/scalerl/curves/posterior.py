@@ -151,6 +151,18 @@ class Posterior:
     #: Grid spacing in (ln B, ln C_mid), by which reported values are spread out.
     spacing: tuple[float, float]
 
+    @property
+    def no_gain(self) -> float:
+        """Probability that no gain is under way."""
+        return float(self.draws.flat.mean())
+
+    @property
+    def early(self) -> tuple[tuple[float, float], ...]:
+        """Where the law begins: share of the compute before each cut, and its probability."""
+        cut, count = np.unique(self.walk.cut[self.draws.walk], return_counts=True)
+        share = np.where(cut > self.points.t[0], np.exp(cut - self.t_end), 0.0)
+        return tuple(zip(share.tolist(), (count / len(self.draws)).tolist(), strict=True))
+
     def median_law(self, compute: Array) -> Array:
         """Median of the bare law, from every 16th draw, at up to 64 knots between."""
         t = log_compute(np.maximum(compute, 1e-300))
@@ -282,15 +294,17 @@ def sample_posterior(
 
 def _hypotheses(points: Points, t_end: float, priors: Priors) -> tuple[Walk, Array]:
     """The walks to be weighed, every tau with every cut, and the log prior of each."""
-    tau, cut = points.scale * np.asarray(priors.tau), _cuts(points, t_end, priors)
+    tau, cut = points.scale * np.asarray(priors.tau), cuts(points, t_end, priors)
     cut_weight = np.full(len(cut), priors.cut_weight)
     cut_weight[0] = priors.no_cut_weight
-    walk = Walk.of(points, np.repeat(tau, len(cut)), np.tile(cut, len(tau)), priors.rough * points.scale)
+    walk = Walk.of(
+        points, np.repeat(tau, len(cut)), np.tile(cut, len(tau)), priors.rough * points.scale
+    )
     weight = np.asarray(priors.tau_weight)[:, None] * (cut_weight / cut_weight.sum())
     return walk, np.log(weight).ravel()
 
 
-def _cuts(points: Points, t_end: float, priors: Priors) -> Array:
+def cuts(points: Points, t_end: float, priors: Priors) -> Array:
     """ln C at which the law may begin: the first point, then those of `priors.cuts` that leave
     enough of the points, each at the first point it keeps; two at one point count once."""
     start = np.searchsorted(points.t, t_end + np.log(priors.cuts))
@@ -325,7 +339,8 @@ class _Grid:
     def whole(points: Points, t_end: float, priors: Priors) -> _Grid:
         """Of the first shape alone: the others lie about the same B and C_mid."""
         low = min(points.t[0], t_end - priors.mid_below) - priors.mid_margin
-        b = np.linspace(*np.log(priors.b_range), priors.b_cells)
+        low_b, high_b = np.log(priors.b_range)
+        b = np.linspace(low_b, high_b, priors.b_cells)
         mid = np.linspace(low, t_end + priors.mid_above, priors.mid_cells)
         return _Grid.over((b, mid), priors.shapes[:1])
 

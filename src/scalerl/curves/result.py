@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.alarm import AlarmSpan, alarm_history
 from scalerl.curves.beliefs import Belief, sample_quantiles
 from scalerl.curves.formula import Formula, PointFit
 from scalerl.curves.prediction import Prediction, predict_at, tails
@@ -22,6 +23,8 @@ R0Choice = float | Literal["first", "fit"] | None
 
 #: The ceiling counts as identified when its 90 % interval is no wider than this.
 IDENTIFIED_WIDTH = 0.10
+#: From this probability on that no gain is under way, no ceiling is quoted.
+NO_GAIN = 0.5
 #: An upper end of C_mid beyond this many times the window is set by the prior, not by the data.
 OPEN_MID = 12.0
 
@@ -53,7 +56,12 @@ class Fit:
     #: Error of the points about the law alone, without what it leaves unexplained.
     law_rmse: float
     warnings: tuple[str, ...]
-    belief: Belief = field(repr=False)
+    #: Where the law begins: (share of the compute that is not its, probability), the smallest share
+    #: first; empty for methods that do not ask.
+    early: tuple[tuple[float, float], ...] = ()
+    #: Probability that no gain is under way: "this is all there will be".
+    no_gain: float = 0.0
+    belief: Belief = field(repr=False, kw_only=True)
     seed: int = field(repr=False, default=0)
     r0: R0Choice = field(repr=False, default=None)
 
@@ -70,6 +78,17 @@ class Fit:
     def end(self) -> float:
         """The last compute of the fitted window."""
         return self.window[1]
+
+    @property
+    def law_begins(self) -> float:
+        """Compute at which the law begins: the likeliest of `early`."""
+        return max(self.early, key=lambda cut: cut[1])[0] * self.end if self.early else 0.0
+
+    @property
+    def alarms(self) -> tuple[AlarmSpan, ...]:
+        """Every time the alarm was on, as it would have been seen while the points came in."""
+        points = self.points
+        return alarm_history(points.compute, points.score, points.n_eval)
 
     @property
     def rmse(self) -> float:
@@ -132,6 +151,9 @@ class Fit:
             "level": self.level,
             "identified": self.identified,
             "alarm": self.alarm,
+            "alarms": [span.to_dict() for span in self.alarms],
+            "no_gain": self.no_gain,
+            "early": [{"share": share, "probability": p} for share, p in self.early],
             "rmse": self.rmse,
             "law_rmse": self.law_rmse,
             "warnings": list(self.warnings),
@@ -158,7 +180,9 @@ class Fit:
         for name, value in self.params.items():
             low, high = self.interval(name)
             text.append(f"  {name:6s} {value:10.5g}  {self.level:.0%} [{low:.5g}, {high:.5g}]")
-        if not self.identified:
+        if self.no_gain >= NO_GAIN:
+            text.append("  no gain seen; a rise cannot be excluded")
+        elif not self.identified:
             text.append("  the ceiling is not identified by these points")
         return "\n".join(text)
 

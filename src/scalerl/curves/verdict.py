@@ -71,6 +71,10 @@ class Arm:
         return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
 
     @property
+    def declines(self) -> bool:
+        return any(f.alarm is not None for f in self.fits)
+
+    @property
     def open_at_the_top(self) -> bool:
         """Whether the points leave the ceiling open up to 1, so that 1 itself is what bounds it."""
         identified = all(f.identified for f in self.fits)
@@ -160,6 +164,8 @@ class Verdict:
     speed_score: float | None
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
     both_open: bool
+    #: Share of the compute at which it was decided, where that is why it stands (standing.py).
+    decided_at: float | None = None
 
 
 def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
@@ -171,7 +177,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     delta = delta + _seed_noise(a, b, seed_sd, len(delta), 41)
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
     p_higher = _sides(np.where(apart, delta, 0.0))
-    p_same = float((np.abs(delta) < MARGIN).mean())
+    same = p_same(delta)
     low, high = max(a.start, b.start), min(a.top, b.top)
     speed, score = None, None
     if high - low >= MARGIN:
@@ -182,9 +188,9 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     name: VerdictName = "undecided"
     winner = None
     both_open = a.open_at_the_top and b.open_at_the_top
-    if not both_open and max(p_higher) > SURE and p_same < SAME:
+    if not both_open and max(p_higher) > SURE and same < SAME:
         name, winner = "higher-ceiling", (a, b)[int(np.argmax(p_higher))].name
-    elif not both_open and p_same >= SAME and speed is not None:
+    elif not both_open and same >= SAME and speed is not None:
         p_faster = _sides(speed)[::-1]
         alike = float((np.abs(speed) < SAME_SPEED).mean())
         if alike >= SAME:
@@ -192,6 +198,11 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         elif max(p_faster) > SURE:
             name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
     return Verdict(name, winner, delta, p_higher, speed, score, both_open)
+
+
+def p_same(delta: Array) -> float:
+    """Share of the draws in which two ceilings are within MARGIN."""
+    return float((np.abs(delta) < MARGIN).mean())
 
 
 def _sides(difference: Array) -> tuple[float, float]:

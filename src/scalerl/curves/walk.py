@@ -81,4 +81,5 @@ class Walk:
 
     def _cov(self, k: int, t: Array, s: Array) -> Array:
         after = np.maximum(np.minimum(t, s) - self.cut[k], 0.0)
-        return self.tau2[k] * after + self.rough2 * np.maximum(self.cut[k] - np.maximum(t, s), 0.0)
+        before = np.maximum(self.cut[k] - np.maximum(t, s), 0.0)
+        return np.asarray(self.tau2[k] * after + self.rough2 * before)

@@ -64,6 +64,8 @@ class Window:
         r0_source: str = "none",
         identified: bool = False,
         warnings: Iterable[str] = (),
+        early: tuple[tuple[float, float], ...] = (),
+        no_gain: float = 0.0,
     ) -> Fit:
         """The Fit; `curve` is the law at the points, for the error of the fit."""
         found = [*self.notes, *warnings]
@@ -88,6 +90,8 @@ class Window:
             alarm=str(fall) if alarm else None,
             law_rmse=float(np.sqrt(np.mean((curve - self.inside.score) ** 2))),
             warnings=tuple(found),
+            early=early,
+            no_gain=no_gain,
             belief=belief,
             seed=self.seed,
             r0=self.r0,

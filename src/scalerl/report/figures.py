@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curves.prediction import Prediction
-from scalerl.curves.result import Fit
+from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.report import words
 from scalerl.report.series import Series, reach, series
 from scalerl.report.theme import Theme, ThemeName, compute_axis, drawing, new_figure, save
@@ -67,6 +67,7 @@ def plot_fit(
         _points(ax, s, t)
         compute_axis(ax, fit.run.x_kind, t)
         _window_end(ax, fit, t)
+        _early(ax, fit, t)
         _ceiling(ax, fit, t)
         _c_mid(ax, fit, t)
         ax.set_ylabel("pass rate")
@@ -135,6 +136,18 @@ def _window_end(ax: Axes, fit: Fit, t: Theme) -> None:
     )
 
 
+def _early(ax: Axes, fit: Fit, t: Theme) -> None:
+    """What is probably not the law's yet, the greyer the more probably."""
+    for share, probability in fit.early:
+        if share > 0.0:
+            ax.axvspan(ax.get_xlim()[0], share * fit.end, color=t.muted, alpha=0.25 * probability,
+                       lw=0, zorder=0)  # fmt: skip
+    begins = fit.law_begins
+    if begins > ax.get_xlim()[0]:
+        ax.text(begins, 0.99, "early phase ", transform=ax.get_xaxis_transform(), ha="right",
+                va="top", fontsize=7.5, color=t.muted)  # fmt: skip
+
+
 def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
     """The ceiling's line, bracket and number if it is identified; otherwise the words."""
     side = ax.get_yaxis_transform()
@@ -149,6 +162,8 @@ def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
         return
     if fit.alarm is not None:
         text = "no ceiling:\nrun in decline"
+    elif fit.no_gain >= NO_GAIN:
+        text = "no gain seen;\na rise cannot\nbe excluded"
     elif not fit.law.identifiable:
         text = "ceiling not\nidentified" if "A" in fit.params else "no ceiling"
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast
-from scalerl.curves.result import Fit
+from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.report import words
 from scalerl.report.words import shorten
 
@@ -93,6 +93,8 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
 def _ceiling(fit: Fit) -> str:
     if fit.alarm is not None:
         return "none: in decline"
+    if fit.no_gain >= NO_GAIN:
+        return "no gain seen"
     if not fit.identified:
         return "not identified" if "A" in fit.params else "none"
     return f"{fit.params['A']:.3f} {words.span(*fit.interval('A'))}"
@@ -119,6 +121,7 @@ def _forecast(ahead: Forecast) -> str:
     lines = [shorten(f.name, WIDTH)]
     if f.alarm is not None:
         lines.append(wrap(f.alarm, "  ", "  ! ALARM "))
+    lines += [wrap(said, "  ", "  ! ") for said in words.past_alarms(f)]
     head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
     body = [
         (f"  {words.compute(float(c))}", words.score(m), words.span(*true), words.span(*seen))

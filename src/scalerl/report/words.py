@@ -7,7 +7,7 @@ import math
 from scalerl.curves.compare import Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.planning import MULTIPLES, ComputeNeeded
-from scalerl.curves.result import Fit
+from scalerl.curves.result import NO_GAIN, Fit
 
 KIND = {
     "gpu_hours": "GPU-hours",
@@ -111,9 +111,38 @@ def ceiling_in_words(fit: Fit) -> str:
         )
     if "A" not in fit.params:
         return f"No ceiling is quoted: the {fit.law.title} has none."
+    if fit.no_gain >= NO_GAIN:
+        return f"No gain is seen; a rise cannot be excluded: the points allow {ceiling_range(fit)}."
     if not fit.law.identifiable:
         return f"Its ceiling is not identified: the {fit.law.title} gives no honest interval."
     return f"Its ceiling is not identified: the points allow {ceiling_range(fit)}."
+
+
+def law_begins(fit: Fit) -> str:
+    """From where on the points are the law's, as the evidence has it; "" where nothing was asked.
+
+    >>> from scalerl import fit, load_run
+    >>> law_begins(fit(load_run("example:paper-8b"), lo=1500))[:30]
+    'The law begins at the start of'
+    """
+    likely = sorted((cut for cut in fit.early if cut[1] >= 0.05), key=lambda cut: -cut[1])
+    if not likely:
+        return ""
+    said = [
+        f"{'at the start of the window' if not share else f'after {percent(share)} of the compute'}"
+        f" ({percent(round(p, 2))})"
+        for share, p in likely[:3]
+    ]
+    return f"The law begins {', '.join(said)}."
+
+
+def past_alarms(fit: Fit) -> list[str]:
+    """Alarms that were raised while the points came in and cleared since."""
+    return [
+        f"An alarm was raised at {compute(span.raised)} and cleared at {compute(span.cleared)}."
+        for span in fit.alarms
+        if span.cleared is not None
+    ]
 
 
 def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
@@ -125,6 +154,7 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     out = [f"{fit.name} scores {now:.3f} after {compute(fit.end)} {unit}."]
     if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")
+    out += past_alarms(fit)
     out.append(ceiling_in_words(fit))
     for c, median, (low, high) in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
         out.append(
@@ -165,10 +195,10 @@ def held_out(fit: Fit) -> list[str]:
 
 def verdict(pair: Pair) -> str:
     """Our verdict on a pair whose names are beside it, in words."""
+    if pair.verdict != "undecided":
+        return str(pair) + ("" if pair.alarm is None else "; the other is in decline")
     if pair.alarm is not None:
         return "undecided: one of them is in decline"
-    if pair.verdict != "undecided":
-        return str(pair)
     return f"undecided: {BOTH_OPEN}" if pair.both_open else "undecided"
 
 
@@ -221,6 +251,12 @@ def pair_details(pair: Pair) -> list[str]:
         out.append(
             f"{pair.crossing.overtakes} overtakes{where} "
             f"with probability {pair.crossing.probability:.2f}"
+        )
+    if pair.decided_at is not None:
+        now = max(pair.p_a_higher, pair.p_b_higher)
+        out.append(
+            f"decided at {percent(pair.decided_at)} of the compute; it stands, "
+            f"with probability {now:.2f} now"
         )
     if pair.need is not None:
         out.append(need(pair.need))

@@ -17,7 +17,7 @@ from scalerl.curves.paper_method import fit_paper_cells
 from scalerl.curves.paths import Future
 from scalerl.curves.posterior import DRAWS, Priors, sample_posterior
 from scalerl.curves.prediction import tails
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
 from scalerl.curves.threads import one_thread
 from scalerl.curves.window import Window
 from scalerl.runs.record import Run
@@ -46,14 +46,22 @@ def fit_posterior(w: Window) -> Fit:
     samples = {k: belief.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
     params = {k: float(np.median(v)) for k, v in samples.items()}
     low, high = sample_quantiles(samples["A"], tails(0.9))
-    identified = bool(high - low <= IDENTIFIED_WIDTH) and not alarm
-    if not identified and not alarm:
+    no_gain = posterior.no_gain
+    identified = bool(high - low <= IDENTIFIED_WIDTH) and not alarm and no_gain < NO_GAIN
+    if no_gain >= NO_GAIN and not alarm:
+        warnings.append(
+            f"no gain seen (probability {no_gain:.2f} that none is under way); a rise cannot be "
+            "excluded: no ceiling is quoted"
+        )
+    elif not identified and not alarm:
         warnings.append(
             f"ceiling not identified: 90 % interval [{low:.2f}, {high:.2f}] is wider than "
             f"{IDENTIFIED_WIDTH:g}; train longer before quoting it"
         )
     curve = posterior.median_law(w.inside.compute)
-    return w.build(belief, params, curve, fall, source, identified, warnings)
+    return w.build(
+        belief, params, curve, fall, source, identified, warnings, posterior.early, no_gain
+    )
 
 
 def _with_r0(run: Run, r0: float) -> Run:

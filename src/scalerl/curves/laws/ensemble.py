@@ -1,0 +1,200 @@
+"""Rivals for the back-test: the straight line in ln C, and an ensemble of learning-curve families.
+
+The families are those that extrapolate learning curves of networks elsewhere, each linear in
+(c0, c1) once its shape is given, with x = C / last C:
+
+    pow3        c0 + c1 x^-a                 log-power  c1 / (1 + (m / x)^a)
+    exp3        c0 + c1 exp(-k x)            MMF        c0 + c1 / (1 + (k x)^a)
+    Janoschek   c0 + c1 exp(-k x^a)
+
+Shapes are a grid; (c0, c1) and the noise of each cell are integrated out under a flat prior, and
+cells weigh by their evidence, families alike before the data. So the ensemble is a full posterior,
+not one curve: it loses, where it does, by its shapes and its noise, not for want of averaging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.beliefs import NORMAL_DRAWS
+from scalerl.curves.formula import PointFit, log_compute
+from scalerl.curves.laws.law import Law, add_law
+from scalerl.curves.noise import prepare
+from scalerl.curves.result import Fit
+from scalerl.curves.window import Window
+
+Array = npt.NDArray[np.float64]
+
+POWERS = np.geomspace(0.1, 4.0, 12)
+RATES = np.geomspace(0.1, 60.0, 14)
+#: Prior precision of c0 and c1, in scores: hardly any.
+RIDGE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LogLinear:
+    """R = a + b ln C.
+
+    >>> float(LogLinear(a=0.1, b=0.05).value(np.e))
+    0.15000000000000002
+    """
+
+    a: float
+    b: float
+
+    def value(self, compute: npt.ArrayLike) -> Array:
+        return np.asarray(self.a + self.b * np.maximum(log_compute(compute), -700.0))
+
+    def params(self) -> dict[str, float]:
+        return {"a": self.a, "b": self.b}
+
+
+def fit_log_linear(compute: Array, score: Array, r0: float | None = None) -> PointFit[LogLinear]:
+    positive = compute > 0
+    t, y = np.log(compute[positive]), score[positive]
+    b, a = np.polyfit(t - t[-1], y, 1)
+    found = LogLinear(float(a - b * t[-1]), float(b))
+    return PointFit(found, float(((found.value(compute[positive]) - y) ** 2).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """All cells of all families: which, its rate and power."""
+
+    family: npt.NDArray[np.intp]
+    rate: Array
+    power: Array
+
+    @staticmethod
+    def grid() -> Families:
+        both = np.stack([g.ravel() for g in np.meshgrid(RATES, POWERS, indexing="ij")])
+        ones = np.ones(len(POWERS)), np.ones(len(RATES))
+        cells = [(ones[0], POWERS), tuple(both), (RATES, ones[1]), tuple(both), tuple(both)]
+        family = np.concatenate([np.full(len(rate), i) for i, (rate, _) in enumerate(cells)])
+        rate, power = (np.concatenate([c[i] for c in cells]) for i in (0, 1))
+        return Families(family, rate, power)
+
+    def only(self, chosen: npt.ArrayLike) -> Families:
+        at = np.asarray(chosen, dtype=np.intp)
+        return Families(self.family[at], self.rate[at], self.power[at])
+
+    def basis(self, x: Array) -> tuple[Array, Array]:
+        """What c0 and c1 multiply: (cells, len(x)) each."""
+        family, k, a = self.family[:, None], self.rate[:, None], self.power[:, None]
+        t = np.log(np.maximum(x, 1e-12))[None, :]
+        power = np.exp(np.clip(a * t, -60.0, 60.0))
+        scaled = np.exp(np.clip(a * (t + np.log(k)), -60.0, 60.0))
+        h = np.select(
+            [family == 0, family == 1, family == 2, family == 3],
+            [1.0 / power, scaled / (1.0 + scaled), np.exp(-k * x), 1.0 / (1.0 + scaled)],
+            np.exp(-k * power),
+        )
+        return np.where(family == 1, 0.0, 1.0) * np.ones_like(h), h
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleBelief:
+    """Draws of a cell, its coefficients and its noise."""
+
+    cells: Families
+    c0: Array
+    c1: Array
+    sd: Array
+    end: float
+
+    def levels(self, compute: Array) -> Array:
+        one, h = self.cells.basis(compute / self.end)
+        return np.clip(self.c0[:, None] * one + self.c1[:, None] * h, 0.0, 1.0)
+
+    def noise(self) -> Array:
+        return self.sd
+
+    def parameter(self, name: str) -> Array:
+        raise KeyError(f"the families share no parameter {name!r}")
+
+    def thinned(self, k: int) -> EnsembleBelief:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyCurve:
+    """One cell with its coefficients."""
+
+    cell: Families
+    c0: float
+    c1: float
+    end: float
+
+    def value(self, compute: npt.ArrayLike) -> Array:
+        one, h = self.cell.basis(np.atleast_1d(np.asarray(compute, dtype=np.float64)) / self.end)
+        return np.asarray((self.c0 * one + self.c1 * h)[0])
+
+    def params(self) -> dict[str, float]:
+        return {"c0": self.c0, "c1": self.c1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """Every cell's regression on the points."""
+
+    grid: Families
+    gram: Array
+    coefficients: Array
+    sse: Array
+
+    @staticmethod
+    def of(x: Array, y: Array) -> _Solved:
+        grid = Families.grid()
+        design = np.stack(grid.basis(x), axis=-1)  # (cells, points, 2)
+        gram = design.transpose(0, 2, 1) @ design + RIDGE * np.eye(2)
+        coefficients = np.linalg.solve(gram, design.transpose(0, 2, 1) @ y[:, None])[..., 0]
+        sse = ((y - (design @ coefficients[..., None])[..., 0]) ** 2).sum(axis=1)
+        return _Solved(grid, gram, np.asarray(coefficients, dtype=np.float64), sse)
+
+
+def fit_family(compute: Array, score: Array, r0: float | None = None) -> PointFit[FamilyCurve]:
+    """The one curve of all families that leaves the least sum of squares."""
+    positive = compute > 0
+    end = float(compute[-1])
+    found = _Solved.of(compute[positive] / end, score[positive])
+    best = int(np.argmin(found.sse))
+    c0, c1 = (float(c) for c in found.coefficients[best])
+    return PointFit(FamilyCurve(found.grid.only([best]), c0, c1, end), float(found.sse[best]))
+
+
+def fit_ensemble(w: Window) -> Fit:
+    inside = w.inside
+    points = prepare(inside.compute, inside.score, inside.n_eval)
+    end = float(inside.compute[-1])
+    keep = ~points.at_zero
+    found = _Solved.of(np.exp(points.t[keep]) / end, points.score[keep])
+    rng = np.random.default_rng((w.seed, 0))
+    freedom = max(int(keep.sum()) - 2, 1)
+    # One evaluation's variance as a prior observation of the noise, so that sse = 0 is finite.
+    total = found.sse + points.score_variance
+    log_weight = -0.5 * freedom * np.log(total) - 0.5 * np.linalg.slogdet(found.gram)[1]
+    log_weight -= np.log(np.bincount(found.grid.family)[found.grid.family])
+    weight = np.exp(log_weight - log_weight.max())
+    chosen = rng.choice(len(weight), NORMAL_DRAWS, p=weight / weight.sum())
+    sd = np.sqrt(total[chosen] / rng.chisquare(freedom + 1, NORMAL_DRAWS))
+    factor = np.linalg.cholesky(np.linalg.inv(found.gram[chosen]))
+    step = (factor @ rng.standard_normal((NORMAL_DRAWS, 2, 1)))[..., 0]
+    drawn = found.coefficients[chosen] + sd[:, None] * step
+    belief = EnsembleBelief(found.grid.only(chosen), drawn[:, 0], drawn[:, 1], sd, end)
+    positive = inside.compute[inside.compute > 0]
+    curve = np.median(belief.levels(np.maximum(inside.compute, positive[0])), axis=0)
+    return w.build(belief, {}, curve, w.fall())
+
+
+LOG_LINEAR = add_law(Law("log-linear", title="line in ln C", least_squares=fit_log_linear))
+ENSEMBLE = add_law(
+    Law(
+        "ensemble",
+        title="ensemble of families",
+        least_squares=fit_family,
+        methods={"posterior": fit_ensemble},
+    )
+)
