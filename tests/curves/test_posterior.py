@@ -112,7 +112,7 @@ def test_draws_have_the_mean_and_variance_of_importance_sampling():
     posterior = sample_posterior(points, t_end, None, np.random.default_rng(0), PRIORS, 20000)
 
     rng = np.random.default_rng(1)
-    n = 600_000
+    n = 1_500_000
     taus = points.scale * np.asarray(PRIORS.tau)
     starts = cuts(points, t_end, PRIORS)
     assert len(starts) > 1

@@ -28,6 +28,9 @@ MAX_BINS = 40
 MIN_VARIANCE = 1e-6
 #: Evaluations of very unequal size are weighted by it, within these limits.
 WEIGHT_RANGE = (0.05, 20.0)
+#: A score this many standard deviations off, with its neighbours on both sides agreeing without it,
+#: is a failed evaluation rather than a point of the curve: it is given the variance to be there.
+WILD = 6.0
 #: Median of a chi-square variable with one degree of freedom.
 CHI2_MEDIAN = 0.455
 
@@ -98,7 +101,8 @@ def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
     positive = compute > 0
     t = np.log(np.where(positive, compute, 1.0))
     t = np.where(positive, t, t[positive][0] - np.log(2.0)) if positive.any() else t
-    y, relative = score, 1.0 / weight
+    y, relative = score, np.maximum(1.0 / weight, _wild(score, variance))
+    weight = 1.0 / relative
     at_zero = ~positive
     if len(t) > MAX_BINS:
         t, y, relative, at_zero = _bins(t, y, weight, at_zero)
@@ -114,6 +118,24 @@ def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
         rise=rise,
         scale=max(rise, 0.1),
     )
+
+
+def _wild(score: Array, variance: float) -> Array:
+    """What the variance of each score must be, in units of `variance`, for it to be where it is; 0
+    for all that do not stand alone. The last two may be the beginning of a fall: never wild.
+
+    >>> _wild(np.array([0.30, 0.31, 0.31, 0.02, 0.32, 0.32, 0.33]), 1e-4).round().tolist()
+    [0.0, 0.0, 0.0, 870.0, 0.0, 0.0, 0.0]
+    """
+    need = np.zeros(len(score))
+    if len(score) < 5:
+        return need
+    around = np.stack([score[:-4], score[1:-3], score[3:-1], score[4:]])
+    off = score[2:-2] - np.median(around, axis=0)
+    agree = np.ptp(around, axis=0) < np.abs(off) / 2.0
+    squares = off * off / variance
+    need[2:-2] = np.where(agree & (squares > WILD**2), squares, 0.0)
+    return need
 
 
 def _bins(

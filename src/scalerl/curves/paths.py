@@ -42,7 +42,7 @@ class Future:
     hazard: float = 0.08
     slide: float = 0.2
     #: A run without a gain takes off with this probability: by U (1 - level), over one ln C.
-    take_off: float = 0.08
+    take_off: float = 0.06
     #: A fall that is real goes on with this probability, by Exp(1) times this share of it per
     #: sqrt(ln C); it is made good with this one, by U of it, over one ln C; otherwise it settles.
     falls_on: float = 0.4

@@ -40,7 +40,7 @@ class Priors:
     #: Shapes of the approach (Draws.law) and the weight of each: the sigmoid itself, and one that
     #: nears its ceiling more sharply or more slowly than it left its start.
     shapes: tuple[float, ...] = (1.0, 0.5, 2.0)
-    shape_weight: tuple[float, ...] = (0.6, 0.2, 0.2)
+    shape_weight: tuple[float, ...] = (0.7, 0.1, 0.2)
     #: Of "this is all there will be": no gain is under way.
     flat_weight: float = 0.3
     #: ln(C_mid / last C) ~ N(0, 1.4): half of the gain lies behind or ahead, within a factor of 16.
@@ -49,9 +49,11 @@ class Priors:
     mid_below: float = 3.0
     mid_margin: float = 0.5
     mid_above: float = 3.5
-    #: R_0 ~ N(first score, 0.5), A ~ N(level now + 0.05, 0.25), then 0 <= R_0 <= A <= 1.
+    #: R_0 ~ N(first score, 0.5), A ~ N(level now + 0.05 + 0.3 x the gain so far, 0.25), then
+    #: 0 <= R_0 <= A <= 1: what has risen may be expected to rise on.
     r0_sd: float = 0.5
     a_step: float = 0.05
+    a_share: float = 0.3
     a_sd: float = 0.25
     #: tau in units of the curve's rise, and the weight of each.
     tau: tuple[float, ...] = (0.006, 0.02, 0.06, 0.18)
@@ -392,10 +394,9 @@ def _weigh(
     priors: Priors,
 ) -> tuple[Cells, Array]:
     """The linear posterior in every cell and its weight, priors included; and f per cell."""
-    prior_mean = (
-        float(points.score[0]) if r0 is None else r0,
-        float(np.clip(points.level + priors.a_step, 0.0, 1.0)),
-    )
+    start = float(points.score[0]) if r0 is None else r0
+    gained = max(points.level - start, 0.0)
+    prior_mean = start, min(points.level + priors.a_step + priors.a_share * gained, 1.0)
     prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), priors.a_sd)
     f = grid.fractions(points)
     white = walk.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
