@@ -4,6 +4,8 @@ For each run of at least MIN_RUN points and each fraction f: fit on compute <= f
 (at least MIN_WINDOW points), predict the mean score of the last tenth of the points. Scores:
 absolute error of the median; CRPS as the mean of 2 x pinball loss over the levels 0.05 ... 0.95;
 how often the 50 % and 90 % intervals hold; their width; skill = 1 - CRPS / CRPS of "no change".
+Where a ceiling was called identified: whether the ceiling of the whole run, identified too, lies in
+the interval that was given. Whether the alarm was on at that look.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from scalerl.curves import paper
 from scalerl.curves.fit import fit
-from scalerl.curves.laws import NO_CHANGE, POWER, SIGMOID
+from scalerl.curves.laws import ENSEMBLE, LOG_LINEAR, NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
 from scalerl.curves.paper_method import fit_from_cells
 from scalerl.curves.result import Fit
@@ -27,7 +29,7 @@ from scalerl.runs.record import Run
 
 Array = npt.NDArray[np.float64]
 
-MIN_RUN = 12
+MIN_RUN = 9
 MIN_WINDOW = 6
 LEVELS = np.arange(1, 20) / 20.0
 
@@ -45,6 +47,8 @@ METHODS: dict[str, Callable[[Run], Fit]] = {
     "no change": lambda run: fit(run, law=NO_CHANGE),
     "paper": _fit_paper_fast,
     "power law": lambda run: fit(run, law=POWER),
+    "line in ln C": lambda run: fit(run, law=LOG_LINEAR),
+    "ensemble": lambda run: fit(run, law=ENSEMBLE),
     "scalerl": lambda run: fit(run),
 }
 
@@ -74,6 +78,10 @@ class BacktestScore:
     point_crps: float
     point_in90: float
     alarm: bool
+    #: The ceiling was called identified; and whether that of the whole run lies in its interval,
+    #: None where either is not identified.
+    identified: bool
+    ceiling_agrees: bool | None
 
     @property
     def error(self) -> float:
@@ -120,6 +128,9 @@ class BacktestResult:
                     "width90": _mean(found, "width90"),
                     "point_crps": _mean(found, "point_crps"),
                     "point_cover90": _mean(found, "point_in90"),
+                    "identified": _mean(found, "identified"),
+                    "ceiling_agrees": _share([s.ceiling_agrees for s in found]),
+                    "alarms": _mean(found, "alarm"),
                 }
             )
         return out
@@ -162,6 +173,11 @@ class BacktestResult:
 
 def _mean(scores: Sequence[BacktestScore], name: str) -> float:
     return float(np.mean([getattr(s, name) for s in scores]))
+
+
+def _share(found: Sequence[bool | None]) -> float | None:
+    known = [v for v in found if v is not None]
+    return float(np.mean(known)) if known else None
 
 
 def classify(run: Run) -> str:
@@ -216,19 +232,33 @@ def backtest(
             f"nothing to back-test: a run needs {MIN_RUN} points, {MIN_WINDOW} in the window"
         )
     scores = []
+    wholes: dict[tuple[str, str], Fit] = {}
     for i, (run, f, window, rest) in enumerate(tasks):
         kind = (classes or {}).get(run.name) or classify(run)
-        last = max(1, round(0.1 * len(run)))
-        scores += [_score(name, run, kind, f, window, rest, last) for name in names]
+        last = min(max(1, round(0.1 * len(run))), len(rest))
+        scores += [_score(name, run, kind, f, window, rest, last, wholes) for name in names]
         if progress is not None:
             progress((i + 1) / len(tasks))
     return BacktestResult(tuple(scores), tuple(skipped))
 
 
 def _score(
-    method: str, run: Run, kind: str, fraction: float, window: Run, rest: Run, last: int
+    method: str,
+    run: Run,
+    kind: str,
+    fraction: float,
+    window: Run,
+    rest: Run,
+    last: int,
+    wholes: dict[tuple[str, str], Fit],
 ) -> BacktestScore:
     fitted = METHODS[method](window)
+    agrees = None
+    if fitted.identified:
+        whole = wholes.get((run.name, method)) or METHODS[method](run)
+        wholes[run.name, method] = whole
+        low, high = fitted.interval("A", 0.9)
+        agrees = low <= whole.params["A"] <= high if whole.identified else None
     truth = rest.score[-last:]
     q = fitted.predict(rest.compute[-last:]).mean_quantiles(LEVELS)
     each = fitted.predict(rest.compute).quantiles(LEVELS, observed=True)
@@ -249,6 +279,8 @@ def _score(
         point_crps=float(np.mean([crps(row, v) for row, v in zip(each, rest.score, strict=True)])),
         point_in90=float(inside.mean()),
         alarm=fitted.alarm is not None,
+        identified=fitted.identified,
+        ceiling_agrees=agrees,
     )
 
 

@@ -54,8 +54,11 @@ class SigmoidBelief:
     seed: int
 
     @staticmethod
-    def of(posterior: Posterior, fall: Fall | None, future: Future, seed: int) -> SigmoidBelief:
-        return SigmoidBelief(posterior, Fates.draw(posterior, fall, future, seed), future, seed)
+    def of(
+        posterior: Posterior, fall: Fall | None, future: Future, seed: int, times: float = 1.0
+    ) -> SigmoidBelief:
+        fates = Fates.draw(posterior, fall, future, seed, times)
+        return SigmoidBelief(posterior, fates, future, seed)
 
     @one_thread
     def levels(self, compute: Array) -> Array:

@@ -67,7 +67,10 @@ class Fates:
     recovery: Array
 
     @staticmethod
-    def draw(posterior: Posterior, fall: Fall | None, future: Future, seed: int) -> Fates:
+    def draw(
+        posterior: Posterior, fall: Fall | None, future: Future, seed: int, times: float = 1.0
+    ) -> Fates:
+        """`times` is what signs of trouble multiply the hazard with (hazard.py)."""
         rng = np.random.default_rng((seed, 5))
         draws = posterior.draws
         n = len(draws)
@@ -87,7 +90,8 @@ class Fates:
             recovery = np.where(
                 what > 1.0 - future.recovers, max(fall.drop, 0.0) * rng.random(n), 0.0
             )
-        return Fates(onset / future.hazard, speed, take_off, fallen, start, loss, recovery)
+        onset = onset / (times * future.hazard)
+        return Fates(onset, speed, take_off, fallen, start, loss, recovery)
 
     def every(self, k: int) -> Fates:
         """Every k-th draw's."""

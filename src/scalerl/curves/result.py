@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scalerl.curves.alarm import AlarmSpan, alarm_history
 from scalerl.curves.beliefs import Belief, sample_quantiles
 from scalerl.curves.formula import Formula, PointFit
+from scalerl.curves.hazard import Sign
 from scalerl.curves.prediction import Prediction, predict_at, tails
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
@@ -61,6 +62,8 @@ class Fit:
     early: tuple[tuple[float, float], ...] = ()
     #: Probability that no gain is under way: "this is all there will be".
     no_gain: float = 0.0
+    #: Side metrics that are not what they used to be: a fall is likelier.
+    signs: tuple[Sign, ...] = ()
     belief: Belief = field(repr=False, kw_only=True)
     seed: int = field(repr=False, default=0)
     r0: R0Choice = field(repr=False, default=None)
@@ -153,6 +156,7 @@ class Fit:
             "alarm": self.alarm,
             "alarms": [span.to_dict() for span in self.alarms],
             "no_gain": self.no_gain,
+            "signs": [sign.to_dict() for sign in self.signs],
             "early": [{"share": share, "probability": p} for share, p in self.early],
             "rmse": self.rmse,
             "law_rmse": self.law_rmse,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from scalerl.curves.alarm import Fall, find_fall
 from scalerl.curves.beliefs import Belief
+from scalerl.curves.hazard import Sign
 from scalerl.curves.noise import prepare
 from scalerl.curves.result import Fit, R0Choice
 from scalerl.runs.record import Run
@@ -66,6 +67,7 @@ class Window:
         warnings: Iterable[str] = (),
         early: tuple[tuple[float, float], ...] = (),
         no_gain: float = 0.0,
+        signs: tuple[Sign, ...] = (),
     ) -> Fit:
         """The Fit; `curve` is the law at the points, for the error of the fit."""
         found = [*self.notes, *warnings]
@@ -73,6 +75,10 @@ class Window:
         if alarm:
             found.append(
                 "the law describes healthy runs; do not read a ceiling off a declining one"
+            )
+        if signs:
+            found.append(
+                f"signs of trouble: {'; '.join(map(str, signs))}: a fall is likelier than usual"
             )
         if len(self.inside) < FEW_POINTS:
             found.append(
@@ -92,6 +98,7 @@ class Window:
             warnings=tuple(found),
             early=early,
             no_gain=no_gain,
+            signs=signs,
             belief=belief,
             seed=self.seed,
             r0=self.r0,

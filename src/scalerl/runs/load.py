@@ -228,6 +228,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         group=curve.group,
         source=curve.source,
         notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
+        signs={name: values[done.rows] for name, values in curve.signs.items()},
     )
 
 

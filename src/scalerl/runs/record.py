@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ class Run:
     source: str = ""
     #: What the importer did to the points, one plain line each.
     notes: tuple[str, ...] = ()
+    #: Side metrics at the points, by the names of runs/signs.py; nan where there was none.
+    signs: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.compute)
@@ -59,6 +62,7 @@ class Run:
             compute=self.compute[keep],
             score=self.score[keep],
             n_eval=None if self.n_eval is None else self.n_eval[keep],
+            signs={name: values[keep] for name, values in self.signs.items()},
         )
 
     def replace(self, **changes: Any) -> Run:

@@ -13,6 +13,7 @@ from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.names import listing, resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
+from scalerl.runs.signs import read_signs
 from scalerl.runs.table import Table, is_missing, to_text, to_timestamp
 
 _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
@@ -44,6 +45,7 @@ class Curve:
     stage: Stage = "unknown"
     table: Table = field(default_factory=lambda: Table("", {}), repr=False)
     notes: list[str] = field(default_factory=list)
+    signs: dict[str, Array] = field(default_factory=dict)
 
 
 def to_curve(table: Table, choice: ColumnChoice) -> Curve:
@@ -73,6 +75,7 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         stage=stage,
         table=table.made({}),
         notes=[*table.notes, *notes],
+        signs=read_signs(table, np.flatnonzero(here)),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from scalerl.curves.alarm import find_fall
 from scalerl.curves.beliefs import SigmoidBelief, sample_quantiles
+from scalerl.curves.hazard import find_signs, times
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.noise import prepare
@@ -42,7 +43,8 @@ def fit_posterior(w: Window) -> Fit:
     )
     fall = find_fall(w.inside.compute, w.inside.score, points)
     alarm = fall is not None and fall.alarm
-    belief = SigmoidBelief.of(posterior, fall, Future(), w.seed)
+    signs = find_signs(w.inside.signs)
+    belief = SigmoidBelief.of(posterior, fall, Future(), w.seed, times(signs))
     samples = {k: belief.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
     params = {k: float(np.median(v)) for k, v in samples.items()}
     low, high = sample_quantiles(samples["A"], tails(0.9))
@@ -60,7 +62,7 @@ def fit_posterior(w: Window) -> Fit:
         )
     curve = posterior.median_law(w.inside.compute)
     return w.build(
-        belief, params, curve, fall, source, identified, warnings, posterior.early, no_gain
+        belief, params, curve, fall, source, identified, warnings, posterior.early, no_gain, signs
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
+from bisect import bisect_left
 from pathlib import Path
 
 from scalerl.runs.importers.files import read_text
@@ -11,6 +13,18 @@ from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
 
 FILE = "evals.jsonl"
+STEPS = "steps.jsonl"
+#: What of a step is a sign of trouble (runs/signs.py), and where it is on the line.
+SIGNS = {
+    "grad_norm": ("grad_norm",),
+    "entropy": ("entropy",),
+    "truncated": ("truncated",),
+    "length/mean": ("length", "mean"),
+    "ratio/max": ("ratio", "max"),
+    "ess": ("ess",),
+}
+#: A longer record of steps is not read for them: it would take seconds.
+MAX_STEPS_BYTES = 200_000_000
 #: What a recipe calls its compute axis, and the column that holds it.
 AXES = {
     "gpu_hours": "compute/device_hours",
@@ -33,6 +47,7 @@ def read_run_directory(directory: Path) -> Table:
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
     _tell_failed(table)
+    _add_signs(table, directory / STEPS)
     recipe = directory / "recipe.toml"
     if recipe.is_file():
         try:
@@ -63,6 +78,36 @@ def _add_size(table: Table, score: str) -> None:
             a if math.isnan(s) else s for a, s in zip(asked, scored, strict=True)
         ]
     table.sizes[score] = size
+
+
+def _add_signs(table: Table, steps: Path) -> None:
+    """The mean of each sign over the steps since the validation before, as a column."""
+    ends = [to_float(step) for step in table.columns.get("step", [])]
+    if not ends or not steps.is_file() or steps.stat().st_size > MAX_STEPS_BYTES:
+        return
+    sums = {name: [[0.0, 0] for _ in ends] for name in SIGNS}
+    with steps.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # a line that is being written, or damaged: the curve does without it
+            at = (
+                bisect_left(ends, to_float(row.get("step"))) if isinstance(row, dict) else len(ends)
+            )
+            if at == len(ends):
+                continue
+            for name, path in SIGNS.items():
+                value: object = row
+                for key in path:
+                    value = value.get(key) if isinstance(value, dict) else None
+                number = to_float(value)
+                if math.isfinite(number):
+                    sums[name][at][0] += number
+                    sums[name][at][1] += 1
+    for name, cells in sums.items():
+        if name not in table.columns and any(count for _, count in cells):
+            table.columns[name] = [total / count if count else None for total, count in cells]
 
 
 def _tell_failed(table: Table) -> None:
