@@ -26,7 +26,8 @@ NAMES: dict[str, re.Pattern[str]] = {
     for name, pattern in {
         "grad_norm": r"grad(?:ient)?_?norm(?:/mean)?",
         "entropy": r"(?:policy_|mean_|actor_)?entropy(?:/mean)?",
-        "truncated": r"truncated|truncation(?:_rate|_ratio)?|clipped_ratio|response_length/clip_ratio",
+        "truncated": r"truncated|truncation(?:_rate|_ratio)?|clipped_ratio"
+        r"|response_length/clip_ratio",
         "length": r"(?:response_length|completion_length|completions?|length|response)/mean"
         r"|completions/mean_length|mean_(?:response_|completion_)?length",
         "ratio_max": r"ratio[/_]max",
