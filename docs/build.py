@@ -59,8 +59,82 @@ def backtest_healthy() -> str:
 
 
 def backtest_classes() -> str:
-    rows = [r for r in result("backtest")["by_class"] if r["method"] == "scalerl"]
-    return scores(rows, "run_class")
+    rows = []
+    for r in result("backtest")["by_class"]:
+        if r["method"] != "scalerl":
+            continue
+        rows.append(
+            [
+                r["run_class"],
+                f"{r['runs']} / {r['tasks']}",
+                f"{r['crps']:.4f} {_between(r['intervals']['crps'], 4)}",
+                f"{r['skill']:+.2f} {_between(r['intervals']['skill'], 2)}",
+                f"{r['cover90']:.2f} {_between(r['intervals']['cover90'], 2)}",
+                f"{r['width90']:.3f}",
+            ]
+        )
+    head = ["class", "runs / tasks", "CRPS", "skill", "90 % holds", "width"]
+    return markdown(head, rows)
+
+
+def _between(ends: list[float], digits: int) -> str:
+    return f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+
+
+def backtest_rivals() -> str:
+    """CRPS of every method by class, and how often its 90 % interval holds."""
+    rows = result("backtest")["by_class"]
+    kinds = list(dict.fromkeys(r["run_class"] for r in rows))
+    by = {(r["method"], r["run_class"]): r for r in rows}
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    body = [
+        [m, *(f"{by[m, k]['crps']:.4f} / {by[m, k]['cover90']:.2f}" for k in kinds)]
+        for m in methods
+    ]
+    return markdown(["CRPS / 90 % holds", *kinds], body)
+
+
+def backtest_windows() -> str:
+    rows = [
+        [r["run_class"], f"{r['fraction']:g}", str(r["tasks"]), f"{r['crps']:.4f}",
+         f"{r['cover90']:.2f}", f"{r['identified']:.2f}",
+         "" if r["ceiling_agrees"] is None else f"{r['ceiling_agrees']:.2f}",
+         f"{r['alarms']:.2f}"]
+        for r in result("backtest")["by_class_and_fraction"]
+    ]  # fmt: skip
+    head = ["class", "of the run", "tasks", "CRPS", "90 % holds", "identified", "agrees later",
+            "alarm"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def backtest_alarms() -> str:
+    rows = [
+        [r["run_class"], str(r["runs"]), f"{r['looks']:,}", f"{100 * r['on']:.1f} %",
+         f"{100 * r['runs_ever']:.0f} %", f"{100 * r['on_at_the_end']:.0f} %"]
+        for r in result("backtest")["alarms"]
+    ]  # fmt: skip
+    head = ["class", "runs", "looks", "on, of looks", "ever on, of runs", "on at the end"]
+    return markdown(head, rows)
+
+
+def hazard_signs() -> str:
+    rows = [
+        [r["sign"], f"{r['hits']} of {r['falls']}", f"{r['false']} of {r['calm_looks']:,}"]
+        for r in result("hazard")["signs"]
+    ]
+    return markdown(["sign", "on before a fall", "on without one"], rows)
+
+
+def ceilings() -> str:
+    rows = [
+        [f"{r['fraction']:g}", str(r["runs"]), f"{r['holds']} of {r['runs']}",
+         f"{r['identified']} of {r['runs']}",
+         f"{r['identified_and_holds']} of {r['identified']}"]
+        for r in result("ceilings")["summary"]
+    ]  # fmt: skip
+    head = ["of the run", "runs", "90 % interval holds the truth", "identified",
+            "of these it holds"]  # fmt: skip
+    return markdown(head, rows)
 
 
 def backtest_fractions() -> str:
@@ -525,6 +599,11 @@ TABLES: dict[str, Callable[[], str]] = {
     for f in (
         backtest_healthy,
         backtest_classes,
+        backtest_rivals,
+        backtest_windows,
+        backtest_alarms,
+        hazard_signs,
+        ceilings,
         backtest_fractions,
         backtest_sources,
         backtest_axes,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulate import PAPER, curve, noise
 
-from scalerl.curves.alarm import alarm_history, find_fall
+from scalerl.curves.alarm import find_fall
 from scalerl.curves.noise import MAX_BINS, mean_variance, prepare, score_variance
 
 

@@ -105,7 +105,7 @@ def test_cell_equals_dense_bayesian_regression(with_zero):
 
 def test_draws_have_the_mean_and_variance_of_importance_sampling():
     """An independent route to the same posterior: draw (B, C_mid, shape, tau, cut, s2, R_0, A)
-    from the prior, weigh by the likelihood with dense matrices, and compare the moments of A and of u's end."""
+    from the prior, weigh by the likelihood with dense matrices, and compare the moments."""
     c, y = curve(PAPER, 12000.0, np.random.default_rng(3), n=7, sd=0.02)
     points = prepare(c, y, np.full(7, 400.0))
     t_end = float(np.log(c[-1]))

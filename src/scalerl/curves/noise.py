@@ -27,7 +27,7 @@ MAX_BINS = 40
 #: Variance of a score that the data say is noiseless.
 MIN_VARIANCE = 1e-6
 #: Evaluations of very unequal size are weighted by it, within these limits.
-WEIGHT_RANGE = (0.05, 20.0)
+WEIGHT_RANGE = (0.01, 100.0)
 #: A score this many standard deviations off, with its neighbours on both sides agreeing without it,
 #: is a failed evaluation rather than a point of the curve: it is given the variance to be there.
 WILD = 6.0
@@ -56,11 +56,16 @@ def _robust_mean_square(d: Array) -> float:
 
 
 def score_variance(score: Array, n_eval: Array | None) -> float:
-    """Variance of one evaluation about the smooth curve."""
+    """Variance of one evaluation (of median size) about the smooth curve.
+
+    A second difference y_1 - 2 y_2 + y_3 has variance v_1 + 4 v_2 + v_3: 6 for scores of one size,
+    more where one of them was taken on few samples."""
     n = len(score)
     observed = MIN_VARIANCE
     if n >= 4:
-        observed = _robust_mean_square(np.diff(score, 2)) / 6.0
+        v = 1.0 / _weights(score, n_eval)
+        expected = v[:-2] + 4.0 * v[1:-1] + v[2:]
+        observed = _robust_mean_square(np.diff(score, 2) / np.sqrt(expected))
     if n >= 60:
         running = np.convolve(score, np.ones(9) / 9.0, mode="valid")
         observed = max(observed, _robust_mean_square(score[4:-4] - running) * 9.0 / 8.0)
@@ -72,6 +77,13 @@ def score_variance(score: Array, n_eval: Array | None) -> float:
     binomial = PHI * p * (1.0 - p) / size
     seen = max(n - 3, 0)
     return max((NU_BINOMIAL * binomial + seen * observed) / (NU_BINOMIAL + seen), 1e-12)
+
+
+def _weights(score: Array, n_eval: Array | None) -> Array:
+    """Size of each evaluation in units of the median one."""
+    if n_eval is None:
+        return np.ones(len(score))
+    return np.clip(n_eval / np.median(n_eval), *WEIGHT_RANGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +107,7 @@ def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
     """Sorted points with C >= 0 -> Points. An evaluation at C = 0 is put one halving before the
     first other one, since ln 0 has no place on the axis."""
     variance = score_variance(score, n_eval)
-    weight = np.ones(len(score))
-    if n_eval is not None:
-        weight = np.clip(n_eval / np.median(n_eval), *WEIGHT_RANGE)
+    weight = _weights(score, n_eval)
     positive = compute > 0
     t = np.log(np.where(positive, compute, 1.0))
     t = np.where(positive, t, t[positive][0] - np.log(2.0)) if positive.any() else t

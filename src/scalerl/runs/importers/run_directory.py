@@ -92,8 +92,8 @@ def _add_signs(table: Table, steps: Path) -> None:
                 row = json.loads(line)
             except ValueError:
                 continue  # a line that is being written, or damaged: the curve does without it
-            step = to_float(row.get("step")) if isinstance(row, dict) else math.inf
-            at = bisect_left(ends, step)
+            step = to_float(row.get("step")) if isinstance(row, dict) else math.nan
+            at = bisect_left(ends, step) if math.isfinite(step) else len(ends)
             if at == len(ends):
                 continue
             for name, path in SIGNS.items():
