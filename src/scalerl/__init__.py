@@ -33,6 +33,7 @@ _HOME = {
     "Recommendation": "scalerl.curves.forecast",
     "Run": "scalerl.runs.record",
     "RunEnd": "scalerl.training",
+    "Study": "scalerl.study.study",
     "Target": "scalerl.curves.forecast",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from scalerl.runs import load_runs as load_runs
     from scalerl.runs.listener import Listener as Listener
     from scalerl.runs.record import Run as Run
+    from scalerl.study.study import Study as Study
     from scalerl.training import RunEnd as RunEnd
     from scalerl.training import train as train
 
