@@ -181,7 +181,7 @@ def _run(args: argparse.Namespace, study: Study) -> int:
     with make_view(plain=args.plain, to_stderr=args.json) as view:
         end = study.run(args.jobs, view)
     if args.json:
-        options.print_json(study.to_dict())
+        options.print_json(study.to_dict(end))
     else:
         print(closing(study, end))
     if end.signal is not None:

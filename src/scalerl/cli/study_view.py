@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NAME = 28
 #: Seconds between two lines of progress in a log.
 EVERY = 30.0
+#: Validations from which a forecast at half the compute can be checked.
+ENOUGH = 12
 #: Verdict → what is said of a variant that won against the reference, and of one that lost.
 WORDS = {"higher-ceiling": ("higher", "lower"), "faster": ("faster", "slower")}
 
@@ -159,4 +161,8 @@ def plan_text(study: Study, jobs: int | None) -> str:
     else:
         clock = f"{plan['hours']:.2g}, {plan['jobs']} at once, start-up left out"
         lines.append(wrap(f"{clock} (rate: {found['rate']})", "  ", "hours: "))
+    points = plan["validations"]
+    if points is not None and points < ENOUGH:
+        few = f"{points} validations in each run; to tell curves apart give {ENOUGH} or more"
+        lines.append(wrap(f"{few} (validation.every)", "  ", "note: "))
     return "\n".join(lines)

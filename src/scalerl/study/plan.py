@@ -181,25 +181,26 @@ def variants(asked: StudyPlan, known: Mapping[str, Recipe] | None = None) -> dic
     budget = {f"budget.{k}": v for k, v in base.to_dict()["budget"].items()}
     if not any(budget.values()):
         raise InputError("how long is each run? give --steps N")
-    found = {base.name: base}
-    for name, recipe in _others(asked, base, kept):
-        if not diff(base, recipe.replace(budget)):
+    found = {name: recipe.replace(budget) for name, recipe in ({base.name: base} | kept).items()}
+    made: set[str] = set()
+    for name, recipe in _others(asked, base):
+        same_budget = recipe.replace({"name": name, **budget})
+        if not diff(base, same_budget):
             continue
-        if name in found:
+        if name in made:
             raise InputError(f"two variants are called {name}: ask for one of them")
-        found[name] = recipe.replace({"name": name, **budget})
-    return _only(asked, found)
+        made.add(name)
+        found.setdefault(name, same_budget)
+    return _only(asked, found, kept)
 
 
-def _others(
-    asked: StudyPlan, base: Recipe, kept: Mapping[str, Recipe]
-) -> Iterator[tuple[str, Recipe]]:
+def _others(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
     made: list[Iterable[tuple[str, Recipe]]] = []
     if asked.leave_one_out:
         made.append(leave_one_out(base))
     if asked.forward:
         made.append(forward(base))
-    made += [_rivals(asked, kept), _swept(asked, base), _scaled(asked, base)]
+    made += [_rivals(asked), _swept(asked, base), _scaled(asked, base)]
     for each in made:
         yield from each
 
@@ -224,15 +225,13 @@ def safe(name: str) -> str:
     return _UNSAFE.sub("-", name).strip("-.") or "recipe"
 
 
-def _rivals(asked: StudyPlan, kept: Mapping[str, Recipe]) -> Iterator[tuple[str, Recipe]]:
+def _rivals(asked: StudyPlan) -> Iterator[tuple[str, Recipe]]:
     """Other recipes, with the same overlays and changes over them."""
     first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
     rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
     for rival in asked.recipes:
-        overlays = [Path(w).stem for w in rest if "=" not in w]
-        name = safe("+".join([Path(rival).stem, *overlays]))
-        recipe = kept.get(name)
-        yield name, recipe if recipe is not None else recipe_from([rival, *rest])
+        recipe = recipe_from([rival, *rest])
+        yield safe(recipe.name), recipe
 
 
 def _swept(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
@@ -258,7 +257,10 @@ def _one(base: Recipe, name: str, changes: Mapping[str, Any]) -> tuple[str, Reci
         raise InputError(f"variant {name}: {error}") from None
 
 
-def _only(asked: StudyPlan, found: dict[str, Recipe]) -> dict[str, Recipe]:
+def _only(
+    asked: StudyPlan, found: dict[str, Recipe], kept: Mapping[str, Recipe]
+) -> dict[str, Recipe]:
+    """Those that are asked for, and those that are there."""
     if not asked.variants:
         return found
     for name in asked.variants:
@@ -266,5 +268,5 @@ def _only(asked: StudyPlan, found: dict[str, Recipe]) -> dict[str, Recipe]:
             close = nearest(name, found)
             hint = f"did you mean {close}?" if close else f"there is {', '.join(found)}"
             raise InputError(f"no variant {name!r}: {hint}")
-    reference = next(iter(found))
-    return {n: r for n, r in found.items() if n == reference or n in asked.variants}
+    wanted = {next(iter(found)), *asked.variants, *kept}
+    return {name: recipe for name, recipe in found.items() if name in wanted}

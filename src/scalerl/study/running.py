@@ -88,7 +88,8 @@ class MemberJob:
     member: Member
     limits: Limits
     process: subprocess.Popen[bytes]
-    started_at: int
+    #: Where its words begin in the log.
+    said_from: int
 
 
 def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
@@ -180,11 +181,12 @@ class Runner:
         self.starts[member.name] = (now.step, times + 1 if now.step <= step else 1)
         words = member.command(limits, PROGRAM)
         with self.log(member).open("ab") as log:
+            said_from = log.tell()
             process = subprocess.Popen(
                 [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        self.running.append(MemberJob(member, limits, process, now.step))
+        self.running.append(MemberJob(member, limits, process, said_from))
         goal = ", ".join(f"{value:g} {key}" for key, value in limits.items())
         since = f" from step {now.step}" if now.step else ""
         self.listener.say(f"{member.name}: started{since}, up to {goal}")
@@ -222,20 +224,21 @@ class Runner:
         if code < 0 and self.starts[name][1] < MAX_STARTS:
             self.listener.say(f"{name}: killed (signal {-code}) at step {now.step}: starting again")
             return
-        why = f"killed (signal {-code})" if code < 0 else self.last_words(member, now)
+        why = f"killed (signal {-code})" if code < 0 else self.last_words(job, now)
         self.failed[name] = why
         self.listener.say(f"{name}: failed at step {now.step}: {why}")
 
-    def last_words(self, member: Member, now: MemberProgress) -> str:
+    def last_words(self, job: MemberJob, now: MemberProgress) -> str:
         """The last line that says what went wrong."""
         try:
-            said = self.log(member).read_text(encoding="utf-8", errors="replace").splitlines()
+            said = self.log(job.member).read_bytes()[job.said_from :].decode(errors="replace")
         except OSError:
-            said = []
-        errors = [line for line in said if line.startswith("scalerl: ")]
+            said = ""
+        lines = [line for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("scalerl: ")]
         if errors:
             return errors[-1].removeprefix("scalerl: ")
-        return now.failed or next((line for line in reversed(said) if line.strip()), "no word")
+        return now.failed or (lines[-1] if lines else f"exit code {job.process.returncode}")
 
     # -- how far ----------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Study:
             self.variants = variants(self.plan)
         else:
             self.plan = _grown(old, given)
-            self.variants = variants(self.plan, known)
+            self.variants = _more(old, self.plan, known)
         if old is not None:
             _check_growth(self.path, old, self.plan, known, self.variants)
         self.members = tuple(self._members())
@@ -159,6 +159,12 @@ class Study:
         heaviest = max(_processes(recipe) for recipe in self.variants.values())
         return max((os.cpu_count() or 1) // heaviest, 1) if heaviest else 1
 
+    def validations(self) -> int | None:
+        """Points of each curve, where the budget is in steps."""
+        recipe = self.variants[self.reference]
+        steps, every = recipe.budget.steps, recipe.validation.every
+        return None if steps is None else 1 + -(-steps // every)
+
     def commands(self) -> list[str]:
         """A `scalerl train` line for every member that is not at its end."""
         self.write()
@@ -196,11 +202,15 @@ class Study:
             self.reference,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Members, table and knobs, as `scalerl study --json` prints them."""
-        now = self.progress()
+    def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
+        """Members, table and knobs, as `scalerl study --json` prints them; `end` knows why members
+        failed that have no record."""
+        now, failed = self.progress(), {} if end is None else end.failed
         return {
-            "members": [self._member_dict(member, now[member.name]) for member in self.members],
+            "members": [
+                self._member_dict(member, now[member.name], failed.get(member.name))
+                for member in self.members
+            ],
             "table": [row.to_dict() for row in self.table()],
             "knobs": [],
         }
@@ -213,6 +223,7 @@ class Study:
             "members": [self._about(member) for member in self.members],
             "screening": dict(self.screening(self.members[0])),
             "budget": limits_of(self.members[0].recipe),
+            "validations": self.validations(),
             "jobs": left.jobs,
             "compute": left.to_dict(),
             "hours": left.hours,
@@ -227,13 +238,15 @@ class Study:
             "differs": self.differs(member.variant),
         }
 
-    def _member_dict(self, member: Member, now: MemberProgress) -> dict[str, Any]:
+    def _member_dict(
+        self, member: Member, now: MemberProgress, failed: str | None
+    ) -> dict[str, Any]:
         judged = self.judged(member)
         return {
             **self._about(member),
             "path": str(member.path),
-            "status": self.status(member, now),
-            "why": now.failed,
+            "status": self.status(member, now) if failed is None else "failed",
+            "why": failed or now.failed,
             "step": now.step,
             "pass_rate": now.pass_rate,
             "stability": judged.stability.to_dict(),
@@ -261,17 +274,22 @@ def _judge(member: Member) -> MemberFinding:
 
 def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:
     """The plan that is there, with what is asked for beside it."""
-    if not given:
-        return old
     more = plan_from({"recipe": [], **given}, "study")
     changes = {key: getattr(more, key) for key in given}
     for key in ("sweep", "axis"):
         changes[key] = {**getattr(old, key), **getattr(more, key)}
     changes["recipes"] = tuple(dict.fromkeys((*old.recipes, *more.recipes)))
-    changes["variants"] = ()
-    if set(given) <= {"seeds", "steps", "screen"}:
-        changes["variants"] = old.variants
-    return replace(old, **changes)
+    return replace(old, **{**changes, "variants": more.variants})
+
+
+def _more(old: StudyPlan, new: StudyPlan, known: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """The variants that are there, and those that only the grown plan makes: of variants that were
+    left out when the study began, none comes back by itself."""
+    found = variants(new, known)
+    if new.variants:
+        return found
+    before = variants(replace(old, variants=()), known)
+    return {n: r for n, r in found.items() if n in known or n not in before}
 
 
 def _check_growth(
