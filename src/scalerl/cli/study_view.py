@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from scalerl.cli.pace import face
 from scalerl.report.terminal import wrap
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 NAME = 28
 #: Seconds between two lines of progress in a log.
 EVERY = 30.0
+#: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
+HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "")
 #: Validations from which a forecast at half the compute can be checked.
 ENOUGH = 12
 #: Verdict → what is said of a variant that won against the reference, and of one that lost.
@@ -30,13 +33,25 @@ WORDS = {"higher-ceiling": ("higher", "lower"), "faster": ("faster", "slower")}
 
 
 def make_view(plain: bool, to_stderr: bool) -> PlainStudyView:
-    return PlainStudyView(sys.stderr if to_stderr else sys.stdout)
+    """The live panel where there is a terminal that can show it, else lines."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    dumb = os.environ.get("TERM") == "dumb" or encoding != "utf8"
+    if plain or dumb or stream is None or not stream.isatty():
+        return PlainStudyView(stream)
+    try:
+        from rich.console import Console
+
+        from scalerl.cli.study_live import LiveStudyView
+    except ModuleNotFoundError:
+        return PlainStudyView(stream)
+    return LiveStudyView(Console(file=stream))
 
 
 class PlainStudyView(StudyListener):
     """Lines for a log."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
         self._said = 0.0
 
@@ -52,19 +67,19 @@ class PlainStudyView(StudyListener):
         self.stream.flush()
 
     def begin(self, study: Study, jobs: int) -> None:
-        self.say(f"study {study.path}: {_size(study)}, {jobs} at once")
+        self.say(f"study {study.path}: {size_text(study)}, {jobs} at once")
 
     def say(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
 
     def progress(self, told: StudyProgress) -> None:
         now = time.monotonic()
-        if told.share >= 1 or now - self._said >= EVERY:
+        if not told.running or now - self._said >= EVERY:
             self._said = now
             self.say(progress_line(told))
 
 
-def _size(study: Study) -> str:
+def size_text(study: Study) -> str:
     seeds = study.plan.seeds
     many = f"{len(study.variants)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
     return f"{many} = {len(study.members)} runs"
@@ -92,11 +107,10 @@ def closing(study: Study, end: StudyEnd) -> str:
 
 def table_text(rows: Sequence[Row]) -> str:
     """One row a variant; below it, what became unstable, when and by what rule."""
-    head = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "")
-    body = [_cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    body = [cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in (HEAD, *body)) for i in range(len(HEAD))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in (head, *body)]  # fmt: skip
+             for line in (HEAD, *body)]  # fmt: skip
     lines.insert(1, "-" * max(map(len, lines)))
     for row in rows:
         for seed, found in row.stability.items():
@@ -105,7 +119,7 @@ def table_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
     a, interval = row.estimates["A"], row.intervals["A"]
     ceiling = "-"
     if a is not None and interval is not None:
@@ -143,7 +157,8 @@ def plan_text(study: Study, jobs: int | None) -> str:
     limits = ", ".join(f"{v:g} {k}" for k, v in plan["budget"].items())
     screen = ", ".join(f"{v:g} {k}" for k, v in plan["screening"].items())
     lines = [
-        f"{_size(study)}; each {limits}" + ("" if screen == limits else f", screened at {screen}")
+        f"{size_text(study)}; each {limits}"
+        + ("" if screen == limits else f", screened at {screen}")
     ]
     width = min(max(map(len, study.variants)), NAME)
     for name in study.variants:
