@@ -9,7 +9,7 @@ import pytest
 
 from scalerl import InputError, Recipe, Study
 from scalerl.cli import main
-from scalerl.runs.lines import EventLine
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.store import RunStore
 from scalerl.study.plan import StudyPlan, plan_from, read_plan, variants
 
@@ -261,22 +261,25 @@ def test_a_run_of_another_recipe_in_a_members_place_is_refused(tmp_path, capsys)
 
 
 def test_hours_come_from_runs_beside_the_study(tmp_path, capsys):
-    from scalerl.runs.lines import StepLine
-
     recipe = Recipe.load("scalerl", "tiny")
     store = RunStore(tmp_path / "earlier")
     store.write_recipe(recipe.to_toml())
     line = StepLine.from_dict(
         {"step": 10, "compute": {"samples": 5120, "minutes": 1.0, "device_hours": 0.03,
-                                 "generated_tokens": 300_000, "flops": 1e12}}
+                                 "generated_tokens": 300_000, "flops": 1e12},
+         "ledger": {"device_seconds": 90.0, "validation_seconds": 30.0}}
     )  # fmt: skip
-    assert line is not None
     store.append(line)
+    store.append(EvalLine.from_dict({"step": 0}))
     out = str(tmp_path / "s")
     found = planned(out, "scalerl", "tiny", "--seeds", "2", "--jobs", "2", capsys=capsys)
-    assert found["hours"] == pytest.approx(2 * 300 / 10 / 60 / 2)
+    # Three quarters of the minute trained 10 steps, the rest was one validation; 30 are to come.
+    assert found["hours"] == pytest.approx(2 * (300 / 10 * 0.75 + 30 * 0.25) / 60 / 2)
     assert found["compute"]["flops"] == pytest.approx(2 * 30 * 1e12)
     assert found["compute"]["rate"] == "earlier"
+    rarer = planned(out, "scalerl", "tiny", "validation.every=30", "--seeds", "2", "--jobs", "2",
+                    capsys=capsys)  # fmt: skip
+    assert rarer["hours"] == pytest.approx(2 * (300 / 10 * 0.75 + 10 * 0.25) / 60 / 2)
     other = planned(out, "scalerl", "tiny", "length.answer_tokens=7", capsys=capsys)
     assert other["hours"] is None, "a run of other lengths tells nothing"
     assert main(["study", out, "scalerl", "tiny", "--dry-run"]) == 0

@@ -139,13 +139,6 @@ def same_as(calm, folder, found):
     assert [m["name"] for m in found["members"]] == [m["name"] for m in expected["members"]]
 
 
-def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
-    folder = tmp_path / "killed"
-    found, done = struck(folder, random.Random(5), strikes=3)
-    assert done
-    same_as(calm, folder, found)
-
-
 @pytest.mark.weather
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_kills_at_random_moments_change_nothing(calm, tmp_path, seed):
@@ -155,30 +148,39 @@ def test_ten_kills_at_random_moments_change_nothing(calm, tmp_path, seed):
     same_as(calm, folder, found)
 
 
-def test_members_end_soon_after_a_killed_study_and_lose_nothing(calm, tmp_path):
-    folder = tmp_path / "orphans"
-    study = start(folder, *ASKED)
-    member = Study(calm[0]).members[0]
-    record = folder / "runs" / member.name / "steps.jsonl"
-    deadline = time.monotonic() + LIMIT
-    while not record.exists() and time.monotonic() < deadline:
+def until_begun(study, folder, rng):
+    """A random moment after the first step of a member."""
+    while not list(folder.glob("runs/*/steps.jsonl")):
+        assert study.poll() is None
         time.sleep(0.05)
+    time.sleep(rng.uniform(0.0, 2.0))
+
+
+def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
+    folder, rng = tmp_path / "killed", random.Random(5)
+    study = start(folder, *ASKED)
+    until_begun(study, folder, rng)
     os.kill(study.pid, signal.SIGKILL)
-    study.wait()
+    study.communicate()
     deadline = time.monotonic() + 60
     while alive(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(folder), "no member outlives its study for long"
-    said, _ = ended(start(folder, "--json", "--jobs", "2"))
+    study = start(folder, "--json", "--jobs", "2")
+    until_begun(study, folder, rng)
+    deadline = time.monotonic() + LIMIT
+    while not (victims := alive(folder, but=study.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(victims[0], signal.SIGKILL)
+    said, errors = ended(study)
+    assert "killed (signal 9)" in errors and "starting again" in errors
     same_as(calm, folder, json.loads(said))
 
 
 def test_ctrl_c_ends_with_checkpoints_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "s"
     study = start(folder, *ASKED, "--plain")
-    while not list(folder.glob("runs/*/steps.jsonl")):
-        assert study.poll() is None
-        time.sleep(0.05)
+    until_begun(study, folder, random.Random(1))
     os.kill(study.pid, signal.SIGINT)
     said, _ = ended(study, 128 + signal.SIGINT)
     assert said.splitlines()[-1] == f"to go on: scalerl study {folder}"

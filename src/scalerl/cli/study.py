@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
@@ -129,8 +131,8 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
         "forward": args.forward or None,
         "recipes": _names(args.recipes),
         "variants": _names(args.variants),
-        "sweep": dict(map(parse_sweep, args.sweep)) or None,
-        "axis": dict(map(parse_axis, args.axis)) or None,
+        "sweep": _joined(map(parse_sweep, args.sweep)) or None,
+        "axis": _joined(map(parse_axis, args.axis)) or None,
         "learning_rate": args.batch_lr,
         "seeds": args.seeds,
         "steps": args.steps,
@@ -143,10 +145,16 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
     rest = [word for word in recipe if word not in files]
     if len(files) > 1 or any("=" not in word for word in rest):
         raise InputError(f"{files[0]} is a study file: name nothing beside it but KEY=VALUE")
-    from pathlib import Path
-
     asked = read_plan(Path(files[0])).given()
     return Study(directory, [*asked.pop("recipe"), *rest], **(asked | given))
+
+
+def _joined(pairs: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:
+    """One entry a key, also where an option was given twice for it."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, values in pairs:
+        found[key] = (*found.get(key, ()), *values)
+    return found
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -52,7 +52,7 @@ class LiveStudyView(PlainStudyView):
             live.stop()
 
     def begin(self, study: Study, jobs: int) -> None:
-        self._title = f"{study.path} · {size_text(study)} · {jobs} at once"
+        self._title = f"{study.path.name} · {size_text(study)} · {jobs} at once"
         self._live = Live(
             console=self.console, get_renderable=self.panel, refresh_per_second=REFRESH,
             transient=True,

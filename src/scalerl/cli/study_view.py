@@ -115,7 +115,7 @@ def table_text(rows: Sequence[Row]) -> str:
     for row in rows:
         for seed, found in row.stability.items():
             if found.rule is not None:
-                lines.append(wrap(f"{row.variant}-s{seed} {found}", "  "))
+                lines.append(wrap(f"{row.variant}-s{seed} {found}", "  ", ""))
     return "\n".join(lines)
 
 

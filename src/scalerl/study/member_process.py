@@ -15,7 +15,7 @@ import threading
 import time
 
 #: A member that has not ended so long after its study is killed: seconds.
-GRACE = 120.0
+GRACE = 300.0
 
 
 def _end_with_the_study() -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
-from scalerl.runs.lines import StepLine
+from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.store import RunStore
 from scalerl.study.members import Member, MemberProgress
 
@@ -27,12 +28,13 @@ MAX_NEARBY = 200
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a rollout takes, validation included."""
+    """What a rollout takes in training, and an answer in validation."""
 
     minutes: float
     device_hours: float
     tokens: float
     flops: float
+    answer_minutes: float
     #: Which runs it is from.
     source: str
 
@@ -62,35 +64,41 @@ class Expected:
         }
 
 
-def rate_of(path: Path, name: str) -> Rate | None:
-    """From a run's last step."""
-    last = RunStore(path, resume=True).last(StepLine) if path.is_dir() else None
-    if last is None or last.step < MIN_STEPS or not last.compute.samples:
+def rate_of(path: Path, recipe: Recipe, name: str) -> Rate | None:
+    """From a run's last step: the clock of training and of validation go by their device-time."""
+    store = RunStore(path, resume=True) if path.is_dir() else None
+    last = None if store is None else store.last(StepLine)
+    if store is None or last is None or last.step < MIN_STEPS or not last.compute.samples:
         return None
-    c = last.compute
+    c, ledger = last.compute, last.ledger
+    whole = ledger.device_seconds + ledger.validation_seconds
+    validating = ledger.validation_seconds / whole if whole > 0 else 0.0
+    asked = answers(recipe) * max(sum(e.step < last.step for e in store.read(EvalLine)), 1)
     return Rate(
-        c.minutes / c.samples,
+        c.minutes * (1 - validating) / c.samples,
         c.device_hours / c.samples,
         c.generated_tokens / c.samples,
         c.flops / c.samples,
+        c.minutes * validating / asked,
         name,
     )
 
 
+def answers(recipe: Recipe) -> int:
+    """Answers of one validation, at all its temperatures; downstream sets left out."""
+    v = recipe.validation
+    return v.prompts * (v.k + sum(v.k if heat else 1 for heat in v.also_temperatures))
+
+
 def _mean(rates: Sequence[Rate], source: str) -> Rate:
-    n = len(rates)
-    return Rate(
-        sum(r.minutes for r in rates) / n,
-        sum(r.device_hours for r in rates) / n,
-        sum(r.tokens for r in rates) / n,
-        sum(r.flops for r in rates) / n,
-        source,
-    )
+    numbers = [name for name in Rate.__slots__ if name != "source"]
+    means = {name: fmean(float(getattr(rate, name)) for rate in rates) for name in numbers}
+    return Rate(**means, source=source)
 
 
 def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
     """The rate of every member for which there is one."""
-    own = {m.name: rate for m in members if (rate := rate_of(m.path, m.name)) is not None}
+    own = {m.name: rate for m in members if (rate := rate_of(m.path, m.recipe, m.name)) is not None}
     variants: dict[str, list[Rate]] = {}
     for m in members:
         if m.name in own:
@@ -113,7 +121,7 @@ def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
 
 
 def _alike(a: Recipe, b: Recipe) -> bool:
-    """Whether a rollout takes both alike: the same model, lengths, devices and validations."""
+    """Whether a rollout takes both alike: the same model, lengths, precision and devices."""
     same = ("model", "length", "placement", "precision")
     return all(getattr(a, section) == getattr(b, section) for section in same)
 
@@ -124,13 +132,13 @@ def _nearby(beside: Path) -> Iterable[tuple[Recipe, Rate]]:
     patterns = ("*/steps.jsonl", "*/runs/*/steps.jsonl")
     paths = [path.parent for pattern in patterns for path in sorted(parent.glob(pattern))]
     for path in paths[:MAX_NEARBY]:
-        rate = rate_of(path, str(path.relative_to(parent)))
-        if rate is None:
-            continue
         try:
-            yield Recipe.load(path / "recipe.toml"), rate
+            recipe = Recipe.load(path / "recipe.toml")
         except InputError:
             continue
+        rate = rate_of(path, recipe, str(path.relative_to(parent)))
+        if rate is not None:
+            yield recipe, rate
 
 
 def expected(
@@ -157,11 +165,16 @@ def expected(
     def total(field: str) -> float:
         return sum(float(getattr(r, field)) * n for r, n in zip(taken, samples, strict=True))
 
+    validating = sum(
+        rate.answer_minutes * answers(m.recipe) * steps_left / m.recipe.validation.every
+        for rate, (m, _), steps_left in zip(taken, left, steps, strict=True)
+        if steps_left is not None
+    )
+    hours = (total("minutes") + validating) / 60 / max(min(jobs, len(left)), 1)
     source = ", ".join(dict.fromkeys(rate.source for rate in taken)) or "all are done"
     return Expected(
         sum(s for s in steps if s is not None), sum(samples), total("device_hours"),
-        total("tokens"), total("flops"), total("minutes") / 60 / max(min(jobs, len(left)), 1),
-        jobs, source,
+        total("tokens"), total("flops"), hours, jobs, source,
     )  # fmt: skip
 
 

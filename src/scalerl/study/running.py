@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the processes, and between two at the records.
 PAUSE, LOOK = 0.2, 2.0
 #: Seconds that members have for their last checkpoint when the study is asked to end.
-GRACE = 120.0
+GRACE = 300.0
 #: Starts of a killed member that get it no further, after which it is left alone.
 MAX_STARTS = 3
 PROGRAM = (sys.executable, "-m", "scalerl.study.member_process")
@@ -145,9 +145,10 @@ class Runner:
         """Start what there is room for; whether anything is still to be waited for."""
         now = {m.name: look(m) for m in self.study.members}
         busy = {job.member.name for job in self.running}
-        self.elsewhere = {
-            name for name, progress in now.items() if progress.locked and name not in busy
-        }
+        elsewhere = {name for name, p in now.items() if p.locked and name not in busy}
+        for name in sorted(elsewhere - self.elsewhere):
+            self.listener.say(f"{name}: is being written by another process: waiting for it")
+        self.elsewhere = elsewhere
         for member, limits in self.tasks(now):
             if len(self.running) >= self.jobs:
                 return True
@@ -214,8 +215,7 @@ class Runner:
             status = self.study.status(member, now)
             self.listener.say(f"{name}: {status} at step {now.step}, pass rate {rate}")
             return
-        if is_locked(member.path):
-            self.listener.say(f"{name}: is being written by another process: waiting for it")
+        if is_locked(member.path):  # somebody else was first
             return
         if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             self.stopped.add(name)
