@@ -9,7 +9,7 @@ from scalerl.cli.study_view import PlainStudyView, closing, plan_text, table_tex
 from scalerl.study.members import MemberProgress
 from scalerl.study.running import StudyEnd, StudyProgress
 from scalerl.study.stability import Stability
-from scalerl.study.table import Row
+from scalerl.study.table import StudyRow
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def study(tmp_path):
 
 def row(variant, verdict, winner=None, state="stable", a=0.6):
     found = Stability(state, *(("truncation", 70, "14% cut off") if state == "unstable" else ()))
-    return Row(
+    return StudyRow(
         variant, 2, {"A": a, "B": 1.5, "C_mid": 3e12},
         {"A": (a - 0.02, a + 0.02), "B": (1.0, 2.0), "C_mid": (1e12, 4e12)},
         True, verdict, winner, "", {0: Stability("stable"), 1: found}, (1, 2),

@@ -18,7 +18,7 @@ from rich.text import Text
 from scalerl.cli.pace import face
 from scalerl.cli.study_view import HEAD, PlainStudyView, cells, size_text
 from scalerl.study.running import StudyProgress
-from scalerl.study.table import Row, worst
+from scalerl.study.table import StudyRow, worst
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study
@@ -34,7 +34,7 @@ class LiveStudyView(PlainStudyView):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         super().__init__(self.console.file)
-        self._title, self._rows = "", list[Row]()
+        self._title, self._rows = "", list[StudyRow]()
         self._told: tuple[float, StudyProgress] | None = None
         self._past: deque[str] = deque(maxlen=SAID)
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
@@ -69,7 +69,7 @@ class LiveStudyView(PlainStudyView):
         with self._lock:
             self._told = time.monotonic(), told
 
-    def table(self, rows: list[Row]) -> None:
+    def table(self, rows: list[StudyRow]) -> None:
         with self._lock:
             self._rows = rows
 

@@ -15,7 +15,7 @@ from scalerl.report.terminal import wrap
 from scalerl.report.words import compute as amount
 from scalerl.report.words import shorten
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
-from scalerl.study.table import Row, worst
+from scalerl.study.table import StudyRow, worst
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study
@@ -105,7 +105,7 @@ def closing(study: Study, end: StudyEnd) -> str:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def table_text(rows: Sequence[Row]) -> str:
+def table_text(rows: Sequence[StudyRow]) -> str:
     """One row a variant; below it, what became unstable, when and by what rule."""
     body = [cells(row) for row in rows]
     widths = [max(len(line[i]) for line in (HEAD, *body)) for i in range(len(HEAD))]
@@ -119,7 +119,7 @@ def table_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: StudyRow) -> tuple[str, ...]:
     a, interval = row.estimates["A"], row.intervals["A"]
     ceiling = "-"
     if a is not None and interval is not None:
@@ -140,7 +140,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: StudyRow) -> str:
     if row.verdict is None:
         return "-"
     if row.winner is not None:

@@ -35,7 +35,7 @@ from scalerl.study.members import Limits, Member, MemberProgress, limits_of, loo
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study
-    from scalerl.study.table import Row
+    from scalerl.study.table import StudyRow
 
 #: Seconds between two looks at the processes, and between two at the records.
 PAUSE, LOOK = 0.2, 2.0
@@ -58,7 +58,7 @@ class StudyListener:
     def progress(self, told: StudyProgress) -> None:
         """About every two seconds."""
 
-    def table(self, rows: list[Row]) -> None:
+    def table(self, rows: list[StudyRow]) -> None:
         """After every member that has come to the end of a stage."""
 
 
@@ -77,7 +77,12 @@ class StudyProgress:
 
 @dataclass(frozen=True, slots=True)
 class StudyEnd:
-    """How it ended: members that failed, with their last lines, and the signal that ended it."""
+    """How a start of a study ended: members that failed, with their last lines, and the signal that
+    ended it, if one did. What `Study.run` returns.
+
+    >>> StudyEnd({"loo-lp-s0": "no space left on device"}).signal is None
+    True
+    """
 
     failed: dict[str, str] = field(default_factory=dict)
     signal: int | None = None

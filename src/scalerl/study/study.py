@@ -34,7 +34,7 @@ from scalerl.study.members import (
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
 from scalerl.study.rates import Expected, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
-from scalerl.study.table import MemberFinding, Row, rows
+from scalerl.study.table import MemberFinding, StudyRow, rows
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -44,6 +44,10 @@ RECIPES, RUNS, LOGS = "recipes", "runs", "logs"
 
 class Study:
     """A set of recipes × seeds in a directory: the one that is there, or the one that is asked for.
+
+    >>> study = Study("out/my-first", ["scalerl", "tiny"], leave_one_out=True, seeds=3)
+    >>> len(study.members), study.reference, study.differs("loo-plan")
+    (27, 'scalerl+tiny', {'advantage.normalisation': 'prompt'})
 
     path      its directory; alone, the study that is there
     recipe    presets, files and KEY=VALUE, as `train` takes them
@@ -192,7 +196,7 @@ class Study:
             kept = self._judged[member.name] = sizes, _judge(member)
         return kept[1]
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[StudyRow]:
         """One row a variant."""
         begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
         found = {m.name: self.judged(m) for m in begun}

@@ -34,8 +34,14 @@ class MemberFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One variant."""
+class StudyRow:
+    """One variant of a study: what `Study.table` gives.
+
+    >>> from scalerl import Study
+    >>> row = Study("out/my-first", ["scalerl", "tiny"]).table()[0]
+    >>> row.variant, row.seeds, row.verdict
+    ('scalerl+tiny', 0, 'reference')
+    """
 
     variant: str
     #: Seeds that the numbers are from.
@@ -77,7 +83,7 @@ def worst(found: Any) -> str:
     return next((s for s in ("unstable", "undecided", "stable") if s in states), "undecided")
 
 
-def rows(judged: Sequence[MemberFinding], reference: str) -> list[Row]:
+def rows(judged: Sequence[MemberFinding], reference: str) -> list[StudyRow]:
     """A row for every variant, in the order of the members. Unstable members are in no number."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in judged:
@@ -100,7 +106,7 @@ def _pairs(fits: Sequence[Fit], reference: str) -> dict[str, Pair]:
     return {pair.b if pair.a == reference else pair.a: pair for pair in mine}
 
 
-def _row(name: str, group: Sequence[MemberFinding], reference: str, pair: Pair | None) -> Row:
+def _row(name: str, group: Sequence[MemberFinding], reference: str, pair: Pair | None) -> StudyRow:
     fits = [j.fit for j in group if _counts(j) and j.fit is not None]
     estimates: dict[str, float | None] = dict.fromkeys(PARAMETERS)
     intervals: dict[str, tuple[float, float] | None] = dict.fromkeys(PARAMETERS)
@@ -121,7 +127,7 @@ def _row(name: str, group: Sequence[MemberFinding], reference: str, pair: Pair |
     elif fits:
         words = "the reference has no fit to compare with yet"
     checked = [j.half for j in group if j.half is not None]
-    return Row(
+    return StudyRow(
         variant=name,
         seeds=len(fits),
         estimates=estimates,
