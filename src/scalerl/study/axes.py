@@ -55,10 +55,12 @@ def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
         return (Recipe.load("scalerl-scout").model.path,)
     if not tiny and axis == "mixture":
         return ("math+code",)
-    own = "tiny,DIR" if axis == "model" else "running-sums,running-sums+package.module:MyTask"
+    own, how = "running-sums,running-sums+package.module:MyTask", ""
+    if axis == "model":
+        own, how = "tiny,DIR", " (`scalerl warmstart --size 2 128 --out DIR` makes a larger one)"
     raise InputError(
         f"axis {axis}: nothing beside the tiny default comes with scalerl; name what to "
-        f"compare, as in --axis {axis}={own}"
+        f"compare, as in --axis {axis}={own}{how}"
     )
 
 
