@@ -4,6 +4,9 @@ there: nothing is run here."""
 import json
 import math
 import shlex
+import subprocess
+import sys
+import tomllib
 
 import pytest
 
@@ -11,7 +14,7 @@ from scalerl import InputError, Recipe, Study
 from scalerl.cli import main
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.store import RunStore
-from scalerl.study.plan import StudyPlan, plan_from, read_plan, variants
+from scalerl.study.plan import StudyPlan, parse_axis, plan_from, read_plan, variants
 
 LOO = ["loo-plan", "loo-lp", "loo-batch", "loo-8op", "loo-fp32", "loo-savg", "loo-dapo",
        "loo-uniform"]  # fmt: skip
@@ -99,8 +102,6 @@ def test_words_may_follow_options(tmp_path, capsys):
     ],
 )  # fmt: skip
 def test_axes_have_the_papers_values_or_those_of_a_laptop(tmp_path, base, axis, changes):
-    from scalerl.study.plan import parse_axis
-
     words = ["scalerl", *([base] if base else [])]
     study = Study(tmp_path / "s", words, axis=dict([parse_axis(axis)]))
     assert [study.differs(name) for name in list(study.variants)[1:]] == changes
@@ -296,8 +297,6 @@ def test_a_budget_in_device_hours_is_screened_in_device_hours(tmp_path, capsys):
 def test_a_plan_is_read_back_as_it_was_written():
     plan = StudyPlan(("scalerl", "tiny"), sweep={"loss.name": ("dapo", "gspo")}, axis={"batch": ()},
                      learning_rate="sqrt", seeds=3, screen=0.5)  # fmt: skip
-    import tomllib
-
     assert plan_from(tomllib.loads(plan.to_toml()), "test") == plan
     assert list(variants(plan)) == ["scalerl+tiny", "name-dapo", "name-gspo", "batch-256",
                                     "batch-1024"]  # fmt: skip
@@ -306,3 +305,16 @@ def test_a_plan_is_read_back_as_it_was_written():
 def test_a_study_without_a_recipe_is_refused_in_python():
     with pytest.raises(InputError, match="holds no study"):
         Study("nowhere")
+
+
+def test_planning_and_reading_a_study_need_no_torch(tmp_path):
+    code = (
+        "import sys\nfrom scalerl import Study\n"
+        f"study = Study({str(tmp_path / 's')!r}, ['scalerl', 'tiny'], leave_one_out=True)\n"
+        "study.write(); study.table(); study.to_dict(); study.plan_dict(); study.commands()\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "False"
