@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl import fit
+from scalerl import compare, fit
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.study.stability import Stability, half_check, judge_lines
@@ -163,3 +163,16 @@ def test_a_table_before_there_is_anything_to_compare():
     empty = MemberFinding("other", 0, Stability("undecided"))
     two = rows([finding("ref", 0, climb()), empty], "ref")
     assert two[1].verdict is None and two[1].words == "nothing to fit yet"
+
+
+def test_a_verdict_of_the_table_is_that_of_all_recipes_compared_together():
+    found = [finding(v, s, climb(a)) for v, a in (("ref", 0.7), ("b", 0.66), ("c", 0.8))
+             for s in (0, 1)]  # fmt: skip
+    together = compare([f.fit for f in found], group_by="recipe")
+    expected = {
+        (p.b if p.a == "ref" else p.a): (p.verdict, p.winner, str(p))
+        for p in together.pairs
+        if "ref" in (p.a, p.b)
+    }
+    table = {r.variant: (r.verdict, r.winner, r.words) for r in rows(found, "ref")[1:]}
+    assert table == expected

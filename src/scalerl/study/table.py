@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.compare import Comparison, Pair, comparable, compare
+from scalerl.curves.compare import Pair, comparable, compare
 from scalerl.curves.result import Fit
+from scalerl.curves.verdict import Arm, seed_spread
 from scalerl.study.stability import HalfCheck, Stability
 
 PARAMETERS = ("A", "B", "C_mid")
@@ -98,12 +99,20 @@ def _counts(each: MemberFinding) -> bool:
 
 
 def _pairs(fits: Sequence[Fit], reference: str) -> dict[str, Pair]:
-    """The pair of each variant with the reference."""
-    if len({f.run.group for f in fits}) < 2 or not comparable(fits):
+    """The pair of each variant with the reference. (`compare` of all at once would spend most of its
+    time on pairs of variants.) What seeds alone do is learned from all of them together."""
+    groups: dict[str, list[Fit]] = {}
+    for each in fits:
+        groups.setdefault(each.run.group or each.name, []).append(each)
+    mine = groups.pop(reference, [])
+    if not mine or not groups or not comparable(fits):
         return {}
-    found: Comparison = compare(fits, group_by="recipe")
-    mine = [pair for pair in found.pairs if reference in (pair.a, pair.b)]
-    return {pair.b if pair.a == reference else pair.a: pair for pair in mine}
+    spread = seed_spread([Arm(n, tuple(fs)) for n, fs in ({reference: mine} | groups).items()])
+    found = {
+        name: compare(mine, others, group_by="recipe", seed_sd=spread)
+        for name, others in groups.items()
+    }
+    return {name: comparison.pairs[0] for name, comparison in found.items()}
 
 
 def _row(name: str, group: Sequence[MemberFinding], reference: str, pair: Pair | None) -> StudyRow:
