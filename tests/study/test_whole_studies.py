@@ -111,8 +111,8 @@ def test_a_finished_study_does_nothing_twice(calm):
 
 
 def struck(folder, rng, strikes):
-    """Run a study to its end through kills of the study and of its members, each at a random moment;
-    what it says at its end, and how many kills there were."""
+    """Run a study to its end through kills of it and of its members, each at a random moment: what
+    it says at its end, and how many kills there were."""
     done = 0
     while True:
         study = start(folder, *ASKED, "--json")

@@ -99,8 +99,8 @@ def _counts(each: MemberFinding) -> bool:
 
 
 def _pairs(fits: Sequence[Fit], reference: str) -> dict[str, Pair]:
-    """The pair of each variant with the reference. (`compare` of all at once would spend most of its
-    time on pairs of variants.) What seeds alone do is learned from all of them together."""
+    """The pair of each variant with the reference. (`compare` of all at once would spend most time
+    on pairs of variants.) What seeds alone do is learned from all of them together."""
     groups: dict[str, list[Fit]] = {}
     for each in fits:
         groups.setdefault(each.run.group or each.name, []).append(each)
