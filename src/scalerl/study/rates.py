@@ -22,6 +22,8 @@ from scalerl.study.members import Member, MemberProgress
 
 #: Steps that a record must have before it tells a rate: the first ones wait for the start.
 MIN_STEPS = 3
+#: Where a rate is from, if from the study itself.
+OWN = "members of this study"
 #: Runs beside the study that are looked at.
 MAX_NEARBY = 200
 
@@ -98,19 +100,19 @@ def _mean(rates: Sequence[Rate], source: str) -> Rate:
 
 def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
     """The rate of every member for which there is one."""
-    own = {m.name: rate for m in members if (rate := rate_of(m.path, m.recipe, m.name)) is not None}
+    own = {m.name: rate for m in members if (rate := rate_of(m.path, m.recipe, OWN)) is not None}
     variants: dict[str, list[Rate]] = {}
     for m in members:
         if m.name in own:
             variants.setdefault(m.variant, []).append(own[m.name])
-    anyone = _mean(list(own.values()), "members of this study") if own else None
+    anyone = _mean(list(own.values()), OWN) if own else None
     found: dict[str, Rate] = {}
     nearby = list(_nearby(beside)) if anyone is None else []
     for m in members:
         if m.name in own:
             found[m.name] = own[m.name]
         elif m.variant in variants:
-            found[m.name] = _mean(variants[m.variant], "members of this study")
+            found[m.name] = _mean(variants[m.variant], OWN)
         elif anyone is not None:
             found[m.name] = anyone
         else:
