@@ -37,14 +37,15 @@ def study(tmp_path):
     return study
 
 
-def record(member, steps, budget, end=None, truncated=0.01):
-    """A run as `scalerl train` leaves it."""
+def record(member, steps, budget, end=None, truncated=0.0):
+    """A run as `scalerl train` leaves it; `truncated` is what each step adds to the share."""
     store = RunStore(member.path)
     recipe = member.recipe.replace({"budget.steps": budget})
     store.write_recipe(recipe.to_toml())
     store.write_used(recipe.to_dict())
     for step in range(1, steps + 1):
-        line = {"step": step, "loss": 0.1, "grad_norm": 0.5, "ess": 1.0, "truncated": truncated,
+        line = {"step": step, "loss": 0.1, "grad_norm": 0.5, "ess": 1.0,
+                "truncated": truncated * step,
                 "compute": {"steps": step, "samples": 512 * step, "flops": 1e9 * step}}  # fmt: skip
         store.append(StepLine.from_dict(line))
         if step % 2 == 0:
@@ -74,7 +75,7 @@ def test_every_member_is_screened_before_any_is_extended_seed_by_seed(study):
 
 def test_an_unstable_member_is_not_extended_and_says_why(study):
     record(study.members[0], 20, 20, "budget of 20 steps")
-    record(study.members[1], 20, 20, "budget of 20 steps", truncated=0.3)
+    record(study.members[1], 20, 20, "budget of 20 steps", truncated=0.02)
     left = dict(tasks(study))
     assert left["scalerl+tiny-s0"] == {"steps": 80} and "scalerl+tiny-s1" not in left
     found = study.to_dict()["members"][1]

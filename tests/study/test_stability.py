@@ -71,14 +71,21 @@ def test_what_passes_is_not_unstable(columns):
     assert judge_lines(steps(**columns), evals()).state == "stable"
 
 
-def test_truncation_that_is_falling_but_still_high_is_undecided():
-    found = judge_lines(steps(truncated=lambda s: 0.5 - 0.003 * s), evals())
+@pytest.mark.parametrize("share", [lambda s: 0.5 - 0.003 * s, lambda s: 0.2])
+def test_truncation_that_was_high_from_the_beginning_and_did_not_rise_is_undecided(share):
+    found = judge_lines(steps(truncated=share), evals())
     assert found.state == "undecided" and found.rule == "truncation"
 
 
+def test_truncation_that_was_high_and_rises_is_unstable():
+    found = judge_lines(steps(truncated=lambda s: 0.15 + 0.002 * s), evals())
+    assert (found.state, found.rule) == ("unstable", "truncation")
+
+
 def test_the_limit_of_truncation_is_the_recipes():
-    lines = steps(truncated=lambda s: 0.07)
-    assert judge_lines(lines, evals(), critical=0.05).rule == "truncation"
+    lines = steps(truncated=lambda s: 0.07 if s > 50 else 0.01)
+    assert judge_lines(lines, evals(), critical=0.05).state == "unstable"
+    assert judge_lines(lines, evals()).state == "stable"
 
 
 def test_a_collapse_is_told_from_a_dip():

@@ -162,10 +162,6 @@ def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
     until_begun(study, folder, rng)
     os.kill(study.pid, signal.SIGKILL)
     study.communicate()
-    deadline = time.monotonic() + 60
-    while alive(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(folder), "no member outlives its study for long"
     study = start(folder, "--json", "--jobs", "2")
     until_begun(study, folder, rng)
     deadline = time.monotonic() + LIMIT
@@ -175,6 +171,25 @@ def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
     said, errors = ended(study)
     assert "killed (signal 9)" in errors and "starting again" in errors
     same_as(calm, folder, json.loads(said))
+
+
+def test_a_member_ends_soon_after_its_killed_study_and_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "s"
+    # (A deterministic run goes back to its last checkpoint: it saves none when it is stopped.)
+    words = [*SMALL, "placement.deterministic=false", "checkpoint.every=100000",
+             "task.options.prompts=100000"]  # fmt: skip
+    study = start(folder, "scalerl", "tiny", *words, "--steps", "100000", "--screen", "1")
+    until_begun(study, folder, random.Random(2))
+    os.kill(study.pid, signal.SIGKILL)
+    study.communicate()
+    deadline = time.monotonic() + 60
+    while alive(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(folder)
+    (member,) = Study(folder).members
+    assert lines(member.path / "events.jsonl")[-1]["reason"] == "interrupted"
+    steps = len(lines(member.path / "steps.jsonl"))
+    assert (member.path / "checkpoints" / f"step_{steps}").is_dir(), "nothing is lost"
 
 
 def test_ctrl_c_ends_with_checkpoints_and_says_how_to_go_on(tmp_path):

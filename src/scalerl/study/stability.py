@@ -5,8 +5,9 @@ A run is unstable by the rule
   WINDOW steps in a row;
 - gradient: the median norm of WINDOW steps is above 50 times that of the first START steps;
 - ratio: the mean effective sample size of the ratios, over WINDOW steps, is below 0.5;
-- truncation: from some step to its end, the share of rollouts that are cut off (its mean over a
-  SHARE of the run) stays above `length.truncation_critical`, 0.10, and is not on its way down;
+- truncation: the share of rollouts that are cut off (its mean over a SHARE of the run) rose above
+  `length.truncation_critical`, 0.10, and stays there to the end; or was above it from the beginning
+  and has risen by RISE since;
 - collapse: from some validation to its end, the pass rate stays below its best by 0.1 and by 4
   standard errors;
 - hold-out: the mean of the validations in the second half of its compute is further below what the
@@ -14,7 +15,8 @@ A run is unstable by the rule
   interval (3.3 standard deviations, were it normal), and by more than MARGIN.
 
 It is undecided while it is too short for the rules (fewer than START steps or MIN_EVALS
-validations), and where truncation is above its limit, but falling. Else it is stable.
+validations), and where truncation is above its limit, but was so from the beginning and has not
+risen: that may be the task's own, or on its way down. Else it is stable.
 
 What recovers is not unstable: the rules look at how the record ends. An unstable run is not fitted:
 a law of a healthy climb says nothing about it.
@@ -42,6 +44,8 @@ State = Literal["stable", "unstable", "undecided"]
 MIN_EVALS = 5
 #: Truncation is averaged over this share of the steps so far.
 SHARE = 0.1
+#: Growth of a truncation that was too high from the beginning.
+RISE = 1.25
 #: Points that a forecast at half the compute needs, and points that it is checked on.
 MIN_FITTED, MIN_HELD = 6, 3
 #: Fall below the forecast that matters: the paper's margin on a ceiling.
@@ -174,7 +178,7 @@ def _first(
 
 
 def _truncation(steps: Sequence[StepLine], critical: float) -> Stability | None:
-    """Above the limit from some step to the end: unstable, or undecided where it is falling."""
+    """Above the limit from some step to the end: unstable where it rose to that."""
     cut = [0.0 if math.isnan(line.truncated) else line.truncated for line in steps]
     width = max(WINDOW, round(SHARE * len(cut)))
     if len(cut) < 2 * width:
@@ -184,8 +188,8 @@ def _truncation(steps: Sequence[StepLine], critical: float) -> Stability | None:
         return None
     since = next((i for i in range(len(means) - 1, -1, -1) if means[i] <= critical), -1) + 1
     step, now = steps[since + width - 1].step, means[-1]
-    if since == 0 and now < 0.8 * means[0]:
-        why = f"{now:.0%} of rollouts are cut off, from {means[0]:.0%} and falling"
+    if since == 0 and now < RISE * means[0]:
+        why = f"{now:.0%} of rollouts are cut off, and {means[0]:.0%} were at the beginning"
         return Stability("undecided", "truncation", step, why)
     return Stability("unstable", "truncation", step, f"{now:.0%} of rollouts are cut off")
 
