@@ -162,6 +162,9 @@ def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
     until_begun(study, folder, rng)
     os.kill(study.pid, signal.SIGKILL)
     study.communicate()
+    deadline = time.monotonic() + 60
+    while alive(folder) and time.monotonic() < deadline:  # or an orphan would be struck below
+        time.sleep(0.1)
     study = start(folder, "--json", "--jobs", "2")
     until_begun(study, folder, rng)
     deadline = time.monotonic() + LIMIT
