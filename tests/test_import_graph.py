@@ -61,7 +61,9 @@ ALLOWED = {
         "errors",
     },
     "callbacks": {"curves", "runs", "errors"},
+    "study": {"pipeline", "curves", "recipe", "runs", "streams", "errors"},
     "cli": {
+        "study",
         "training",
         "pipeline",
         "algorithm",

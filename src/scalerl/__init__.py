@@ -33,6 +33,9 @@ _HOME = {
     "Recommendation": "scalerl.curves.forecast",
     "Run": "scalerl.runs.record",
     "RunEnd": "scalerl.training",
+    "Study": "scalerl.study.study",
+    "StudyEnd": "scalerl.study.running",
+    "StudyRow": "scalerl.study.table",
     "Target": "scalerl.curves.forecast",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
@@ -72,6 +75,9 @@ if TYPE_CHECKING:
     from scalerl.runs import load_runs as load_runs
     from scalerl.runs.listener import Listener as Listener
     from scalerl.runs.record import Run as Run
+    from scalerl.study.running import StudyEnd as StudyEnd
+    from scalerl.study.study import Study as Study
+    from scalerl.study.table import StudyRow as StudyRow
     from scalerl.training import RunEnd as RunEnd
     from scalerl.training import train as train
 

@@ -158,6 +158,18 @@ def test_teachers_make_different_models_of_one_seed():
     assert first_losses("noisy") != first_losses("forgetful")
 
 
+def test_models_of_other_sizes_are_made_for_studies_of_the_size(tmp_path, capsys):
+    words = ["warmstart", "--steps", "1", "0", "--rollouts", "2"]
+    assert main([*words, "--size", "1", "32", "--out", str(tmp_path / "small"), "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["hidden_size"]) == (1, 32)
+    assert config["num_attention_heads"] == 1 and config["intermediate_size"] == 128
+    assert "--size 1 32" in card["command"]
+    assert main([*words, "--size", "1", "33", "--out", str(tmp_path / "odd")]) == 2
+    assert "a multiple of 32" in capsys.readouterr().err
+
+
 def test_a_directory_with_other_files_is_not_written_to(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("…")
     assert main(["warmstart", "--out", str(tmp_path), "--steps", "1", "0"]) == 2

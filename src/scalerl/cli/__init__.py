@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
         forecast,
         recipe,
         report,
+        study,
         train,
         warmstart,
     )
@@ -34,17 +35,23 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (fit, forecast, compare, backtest, report, recipe, train, doctor, warmstart):
+    for module in (
+        *(fit, forecast, compare, backtest, report),
+        *(recipe, train, study, doctor, warmstart),
+    ):
         module.add(commands)
     return top
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, and KEY=VALUE may also follow the options of `train`."""
+    """As argparse does, and KEY=VALUE may also follow the options of `train`, any word those of
+    `study`."""
     top = parser()
     args, rest = top.parse_known_args(argv)
     if rest and args.command == "train" and all("=" in r and r[0] != "-" for r in rest):
         args.recipe += rest
+    elif rest and args.command == "study" and all(r[0] != "-" for r in rest):
+        args.words += rest
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     return args

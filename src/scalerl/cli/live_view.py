@@ -1,4 +1,4 @@
-"""The live panel of `scalerl train`. The only module that imports rich."""
+"""The live panel of `scalerl train`. (Only this and that of `scalerl study` import rich.)"""
 
 from __future__ import annotations
 

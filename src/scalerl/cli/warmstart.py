@@ -37,6 +37,14 @@ def add(commands: Any) -> None:
         help="optimiser steps on lessons mostly without slips, then with them (700 250)",
     )
     command.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        default=(2, 64),
+        metavar="N",
+        help="layers and width, a multiple of 32, for studies of the model's size (2 64)",
+    )
+    command.add_argument(
         "--rollouts", type=int, default=400, help="answers each starting pass rate is from (400)"
     )
     options.add_json(command)
@@ -57,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
     # The matrices are small: a second thread only costs time.
     torch.set_num_threads(1)
-    settings = WarmStart(args.teacher, args.seed, tuple(args.steps))
+    settings = WarmStart.of_size(args.teacher, args.seed, tuple(args.steps), *args.size)
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")

@@ -30,6 +30,8 @@ CARD = "warmstart.json"
 IGNORED = -100
 #: Thinking tokens of the preset `tiny`, smallest and largest.
 BUDGET = (56, 64)
+#: Width of an attention head.
+HEAD = 32
 #: Rows that are padded to one length.
 MICRO_BATCH = 16
 
@@ -63,6 +65,21 @@ class WarmStart:
             )
         if self.teacher not in TEACHERS:
             raise InputError(f"no teacher is named {self.teacher}: give {' or '.join(TEACHERS)}")
+        if self.layers < 1 or self.width < HEAD or self.width % HEAD:
+            raise InputError(
+                f"{self.layers} layers of width {self.width}: give 1 layer or more, and a width "
+                f"that is a multiple of {HEAD}"
+            )
+
+    @staticmethod
+    def of_size(
+        teacher: str, seed: int, steps: tuple[int, int], layers: int, width: int
+    ) -> WarmStart:
+        """A larger or smaller sister of the default: heads as wide, the rest in proportion."""
+        return WarmStart(
+            teacher, seed, steps, layers=layers, width=width, heads=max(width // HEAD, 1),
+            feed_forward=4 * width,
+        )  # fmt: skip
 
     @property
     def command(self) -> str:
@@ -72,7 +89,9 @@ class WarmStart:
         'scalerl warmstart --teacher forgetful --seed 3 --steps 9 1'
         """
         steps = "" if self.steps == WarmStart().steps else " --steps {} {}".format(*self.steps)
-        return f"scalerl warmstart --teacher {self.teacher} --seed {self.seed}{steps}"
+        usual = (self.layers, self.width) == (WarmStart().layers, WarmStart().width)
+        size = "" if usual else f" --size {self.layers} {self.width}"
+        return f"scalerl warmstart --teacher {self.teacher} --seed {self.seed}{steps}{size}"
 
 
 def make_model(settings: WarmStart, tokenizer: Any) -> Any:

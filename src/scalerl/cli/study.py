@@ -1,0 +1,197 @@
+"""scalerl study: many recipes × seeds, run to tell them apart."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli import options
+
+if TYPE_CHECKING:
+    from scalerl.study.study import Study
+
+ABOUT = """\
+Runs a set of recipes × seeds and says what tells them apart. The first variant is the recipe
+itself, with which all others are compared.
+
+  scalerl study DIR RECIPE [OVERLAY…] [KEY=VALUE…] OPTIONS   begins a study, or lets one grow
+  scalerl study DIR study.toml        the same from a study file
+  scalerl study DIR                   goes on with the study that is there
+  scalerl study commands DIR          one `scalerl train` line per member that is not done, to run
+                                      elsewhere; runs are picked up from DIR/runs
+
+Every member is first screened with a share of its budget; those that are not unstable get the rest.
+The runs are the only state: after a kill, the same command goes on where they are."""
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "study",
+        help="run many recipes and tell them apart",
+        description=ABOUT,
+        epilog="Example: scalerl study out/loo scalerl tiny --leave-one-out --seeds 3",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "words",
+        nargs="+",
+        metavar="DIR [RECIPE|FILE|KEY=VALUE]",
+        help="directory of the study, then what `scalerl train` takes, or a study file",
+    )
+    which = command.add_argument_group("variants")
+    which.add_argument(
+        "--leave-one-out", action="store_true", help="the eight variants of the paper's Fig. 15"
+    )
+    which.add_argument(
+        "--forward", action="store_true", help="the paper's single-axis ablations of its baseline"
+    )
+    which.add_argument(
+        "--recipes", metavar="A,B", help="rival recipes, with the same overlays and changes"
+    )
+    which.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="a variant for each value; may be repeated, and keys are then varied one at a time, "
+        "not crossed (values that hold commas: separate them by ;)",
+    )
+    which.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME[=V1,V2]",
+        help="a scaling axis of the paper: model (paths), length (thinking tokens), batch "
+        "(completions a step), generations (per prompt, at the same batch), mixture (tasks, as in "
+        "math+code@0.8/0.2); without values the paper's, or smaller ones for the tiny model",
+    )
+    which.add_argument(
+        "--batch-lr",
+        choices=("kept", "sqrt"),
+        help="learning rate on the batch axis: kept (default), or times the root of the batch's "
+        "growth",
+    )
+    which.add_argument("--variants", metavar="A,B", help="only these of the variants")
+    size = command.add_argument_group("how much")
+    size.add_argument("--seeds", type=int, metavar="N", help="runs of each variant (default 1)")
+    size.add_argument("--steps", type=int, metavar="N", help="optimiser steps of each run")
+    size.add_argument(
+        "--screen",
+        type=options.number,
+        metavar="SHARE",
+        help="share of the budget that runs are screened with (default 0.25); 1: no screening",
+    )
+    size.add_argument(
+        "--jobs",
+        type=int,
+        metavar="J",
+        help="members at once (default: as many as the cores have room for)",
+    )
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="members, what differs between them, compute and hours; nothing is written",
+    )
+    command.add_argument("--plain", action="store_true", help="one line per event, for logs")
+    options.add_json(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.errors import InputError
+
+    words = list(args.words)
+    commands = words[0] == "commands"
+    if commands:
+        words.pop(0)
+    if not words:
+        raise InputError("which study? scalerl study commands DIR")
+    if args.jobs is not None and args.jobs < 1:
+        raise InputError(f"--jobs {args.jobs}: give 1 or more")
+    study = _study(args, words)
+    if commands:
+        return _commands(args, study)
+    if args.dry_run:
+        return _dry_run(args, study)
+    return _run(args, study)
+
+
+def _study(args: argparse.Namespace, words: list[str]) -> Study:
+    """What the words and options ask for."""
+    from scalerl.errors import InputError
+    from scalerl.study.plan import is_study_file, parse_axis, parse_sweep, read_plan
+    from scalerl.study.study import Study
+
+    directory, *recipe = words
+    given: dict[str, Any] = {
+        "leave_one_out": args.leave_one_out or None,
+        "forward": args.forward or None,
+        "recipes": _names(args.recipes),
+        "variants": _names(args.variants),
+        "sweep": _joined(map(parse_sweep, args.sweep)) or None,
+        "axis": _joined(map(parse_axis, args.axis)) or None,
+        "learning_rate": args.batch_lr,
+        "seeds": args.seeds,
+        "steps": args.steps,
+        "screen": args.screen,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    files = [word for word in recipe if is_study_file(word)]
+    if not files:
+        return Study(directory, recipe, **given)
+    rest = [word for word in recipe if word not in files]
+    if len(files) > 1 or any("=" not in word for word in rest):
+        raise InputError(f"{files[0]} is a study file: name nothing beside it but KEY=VALUE")
+    asked = read_plan(Path(files[0])).given()
+    return Study(directory, [*asked.pop("recipe"), *rest], **(asked | given))
+
+
+def _joined(pairs: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:
+    """One entry a key, also where an option was given twice for it."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, values in pairs:
+        found[key] = (*found.get(key, ()), *values)
+    return found
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _commands(args: argparse.Namespace, study: Study) -> int:
+    lines = study.commands()
+    if args.json:
+        options.print_json(lines)
+    else:
+        print("\n".join(lines), end="\n" if lines else "")
+        done = len(study.members) - len(lines)
+        if done:
+            print(f"{done} of {len(study.members)} members are done", file=sys.stderr)
+    return 0
+
+
+def _dry_run(args: argparse.Namespace, study: Study) -> int:
+    from scalerl.cli.study_view import plan_text
+
+    if args.json:
+        options.print_json(study.plan_dict(args.jobs))
+    else:
+        print(plan_text(study, args.jobs))
+    return 0
+
+
+def _run(args: argparse.Namespace, study: Study) -> int:
+    from scalerl.cli.study_view import closing, make_view
+
+    with make_view(plain=args.plain, to_stderr=args.json) as view:
+        end = study.run(args.jobs, view)
+    if args.json:
+        options.print_json(study.to_dict(end))
+    else:
+        print(closing(study, end))
+    if end.signal is not None:
+        return 128 + end.signal
+    return 1 if end.failed else 0

@@ -1,0 +1,120 @@
+"""The live panel of `scalerl study`: how far it is, who runs, and the table so far."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from scalerl.cli.pace import face
+from scalerl.cli.study_view import HEAD, PlainStudyView, cells, size_text
+from scalerl.study.running import StudyProgress
+from scalerl.study.table import StudyRow, worst
+
+if TYPE_CHECKING:
+    from scalerl.study.study import Study
+
+#: Widest panel, said lines that stay in it, and drawings a second.
+WIDTH, SAID, REFRESH = 120, 4, 2
+STYLES = {"unstable": "bold red", "undecided": "dim"}
+
+
+class LiveStudyView(PlainStudyView):
+    """A panel that is redrawn in place until the study ends."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        super().__init__(self.console.file)
+        self._title, self._rows = "", list[StudyRow]()
+        self._told: tuple[float, StudyProgress] | None = None
+        self._past: deque[str] = deque(maxlen=SAID)
+        # The thread that redraws takes rich's lock, then this one: never print while holding it.
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def begin(self, study: Study, jobs: int) -> None:
+        self._title = f"{study.path.name} · {size_text(study)} · {jobs} at once"
+        self._live = Live(
+            console=self.console, get_renderable=self.panel, refresh_per_second=REFRESH,
+            transient=True,
+        )  # fmt: skip
+        self._live.start()
+
+    def say(self, line: str) -> None:
+        with self._lock:
+            self._past.append(line)
+        if "failed" in line:  # what must not scroll out of the panel
+            self.console.print(Text(line, style="red"), soft_wrap=True)
+
+    def progress(self, told: StudyProgress) -> None:
+        with self._lock:
+            self._told = time.monotonic(), told
+
+    def table(self, rows: list[StudyRow]) -> None:
+        with self._lock:
+            self._rows = rows
+
+    def panel(self) -> RenderableType:
+        """What is shown now."""
+        with self._lock:
+            parts: list[RenderableType] = [*self._progress(), self._table()]
+            parts += [_one_line(Text(line, style="dim")) for line in self._past]
+        width = min(WIDTH, self.console.width)
+        title = Text(self._title, style="bold")
+        title.truncate(width - 8, overflow="ellipsis")
+        return Panel(
+            Group(*parts), title=title, title_align="left", width=width, border_style="dim"
+        )
+
+    def _progress(self) -> list[RenderableType]:
+        if self._told is None:
+            return [Text("starting", style="dim")]
+        at, told = self._told
+        since = time.monotonic() - at
+        left = "" if told.left is None else f" · {face(max(told.left - since, 0.0))} left"
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=1.0, completed=told.share, complete_style="cyan")
+        row.add_row(bar, f"{told.share:.0%}  {face(told.elapsed + since)}{left}")
+        lines: list[RenderableType] = [row]
+        for member, now in told.running:
+            steps = member.recipe.budget.steps
+            goal = "" if steps is None else f" of {steps}"
+            rate = "" if now.pass_rate is None else f"   pass rate {now.pass_rate:.3f}"
+            lines.append(_one_line(Text(f"{member.name}   step {now.step}{goal}{rate}")))
+        if told.failed:
+            lines.append(Text(f"{told.failed} failed", style="red"))
+        return lines
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 1), expand=False)
+        for name in HEAD:
+            table.add_column(name, no_wrap=True, header_style="dim")
+        for row in self._rows:
+            table.add_row(*cells(row), style=STYLES.get(worst(row.stability.values()), ""))
+        return table
+
+
+def _one_line(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line

@@ -1,0 +1,183 @@
+"""What `scalerl study` shows: its plan, its progress, its table."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from scalerl.cli.pace import face
+from scalerl.report.terminal import wrap
+from scalerl.report.words import compute as amount
+from scalerl.report.words import shorten
+from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
+from scalerl.study.table import StudyRow, worst
+
+if TYPE_CHECKING:
+    from scalerl.study.study import Study
+
+#: Longest name of a variant that is shown whole.
+NAME = 28
+#: Seconds between two lines of progress in a log.
+EVERY = 30.0
+#: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
+HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "")
+#: Validations from which a forecast at half the compute can be checked.
+ENOUGH = 12
+#: Verdict → what is said of a variant that won against the reference, and of one that lost.
+WORDS = {"higher-ceiling": ("higher", "lower"), "faster": ("faster", "slower")}
+
+
+def make_view(plain: bool, to_stderr: bool) -> PlainStudyView:
+    """The live panel where there is a terminal that can show it, else lines."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    dumb = os.environ.get("TERM") == "dumb" or encoding != "utf8"
+    if plain or dumb or stream is None or not stream.isatty():
+        return PlainStudyView(stream)
+    try:
+        from rich.console import Console
+
+        from scalerl.cli.study_live import LiveStudyView
+    except ModuleNotFoundError:
+        return PlainStudyView(stream)
+    return LiveStudyView(Console(file=stream))
+
+
+class PlainStudyView(StudyListener):
+    """Lines for a log."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stream.flush()
+
+    def begin(self, study: Study, jobs: int) -> None:
+        self.say(f"study {study.path}: {size_text(study)}, {jobs} at once")
+
+    def say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def progress(self, told: StudyProgress) -> None:
+        now = time.monotonic()
+        if not told.running or now - self._said >= EVERY:
+            self._said = now
+            self.say(progress_line(told))
+
+
+def size_text(study: Study) -> str:
+    seeds = study.plan.seeds
+    many = f"{len(study.variants)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"{many} = {len(study.members)} runs"
+
+
+def progress_line(told: StudyProgress) -> str:
+    left = "" if told.left is None else f", {face(told.left)} left"
+    names = ", ".join(f"{m.name} at {p.step}" for m, p in told.running)
+    return f"{told.share:4.0%} in {face(told.elapsed)}{left}" + (f"; {names}" if names else "")
+
+
+def closing(study: Study, end: StudyEnd) -> str:
+    """The table, what failed, and what to type next."""
+    lines = [table_text(study.table())]
+    for name, why in end.failed.items():
+        lines.append(wrap(f"{name}: {why}", "  ", "failed: "))
+    again = shlex.join(["scalerl", "study", str(study.path)])
+    if end.signal is not None or end.failed:
+        lines.append(f"to go on: {again}")
+    return "\n".join(lines)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def table_text(rows: Sequence[StudyRow]) -> str:
+    """One row a variant; below it, what became unstable, when and by what rule."""
+    body = [cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in (HEAD, *body)) for i in range(len(HEAD))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+             for line in (HEAD, *body)]  # fmt: skip
+    lines.insert(1, "-" * max(map(len, lines)))
+    for row in rows:
+        for seed, found in row.stability.items():
+            if found.rule is not None:
+                lines.append(wrap(f"{row.variant}-s{seed} {found}", "  ", ""))
+    return "\n".join(lines)
+
+
+def cells(row: StudyRow) -> tuple[str, ...]:
+    a, interval = row.estimates["A"], row.intervals["A"]
+    ceiling = "-"
+    if a is not None and interval is not None:
+        low, high = interval
+        ceiling = f"{a:.3f} " if row.identified else "open  "
+        ceiling += f"[{low:.3f}, {high:.3f}]"
+    held, checked = row.held
+    state = worst(row.stability.values())
+    return (
+        shorten(row.variant, NAME),
+        str(row.seeds),
+        ceiling,
+        "-" if row.estimates["B"] is None else f"{row.estimates['B']:.2f}",
+        "-" if row.estimates["C_mid"] is None else amount(row.estimates["C_mid"]),
+        f"{held}/{checked}" if checked else "-",
+        _verdict(row),
+        "" if state == "stable" else state,
+    )
+
+
+def _verdict(row: StudyRow) -> str:
+    if row.verdict is None:
+        return "-"
+    if row.winner is not None:
+        return WORDS[row.verdict][row.winner != row.variant]
+    return row.verdict
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def plan_text(study: Study, jobs: int | None) -> str:
+    """What `--dry-run` prints."""
+    plan: dict[str, Any] = study.plan_dict(jobs)
+    limits = ", ".join(f"{v:g} {k}" for k, v in plan["budget"].items())
+    screen = ", ".join(f"{v:g} {k}" for k, v in plan["screening"].items())
+    lines = [
+        f"{size_text(study)}; each {limits}"
+        + ("" if screen == limits else f", screened at {screen}")
+    ]
+    width = min(max(map(len, study.variants)), NAME)
+    for name in study.variants:
+        # What is unset went with the choice that it was a constant of.
+        set_to = {k: v for k, v in study.differs(name).items() if v is not None}
+        text = ", ".join(f"{k}={v}" for k, v in set_to.items()) or "the reference"
+        lines.append(wrap(text, " " * (width + 4), f"  {shorten(name, NAME):<{width}}  "))
+    found = plan["compute"]
+    spent = [f"{amount(found[k])} {word}" for k, word in (
+        ("steps", "steps"), ("rollouts", "rollouts"), ("tokens", "tokens"), ("flops", "FLOPs"),
+        ("device_hours", "device-hours")) if found[k] is not None]  # fmt: skip
+    lines.append(wrap(", ".join(spent), "  ", "to do: "))
+    if plan["hours"] is None:
+        lines.append(wrap(f"{found['rate']}", "  ", "hours: "))
+    else:
+        clock = f"{plan['hours']:.2g}, {plan['jobs']} at once, start-up left out"
+        lines.append(wrap(f"{clock} (rate: {found['rate']})", "  ", "hours: "))
+    points = plan["validations"]
+    if points is not None and points < ENOUGH:
+        few = f"{points} validations in each run; to tell curves apart give {ENOUGH} or more"
+        lines.append(wrap(f"{few} (validation.every)", "  ", "note: "))
+    return "\n".join(lines)

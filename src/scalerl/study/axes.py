@@ -1,0 +1,124 @@
+"""The paper's scaling axes by name: what is changed, and to which values.
+
+Values are of the paper where the model is real, and smaller ones where it is the tiny one that
+comes with scalerl. Two axes have none for the tiny model: other sizes of it, and tasks that it can
+be asked beside its own, have to be named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+
+Changes = dict[str, Any]
+#: Generations per prompt that the paper compares at a fixed total batch.
+GENERATIONS = (8, 16, 24, 32)
+
+
+def axis_changes(
+    base: Recipe, axis: str, values: Sequence[Any], learning_rate: str = "kept"
+) -> Iterator[tuple[str, Changes]]:
+    """Name and changes of every variant on an axis.
+
+    >>> tiny = Recipe.load("scalerl", "tiny")
+    >>> list(axis_changes(tiny, "generations", (8, 32)))
+    [('generations-8', {'batch.generations': 8, 'batch.prompts': 64}),
+     ('generations-32', {'batch.generations': 32, 'batch.prompts': 16})]
+    """
+    for value in values or _defaults(base, axis):
+        changes = AXES[axis](base, value)
+        if axis == "batch" and learning_rate == "sqrt":
+            growth = value / base.batch.completions
+            changes["optimiser.lr"] = base.optimiser.lr * math.sqrt(growth)
+        yield f"{axis}-{value}", changes
+
+
+def is_tiny(recipe: Recipe) -> bool:
+    """Whether it trains a model that comes with scalerl."""
+    return recipe.model.path in ("tiny", "tiny-noisy")
+
+
+def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
+    tiny, completions = is_tiny(base), base.batch.completions
+    if axis == "batch":
+        return (completions // 2, completions * 2) if tiny else (512, 2048)
+    if axis == "generations":
+        return [g for g in GENERATIONS if completions % g == 0]
+    if axis == "length":
+        now = base.length.think_tokens_max or base.length.longest
+        return (now * 3 // 4, now * 5 // 4) if tiny else (32768,)
+    if not tiny and axis == "model":
+        return (Recipe.load("scalerl-scout").model.path,)
+    if not tiny and axis == "mixture":
+        return ("math+code",)
+    own, how = "running-sums,running-sums+package.module:MyTask", ""
+    if axis == "model":
+        own, how = "tiny,DIR", " (`scalerl warmstart --size 2 128 --out DIR` makes a larger one)"
+    raise InputError(
+        f"axis {axis}: nothing beside the tiny default comes with scalerl; name what to "
+        f"compare, as in --axis {axis}={own}{how}"
+    )
+
+
+def _batch(base: Recipe, completions: Any) -> Changes:
+    """Completions per step, with as many generations per prompt as before."""
+    if not isinstance(completions, int) or completions % base.batch.generations:
+        raise InputError(
+            f"axis batch: {completions} completions are no multiple of the "
+            f"{base.batch.generations} generations per prompt"
+        )
+    return {"batch.prompts": completions // base.batch.generations}
+
+
+def _generations(base: Recipe, generations: Any) -> Changes:
+    """Generations per prompt, with as many completions per step as before."""
+    total = base.batch.completions
+    if not isinstance(generations, int) or generations < 2 or total % generations:
+        raise InputError(
+            f"axis generations: {generations} do not divide the {total} completions of a step"
+        )
+    return {"batch.generations": generations, "batch.prompts": total // generations}
+
+
+def _length(base: Recipe, tokens: Any) -> Changes:
+    """Thinking budget: the largest; the smallest stays as far below it. Without interruption, the
+    whole length, and a penalty that ends there."""
+    length = base.length
+    if not isinstance(tokens, int) or tokens < 1:
+        raise InputError(f"axis length: {tokens!r} is no number of tokens")
+    if length.control == "interruption":
+        assert length.think_tokens_min is not None and length.think_tokens_max is not None
+        spread = length.think_tokens_max - length.think_tokens_min
+        lowest = max(tokens - spread, 1)
+        return {"length.think_tokens_max": tokens, "length.think_tokens_min": lowest}
+    changes: Changes = {"length.max_tokens": tokens}
+    if length.control == "penalty":
+        changes["length.penalty_max"] = tokens
+    return changes
+
+
+def _model(base: Recipe, path: Any) -> Changes:
+    return {"model.path": str(path)}
+
+
+def _mixture(base: Recipe, tasks: Any) -> Changes:
+    """`math+code`, or with shares `math+code@0.8/0.2`."""
+    names, _, shares = str(tasks).partition("@")
+    try:
+        weights = [float(share) for share in shares.split("/")] if shares else []
+    except ValueError:
+        raise InputError(f"axis mixture: {tasks!r} is not of the form a+b@0.8/0.2") from None
+    return {"task.name": names, "task.weights": weights}
+
+
+AXES: dict[str, Callable[[Recipe, Any], Changes]] = {
+    "model": _model,
+    "length": _length,
+    "batch": _batch,
+    "generations": _generations,
+    "mixture": _mixture,
+}

@@ -1,0 +1,167 @@
+"""The members of a study: which run each is, how far it has come, and the command that takes it
+further. All of it is read from the run's own directory, so it does not matter who ran it, or where.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe, diff
+from scalerl.runs.budget import budget_use
+from scalerl.runs.compute import Compute
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.lock import is_locked
+from scalerl.runs.store import RunStore
+
+MemberStatus = Literal["waiting", "running", "begun", "failed", "screened", "unstable", "done"]
+#: What each word says, for help and docs.
+STATUS = {
+    "waiting": "not begun",
+    "running": "being written just now",
+    "begun": "stopped or killed on the way; the next start goes on with it",
+    "failed": "ended by an error; the next start tries again",
+    "screened": "has its screening behind it, and the rest of its budget before it",
+    "unstable": "became unstable while it was screened, and is not extended",
+    "done": "at the end of its budget",
+}
+#: Sections in which a run made elsewhere may differ: where it ran, how often it was saved, and how
+#: far it was to go.
+ELSEWHERE = ("placement", "checkpoint", "budget")
+LIMITS = ("steps", "gpu_hours", "minutes")
+#: Of the recipe's limits, those that are set.
+Limits = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run of a study."""
+
+    name: str
+    variant: str
+    seed: int
+    #: The variant's, with this seed and the whole budget.
+    recipe: Recipe
+    #: The variant's recipe as a file, and the directory of the run.
+    file: Path
+    path: Path
+
+    def command(self, limits: Limits, program: tuple[str, ...] = ("scalerl",)) -> list[str]:
+        """`scalerl train` up to these limits: from the beginning, or on from where it is."""
+        changes = [f"budget.{key}={value:g}" for key, value in limits.items()]
+        if (self.path / "recipe.toml").exists():
+            return [*program, "train", "--resume", _word(self.path), *changes]
+        words = [_word(self.file), f"seed={self.seed}", *changes]
+        return [*program, "train", *words, "--out", _word(self.path)]
+
+    def line(self, limits: Limits) -> str:
+        """The command for a shell."""
+        return shlex.join(self.command(limits))
+
+
+def _word(path: Path) -> str:
+    """A name that begins with a dash would be read as an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:
+    """The limits of a recipe's budget, or a share of them: its steps, where it counts them, else
+    what it has. A share of steps goes up to the next validation, so that the point at its end is
+    one that the whole run has as well.
+
+    >>> tiny = Recipe.load("scalerl", "tiny")
+    >>> limits_of(tiny), limits_of(tiny, 0.25)
+    ({'steps': 300}, {'steps': 80})
+    """
+    whole = {k: v for k in LIMITS if (v := getattr(recipe.budget, k)) is not None}
+    if "steps" in whole:
+        whole = {"steps": whole["steps"]}
+    if share >= 1:
+        return whole
+    found = {k: v * share for k, v in whole.items()}
+    if "steps" in found:
+        every = recipe.validation.every
+        found["steps"] = min(-(-int(whole["steps"] * share + 0.5) // every) * every, whole["steps"])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemberProgress:
+    """How far a run has come."""
+
+    locked: bool = False
+    step: int = 0
+    compute: Compute = field(default_factory=Compute)
+    pass_rate: float | None = None
+    #: The last event: `end` with its reason, `failed`, or something on the way.
+    ended: str | None = None
+    failed: str | None = None
+    #: Of the budget that it was last run with.
+    limits: Mapping[str, float] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self.limits is not None
+
+    def reached(self, limits: Limits) -> bool:
+        """Whether it ended, and not short of these limits. A run that ended for another reason than
+        its budget (its prompts ran out, a rule stopped it) has nothing further to do."""
+        if self.ended is None or self.limits is None or self.ended.startswith("interrupted"):
+            return False
+        if not self.ended.startswith("budget of"):
+            return True
+        return all(
+            self.limits.get(key, value) >= value * (1 - 1e-9) for key, value in limits.items()
+        )
+
+    def share(self, recipe: Recipe) -> float:
+        """Of the member's whole budget."""
+        if self.reached(limits_of(recipe)):
+            return 1.0
+        use = budget_use(recipe.budget, self.compute)
+        return 0.0 if use is None else min(use.share, 1.0)
+
+
+def look(member: Member) -> MemberProgress:
+    """Reads the ends of the run's files only."""
+    path = member.path
+    if not (path / "recipe.toml").exists():
+        return MemberProgress(locked=is_locked(path))
+    store = RunStore(path, resume=True)
+    step, last, scored = store.last(StepLine), store.last(EventLine), store.last(EvalLine)
+    used, _ = store.read_used()
+    budget: Any = (used or {}).get("budget", {})
+    newest = step or scored
+    return MemberProgress(
+        locked=is_locked(path),
+        step=0 if step is None else step.step,
+        compute=Compute() if newest is None else newest.compute,
+        pass_rate=None if scored is None else scored.pass_rate,
+        ended=last.reason if last is not None and last.event == "end" else None,
+        failed=last.why if last is not None and last.event == "failed" else None,
+        limits={k: float(v) for k in LIMITS if (v := budget.get(k)) is not None},
+    )
+
+
+def check_same(member: Member) -> None:
+    """The run in the member's directory is the member's: InputError if it is another."""
+    if not (member.path / "recipe.toml").exists():
+        return
+    used, _ = RunStore(member.path, resume=True).read_used()
+    if used is None:
+        return
+    other = [
+        d
+        for d in diff(member.recipe, Recipe.from_dict(used))
+        if d.path.partition(".")[0] not in ELSEWHERE
+    ]
+    if other:
+        first = other[0]
+        raise InputError(
+            f"{member.path} holds a run of another recipe ({first.path} is {first.b!r}, and not "
+            f"{first.a!r}): move it away"
+        )

@@ -1,0 +1,272 @@
+"""What a study asks for, and the variants that it makes of a recipe.
+
+    asked = StudyPlan(recipe=("scalerl", "tiny"), leave_one_out=True, seeds=3, steps=300)
+    variants(asked)     {"scalerl+tiny": Recipe, "loo-plan": Recipe, ...}
+
+The first variant is the reference: every other one is compared with it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe, diff, forward, leave_one_out
+from scalerl.recipe import toml as recipe_toml
+from scalerl.recipe.load import parse_override, recipe_from
+from scalerl.recipe.problems import nearest
+from scalerl.study.axes import AXES, axis_changes
+
+FILE = "study.toml"
+RateRule = Literal["kept", "sqrt"]
+#: Share of the budget that a member is screened with before it is given the rest.
+SCREEN = 0.25
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlan:
+    """What was asked: the words of a study file, and of the command line."""
+
+    #: Presets, files and KEY=VALUE, as `scalerl train` takes them.
+    recipe: tuple[str, ...] = ()
+    leave_one_out: bool = False
+    forward: bool = False
+    #: Rival recipes: each takes the place of the first word of `recipe`.
+    recipes: tuple[str, ...] = ()
+    #: Dotted key → values, one variant each; several keys are varied one at a time.
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    #: Axis → values; none: those of the paper, or for the tiny model smaller ones.
+    axis: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    #: Learning rate on the batch axis: as it is, or times the root of the batch's growth.
+    learning_rate: RateRule = "kept"
+    #: Only these of the variants (and the reference); none: all.
+    variants: tuple[str, ...] = ()
+    seeds: int = 1
+    #: Budget of each member; None: that of the recipe.
+    steps: int | None = None
+    #: Share of the budget for screening; 1: no screening.
+    screen: float = SCREEN
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InputError(f"{self.seeds} seeds: give 1 or more")
+        if self.steps is not None and self.steps < 1:
+            raise InputError(f"{self.steps} steps: give 1 or more")
+        if not 0 < self.screen <= 1:
+            raise InputError(f"screening with {self.screen:g} of the budget: give a share up to 1")
+        if self.learning_rate not in ("kept", "sqrt"):
+            raise InputError(f"learning rate {self.learning_rate!r}: kept, or sqrt")
+        if self.learning_rate != "kept" and "batch" not in self.axis:
+            raise InputError("a learning rate that goes with the batch needs the axis batch")
+        for name in self.axis:
+            if name not in AXES:
+                raise InputError(f"no axis {name!r}: choose from {', '.join(AXES)}")
+
+    def given(self) -> dict[str, Any]:
+        """What is not left to its default, as a study file says it."""
+        return {
+            each.name: dict(value) if isinstance(value, Mapping) else value
+            for each in fields(self)
+            if (value := getattr(self, each.name)) not in (each.default, {}, None)
+            or each.name == "recipe"
+        }
+
+    def to_toml(self) -> str:
+        """As a study file; reading it gives this plan back."""
+        return recipe_toml.write(self.given())
+
+
+def read_plan(path: Path) -> StudyPlan:
+    """The plan in a study file."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    return plan_from(data, str(path))
+
+
+def plan_from(data: Mapping[str, Any], where: str) -> StudyPlan:
+    """A plan from the words of a study file."""
+    known = {each.name: each for each in fields(StudyPlan)}
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in known:
+            close = nearest(key, known)
+            hint = f"did you mean {close}?" if close else f"choose from {', '.join(known)}"
+            raise InputError(f"{where}: {key} is not a key of a study; {hint}")
+        given[key] = _typed(where, key, value)
+    return StudyPlan(**given)
+
+
+#: Key of a study file → what it has to be.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "leave_one_out": (bool,), "forward": (bool,), "seeds": (int,), "steps": (int,),
+    "screen": (int, float), "learning_rate": (str,), "sweep": (dict,), "axis": (dict,),
+    "recipe": (list, str), "recipes": (list, str), "variants": (list, str),
+}  # fmt: skip
+
+
+def _typed(where: str, key: str, value: Any) -> Any:
+    kinds: tuple[Any, ...] = _KINDS[key]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise InputError(f"{where}: {key} = {value!r} is not a value for it; see `scalerl study`")
+    if key in ("recipe", "recipes", "variants"):
+        words = value.split() if isinstance(value, str) else value
+        if not all(isinstance(word, str) for word in words):
+            raise InputError(f"{where}: {key} holds something that is no text")
+        return tuple(words)
+    if key in ("sweep", "axis"):
+        return {k: tuple(v) if isinstance(v, list | tuple) else (v,) for k, v in value.items()}
+    return value
+
+
+def is_study_file(word: str) -> bool:
+    """Whether a word names a study file: TOML that says which recipe the study is about."""
+    path = Path(word)
+    if "=" in word or not path.is_file():
+        return False
+    try:
+        return "recipe" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
+def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
+    """`KEY=V1,V2`, each value as in a recipe; where values hold commas themselves, separate them
+    by `;`.
+
+    >>> parse_sweep("loss.ratio_cap=4,8"), parse_sweep("loss.name=cispo,dapo")
+    (('loss.ratio_cap', (4, 8)), ('loss.name', ('cispo', 'dapo')))
+    """
+    key, _, raw = text.partition("=")
+    parts = [part for part in raw.split(";" if ";" in raw else ",") if part.strip()]
+    if not parts:
+        raise InputError(f"{text!r} sweeps nothing: write section.key=value1,value2")
+    return key.strip(), tuple(parse_override(f"{key}={part}")[1] for part in parts)
+
+
+def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """`NAME`, or `NAME=V1,V2`.
+
+    >>> parse_axis("batch"), parse_axis("batch=256,1024")
+    (('batch', ()), ('batch', (256, 1024)))
+    """
+    name, _, raw = text.partition("=")
+    values = [part.strip() for part in raw.split(",") if part.strip()]
+    return name.strip(), tuple(int(v) if v.isdecimal() else v for v in values)
+
+
+# -- variants -------------------------------------------------------------------------------------
+
+
+def variants(asked: StudyPlan, known: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
+    """Every variant by name, the reference first. `known` are those that the study has already:
+    they stay what they are, whatever has become of the files that they were made from.
+
+    >>> list(variants(StudyPlan(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
+    ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
+    """
+    kept = dict(known or {})
+    base = next(iter(kept.values())) if kept else _named(_base(asked))
+    if asked.steps is not None:
+        base = base.replace({"budget.steps": asked.steps})
+    budget = {f"budget.{k}": v for k, v in base.to_dict()["budget"].items()}
+    if not any(budget.values()):
+        raise InputError("how long is each run? give --steps N")
+    found = {name: recipe.replace(budget) for name, recipe in ({base.name: base} | kept).items()}
+    made: set[str] = set()
+    for name, recipe in _others(asked, base):
+        same_budget = recipe.replace({"name": name, **budget})
+        if not diff(base, same_budget):
+            continue
+        if name in made:
+            raise InputError(f"two variants are called {name}: ask for one of them")
+        made.add(name)
+        found.setdefault(name, same_budget)
+    return _only(asked, found, kept)
+
+
+def _others(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+    made: list[Iterable[tuple[str, Recipe]]] = []
+    if asked.leave_one_out:
+        made.append(leave_one_out(base))
+    if asked.forward:
+        made.append(forward(base))
+    made += [_rivals(asked), _swept(asked, base), _scaled(asked, base)]
+    for each in made:
+        yield from each
+
+
+def _base(asked: StudyPlan) -> Recipe:
+    layers = [word for word in asked.recipe if "=" not in word]
+    if not layers:
+        raise InputError("which recipe? for example: scalerl study out/loo scalerl tiny")
+    return recipe_from(list(asked.recipe))
+
+
+def _named(recipe: Recipe) -> Recipe:
+    """A name that can be that of a file."""
+    return recipe.replace({"name": safe(recipe.name)})
+
+
+def safe(name: str) -> str:
+    """
+    >>> safe("my recipe=2")
+    'my-recipe-2'
+    """
+    return _UNSAFE.sub("-", name).strip("-.") or "recipe"
+
+
+def _rivals(asked: StudyPlan) -> Iterator[tuple[str, Recipe]]:
+    """Other recipes, with the same overlays and changes over them."""
+    first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
+    rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
+    for rival in asked.recipes:
+        recipe = recipe_from([rival, *rest])
+        yield safe(recipe.name), recipe
+
+
+def _swept(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+    leaves = [key.rpartition(".")[2] for key in asked.sweep]
+    for key, values in asked.sweep.items():
+        leaf = key.rpartition(".")[2]
+        short = leaf if leaves.count(leaf) == 1 else key
+        for value in values:
+            text = value if isinstance(value, str) else recipe_toml.value(value)
+            yield _one(base, safe(f"{short}-{text}"), {key: value})
+
+
+def _scaled(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+    for axis, values in asked.axis.items():
+        for name, changes in axis_changes(base, axis, values, asked.learning_rate):
+            yield _one(base, safe(name), changes)
+
+
+def _one(base: Recipe, name: str, changes: Mapping[str, Any]) -> tuple[str, Recipe]:
+    try:
+        return name, base.replace(changes)
+    except InputError as error:
+        raise InputError(f"variant {name}: {error}") from None
+
+
+def _only(
+    asked: StudyPlan, found: dict[str, Recipe], kept: Mapping[str, Recipe]
+) -> dict[str, Recipe]:
+    """Those that are asked for, and those that are there."""
+    if not asked.variants:
+        return found
+    for name in asked.variants:
+        if name not in found:
+            close = nearest(name, found)
+            hint = f"did you mean {close}?" if close else f"there is {', '.join(found)}"
+            raise InputError(f"no variant {name!r}: {hint}")
+    wanted = {next(iter(found)), *asked.variants, *kept}
+    return {name: recipe for name, recipe in found.items() if name in wanted}

@@ -1,0 +1,201 @@
+"""How long a study will take: from what runs of its kind took on this machine, or not at all.
+
+A rate is the minutes, tokens and FLOPs that a rollout took in a recorded run. It is taken, in this
+order, from the member's own record, from members of its variant, from any member, and from runs
+beside the study's directory that train the same model by the same means. Nothing is guessed: where
+no run was recorded, hours are not known until one was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.store import RunStore
+from scalerl.study.members import Member, MemberProgress
+
+#: Steps that a record must have before it tells a rate: the first ones wait for the start.
+MIN_STEPS = 3
+#: Where a rate is from, if from the study itself.
+OWN = "members of this study"
+#: Runs beside the study that are looked at.
+MAX_NEARBY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a rollout takes in training, and an answer in validation."""
+
+    minutes: float
+    device_hours: float
+    tokens: float
+    flops: float
+    answer_minutes: float
+    #: Which runs it is from.
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is left to do."""
+
+    steps: int | None
+    rollouts: int | None
+    device_hours: float | None
+    tokens: float | None
+    flops: float | None
+    #: On the clock, with so many members at once; None: not known yet.
+    hours: float | None
+    jobs: int
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "rollouts": self.rollouts,
+            "device_hours": self.device_hours,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "rate": self.source,
+        }
+
+
+def rate_of(path: Path, recipe: Recipe, name: str) -> Rate | None:
+    """From a run's last step: the clock of training and of validation go by their device-time."""
+    store = RunStore(path, resume=True) if path.is_dir() else None
+    last = None if store is None else store.last(StepLine)
+    if store is None or last is None or last.step < MIN_STEPS or not last.compute.samples:
+        return None
+    c, ledger = last.compute, last.ledger
+    whole = ledger.device_seconds + ledger.validation_seconds
+    validating = ledger.validation_seconds / whole if whole > 0 else 0.0
+    asked = answers(recipe) * max(sum(e.step < last.step for e in store.read(EvalLine)), 1)
+    return Rate(
+        c.minutes * (1 - validating) / c.samples,
+        c.device_hours / c.samples,
+        c.generated_tokens / c.samples,
+        c.flops / c.samples,
+        c.minutes * validating / asked,
+        name,
+    )
+
+
+def answers(recipe: Recipe) -> int:
+    """Answers of one validation, at all its temperatures; downstream sets left out."""
+    v = recipe.validation
+    return v.prompts * (v.k + sum(v.k if heat else 1 for heat in v.also_temperatures))
+
+
+def _mean(rates: Sequence[Rate], source: str) -> Rate:
+    numbers = [name for name in Rate.__slots__ if name != "source"]
+    means = {name: fmean(float(getattr(rate, name)) for rate in rates) for name in numbers}
+    return Rate(**means, source=source)
+
+
+def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
+    """The rate of every member for which there is one."""
+    own = {m.name: rate for m in members if (rate := rate_of(m.path, m.recipe, OWN)) is not None}
+    variants: dict[str, list[Rate]] = {}
+    for m in members:
+        if m.name in own:
+            variants.setdefault(m.variant, []).append(own[m.name])
+    anyone = _mean(list(own.values()), OWN) if own else None
+    found: dict[str, Rate] = {}
+    nearby = list(_nearby(beside)) if anyone is None else []
+    for m in members:
+        if m.name in own:
+            found[m.name] = own[m.name]
+        elif m.variant in variants:
+            found[m.name] = _mean(variants[m.variant], OWN)
+        elif anyone is not None:
+            found[m.name] = anyone
+        else:
+            alike = [rate for recipe, rate in nearby if _alike(m.recipe, recipe)]
+            if alike:
+                found[m.name] = _mean(alike, ", ".join(sorted({r.source for r in alike})[:3]))
+    return found
+
+
+def _alike(a: Recipe, b: Recipe) -> bool:
+    """Whether a rollout takes both alike: the same model, lengths, precision and devices."""
+    same = ("model", "length", "placement", "precision")
+    return all(getattr(a, section) == getattr(b, section) for section in same)
+
+
+def _nearby(beside: Path) -> Iterable[tuple[Recipe, Rate]]:
+    """Runs in the directory that the study's is in, and members of studies there."""
+    parent = beside.resolve().parent
+    patterns = ("*/steps.jsonl", "*/runs/*/steps.jsonl")
+    paths = [path.parent for pattern in patterns for path in sorted(parent.glob(pattern))]
+    for path in paths[:MAX_NEARBY]:
+        try:
+            recipe = Recipe.load(path / "recipe.toml")
+        except InputError:
+            continue
+        rate = rate_of(path, recipe, str(path.relative_to(parent)))
+        if rate is not None:
+            yield recipe, rate
+
+
+def expected(
+    members: Sequence[Member], progress: dict[str, MemberProgress], beside: Path, jobs: int
+) -> Expected:
+    """What the members that are not at their end still need."""
+    known = rates(members, beside)
+    left = [(m, 1.0 - progress[m.name].share(m.recipe)) for m in members]
+    left = [(m, share) for m, share in left if share > 0]
+    steps: list[int | None] = []
+    for m, share in left:
+        budget = m.recipe.budget.steps
+        steps.append(None if budget is None else round(budget * share))
+    rollouts = [
+        None if s is None else s * m.recipe.batch.completions
+        for (m, _), s in zip(left, steps, strict=True)
+    ]
+    have = all(m.name in known for m, _ in left)
+    samples = [r for r in rollouts if r is not None]
+    if not have or len(samples) < len(left):
+        return _by_limits(left, steps, rollouts, jobs)
+    taken = [known[m.name] for m, _ in left]
+
+    def total(field: str) -> float:
+        return sum(float(getattr(r, field)) * n for r, n in zip(taken, samples, strict=True))
+
+    validating = sum(
+        rate.answer_minutes * answers(m.recipe) * steps_left / m.recipe.validation.every
+        for rate, (m, _), steps_left in zip(taken, left, steps, strict=True)
+        if steps_left is not None
+    )
+    hours = (total("minutes") + validating) / 60 / max(min(jobs, len(left)), 1)
+    source = ", ".join(dict.fromkeys(rate.source for rate in taken)) or "all are done"
+    return Expected(
+        sum(s for s in steps if s is not None), sum(samples), total("device_hours"),
+        total("tokens"), total("flops"), hours, jobs, source,
+    )  # fmt: skip
+
+
+def _by_limits(
+    left: Sequence[tuple[Member, float]],
+    steps: Sequence[int | None],
+    rollouts: Sequence[int | None],
+    jobs: int,
+) -> Expected:
+    """Without a measured rate: what the budgets themselves say."""
+    budgets = [(m.recipe.budget, share) for m, share in left]
+    device_hours = None
+    if all(b.steps is None and b.gpu_hours is not None for b, _ in budgets):
+        device_hours = sum((b.gpu_hours or 0.0) * share for b, share in budgets)
+    known = [s for s in steps if s is not None]
+    asked = [r for r in rollouts if r is not None]
+    return Expected(
+        sum(known) if len(known) == len(left) else None,
+        sum(asked) if len(asked) == len(left) else None,
+        device_hours, None, None, None, jobs,
+        "not known until a member has run for a few steps",
+    )  # fmt: skip

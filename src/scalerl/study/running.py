@@ -1,0 +1,326 @@
+"""Running the members of a study: each a `scalerl train` of its own, several at once.
+
+First every member up to its screening, then those that are not unstable up to the end of their
+budget; seed by seed, so that there is something to compare as early as possible. What is to be done
+is read from the runs each time: whoever finds a study half done, after a kill or after members were
+run elsewhere, just does the rest.
+
+    member ended with           it is
+    0                           looked at again: screened, or done
+    an error                    reported with its last line, and left for the next start
+    a kill (a signal)           started again, unless it got no further since the last start
+    another's lock              being written elsewhere: waited for
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import InputError
+from scalerl.runs.lock import RunLock, is_locked
+from scalerl.streams import let_go
+from scalerl.study.members import Limits, Member, MemberProgress, limits_of, look
+
+if TYPE_CHECKING:
+    from scalerl.study.study import Study
+    from scalerl.study.table import StudyRow
+
+#: Seconds between two looks at the processes, and between two at the records.
+PAUSE, LOOK = 0.2, 2.0
+#: Seconds that members have for their last checkpoint when the study is asked to end.
+GRACE = 300.0
+#: Starts of a killed member that get it no further, after which it is left alone.
+MAX_STARTS = 3
+PROGRAM = (sys.executable, "-m", "scalerl.study.member_process")
+
+
+class StudyListener:
+    """Who is told what happens; here nobody."""
+
+    def begin(self, study: Study, jobs: int) -> None:
+        """The study starts, or goes on."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line."""
+
+    def progress(self, told: StudyProgress) -> None:
+        """About every two seconds."""
+
+    def table(self, rows: list[StudyRow]) -> None:
+        """After every member that has come to the end of a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyProgress:
+    """How far a study is."""
+
+    share: float
+    #: Seconds since this start, and to the end if it goes on as since; None: not known yet.
+    elapsed: float
+    left: float | None
+    running: tuple[tuple[Member, MemberProgress], ...]
+    waiting: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StudyEnd:
+    """How a start of a study ended: members that failed, with their last lines, and the signal that
+    ended it, if one did. What `Study.run` returns.
+
+    >>> StudyEnd({"loo-lp-s0": "no space left on device"}).signal is None
+    True
+    """
+
+    failed: dict[str, str] = field(default_factory=dict)
+    signal: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class MemberJob:
+    member: Member
+    limits: Limits
+    process: subprocess.Popen[bytes]
+    #: Where its words begin in the log.
+    said_from: int
+
+
+def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
+    """Until nothing is left to do, or a signal."""
+    if find_spec("torch") is None:
+        raise InputError("training needs torch: pip install 'scalerl[train]'")
+    with RunLock(study.path), _signals() as caught, _outlives_its_terminal():
+        runner = Runner(study, jobs, listener)
+        try:
+            return runner.go(caught)
+        finally:
+            runner.end_all()
+
+
+class Runner:
+    """The processes of one start of a study."""
+
+    def __init__(self, study: Study, jobs: int, listener: StudyListener) -> None:
+        self.study, self.jobs, self.listener = study, jobs, listener
+        self.running: list[MemberJob] = []
+        self.failed: dict[str, str] = {}
+        #: Members that somebody stopped: left for the next start.
+        self.stopped: set[str] = set()
+        self.starts: dict[str, tuple[int, int]] = {}
+        self.elsewhere: set[str] = set()
+        self.began = time.monotonic()
+        self.done_before: float | None = None
+
+    def go(self, caught: list[int]) -> StudyEnd:
+        self.listener.begin(self.study, self.jobs)
+        self.listener.table(self.study.table())
+        looked = -LOOK
+        while not caught:
+            ended = self.reap()
+            if ended:
+                self.listener.table(self.study.table())
+            if ended or time.monotonic() - looked > LOOK:
+                if not self.fill():
+                    break
+                self.listener.progress(self.told())
+                looked = time.monotonic()
+            time.sleep(PAUSE)
+        if caught:
+            self.listener.say("ending: members save a checkpoint and stop")
+            self.end_all()
+            return StudyEnd(self.failed, caught[0])
+        self.listener.progress(self.told())
+        return StudyEnd(self.failed)
+
+    # -- what next --------------------------------------------------------------------------------
+
+    def fill(self) -> bool:
+        """Start what there is room for; whether anything is still to be waited for."""
+        now = {m.name: look(m) for m in self.study.members}
+        busy = {job.member.name for job in self.running}
+        elsewhere = {name for name, p in now.items() if p.locked and name not in busy}
+        for name in sorted(elsewhere - self.elsewhere):
+            self.listener.say(f"{name}: is being written by another process: waiting for it")
+        self.elsewhere = elsewhere
+        for member, limits in self.tasks(now):
+            if len(self.running) >= self.jobs:
+                return True
+            if member.name not in busy:
+                self.start(member, limits, now[member.name])
+                busy.add(member.name)
+        return bool(self.running or self.elsewhere)
+
+    def tasks(self, now: dict[str, MemberProgress]) -> Iterator[tuple[Member, Limits]]:
+        """What is left, in the order in which it is to be done."""
+        study = self.study
+        order = sorted(study.members, key=lambda m: m.seed)
+        left = [
+            m for m in order
+            if m.name not in self.failed | dict.fromkeys(self.stopped | self.elsewhere)
+        ]  # fmt: skip
+        for member in left:
+            if not now[member.name].reached(study.screening(member)):
+                yield member, study.screening(member)
+        for member in left:
+            progress = now[member.name]
+            if progress.reached(limits_of(member.recipe)):
+                continue
+            if progress.reached(study.screening(member)) and (
+                study.judged(member).stability.state != "unstable"
+            ):
+                yield member, limits_of(member.recipe)
+
+    def start(self, member: Member, limits: Limits, now: MemberProgress) -> None:
+        step, times = self.starts.get(member.name, (-1, 0))
+        self.starts[member.name] = (now.step, times + 1 if now.step <= step else 1)
+        words = member.command(limits, PROGRAM)
+        with self.log(member).open("ab") as log:
+            said_from = log.tell()
+            process = subprocess.Popen(
+                [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.running.append(MemberJob(member, limits, process, said_from))
+        goal = ", ".join(f"{value:g} {key}" for key, value in limits.items())
+        since = f" from step {now.step}" if now.step else ""
+        self.listener.say(f"{member.name}: started{since}, up to {goal}")
+
+    def log(self, member: Member) -> Path:
+        return self.study.path / "logs" / f"{member.name}.log"
+
+    # -- what has ended ---------------------------------------------------------------------------
+
+    def reap(self) -> bool:
+        """Take in what has ended; whether anything has."""
+        ended = [job for job in self.running if job.process.poll() is not None]
+        for job in ended:
+            self.running.remove(job)
+            if job.process.stdin is not None:
+                job.process.stdin.close()
+            self.judge_end(job)
+        return bool(ended)
+
+    def judge_end(self, job: MemberJob) -> None:
+        member, code = job.member, job.process.returncode
+        now, name = look(member), member.name
+        if code == 0 and now.reached(job.limits):
+            rate = "-" if now.pass_rate is None else f"{now.pass_rate:.3f}"
+            status = self.study.status(member, now)
+            self.listener.say(f"{name}: {status} at step {now.step}, pass rate {rate}")
+            return
+        if is_locked(member.path):  # somebody else was first
+            return
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            self.stopped.add(name)
+            self.listener.say(f"{name}: was stopped at step {now.step}; the next start goes on")
+            return
+        if code < 0 and self.starts[name][1] < MAX_STARTS:
+            self.listener.say(f"{name}: killed (signal {-code}) at step {now.step}: starting again")
+            return
+        why = f"killed (signal {-code})" if code < 0 else self.last_words(job, now)
+        self.failed[name] = why
+        self.listener.say(f"{name}: failed at step {now.step}: {why}")
+
+    def last_words(self, job: MemberJob, now: MemberProgress) -> str:
+        """The last line that says what went wrong."""
+        try:
+            said = self.log(job.member).read_bytes()[job.said_from :].decode(errors="replace")
+        except OSError:
+            said = ""
+        lines = [line for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("scalerl: ")]
+        if errors:
+            return errors[-1].removeprefix("scalerl: ")
+        return now.failed or (lines[-1] if lines else f"exit code {job.process.returncode}")
+
+    # -- how far ----------------------------------------------------------------------------------
+
+    def told(self) -> StudyProgress:
+        study = self.study
+        now = {m.name: look(m) for m in study.members}
+        weights = {m.name: _weight(m) for m in study.members}
+        done = total = 0.0
+        for m in study.members:
+            share = now[m.name].share(m.recipe)
+            given_up = m.name in self.failed or study.status(m, now[m.name]) == "unstable"
+            done += weights[m.name] * share
+            total += weights[m.name] * (share if given_up else 1.0)
+        if self.done_before is None:
+            self.done_before = done
+        elapsed, gained = time.monotonic() - self.began, done - self.done_before
+        left = elapsed * (total - done) / gained if gained > 0 else None
+        busy = tuple((job.member, now[job.member.name]) for job in self.running)
+        waiting = sum(not p.begun for p in now.values())
+        return StudyProgress(
+            done / total if total else 1.0, elapsed, left, busy, waiting, len(self.failed)
+        )
+
+    def end_all(self) -> None:
+        """Ask every member to save and end; those that do not in time are killed."""
+        for job in self.running:
+            if job.process.poll() is None:
+                job.process.terminate()
+        limit = time.monotonic() + GRACE
+        for job in self.running:
+            try:
+                job.process.wait(max(limit - time.monotonic(), 0.1))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                os.killpg(job.process.pid, signal.SIGKILL)
+                job.process.wait()
+        self.running.clear()
+
+
+def _weight(member: Member) -> float:
+    """Of a member's budget among those of the others: rollouts, or device-hours."""
+    budget = member.recipe.budget
+    if budget.steps is not None:
+        return float(budget.steps * member.recipe.batch.completions)
+    return float(budget.gpu_hours or budget.minutes or 1.0)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the study: members save, and the next start goes on. A second one ends
+    it at once."""
+    caught: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _outlives_its_terminal() -> Iterator[None]:
+    """A terminal that is closed does not end a study, as it does not end a run."""
+    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
+    ours = threading.current_thread() is threading.main_thread()
+    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(which, lambda number, frame: let_go() and None)
+    try:
+        yield
+    finally:
+        signal.signal(which, signal.SIG_DFL)

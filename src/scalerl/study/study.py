@@ -1,0 +1,348 @@
+"""A study: its directory, its members, what they have shown so far.
+
+from scalerl import Study
+
+study = Study("out/loo", ["scalerl", "tiny"], leave_one_out=True, seeds=3, steps=100)
+study.run()                 # or on the command line: scalerl study out/loo
+for row in study.table():
+    print(row.variant, row.estimates["A"], row.words)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.curves.fit import MIN_POINTS, fit
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe, diff
+from scalerl.recipe.changes import shown
+from scalerl.runs.record import Run
+from scalerl.study.members import (
+    LIMITS,
+    Limits,
+    Member,
+    MemberProgress,
+    MemberStatus,
+    check_same,
+    limits_of,
+    look,
+)
+from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
+from scalerl.study.rates import Expected, expected
+from scalerl.study.stability import Stability, half_check, judge, read_curve
+from scalerl.study.table import MemberFinding, StudyRow, rows
+
+if TYPE_CHECKING:
+    from scalerl.study.running import StudyEnd, StudyListener
+
+RECIPES, RUNS, LOGS = "recipes", "runs", "logs"
+
+
+class Study:
+    """A set of recipes × seeds in a directory: the one that is there, or the one that is asked for.
+
+    >>> study = Study("out/my-first", ["scalerl", "tiny"], leave_one_out=True, seeds=3)
+    >>> len(study.members), study.reference, study.differs("loo-plan")
+    (27, 'scalerl+tiny', {'advantage.normalisation': 'prompt'})
+
+    path      its directory; alone, the study that is there
+    recipe    presets, files and KEY=VALUE, as `train` takes them
+    more      what else a study file may say: leave_one_out, forward, recipes, sweep, axis,
+              learning_rate, variants, seeds, steps, screen. Of a study that is there, seeds, steps
+              and variants may grow.
+
+    Nothing is written before `write`, `run` or `commands`.
+    """
+
+    def __init__(self, path: str | Path, recipe: Sequence[str] | str = (), **more: Any) -> None:
+        words = (recipe,) if isinstance(recipe, str) else tuple(recipe)
+        given = {k: list(v) if isinstance(v, tuple) else v for k, v in more.items()}
+        self.path = Path(path)
+        if "=" in str(path):
+            raise InputError(f"{path}: a study's directory has no = in its name: choose another")
+        there = (self.path / FILE).exists()
+        if not there and not words:
+            raise InputError(
+                f"{path} holds no study: name a recipe, as in `scalerl study {path} scalerl tiny "
+                "--leave-one-out`"
+            )
+        known, old = self._read() if there else ({}, None)
+        if words or old is None:
+            self.plan = plan_from({"recipe": list(words), **given}, "study")
+            self.variants = variants(self.plan)
+        else:
+            self.plan = _grown(old, given)
+            self.variants = _more(old, self.plan, known)
+        if old is not None:
+            _check_growth(self.path, old, self.plan, known, self.variants)
+        self.members = tuple(self._members())
+        self._judged: dict[str, tuple[tuple[int, int], MemberFinding]] = {}
+        for member in self.members:
+            check_same(member)
+
+    def _read(self) -> tuple[dict[str, Recipe], StudyPlan]:
+        plan = read_plan(self.path / FILE)
+        known = {n: Recipe.load(self._file(n)) for n in plan.variants}
+        return known, plan
+
+    def _file(self, variant: str) -> Path:
+        return self.path / RECIPES / f"{variant}.toml"
+
+    def _members(self) -> list[Member]:
+        made = []
+        for variant, recipe in self.variants.items():
+            for seed in range(recipe.seed, recipe.seed + self.plan.seeds):
+                name = f"{variant}-s{seed}"
+                made.append(
+                    Member(
+                        name, variant, seed, recipe.replace({"seed": seed}),
+                        self._file(variant), self.path / RUNS / name,
+                    )
+                )  # fmt: skip
+        return made
+
+    @property
+    def reference(self) -> str:
+        """The variant that all others are compared with."""
+        return next(iter(self.variants))
+
+    def write(self) -> None:
+        """What was asked, into the directory: recipes first, so that `study.toml` is never without
+        them."""
+        try:
+            for folder in (RECIPES, RUNS, LOGS):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            for name, recipe in self.variants.items():
+                _replace(self._file(name), recipe.to_toml())
+            told = replace(self.plan, variants=tuple(self.variants))
+            _replace(self.path / FILE, told.to_toml())
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}: choose another directory") from None
+
+    # -- what is to be done -----------------------------------------------------------------------
+
+    def differs(self, variant: str) -> dict[str, Any]:
+        """Key → value of what a variant does differently from the reference."""
+        found = diff(self.variants[self.reference], self.variants[variant])
+        return {d.path: d.b for d in found}
+
+    def screening(self, member: Member) -> Limits:
+        """The limits that a member is screened with; those of its whole budget where the study does
+        not screen."""
+        return limits_of(member.recipe, self.plan.screen)
+
+    def progress(self) -> dict[str, MemberProgress]:
+        """How far each member has come."""
+        return {member.name: look(member) for member in self.members}
+
+    def status(self, member: Member, now: MemberProgress) -> MemberStatus:
+        """In one word (`members.STATUS`)."""
+        if now.locked:
+            return "running"
+        if now.reached(limits_of(member.recipe)):
+            return "done"
+        if now.failed is not None:
+            return "failed"
+        if now.reached(self.screening(member)):
+            # A study that was extended has members past their screening that were not judged by it.
+            unstable = self.judged(member).stability.state == "unstable"
+            return "unstable" if unstable else "screened"
+        return "begun" if now.begun else "waiting"
+
+    def expected(self, jobs: int | None = None) -> Expected:
+        """Compute and hours of what is left, from measured rates."""
+        return expected(self.members, self.progress(), self.path, jobs or self.jobs())
+
+    def jobs(self) -> int:
+        """Members that run at once by default: as many as the machine has cores for their
+        processes; one at a time where they use other devices."""
+        heaviest = max(_processes(recipe) for recipe in self.variants.values())
+        return max((os.cpu_count() or 1) // heaviest, 1) if heaviest else 1
+
+    def validations(self) -> int | None:
+        """Points of each curve, where the budget is in steps."""
+        recipe = self.variants[self.reference]
+        steps, every = recipe.budget.steps, recipe.validation.every
+        return None if steps is None else 1 + -(-steps // every)
+
+    def commands(self) -> list[str]:
+        """A `scalerl train` line for every member that is not at its end."""
+        self.write()
+        now = self.progress()
+        return [
+            member.line(limits_of(member.recipe))
+            for member in self.members
+            if not now[member.name].reached(limits_of(member.recipe))
+        ]
+
+    def run(self, jobs: int | None = None, listener: StudyListener | None = None) -> StudyEnd:
+        """Run what is not yet at its end; needs `scalerl[train]`."""
+        from scalerl.study.running import StudyListener, run_members
+
+        self.write()
+        return run_members(self, jobs or self.jobs(), listener or StudyListener())
+
+    # -- what it has shown ------------------------------------------------------------------------
+
+    def judged(self, member: Member) -> MemberFinding:
+        """Stability and fit of a member, worked out anew only where its record has grown."""
+        sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
+        kept = self._judged.get(member.name)
+        if kept is None or kept[0] != sizes:
+            kept = self._judged[member.name] = sizes, _judge(member)
+        return kept[1]
+
+    def table(self) -> list[StudyRow]:
+        """One row a variant."""
+        begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
+        found = {m.name: self.judged(m) for m in begun}
+        empty = Stability("undecided", why="not begun")
+        return rows(
+            [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members],
+            self.reference,
+        )
+
+    def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
+        """Members, table and knobs, as `scalerl study --json` prints them; `end` knows why members
+        failed that have no record."""
+        now, failed = self.progress(), {} if end is None else end.failed
+        return {
+            "members": [
+                self._member_dict(member, now[member.name], failed.get(member.name))
+                for member in self.members
+            ],
+            "table": [row.to_dict() for row in self.table()],
+            "knobs": [],
+        }
+
+    def plan_dict(self, jobs: int | None = None) -> dict[str, Any]:
+        """Members, compute and hours, as `scalerl study --dry-run --json` prints them."""
+        left = self.expected(jobs)
+        return {
+            "reference": self.reference,
+            "members": [self._about(member) for member in self.members],
+            "screening": dict(self.screening(self.members[0])),
+            "budget": limits_of(self.members[0].recipe),
+            "validations": self.validations(),
+            "jobs": left.jobs,
+            "compute": left.to_dict(),
+            "hours": left.hours,
+        }
+
+    def _about(self, member: Member) -> dict[str, Any]:
+        return {
+            "name": member.name,
+            "variant": member.variant,
+            "seed": member.seed,
+            "recipe": str(member.file),
+            "differs": self.differs(member.variant),
+        }
+
+    def _member_dict(
+        self, member: Member, now: MemberProgress, failed: str | None
+    ) -> dict[str, Any]:
+        judged = self.judged(member)
+        return {
+            **self._about(member),
+            "path": str(member.path),
+            "status": self.status(member, now) if failed is None else "failed",
+            "why": failed or now.failed,
+            "step": now.step,
+            "pass_rate": now.pass_rate,
+            "stability": judged.stability.to_dict(),
+            "fit": None if judged.fit is None else judged.fit.to_dict(),
+            "half": None if judged.half is None else judged.half.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        count = f"{len(self.variants)} variants × {self.plan.seeds} seeds"
+        return f"Study({str(self.path)!r}: {count}, reference {self.reference})"
+
+
+def _judge(member: Member) -> MemberFinding:
+    run: Run | None = read_curve(member.path)
+    half = None if run is None else half_check(run)
+    stability = judge(member.path, member.recipe.length.truncation_critical, half)
+    fitted = None
+    if run is not None and len(run) >= MIN_POINTS and stability.state != "unstable":
+        try:
+            fitted = fit(run.replace(name=member.name, group=member.variant))
+        except InputError as error:
+            stability = Stability("undecided", why=f"cannot be fitted: {error}")
+    return MemberFinding(member.variant, member.seed, stability, fitted, half)
+
+
+def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:
+    """The plan that is there, with what is asked for beside it."""
+    more = plan_from({"recipe": [], **given}, "study")
+    changes = {key: getattr(more, key) for key in given}
+    for key in ("sweep", "axis"):
+        changes[key] = {**getattr(old, key), **getattr(more, key)}
+    changes["recipes"] = tuple(dict.fromkeys((*old.recipes, *more.recipes)))
+    return replace(old, **{**changes, "variants": more.variants})
+
+
+def _more(old: StudyPlan, new: StudyPlan, known: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """The variants that are there, and those that only the grown plan makes: of variants that were
+    left out when the study began, none comes back by itself."""
+    found = variants(new, known)
+    if new.variants:
+        return found
+    before = variants(replace(old, variants=()), known)
+    return {n: r for n, r in found.items() if n in known or n not in before}
+
+
+def _check_growth(
+    path: Path,
+    old: StudyPlan,
+    new: StudyPlan,
+    known: Mapping[str, Recipe],
+    asked: Mapping[str, Recipe],
+) -> None:
+    """A study may grow by seeds, steps and variants; anything else is another study."""
+    start = f"{path} holds another study: "
+    go_on = f"; `scalerl study {path}` goes on with what is there, or choose another directory"
+    if new.seeds < old.seeds:
+        raise InputError(f"{start}it has {old.seeds} seeds, not {new.seeds}{go_on}")
+    if known and next(iter(known)) != next(iter(asked)):
+        was, now = next(iter(known)), next(iter(asked))
+        raise InputError(f"{start}its reference is {was}, not {now}{go_on}")
+    for name, recipe in known.items():
+        if name not in asked:
+            raise InputError(f"{start}its variant {name} is not asked for{go_on}")
+        for d in diff(recipe, asked[name]):
+            section, _, key = d.path.partition(".")
+            if section == "budget" and key in LIMITS and (d.b is None or (d.a or 0) < d.b):
+                continue
+            raise InputError(f"{start}{d.path} of {name} is {shown(d.a)}, not {shown(d.b)}{go_on}")
+
+
+def _processes(recipe: Recipe) -> int:
+    """Busy processes of a member on this machine's cores; 0 where it uses other devices."""
+    where = recipe.placement
+    if where.device == "cuda" or where.backend not in ("local", "inline"):
+        return 0
+    return 1 if where.backend == "inline" else where.generators + where.trainers
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _replace(path: Path, text: str) -> None:
+    """A whole new file in the place of the old one."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

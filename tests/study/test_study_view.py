@@ -1,0 +1,93 @@
+"""What `scalerl study` shows: lines for a log, a panel on a terminal, the table at its end."""
+
+import io
+
+import pytest
+
+from scalerl import Study
+from scalerl.cli.study_view import PlainStudyView, closing, plan_text, table_text
+from scalerl.study.members import MemberProgress
+from scalerl.study.running import StudyEnd, StudyProgress
+from scalerl.study.stability import Stability
+from scalerl.study.table import StudyRow
+
+
+@pytest.fixture
+def study(tmp_path):
+    return Study(tmp_path / "s", ["scalerl", "tiny"], leave_one_out=True, seeds=2, steps=40)
+
+
+def row(variant, verdict, winner=None, state="stable", a=0.6):
+    found = Stability(state, *(("truncation", 70, "14% cut off") if state == "unstable" else ()))
+    return StudyRow(
+        variant, 2, {"A": a, "B": 1.5, "C_mid": 3e12},
+        {"A": (a - 0.02, a + 0.02), "B": (1.0, 2.0), "C_mid": (1e12, 4e12)},
+        True, verdict, winner, "", {0: Stability("stable"), 1: found}, (1, 2),
+    )  # fmt: skip
+
+
+ROWS = [
+    row("scalerl+tiny", "reference"),
+    row("loo-plan", "higher-ceiling", "scalerl+tiny", a=0.5),
+    row("loo-lp", "faster", "loo-lp"),
+    row("loo-dapo", "undecided", state="unstable"),
+]
+
+
+def test_the_table_says_who_is_higher_or_faster_and_what_became_unstable():
+    lines = table_text(ROWS).splitlines()
+    assert max(map(len, lines)) <= 88
+    assert "0.600 [0.580, 0.620]" in lines[2] and "reference" in lines[2] and "1/2" in lines[2]
+    assert "lower" in lines[3] and "faster" in lines[4]
+    assert lines[5].endswith("unstable")
+    assert lines[6].startswith("loo-dapo-s1 unstable since step 70, by the rule truncation")
+
+
+def test_the_plan_fits_eighty_columns_and_warns_of_few_validations(study):
+    lines = plan_text(study, None).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "9 variants x 2 seeds = 18 runs; each 40 steps, screened at 10 steps"
+    assert "note: 5 validations in each run" in lines[-2]
+
+
+def told(study, share):
+    busy = ((study.members[0], MemberProgress(step=12, pass_rate=0.31)),)
+    return StudyProgress(share, 60.0, 90.0, busy, 17, 1)
+
+
+def test_a_log_has_a_line_of_progress_now_and_then(study):
+    stream = io.StringIO()
+    with PlainStudyView(stream) as view:
+        view.begin(study, 2)
+        view.progress(told(study, 0.4))
+        view.progress(told(study, 0.41))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2, "not one for every look"
+    assert lines[1] == " 40% in 1:00, 1:30 left; scalerl+tiny-s0 at 12"
+
+
+def test_the_panel_has_a_bar_the_members_the_table_and_what_was_said(study):
+    console = pytest.importorskip("rich.console")
+    from scalerl.cli.study_live import LiveStudyView
+
+    stream = io.StringIO()
+    view = LiveStudyView(console.Console(file=stream, width=100, height=40, force_terminal=True))
+    with view:
+        view.begin(study, 2)
+        view.progress(told(study, 0.4))
+        view.table(ROWS)
+        view.say("loo-lp-s0: failed at step 3: no space left")
+    shown = console.Console(file=io.StringIO(), width=100, record=True)
+    shown.print(view.panel())
+    text = shown.export_text()
+    for part in ("40%", " left", "scalerl+tiny-s0   step 12 of 40   pass rate 0.310",
+                 "loo-dapo", "unstable", "1 failed", "no space left", "2 at once"):  # fmt: skip
+        assert part in text
+    assert "no space left" in stream.getvalue()
+
+
+def test_the_end_names_what_failed_and_how_to_go_on(study):
+    said = closing(study, StudyEnd({"loo-lp-s0": "no space left"}))
+    assert "failed: loo-lp-s0: no space left" in said
+    assert said.splitlines()[-1] == f"to go on: scalerl study {study.path}"
+    assert "to go on" not in closing(study, StudyEnd())
