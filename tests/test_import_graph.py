@@ -41,6 +41,7 @@ ALLOWED = {
     },
     "placement": {
         "pipeline",
+        "models",
         "engine",
         "trainer",
         "weights",
@@ -61,8 +62,19 @@ ALLOWED = {
         "errors",
     },
     "callbacks": {"curves", "runs", "errors"},
+    "evaluation": {
+        "placement",
+        "pipeline",
+        "engine",
+        "models",
+        "tasks",
+        "recipe",
+        "runs",
+        "errors",
+    },
     "cli": {
         "training",
+        "evaluation",
         "pipeline",
         "algorithm",
         "models",

@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
         backtest,
         compare,
         doctor,
+        evaluate,
         fit,
         forecast,
         recipe,
@@ -34,17 +35,29 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (fit, forecast, compare, backtest, report, recipe, train, doctor, warmstart):
+    for module in (
+        fit,
+        forecast,
+        compare,
+        backtest,
+        report,
+        recipe,
+        train,
+        evaluate,
+        doctor,
+        warmstart,
+    ):
         module.add(commands)
     return top
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, and KEY=VALUE may also follow the options of `train`."""
+    """As argparse does, and KEY=VALUE may also follow the options of `train` and `eval`."""
     top = parser()
     args, rest = top.parse_known_args(argv)
-    if rest and args.command == "train" and all("=" in r and r[0] != "-" for r in rest):
-        args.recipe += rest
+    takes = {"train": "recipe", "eval": "model"}.get(args.command)
+    if rest and takes is not None and all("=" in r and r[0] != "-" for r in rest):
+        getattr(args, takes).extend(rest)
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     return args
