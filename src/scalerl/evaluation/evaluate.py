@@ -85,8 +85,7 @@ def evaluate(
         def part(share: float, i: int = i) -> None:
             progress((i + share) / len(records))
 
-        with RunLock(record.path):
-            done.append(_one(record, asking, level, part, say))
+        done.append(_one(record, asking, level, part, say))
         part(1.0)
     return done
 
@@ -105,23 +104,35 @@ def _one(
             f"{chosen - len(plan.validation)} of {chosen} prompts are left out: they are empty or "
             f"longer than sampling.max_prompt_tokens = {record.recipe.sampling.max_prompt_tokens}"
         )
+    record.make()
     try:
-        lines = record.open()
-        questions = Validation.of(plan)
-        left = {key: a for key, a in questions.asked.items() if a.prompt.id not in lines}
-        if left:
-            questions = Validation(plan, left).again()
-            with closing(Checking(plan, say)) as checking:
-                for asked, share in answered(
-                    plan, subject.weights, questions, checking, subject.step
-                ):
-                    lines[asked.prompt.id] = _lines(plan, asked)
-                    record.append(lines[asked.prompt.id])
-                    progress(share)
+        with RunLock(record.path):
+            lines = _all_lines(record, plan, progress, say)
+            in_order = [lines[prompt.id] for prompt in plan.validation]
+            return _score(record, in_order, level, time.monotonic() - began)
     finally:
         plan.task.close()
-    in_order = [lines[prompt.id] for prompt in plan.validation]
-    return _score(record, plan, in_order, level, time.monotonic() - began if left else None)
+
+
+def _all_lines(
+    record: EvaluationRecord,
+    plan: Plan,
+    progress: Callable[[float], None],
+    say: Callable[[str], None],
+) -> dict[str, list[AnswerLine]]:
+    """The answers to all prompts: those on the disk, and the rest as they come."""
+    lines, subject = record.open(), record.subject
+    asked = Validation.of(plan).asked
+    left = {key: one for key, one in asked.items() if one.prompt.id not in lines}
+    if not left:
+        return lines
+    questions = Validation(plan, left).again()
+    with closing(Checking(plan, say)) as checking:
+        for one, share in answered(plan, subject.weights, questions, checking, subject.step):
+            lines[one.prompt.id] = _lines(plan, one)
+            record.append(lines[one.prompt.id])
+            progress(share)
+    return lines
 
 
 def _plan(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[Plan, int]:
@@ -157,10 +168,9 @@ def _lines(plan: Plan, asked: Asked) -> list[AnswerLine]:
 
 def _score(
     record: EvaluationRecord,
-    plan: Plan,
     answers: Sequence[Sequence[AnswerLine]],
     level: float,
-    seconds: float | None,
+    seconds: float,
 ) -> Evaluation:
     """The score by what is on the disk, and its line there."""
     k = record.recipe.validation.k
@@ -169,8 +179,6 @@ def _score(
     every = [a for of_one in answers for a in of_one]
     subject, scored = record.subject, found.scored or 0
     truncated = float(np.mean([a.truncated for a in every]))
-    old = [line for line in record.store.read(EvalLine) if line.step == subject.step]
-    spent = old[0].validation_hours if old else 0.0
     line = EvalLine(
         step=subject.step,
         version=subject.step,
@@ -182,7 +190,7 @@ def _score(
         truncated=truncated,
         tasks=by_task((a[0].task, v) for a, v in zip(answers, verdicts, strict=True)),
         compute=subject.compute,
-        validation_hours=spent + (seconds or 0.0) / 3600.0,
+        validation_hours=seconds / 3600.0,
         scored=scored,
         failed=found.failed,
     )

@@ -40,10 +40,6 @@ class EvaluationRecord:
         self.subject, self.recipe = subject, recipe
         self.path = out / subject.home
         self._check()
-        if (self.path / EvalLine.FILE).exists():
-            self.store = RunStore(self.path, resume=True)
-        else:
-            self.store = RunStore(self.path)
         self.answers = self.path / AnswerLine.FOLDER / f"step_{subject.step}.jsonl"
 
     def _check(self) -> None:
@@ -66,6 +62,17 @@ class EvaluationRecord:
                 f"{self.path} holds answers of other weights of step {self.subject.step}: choose "
                 "another -o"
             )
+
+    def make(self) -> None:
+        """Its directory."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}: choose another -o") from None
+
+    @property
+    def store(self) -> RunStore:
+        return RunStore(self.path, resume=True)
 
     def open(self) -> dict[str, list[AnswerLine]]:
         """The answers that are there, by prompt: all k of a prompt, each scored. The rest is

@@ -74,13 +74,14 @@ def _subjects(source: str | Path, layers: Sequence[str | Path]) -> list[Subject]
 
 
 def _may_be_an_id(text: str) -> bool:
-    """OWNER/NAME, as the hub has them.
+    """OWNER/NAME, as the hub has them; where OWNER is a directory here, it is a path.
 
     >>> _may_be_an_id("org/model"), _may_be_an_id("./org/model"), _may_be_an_id("model")
     (True, False, False)
     """
     parts = text.split("/")
-    return len(parts) == 2 and all(parts) and not text.startswith((".", "~"))
+    a_path = text.startswith((".", "~")) or Path(parts[0]).is_dir()
+    return len(parts) == 2 and all(parts) and not a_path
 
 
 def _of_run(run: Path) -> list[Subject]:
