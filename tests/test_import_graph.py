@@ -19,7 +19,7 @@ ALLOWED = {
     "streams": set(),
     "runs": {"streams", "registry", "errors"},
     "curves": {"runs", "registry", "errors"},
-    "report": {"curves", "errors"},
+    "report": {"curves", "recipe", "runs", "errors"},
     "recipe": {"errors"},
     "algorithm": {"recipe", "registry", "errors"},
     "models": {"errors"},

@@ -121,4 +121,5 @@ def interval(mean: float, stderr: float | None, prompts: int, level: float) -> t
         * math.sqrt(mean * (1.0 - mean) / tosses + (z / (2.0 * tosses)) ** 2)
         / (1.0 + z * z / tosses)
     )
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    # The mean is inside also where rounding says otherwise.
+    return max(min(middle - half, mean), 0.0), min(max(middle + half, mean), 1.0)
