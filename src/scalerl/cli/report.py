@@ -14,9 +14,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "report",
         help="write an HTML page and pictures",
-        description="A self-contained HTML page (works offline), the same as Markdown, pictures as "
-        "PNG, SVG and PDF, and JSON. Of a run that was trained here also its ledger, its steps, its "
-        "answers, its recipe and what went wrong.",
+        description="A self-contained HTML page (works offline), the same as Markdown, pictures "
+        "as PNG, SVG and PDF, and JSON. Of a run that scalerl trained also where its compute went, "
+        "how its steps went, its answers, its recipe and what went wrong.",
         epilog="Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/",
     )
     options.add_sources(command)

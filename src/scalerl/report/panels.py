@@ -16,7 +16,7 @@ from scalerl.report.markup import table, text
 from scalerl.report.run_record import RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
 from scalerl.runs.answers import AnswerSample
-from scalerl.runs.lines import StepLine
+from scalerl.runs.lines import EventLine, StepLine
 
 #: Points of a line where many runs share the page.
 FEW_BINS = 80
@@ -139,8 +139,9 @@ def _downstream(one: RunRecord, bins: int) -> str:
     main = ChartLine("validation", np.array([_float(e.pass_rate) for e in points]))
     drawn = []
     for name, scores in sets.items():
-        line = ChartLine(name, np.array([_float(scores.get(e.step)) for e in points]))
-        drawn.append(chart(f"{words.shorten(name, 40)} beside validation", x, [main, line], bins))
+        other = ChartLine(name, np.array([_float(scores.get(e.step)) for e in points]))
+        title = f"{words.shorten(name, 40)} beside validation"
+        drawn.append(chart(title, x, [main, other], bins))
     return f'<h3>Downstream</h3><div class="small-charts">{"".join(drawn)}</div>' + _trackings(one)
 
 
@@ -149,7 +150,7 @@ def _trackings(one: RunRecord) -> str:
         return ""
     rows = []
     for each in one.trackings:
-        flag = ' <span class="flag">stalls while validation rises</span>' if each.stalled else ""
+        flag = ' <span class="flag">stalls</span>' if each.stalled else ""
         (v0, v1), (d0, d1) = each.validation, each.downstream
         if each.slope is None or each.interval is None:
             rate = "none"
@@ -218,27 +219,29 @@ def _events(one: RunRecord) -> str:
     others = [e for e in one.events if e.event not in ALARMS]
     out = ""
     if alarms:
-        shown = alarms[:MAX_EVENTS]
-        rows = [(f"{e.step:,}", e.event, text(e.why or e.reason or "")) for e in shown]
-        more = f", the first {MAX_EVENTS} of {len(alarms)}" if len(alarms) > MAX_EVENTS else ""
-        out += "<h3>Warnings and alarms</h3>" + table(
-            f"What the run said while it ran{more}", ("Step", "What", "Why"), rows
-        )
+        out += "<h3>Warnings and alarms</h3>" + _said(alarms)
     ended = [e for e in others if e.event == "end"]
     how = ended[-1].reason if ended else "not ended: it runs, or was killed"
     facts = [f"{one.total_steps:,} steps", f"ended: {how}" if ended else str(how)]
     facts += [] if alarms else ["no warnings"]
     going = [e for e in others if e.event in ("resume", "branch")]
-    facts += [f"resumed or changed {len(going)} times"] if going else []
+    times = "once" if len(going) == 1 else f"{len(going)} times"
+    facts += [f"resumed or changed {times}"] if going else []
     out += f'<p class="small">{text("; ".join(facts))}</p>'
     if going:
-        rows = [(f"{e.step:,}", e.event, text(e.why or "")) for e in going[:MAX_EVENTS]]
-        out += (
-            "<details><summary>Resumes and changes</summary>"
-            + table("In their order", ("Step", "What", "Why"), rows)
-            + "</details>"
-        )
+        out += f"<details><summary>Resumes and changes</summary>{_said(going)}</details>"
     return out
+
+
+def _said(events: Sequence[EventLine]) -> str:
+    """A line an event, in their order."""
+    lines = [
+        f"<li><b>step {e.step:,}</b> {e.event}{': ' if e.why else ''}{text(e.why or '')}</li>"
+        for e in events[:MAX_EVENTS]
+    ]
+    if len(events) > MAX_EVENTS:
+        lines.append(f"<li>and {len(events) - MAX_EVENTS} more, in events.jsonl</li>")
+    return f'<ul class="events">{"".join(lines)}</ul>'
 
 
 def _recipe(one: RunRecord) -> str:

@@ -60,7 +60,8 @@ def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS
     label = f"{title}: {'; '.join(_summary(line, x) for line in shown)}"
     legend = _legend([line.name for line in shown]) if len(shown) > 1 else ""
     return (
-        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(title)}</b>{legend}</figcaption>'
+        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(title)}</b>'
+        f"{legend}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">{body}</svg>'
         "</figure>"
     )
