@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from scalerl.curves.compare import comparable, compare
     from scalerl.curves.forecast import forecast
     from scalerl.report.html import write_report
-    from scalerl.report.run_record import evaluations_of, record_of
+    from scalerl.report.run_record import evaluations_of, records_of
 
     further = evaluations_of(args.downstream)
     forecasts = [forecast(f, at or None, target) for f in fits]
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         forecasts=forecasts,
         title=args.title,
         command=shlex.join(["scalerl", *sys.argv[1:]]),
-        records=[record_of(f.run, further.get(f.run.name)) for f in fits],
+        records=records_of([f.run for f in fits], further),
     )
     if args.json:
         options.print_json([str(path) for path in files])

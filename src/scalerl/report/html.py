@@ -27,7 +27,7 @@ from scalerl.report.many_figures import (
 )
 from scalerl.report.markdown import markdown
 from scalerl.report.markup import text
-from scalerl.report.run_record import RunRecord, record_of
+from scalerl.report.run_record import RunRecord, records_of
 from scalerl.report.series import Series, many
 from scalerl.report.theme import drawing, render
 
@@ -71,7 +71,7 @@ def write_report(
     if comparison is None:
         comparison = _comparable(fits)
     if records is None:
-        records = [record_of(f.run) for f in fits]
+        records = records_of([f.run for f in fits])
     heading = title or _title(fits)
     drawn = _drawn(fits)
     names = slugs(f.name for f in fits[:MAX_FIGURES])

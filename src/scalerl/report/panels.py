@@ -13,15 +13,13 @@ import numpy.typing as npt
 from scalerl.report import words
 from scalerl.report.ledger import ledger
 from scalerl.report.markup import table, text
-from scalerl.report.run_record import RunRecord
+from scalerl.report.run_record import MANY, RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
 from scalerl.runs.answers import AnswerSample
 from scalerl.runs.lines import EventLine, StepLine
 
 #: Points of a line where many runs share the page.
 FEW_BINS = 80
-#: Runs that get the finer lines.
-MANY = 4
 #: Events that are shown, and characters of an answer.
 MAX_EVENTS, MAX_ANSWER = 40, 1500
 #: What is worth a reader's attention; the rest is how the run went.

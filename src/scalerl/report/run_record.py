@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
 
-#: Steps that are read of a run: of a longer one every second, third …
-MAX_STEPS = 2000
+#: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
+#: that the report of a study is there in seconds.
+MAX_STEPS, FEW_STEPS = 2000, 200
+#: Runs that are read so closely.
+MANY = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +64,21 @@ class RunRecord:
         }
 
 
-def record_of(run: Run, evaluations: Mapping[str, Path] | None = None) -> RunRecord | None:
+def records_of(
+    runs: Sequence[Run], evaluations: Mapping[str, Mapping[str, Path]] | None = None
+) -> list[RunRecord | None]:
+    """The record of each run, None for those that were not trained here; `evaluations` as
+    `evaluations_of` finds them."""
+    most = MAX_STEPS if len(runs) <= MANY else FEW_STEPS
+    return [record_of(run, (evaluations or {}).get(run.name), most) for run in runs]
+
+
+def record_of(
+    run: Run, evaluations: Mapping[str, Path] | None = None, most: int = MAX_STEPS
+) -> RunRecord | None:
     """The record behind a run; None where it was read from something else. `evaluations` are what
-    `scalerl eval` wrote of its checkpoints, by the name of what was asked."""
+    `scalerl eval` wrote of its checkpoints, by the name of what was asked; `most` steps are read.
+    """
     if not run.source:
         return None
     path = Path(run.source)
@@ -72,7 +88,7 @@ def record_of(run: Run, evaluations: Mapping[str, Path] | None = None) -> RunRec
     store = RunStore(path, resume=True)
     evals = tuple(store.read(EvalLine))
     further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
-    steps, total = _steps(path / StepLine.FILE)
+    steps, total = _steps(path / StepLine.FILE, most)
     recipe = _recipe(path)
     preset, differences = ("", []) if recipe is None else _against_preset(recipe)
     answered = store.answered()
@@ -112,13 +128,13 @@ def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
     return found
 
 
-def _steps(path: Path) -> tuple[list[StepLine], int]:
+def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
     """Evenly picked steps, the last one always, and how many there are: lines that are not picked
     are not even parsed."""
     if not path.is_file():
         return [], 0
     lines = [line for line in path.read_bytes().split(b"\n") if line]
-    every = -(-len(lines) // MAX_STEPS)
+    every = -(-len(lines) // most)
     picked = lines[::-1][:: max(every, 1)][::-1]
     made = [StepLine.from_dict(parsed(line)) for line in picked]
     found = [line for line in made if line is not None]
@@ -137,7 +153,12 @@ def _against_preset(recipe: Recipe) -> tuple[str, list[Difference]]:
     paper's own."""
     known = presets()
     names = [name for name in recipe.name.split("+") if name in known] or ["scalerl"]
-    return " ".join(names), diff(Recipe.load(*names), recipe)
+    return " ".join(names), diff(_preset(*names), recipe)
+
+
+@cache
+def _preset(*names: str) -> Recipe:
+    return Recipe.load(*names)
 
 
 def _curves(
