@@ -41,7 +41,6 @@ ALLOWED = {
     },
     "placement": {
         "pipeline",
-        "models",
         "engine",
         "trainer",
         "weights",

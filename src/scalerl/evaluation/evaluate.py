@@ -49,8 +49,8 @@ def evaluate(
     recipe: Sequence[str | Path] = (),
     changes: Sequence[str] = (),
     level: float = scores.LEVEL,
-    progress: Callable[[float], None] = lambda share: None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Evaluation]:
     """Score each model (a directory, a Hugging Face id, `tiny`), checkpoint, and every checkpoint
     of each run, into the directory `out`; what is there already is not asked again.
@@ -62,7 +62,7 @@ def evaluate(
     temperature  0 is greedy, with one answer a prompt
     recipe       presets or files that a model which is no run is asked by ("scalerl")
     changes      "key=value" of the recipe
-    progress     is called with the share done of what was to do
+    progress     is called with the share done of what was to do; say: with lines worth a warning
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
@@ -83,11 +83,16 @@ def evaluate(
     for i, record in enumerate(records):
 
         def part(share: float, i: int = i) -> None:
-            progress((i + share) / len(records))
+            if progress is not None:
+                progress((i + share) / len(records))
 
-        done.append(_one(record, asking, level, part, say))
+        done.append(_one(record, asking, level, part, say or _nobody))
         part(1.0)
     return done
+
+
+def _nobody(line: str) -> None:
+    """Hears it."""
 
 
 def _one(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.models.load import SHIPPED
+from scalerl.models.load import SHIPPED, model_path
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.branches import recipe_of
 from scalerl.recipe import Recipe
@@ -138,5 +138,5 @@ def _of_model(source: str, layers: Sequence[str | Path]) -> Subject:
         name=name,
         home=name.replace("/", "--"),
         recipe=Recipe.load(*below).replace(changes),
-        weights=source,
+        weights=model_path(source),
     )

@@ -10,7 +10,6 @@ from typing import TypeVar
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
-from scalerl.models.load import model_path
 from scalerl.pipeline.plan import Plan
 from scalerl.registry import Registry
 from scalerl.trainer.interface import Trainer, TrainerSpec
@@ -104,5 +103,5 @@ def named(registry: Registry[F], name: str, field: str) -> F:
 
 def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
-    spec = replace(engine_spec(plan), model=model_path(model), slots=slots)
+    spec = replace(engine_spec(plan), model=model, slots=slots)
     return named(ENGINES, plan.recipe.placement.engine, "engine")(spec)
