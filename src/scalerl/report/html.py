@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 #: Runs that get figures of their own as files.
 MAX_FIGURES = 12
-#: What figures are written as.
+#: What figures are written as; those of single runs only up to so many runs as PDF, which takes
+#: half a second each.
 KINDS = ("png", "svg", "pdf")
+MAX_PDF = 4
 #: Runs in the page's pictures of efficiency and of ceiling and C_mid: one for each colour.
 MAX_JOINT = 7
 #: Size of the pictures inside the page, in inches: text stays readable on a phone.
@@ -84,8 +86,9 @@ def write_report(
     title_of_all = "" if comparison is None else sentence(comparison)
     same = [s for s in drawn if s.fit.run.x_kind == kind]
     together = plot_fit(same[0].fit) if len(same) == 1 else plot_runs(same, title=title_of_all)
-    content |= _figures(fits, names, together, comparison)
-    links = [[f"fit-{name}.{kind}" for kind in KINDS] for name in names]
+    kinds = KINDS if len(fits) <= MAX_PDF else KINDS[:2]
+    links = [[f"fit-{name}.{each}" for each in kinds] for name in names]
+    content |= _figures(fits, links, together, comparison)
     parts = {
         "title": text(heading),
         "answer": page.answer(ahead, comparison),
@@ -143,16 +146,21 @@ def _drawn(fits: Sequence[Fit]) -> list[Series]:
 
 
 def _figures(
-    fits: Sequence[Fit], names: Sequence[str], together: Figure, comparison: Comparison | None
+    fits: Sequence[Fit], links: Sequence[Sequence[str]], together: Figure, found: Comparison | None
 ) -> dict[str, bytes]:
     """File name -> content of every figure."""
-    made = [
-        (f"fit-{name}", plot_fit(fit)) for fit, name in zip(fits[:MAX_FIGURES], names, strict=True)
+    made: list[tuple[Sequence[str], Figure]] = [
+        (names, plot_fit(fit)) for fit, names in zip(fits[:MAX_FIGURES], links, strict=True)
     ]
-    if comparison is not None:
-        made += [("comparison", together), ("efficiency", plot_efficiency(comparison))]
+    if found is not None:
+        for name, figure in (("comparison", together), ("efficiency", plot_efficiency(found))):
+            made.append(([f"{name}.{kind}" for kind in KINDS], figure))
     with drawing("light"):
-        return {f"{n}.{kind}": render(fig, kind) for n, fig in made for kind in KINDS}
+        return {
+            name: render(figure, name.rpartition(".")[2])
+            for names, figure in made
+            for name in names
+        }
 
 
 def _near_mean(comparison: Comparison) -> Comparison:

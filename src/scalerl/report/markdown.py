@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 
 #: Left out with all they hold.
-_SKIPPED = {"script", "style", "head", "svg", "button"}
+_SKIPPED = {"script", "style", "head", "svg", "button", "noscript"}
 _HEADINGS = {"h1": "#", "h2": "##", "h3": "###", "h4": "####"}
 _BLOCKS = {"p", "li", "figcaption", "summary", "dt", "caption", *_HEADINGS}
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
