@@ -21,6 +21,7 @@ _HOME = {
     "Comparison": "scalerl.curves.compare",
     "ComputeNeeded": "scalerl.curves.planning",
     "Crossing": "scalerl.curves.verdict",
+    "Evaluation": "scalerl.evaluation.scores",
     "Fit": "scalerl.curves.result",
     "Forecast": "scalerl.curves.forecast",
     "Gain": "scalerl.curves.forecast",
@@ -39,6 +40,7 @@ _HOME = {
     "Target": "scalerl.curves.forecast",
     "backtest": "scalerl.curves.backtest",
     "compare": "scalerl.curves.compare",
+    "evaluate": "scalerl.evaluation.evaluate",
     "fit": "scalerl.curves.fit",
     "fit_all": "scalerl.curves.fit",
     "forecast": "scalerl.curves.forecast",
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
     from scalerl.curves.verdict import Arm as Arm
     from scalerl.curves.verdict import Crossing as Crossing
     from scalerl.errors import InputError as InputError
+    from scalerl.evaluation.evaluate import evaluate as evaluate
+    from scalerl.evaluation.scores import Evaluation as Evaluation
     from scalerl.recipe.schema import Recipe as Recipe
     from scalerl.runs import load_run as load_run
     from scalerl.runs import load_runs as load_runs

@@ -154,7 +154,7 @@ def test_a_script_without_the_main_guard_ends_with_one_line(tmp_path):
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.splitlines() == [
-        'scalerl: put the call of train() under `if __name__ == "__main__":`, for it starts '
-        "processes"
+        'scalerl: put the call of train() or evaluate() under `if __name__ == "__main__":`, '
+        "for it starts processes"
     ]
     assert not list(Path(tmp_path / "run").glob("checkpoints/*"))

@@ -58,7 +58,7 @@ def test_alarm_is_a_banner_and_takes_the_ceiling_away() -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_files_are_the_same_every_time(tmp_path: Path, theme: str, suffix: str) -> None:
     f = known()
     for name in ("a", "b"):
@@ -73,7 +73,7 @@ def test_files_are_the_same_every_time(tmp_path: Path, theme: str, suffix: str) 
 
 def test_other_suffixes_and_themes_are_refused() -> None:
     f = known()
-    with pytest.raises(InputError, match=r"\.png or \.svg"):
+    with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         plot_fit(f, "picture.bmp")
     with pytest.raises(InputError, match="light or dark"):
         plot_fit(f, theme="sepia")  # type: ignore[arg-type]

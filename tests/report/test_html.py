@@ -79,11 +79,12 @@ def test_report_writes_page_figures_and_numbers(tmp_path: Path) -> None:
     paths = write_report(fits, out, command="scalerl report runs.csv -o out")
     assert [p.name for p in paths] == [
         "report.html",
+        "report.md",
         "report.json",
         *(
             f"{n}.{k}"
             for n in ("fit-first", "fit-second", "comparison", "efficiency")
-            for k in ("png", "svg")
+            for k in ("png", "svg", "pdf")
         ),
     ]
     assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in paths)

@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
         backtest,
         compare,
         doctor,
+        evaluate,
         fit,
         forecast,
         recipe,
@@ -37,21 +38,21 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(fit, forecast, compare, backtest, report),
-        *(recipe, train, study, doctor, warmstart),
+        *(recipe, train, study, evaluate, doctor, warmstart),
     ):
         module.add(commands)
     return top
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, and KEY=VALUE may also follow the options of `train`, any word those of
-    `study`."""
+    """As argparse does, and KEY=VALUE may also follow the options of `train` and `eval`, any word
+    those of `study`."""
     top = parser()
     args, rest = top.parse_known_args(argv)
-    if rest and args.command == "train" and all("=" in r and r[0] != "-" for r in rest):
-        args.recipe += rest
-    elif rest and args.command == "study" and all(r[0] != "-" for r in rest):
-        args.words += rest
+    takes = {"train": "recipe", "eval": "model", "study": "words"}.get(args.command)
+    changes = args.command == "study" or all("=" in r for r in rest)
+    if rest and takes is not None and changes and all(r[0] != "-" for r in rest):
+        getattr(args, takes).extend(rest)
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     return args

@@ -14,7 +14,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "report",
         help="write an HTML page and pictures",
-        description="A self-contained HTML page (works offline), PNG and SVG pictures, and JSON.",
+        description="A self-contained HTML page (works offline), the same as Markdown, pictures "
+        "as PNG, SVG and PDF, and JSON. Of a run that scalerl trained also where its compute went, "
+        "how its steps went, its answers, its recipe and what went wrong.",
         epilog="Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/",
     )
     options.add_sources(command)
@@ -23,6 +25,14 @@ def add(commands: Any) -> None:
     command.add_argument("--group-by", metavar="NAME", help="replicates, as in compare")
     command.add_argument("--at", nargs="+", default=[], metavar="C", help="amounts of compute")
     command.add_argument("--target", nargs="+", default=[], metavar="R", help="scores to reach")
+    command.add_argument(
+        "--downstream",
+        action="append",
+        default=[],
+        metavar="[NAME=]DIR",
+        help="what `scalerl eval RUN --task … -o DIR` wrote of the runs' checkpoints: each a "
+        "downstream set beside validation",
+    )
     options.add_fit_options(command)
     command.set_defaults(handler=run)
 
@@ -35,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from scalerl.curves.compare import comparable, compare
     from scalerl.curves.forecast import forecast
     from scalerl.report.html import write_report
+    from scalerl.report.run_record import evaluations_of, records_of
 
+    further = evaluations_of(args.downstream)
     forecasts = [forecast(f, at or None, target) for f in fits]
     comparison = None
     if comparable(fits):
@@ -49,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         forecasts=forecasts,
         title=args.title,
         command=shlex.join(["scalerl", *sys.argv[1:]]),
+        records=records_of([f.run for f in fits], further),
     )
     if args.json:
         options.print_json([str(path) for path in files])

@@ -6,7 +6,7 @@ line before any compute is spent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,13 +85,15 @@ class Plan:
     validation_slots: int
 
     @staticmethod
-    def of(recipe: Recipe) -> Plan:
-        """Raises InputError over anything that cannot work."""
+    def of(recipe: Recipe, asks: Callable[[Task], Sequence[Prompt]] | None = None) -> Plan:
+        """Raises InputError over anything that cannot work. `asks` chooses the prompts of an
+        evaluation: it has no other sets, and no training prompts but these."""
         model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
         device = resolve_device(recipe.placement.device)
         tokenizer = load_tokenizer(model, trust_remote_code=trust)
         task = task_of(recipe.task)
-        train = {p.id: p for p in task.train_prompts(recipe.seed)}
+        asked = asks(task) if asks else task.validation_prompts(recipe.validation.prompts)
+        train = {p.id: p for p in (asked if asks else task.train_prompts(recipe.seed))}
         if not train:
             raise InputError(f"task {task.name} has no prompts to train on: see held_out_share")
         shape = meta_model(model, recipe.model.dtype, trust_remote_code=trust)
@@ -115,8 +117,8 @@ class Plan:
             chat=Chat(tokenizer),
             hidden=hidden,
             prompts=train,
-            validation=tuple(task.validation_prompts(recipe.validation.prompts)),
-            downstream={name: tuple(prompts) for name, prompts in task.downstream().items()},
+            validation=tuple(asked),
+            downstream={} if asks else {n: tuple(p) for n, p in task.downstream().items()},
             curriculum=Curriculum(list(train), _rule(recipe), recipe.seed),
             schedule=Schedule(recipe.schedule.name, recipe.schedule.k, recipe.batch.prompts),
             control=control,

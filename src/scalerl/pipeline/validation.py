@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,7 +143,7 @@ class Validation:
             "unscored": len(rollouts) - (main.scored or 0),
             "failed": main.failed,
             "truncated": float(np.mean([r.truncated for r in rollouts])),
-            "tasks": _by_task(asked),
+            "tasks": by_task((a.prompt.task, a.verdicts) for a in asked),
             "downstream": scores or None,
             "temperatures": heated or None,
         }
@@ -155,7 +155,7 @@ class Validation:
             (
                 AnswerSample(
                     prompt=asked.prompt.id,
-                    question=_text(asked.prompt),
+                    question=question_text(asked.prompt),
                     answer=self.plan.text_of(rollout.token_ids),
                     correct=verdict.correct,
                     why=verdict.why,
@@ -168,12 +168,13 @@ class Validation:
         )
 
 
-def _by_task(asked: Sequence[Asked]) -> dict[str, float]:
+def by_task(asked: Iterable[tuple[str, Sequence[Checked]]]) -> dict[str, float]:
+    """Pass rate of each task of a mixture, by the tasks and verdicts of prompts."""
     tasks: dict[str, list[float]] = {}
-    for one in asked:
-        right = [v.correct for v in one.verdicts if v.correct is not None]
+    for task, verdicts in asked:
+        right = [v.correct for v in verdicts if v.correct is not None]
         if right:
-            tasks.setdefault(one.prompt.task, []).append(float(np.mean(right)))
+            tasks.setdefault(task, []).append(float(np.mean(right)))
     return {name: float(np.mean(shares)) for name, shares in tasks.items()}
 
 
@@ -206,7 +207,8 @@ def reason(verdicts: Sequence[Sequence[Checked]]) -> str:
     ]
 
 
-def _text(prompt: Prompt) -> str:
+def question_text(prompt: Prompt) -> str:
+    """The question as people read it."""
     if isinstance(prompt.question, str):
         return prompt.question
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt.question)

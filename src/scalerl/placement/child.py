@@ -16,7 +16,10 @@ from scalerl.streams import make_unbreakable
 
 #: Exit code of a process whose start came back to the call of `train` that started it.
 UNGUARDED = 87
-GUARD = 'put the call of train() under `if __name__ == "__main__":`, for it starts processes'
+GUARD = (
+    'put the call of train() or evaluate() under `if __name__ == "__main__":`, for it starts '
+    "processes"
+)
 
 
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:

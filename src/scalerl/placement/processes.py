@@ -137,31 +137,21 @@ class ProcessHandle:
         self._conn.close()
 
 
-class ProcessCrew:
-    """One trainer, some generators and checkers, each a process."""
+class ProcessParts:
+    """Parts that are processes: started, listened to, replaced and ended."""
 
-    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
-        specs = Specs.of(plan, checkpoint, default_channel="shared-memory")
-        if not specs.channel.across_processes:
-            raise InputError(
-                f"placement.weights={plan.recipe.placement.weights} stays within one process: "
-                "set placement.weights=auto, or placement.backend=inline"
-            )
+    def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[ProcessHandle, Any]] = queue.SimpleQueue()
+        self.generators: list[ProcessHandle] = []
+        self.checkers: list[ProcessHandle] = []
+
+    def start_checkers(self, plan: Plan) -> None:
         where = plan.recipe.placement
         checkers = min(where.checkers, os.cpu_count() or 1, MAX_CHECKERS)
         places = -(-where.checkers // checkers)
         task = plan.task.for_checking()
-        channel = specs.channel
-        start = self._start
-        self.trainer = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
-        self.generators = [
-            start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
-                  where.deterministic)
-            for i in range(where.generators)
-        ]  # fmt: skip
         self.checkers = [
-            start(f"checker {i}", run_checker, task, places, where.check_seconds)
+            self._start(f"checker {i}", run_checker, task, places, where.check_seconds)
             for i in range(checkers)
         ]
 
@@ -176,7 +166,7 @@ class ProcessCrew:
 
     @property
     def _parts(self) -> list[ProcessHandle]:
-        return [self.trainer, *self.generators, *self.checkers]
+        return [*self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[Said | Gone]:
         found: list[Said | Gone] = []
@@ -210,6 +200,33 @@ class ProcessCrew:
         finally:  # also when Ctrl-C comes in between
             for part in self._parts:
                 part.kill()
+
+
+class ProcessCrew(ProcessParts):
+    """One trainer, some generators and checkers, each a process."""
+
+    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
+        super().__init__()
+        specs = Specs.of(plan, checkpoint, default_channel="shared-memory")
+        if not specs.channel.across_processes:
+            raise InputError(
+                f"placement.weights={plan.recipe.placement.weights} stays within one process: "
+                "set placement.weights=auto, or placement.backend=inline"
+            )
+        where = plan.recipe.placement
+        channel = specs.channel
+        start = self._start
+        self.trainer = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
+        self.generators = [
+            start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
+                  where.deterministic)
+            for i in range(where.generators)
+        ]  # fmt: skip
+        self.start_checkers(plan)
+
+    @property
+    def _parts(self) -> list[ProcessHandle]:
+        return [self.trainer, *super()._parts]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,16 +50,7 @@ class Specs:
         OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
             make_engine=named(ENGINES, where.engine, "engine"),
-            engine=EngineSpec(
-                model=plan.model,
-                dtype=recipe.model.dtype,
-                head=recipe.precision.generator_head,
-                slots=plan.slots,
-                validation_slots=plan.validation_slots,
-                columns=plan.columns,
-                device=plan.device,
-                trust_remote_code=recipe.model.trust_remote_code,
-            ),
+            engine=engine_spec(plan),
             make_trainer=named(TRAINERS, where.trainer, "trainer"),
             trainer=TrainerSpec(
                 model=plan.model,
@@ -85,6 +76,21 @@ class Specs:
         )
 
 
+def engine_spec(plan: Plan) -> EngineSpec:
+    """The engine of a plan."""
+    recipe = plan.recipe
+    return EngineSpec(
+        model=plan.model,
+        dtype=recipe.model.dtype,
+        head=recipe.precision.generator_head,
+        slots=plan.slots,
+        validation_slots=plan.validation_slots,
+        columns=plan.columns,
+        device=plan.device,
+        trust_remote_code=recipe.model.trust_remote_code,
+    )
+
+
 def named(registry: Registry[F], name: str, field: str) -> F:
     """What a recipe's `placement.<field>` names."""
     if LATER.get(field) == name:
@@ -93,3 +99,9 @@ def named(registry: Registry[F], name: str, field: str) -> F:
             "(the overlay `tiny` does)"
         )
     return registry[name]
+
+
+def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
+    """The engine of a plan with other weights of the same shape, in this process."""
+    spec = replace(engine_spec(plan), model=model, slots=slots)
+    return named(ENGINES, plan.recipe.placement.engine, "engine")(spec)

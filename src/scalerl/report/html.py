@@ -13,7 +13,7 @@ from scalerl.curves.compare import Comparison, comparable, compare
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
-from scalerl.report import page, payload, tables, words
+from scalerl.report import page, panels, payload, tables, words
 from scalerl.report.figures import plot_fit
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.inline import inline_svg
@@ -25,7 +25,9 @@ from scalerl.report.many_figures import (
     sentence,
     suits,
 )
+from scalerl.report.markdown import markdown
 from scalerl.report.markup import text
+from scalerl.report.run_record import RunRecord, records_of
 from scalerl.report.series import Series, many
 from scalerl.report.theme import drawing, render
 
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 #: Runs that get figures of their own as files.
 MAX_FIGURES = 12
+#: What figures are written as; those of single runs only up to so many runs as PDF, which takes
+#: half a second each.
+KINDS = ("png", "svg", "pdf")
+MAX_PDF = 4
 #: Runs in the page's pictures of efficiency and of ceiling and C_mid: one for each colour.
 MAX_JOINT = 7
 #: Size of the pictures inside the page, in inches: text stays readable on a phone.
@@ -47,12 +53,16 @@ def write_report(
     forecasts: Sequence[Forecast] | None = None,
     title: str | None = None,
     command: str | None = None,
+    records: Sequence[RunRecord | None] | None = None,
 ) -> list[Path]:
-    """Write report.html, report.json and the figures into a directory, which is made if need be.
+    """Write report.html, report.md, report.json and the figures into a directory, which is made if
+    need be.
 
     comparison  of these fits; by default made here, where the runs can be compared
     forecasts   of these fits in their order; by default at twice the compute spent
     command     the command line that asked for the report, shown on the page
+    records     of the training runs behind the fits, in their order; by default read from where
+                the runs were read, None for those that were not trained here
 
     Returns the files written, the page first.
     """
@@ -62,37 +72,45 @@ def write_report(
     ahead = [forecast(f) for f in fits] if forecasts is None else list(forecasts)
     if comparison is None:
         comparison = _comparable(fits)
+    if records is None:
+        records = records_of([f.run for f in fits])
     heading = title or _title(fits)
     drawn = _drawn(fits)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     out = Path(out_dir)
     content: dict[str, bytes] = {}
     content["report.json"] = payload.to_json(
-        payload.numbers(ahead, drawn, comparison, heading, command), indent=1
+        payload.numbers(ahead, drawn, comparison, heading, command, records), indent=1
     ).encode("utf-8", "backslashreplace")
     kind = fits[0].run.x_kind
     title_of_all = "" if comparison is None else sentence(comparison)
     same = [s for s in drawn if s.fit.run.x_kind == kind]
     together = plot_fit(same[0].fit) if len(same) == 1 else plot_runs(same, title=title_of_all)
-    content |= _figures(fits, names, together, comparison)
-    links = [[f"fit-{name}.png", f"fit-{name}.svg"] for name in names]
+    kinds = KINDS if len(fits) <= MAX_PDF else KINDS[:2]
+    links = [[f"fit-{name}.{each}" for each in kinds] for name in names]
+    content |= _figures(fits, links, together, comparison)
     parts = {
         "title": text(heading),
         "answer": page.answer(ahead, comparison),
         "chart_caption": page.chart_caption(fits),
+        "chart_file": "comparison.png" if comparison is not None else f"fit-{names[0]}.png",
         "static_chart": inline_svg(together, "static", page.static_alt(fits[0])),
         "parameters": tables.parameters(drawn),
         "forecasts": tables.forecasts(ahead),
         "comparison": tables.comparison(comparison),
         "pictures": _pictures(fits, comparison),
         "runs": page.runs(ahead, links),
+        "inside": panels.section(records),
         "command": page.command(command),
         "data": payload.embedded(payload.chart(drawn)),
         "css": _asset("report.css"),
         "js": _asset("report.js") + _asset("tables.js"),
     }
     document = Template(_asset("template.html")).substitute(parts)
-    content = {"report.html": document.encode("utf-8", "backslashreplace")} | content
+    content = {
+        "report.html": document.encode("utf-8", "backslashreplace"),
+        "report.md": markdown(document).encode("utf-8", "backslashreplace"),
+    } | content
     # The page is written last: where it is there, all it links to is there.
     order = [*list(content)[1:], "report.html"]
     for name in order:
@@ -128,16 +146,21 @@ def _drawn(fits: Sequence[Fit]) -> list[Series]:
 
 
 def _figures(
-    fits: Sequence[Fit], names: Sequence[str], together: Figure, comparison: Comparison | None
+    fits: Sequence[Fit], links: Sequence[Sequence[str]], together: Figure, found: Comparison | None
 ) -> dict[str, bytes]:
     """File name -> content of every figure."""
-    made = [
-        (f"fit-{name}", plot_fit(fit)) for fit, name in zip(fits[:MAX_FIGURES], names, strict=True)
+    made: list[tuple[Sequence[str], Figure]] = [
+        (names, plot_fit(fit)) for fit, names in zip(fits[:MAX_FIGURES], links, strict=True)
     ]
-    if comparison is not None:
-        made += [("comparison", together), ("efficiency", plot_efficiency(comparison))]
+    if found is not None:
+        for name, figure in (("comparison", together), ("efficiency", plot_efficiency(found))):
+            made.append(([f"{name}.{kind}" for kind in KINDS], figure))
     with drawing("light"):
-        return {f"{n}.{kind}": render(fig, kind) for n, fig in made for kind in ("png", "svg")}
+        return {
+            name: render(figure, name.rpartition(".")[2])
+            for names, figure in made
+            for name in names
+        }
 
 
 def _near_mean(comparison: Comparison) -> Comparison:

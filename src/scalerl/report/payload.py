@@ -14,6 +14,7 @@ from scalerl.curves.compare import Comparison
 from scalerl.curves.forecast import Forecast
 from scalerl.report import words
 from scalerl.report.many_figures import fixed_ceiling
+from scalerl.report.run_record import RunRecord
 from scalerl.report.series import Series, thin
 
 #: Points of all runs together that the chart draws without effort; a run keeps at least MIN_POINTS.
@@ -83,6 +84,7 @@ def numbers(
     comparison: Comparison | None,
     title: str,
     command: str | None,
+    records: Sequence[RunRecord | None],
 ) -> dict[str, Any]:
     """Everything the page shows, for report.json."""
     fits = []
@@ -96,6 +98,7 @@ def numbers(
         "forecasts": [ahead.to_dict() for ahead in forecasts],
         "comparison": None,
         "efficiency": None,
+        "records": [None if one is None else one.to_dict() for one in records],
     }
     if comparison is not None:
         found = comparison.to_dict()

@@ -135,7 +135,7 @@ def render(fig: Figure, suffix: str, transparent: bool = False) -> bytes:
 
     out = BytesIO()
     form = suffix.removeprefix(".").lower()
-    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {"Software": None})
     colour = "none" if transparent else "auto"
     with warnings.catch_warnings():
         # A run's name may hold characters that no font here has: they are drawn as boxes.
@@ -148,7 +148,7 @@ def save(fig: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given, whose suffix says as what. Call inside `drawing`."""
     if path is not None:
         suffix = Path(path).suffix.lower()
-        if suffix not in (".png", ".svg"):
-            raise InputError(f"a figure is written as .png or .svg, not {Path(path).name!r}")
+        if suffix not in (".png", ".svg", ".pdf"):
+            raise InputError(f"a figure is written as .png, .svg or .pdf, not {Path(path).name!r}")
         write_whole(path, render(fig, suffix))
     return fig

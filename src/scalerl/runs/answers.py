@@ -40,6 +40,26 @@ class AnswerSample(Record):
 
 
 @record
+class AnswerLine(Record):
+    """One answer of `scalerl eval`, a line of `answers/step_N.jsonl`. The lines of a prompt are
+    appended together, when all its answers are checked."""
+
+    FOLDER: ClassVar[str] = "answers"
+
+    prompt: str = about("id of the prompt", needed=True)
+    n: int = about("which of its k answers, from 0", needed=True)
+    task: str = about("task of the prompt: of a mixture, which part")
+    question: str = about("text of the prompt")
+    answer: str = about("what was answered")
+    correct: bool | None = about("whether it is right; null where it could not be scored")
+    reward: float | None = about("what it earned; null where it could not be scored")
+    why: str = about("what the check found, in one line")
+    tokens: int = about("length of the answer", unit="tokens")
+    truncated: bool = about("whether it was cut off")
+    finish: str = about("`stop`, `length`, `interrupted` or `failed`")
+
+
+@record
 class EvalAnswers(Record):
     """The answers of one validation."""
 

@@ -8,7 +8,7 @@ import typing
 from dataclasses import fields
 from typing import Any, Literal, Union
 
-from scalerl.runs.answers import AnswerSample, EvalAnswers
+from scalerl.runs.answers import AnswerLine, AnswerSample, EvalAnswers
 from scalerl.runs.compute import Compute, LedgerLine
 from scalerl.runs.fields import Record
 from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
@@ -32,6 +32,8 @@ are `null`. Readers pass over keys that they do not know: later versions may add
 | `status.json` | what the run is doing just now, replaced every second; for `scalerl doctor` |
 | `lock` | held by the process that writes |
 
+`scalerl eval` writes a record of its own for each model or run: `recipe.toml`, `evals.jsonl`, `evals/`, `evaluation.json` (which weights answered), and every answer in `answers/step_N.jsonl`.
+
 ```python
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.store import RunStore
@@ -52,6 +54,7 @@ SECTIONS: dict[str, type[Record]] = {
     "events.jsonl": EventLine,
     "evals/step_N.json": EvalAnswers,
     "answers": AnswerSample,
+    "answers/step_N.jsonl": AnswerLine,
     "status.json": Status,
 }
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true, false"}

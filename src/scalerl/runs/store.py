@@ -65,6 +65,12 @@ class RunStore:
             file.flush()
             os.fsync(file.fileno())
 
+    def put(self, line: Line) -> None:
+        """One line at the place of its step, instead of the one that was there."""
+        kept = [each for each in self.read(type(line)) if each.step != line.step]
+        lines = sorted([*kept, line], key=lambda each: each.step)
+        self._replace(line.FILE, "".join(_json(each.to_dict()) + "\n" for each in lines))
+
     def status(self, status: Status) -> None:
         """What the run is doing just now, in place of what it did before."""
         # Not forced onto the disk: it is written every second, and a machine that went down with

@@ -1,0 +1,109 @@
+"""scalerl eval: score models, checkpoints and runs on a task."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli import options
+
+if TYPE_CHECKING:
+    from scalerl.evaluation.scores import Evaluation
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "eval",
+        help="score models, checkpoints or every checkpoint of a run on a task",
+        description="mean@k with its interval and pass@k of any model, checkpoint, or every "
+        "checkpoint of a run. A run is asked by its own recipe, so that the numbers are those of "
+        "its validations. Every answer is kept; the same command goes on after a kill. The scores "
+        "of a run's checkpoints are a curve: scalerl fit DIR.",
+        epilog="Example: scalerl eval tiny --task running-sums --prompts 50 -o evals/tiny",
+    )
+    command.add_argument(
+        "model",
+        nargs="+",
+        metavar="MODEL|RUN|CHECKPOINT|KEY=VALUE",
+        help="a model's directory or Hugging Face id, or tiny; a run; one of its checkpoints; "
+        "changes of the recipe",
+    )
+    command.add_argument("--task", metavar="NAME", help="as in recipes; a run has one of its own")
+    command.add_argument("--dataset", metavar="FILE", help="what the task asks: all of it")
+    command.add_argument("--prompts", type=int, metavar="N", help="so many prompts")
+    command.add_argument(
+        "--k", type=int, help="answers to each (16, or what the run's validations ask)"
+    )
+    command.add_argument(
+        "--temperature", type=options.number, metavar="T", help="0 is greedy, one answer a prompt"
+    )
+    command.add_argument(
+        "--recipe",
+        nargs="+",
+        default=[],
+        metavar="PRESET|FILE",
+        help="what a model that is no run is asked by: length control, sampling (scalerl)",
+    )
+    command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
+    command.add_argument(
+        "--level", type=options.number, default=0.9, help="of the interval (default 0.9)"
+    )
+    options.add_json(command)
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.errors import InputError, PipelineError
+    from scalerl.report.progress import progress
+
+    try:
+        from scalerl.evaluation.evaluate import evaluate
+    except ModuleNotFoundError as error:
+        raise InputError(f"eval needs {error.name}: pip install 'scalerl[train]'") from None
+    with progress("evaluating") as share:
+        try:
+            found = evaluate(
+                *[one for one in args.model if "=" not in one],
+                out=args.out,
+                task=args.task,
+                dataset=args.dataset,
+                prompts=args.prompts,
+                k=args.k,
+                temperature=args.temperature,
+                recipe=args.recipe,
+                changes=[one for one in args.model if "=" in one],
+                level=args.level,
+                progress=share,
+                say=lambda line: print(f"warning: {line}", file=sys.stderr),
+            )
+        except PipelineError as error:
+            print(f"scalerl: {error}", file=sys.stderr)
+            return 1
+    if args.json:
+        options.print_json([each.to_dict() for each in found])
+    else:
+        print(_table(found))
+    for each in found:
+        if each.failed is not None:
+            print(f"scalerl: {each.model} has no score: {each.failed}", file=sys.stderr)
+    return 1 if any(each.failed is not None for each in found) else 0
+
+
+def _table(found: list[Evaluation]) -> str:
+    """A row a model."""
+    most = max((each.pass_at for each in found), key=len)
+    percent = f"{100 * found[0].level:g} %"
+    head = ["model", "task", "prompts", f"mean@{found[0].k}", percent]
+    head += [f"pass@{k}" for k in most if k > 1]
+    rows = [head]
+    for each in found:
+        span = "" if each.interval is None else "{:.3f} to {:.3f}".format(*each.interval)
+        mean = "none" if each.mean is None else f"{each.mean:.3f}"
+        cells = [each.model, each.task, str(each.n_prompts), mean, span]
+        cells += [f"{each.pass_at[k]:.3f}" if k in each.pass_at else "" for k in most if k > 1]
+        rows.append(cells)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    lines += ["", "answers in " + ", ".join(dict.fromkeys(each.path for each in found))]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,84 @@
+"""The parts of an evaluation: an engine in this process writes, checkers in theirs judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from scalerl.engine.interface import Engine
+from scalerl.errors import InputError, PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.checks import Checks, Judged
+from scalerl.pipeline.crew import Gone, Said
+from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.validation import Asked, Validation
+from scalerl.placement.processes import ProcessParts, RealClock
+from scalerl.placement.specs import engine_of
+
+#: Seconds that are waited for a checker when nothing is left to write.
+WAIT = 0.2
+
+
+class Checking:
+    """Checkers for the task of a plan, which may serve many subjects."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.crew = ProcessParts()
+        self.say = say
+        self._start = plan.recipe.placement.patience
+        try:
+            self.crew.start_checkers(plan)
+            where = plan.recipe.placement
+            self.checks = Checks(
+                plan.task, self.crew.checkers, where.checkers, where.check_seconds, RealClock()
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.crew.stop(at_once=True)
+
+    def judged(self, seconds: float) -> list[Judged]:
+        """Verdicts that have come, waiting at most so long for the first."""
+        found: list[Judged] = []
+        for event in self.crew.poll(seconds):
+            found += self._event(event)
+        for handle, why in self.checks.replaceable(self._start):
+            found += self.checks.lost(handle, self.crew.replace(handle), why)
+        while self.checks.notes:
+            self.say(self.checks.notes.pop(0))
+        return found
+
+    def _event(self, event: Said | Gone) -> list[Judged]:
+        if isinstance(event, Gone):
+            return self.checks.lost(event.who, self.crew.replace(event.who), event.why)
+        message = event.message
+        if isinstance(message, m.Ready):
+            self.checks.ready(event.who)
+            return []
+        if isinstance(message, m.Verdicts):
+            return self.checks.heard(event.who, message)
+        if isinstance(message, m.Failed) and message.bad_input:
+            raise InputError(message.reason)
+        raise PipelineError(f"{event.who.name}: {getattr(message, 'reason', message)}")
+
+
+def answered(
+    plan: Plan, weights: str, questions: Validation, checking: Checking, step: int
+) -> Iterator[tuple[Asked, float]]:
+    """Every question with its answers and verdicts, as they become whole; and the share of all
+    rollouts that is written and checked by then."""
+    # The lane of training stays empty.
+    engine: Engine = engine_of(plan, model=weights, slots=1)
+    engine.submit([asked.request for asked in questions.asked.values()], "validate")
+    while questions.missing:
+        writing = engine.health().busy
+        if writing:
+            for written in engine.step().written:
+                answers = questions.wrote(written, step)
+                if answers:
+                    checking.checks.submit(written.request, answers)
+        for judged in checking.judged(0.0 if writing else WAIT):
+            questions.judged(str(judged.key), judged.verdicts)
+            wrote, checked, total = questions.progress
+            yield questions.asked[str(judged.key)], (wrote + checked) / (2 * total)

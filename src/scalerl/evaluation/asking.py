@@ -1,0 +1,83 @@
+"""What a subject is asked: the run's own validation, unless something else is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.evaluation.subjects import Subject
+from scalerl.recipe import Recipe
+from scalerl.recipe.load import recipe_from
+from scalerl.tasks.task import Prompt, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What `evaluate` was told to ask; None where the recipe of the subject says it."""
+
+    task: str | None = None
+    dataset: str | None = None
+    prompts: int | None = None
+    k: int | None = None
+    temperature: float | None = None
+    #: key=value, over everything else.
+    changes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompts", self.prompts), ("k", self.k)):
+            if least is not None and least < 1:
+                raise InputError(f"--{name} {least}: give a number from 1")
+        if self.temperature is not None and not 0.0 <= self.temperature < float("inf"):
+            raise InputError(f"--temperature {self.temperature}: give a number from 0")
+        if self.temperature == 0.0 and (self.k or 1) > 1:
+            raise InputError(
+                f"--k {self.k} at --temperature 0: all answers to a prompt would be the same; "
+                "leave --k out"
+            )
+
+    def recipe(self, subject: Subject) -> Recipe:
+        """The recipe that this subject is asked by."""
+        data: dict[str, Any] = subject.recipe.to_dict()
+        own = data["task"]
+        if self.task is None and subject.run is None:
+            raise InputError(f"{subject.name} is no run with a task of its own: give --task NAME")
+        if self.task is not None and self.task != own["name"]:
+            own |= {"name": self.task, "dataset": "", "options": {}, "weights": []}
+        if self.dataset is not None:
+            own["dataset"] = self.dataset
+        asked = data["validation"]
+        asked["also_temperatures"] = []
+        if self.temperature is not None:
+            asked["temperature"] = self.temperature
+        if self.k is not None or asked["temperature"] == 0.0:
+            asked["k"] = self.k or 1
+        if self.prompts is not None:
+            asked["prompts"] = self.prompts
+        return recipe_from([data, *self.changes])
+
+    def chooser(self, subject: Subject) -> Callable[[Task], Sequence[Prompt]]:
+        """Which prompts. Of a data set of its own, all: a benchmark has no training side. Of
+        everything else those that are held out, which a run has never been trained on."""
+        recipe = self.recipe(subject)
+        trained = subject.recipe.task.dataset
+        whole = bool(self.dataset) and not _same_file(self.dataset or "", trained)
+
+        def choose(task: Task) -> Sequence[Prompt]:
+            if not whole:
+                return task.validation_prompts(recipe.validation.prompts)
+            found = sorted(task.prompts(), key=lambda prompt: prompt.rank)
+            if self.prompts is not None and self.prompts > len(found):
+                raise InputError(
+                    f"{self.dataset} has {len(found)} prompts, not {self.prompts}: ask for fewer "
+                    "(--prompts)"
+                )
+            return found[: self.prompts]
+
+        return choose
+
+
+def _same_file(a: str, b: str) -> bool:
+    return bool(b) and Path(a).resolve() == Path(b).resolve()

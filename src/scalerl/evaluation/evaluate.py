@@ -1,0 +1,226 @@
+"""`evaluate`: score models, checkpoints and whole runs on a task.
+
+    from scalerl import evaluate
+
+    evaluate("runs/first", out="evals/first")                          # its own validation
+    evaluate("tiny", task="running-sums", prompts=50, k=16, out="evals/tiny")
+
+A run or a checkpoint is asked by the recipe of its run: the same prompts, seeds, sampling and
+length control as its validations, so that the numbers are theirs. What is already in the directory
+is not asked again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.evaluation import scores
+from scalerl.evaluation.answering import Checking, answered
+from scalerl.evaluation.asking import Asking
+from scalerl.evaluation.record import EvaluationRecord
+from scalerl.evaluation.scores import Evaluation
+from scalerl.evaluation.subjects import subjects
+from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.validation import Asked, Validation, by_task, question_text, set_score
+from scalerl.placement.child import UNGUARDED
+from scalerl.recipe import Recipe
+from scalerl.runs.answers import AnswerLine
+from scalerl.runs.lines import EvalLine
+from scalerl.runs.lock import RunLock
+from scalerl.tasks.task import Checked, Prompt, Task
+
+
+def evaluate(
+    *models: str | Path,
+    out: str | Path,
+    task: str | None = None,
+    dataset: str | Path | None = None,
+    prompts: int | None = None,
+    k: int | None = None,
+    temperature: float | None = None,
+    recipe: Sequence[str | Path] = (),
+    changes: Sequence[str] = (),
+    level: float = scores.LEVEL,
+    progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[Evaluation]:
+    """Score each model (a directory, a Hugging Face id, `tiny`), checkpoint, and every checkpoint
+    of each run, into the directory `out`; what is there already is not asked again.
+
+    task         as in recipes; by default that of the run
+    dataset      file or dataset that the task asks: all of it
+    prompts, k   how many prompts, and answers to each; by default those of the run's validations,
+                 16 answers for a model
+    temperature  0 is greedy, with one answer a prompt
+    recipe       presets or files that a model which is no run is asked by ("scalerl")
+    changes      "key=value" of the recipe
+    progress     is called with the share done of what was to do; say: with lines worth a warning
+
+    Needs `if __name__ == "__main__":` around it in a script: it starts processes.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(UNGUARDED)  # a checker that is being started has imported the script
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not models:
+        raise InputError("which model? give a run, a checkpoint or a model")
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level {level}: give a number between 0 and 1, such as 0.9")
+    named = None if dataset is None else str(dataset)
+    asking = Asking(task, named, prompts, k, temperature, tuple(changes))
+    found = subjects(models, recipe)
+    recipes = [asking.recipe(each) for each in found]  # all that is wrong is said before any work
+    records = [EvaluationRecord(Path(out), *pair) for pair in zip(found, recipes, strict=True)]
+    done = []
+    for i, record in enumerate(records):
+
+        def part(share: float, i: int = i) -> None:
+            if progress is not None:
+                progress((i + share) / len(records))
+
+        done.append(_one(record, asking, level, part, say or _nobody))
+        part(1.0)
+    return done
+
+
+def _nobody(line: str) -> None:
+    """Hears it."""
+
+
+def _one(
+    record: EvaluationRecord,
+    asking: Asking,
+    level: float,
+    progress: Callable[[float], None],
+    say: Callable[[str], None],
+) -> Evaluation:
+    subject, began = record.subject, time.monotonic()
+    plan, chosen = _plan(record.recipe, asking.chooser(subject))
+    if len(plan.validation) < chosen:
+        say(
+            f"{chosen - len(plan.validation)} of {chosen} prompts are left out: they are empty or "
+            f"longer than sampling.max_prompt_tokens = {record.recipe.sampling.max_prompt_tokens}"
+        )
+    record.make()
+    try:
+        with RunLock(record.path):
+            lines = _all_lines(record, plan, progress, say)
+            in_order = [lines[prompt.id] for prompt in plan.validation]
+            return _score(record, in_order, level, time.monotonic() - began)
+    finally:
+        plan.task.close()
+
+
+def _all_lines(
+    record: EvaluationRecord,
+    plan: Plan,
+    progress: Callable[[float], None],
+    say: Callable[[str], None],
+) -> dict[str, list[AnswerLine]]:
+    """The answers to all prompts: those on the disk, and the rest as they come."""
+    lines, subject = record.open(), record.subject
+    asked = Validation.of(plan).asked
+    left = {key: one for key, one in asked.items() if one.prompt.id not in lines}
+    if not left:
+        return lines
+    questions = Validation(plan, left).again()
+    with closing(Checking(plan, say)) as checking:
+        for one, share in answered(plan, subject.weights, questions, checking, subject.step):
+            lines[one.prompt.id] = _lines(plan, one)
+            record.append(lines[one.prompt.id])
+            progress(share)
+    return lines
+
+
+def _plan(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[Plan, int]:
+    """The plan, and how many prompts were chosen for it, of which it may leave out some."""
+    sizes: list[int] = []
+
+    def counted(task: Task) -> Sequence[Prompt]:
+        found = choose(task)
+        sizes.append(len(found))
+        return found
+
+    return Plan.of(recipe, counted), sizes[0]
+
+
+def _lines(plan: Plan, asked: Asked) -> list[AnswerLine]:
+    return [
+        AnswerLine(
+            prompt=asked.prompt.id,
+            n=n,
+            task=asked.prompt.task,
+            question=question_text(asked.prompt),
+            answer=plan.text_of(rollout.token_ids),
+            correct=verdict.correct,
+            reward=verdict.reward,
+            why=verdict.why,
+            tokens=len(rollout),
+            truncated=rollout.truncated,
+            finish=rollout.finish,
+        )
+        for n, (rollout, verdict) in enumerate(zip(asked.in_order(), asked.verdicts, strict=True))
+    ]
+
+
+def _score(
+    record: EvaluationRecord,
+    answers: Sequence[Sequence[AnswerLine]],
+    level: float,
+    seconds: float,
+) -> Evaluation:
+    """The score by what is on the disk, and its line there."""
+    k = record.recipe.validation.k
+    verdicts = [[Checked(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
+    found = set_score(verdicts, k)
+    every = [a for of_one in answers for a in of_one]
+    subject, scored = record.subject, found.scored or 0
+    truncated = float(np.mean([a.truncated for a in every]))
+    line = EvalLine(
+        step=subject.step,
+        version=subject.step,
+        pass_rate=found.pass_rate,
+        stderr=found.stderr,
+        n_prompts=found.n_prompts,
+        k=k,
+        unscored=len(every) - scored,
+        truncated=truncated,
+        tasks=by_task((a[0].task, v) for a, v in zip(answers, verdicts, strict=True)),
+        compute=subject.compute,
+        validation_hours=seconds / 3600.0,
+        scored=scored,
+        failed=found.failed,
+    )
+    record.close(line, every)
+    mean = found.pass_rate
+    outcomes = [
+        (sum(a.correct is True for a in of_one), sum(a.correct is not None for a in of_one))
+        for of_one in answers
+    ]
+    return Evaluation(
+        model=subject.name,
+        task=record.recipe.task.name,
+        n_prompts=found.n_prompts,
+        k=k,
+        mean=mean,
+        interval=None
+        if mean is None
+        else scores.interval(mean, found.stderr, found.n_prompts, level),
+        pass_at=scores.pass_at_all(outcomes, k),
+        level=level,
+        stderr=found.stderr,
+        step=None if subject.run is None else subject.step,
+        truncated=truncated,
+        unscored=line.unscored,
+        failed=found.failed,
+        path=str(record.path),
+        answers=str(record.answers),
+    )

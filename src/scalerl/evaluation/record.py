@@ -1,0 +1,150 @@
+"""An evaluation on disk: a run record of its own, with every answer.
+
+    OUT/NAME/recipe.toml            by which it was asked
+    OUT/NAME/evaluation.json        which weights answered
+    OUT/NAME/answers/step_N.jsonl   every answer, a line each
+    OUT/NAME/evals.jsonl, evals/    the scores, as a run has them: a curve, if there are many
+
+The lines of a prompt are appended together when all its answers are checked. Whoever comes after a
+kill finds whole prompts, which stay, and perhaps the beginning of one more, which is dropped and
+asked again: the same weights and seeds write the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.evaluation.subjects import Subject
+from scalerl.pipeline.checkpoints import flush
+from scalerl.recipe import Recipe
+from scalerl.recipe.diff import diff
+from scalerl.runs.answers import AnswerLine, AnswerSample, EvalAnswers
+from scalerl.runs.follow import parsed
+from scalerl.runs.lines import EvalLine
+from scalerl.runs.store import RunStore
+
+FILE = "evaluation.json"
+#: Fields that decide nothing of an answer, or only how many there are.
+FREE = ("validation.prompts", "placement.checkers", "placement.check_seconds")
+
+
+class EvaluationRecord:
+    """The record of one subject's home, open for one of its steps."""
+
+    def __init__(self, out: Path, subject: Subject, recipe: Recipe) -> None:
+        self.subject, self.recipe = subject, recipe
+        self.path = out / subject.home
+        self._check()
+        self.answers = self.path / AnswerLine.FOLDER / f"step_{subject.step}.jsonl"
+
+    def _check(self) -> None:
+        """Nothing but an evaluation that asked the same of the same weights is gone on with."""
+        there = _read(self.path / FILE)
+        if there is None:
+            if (self.path / EvalLine.FILE).exists():
+                raise InputError(f"{self.path} holds a run, no evaluation: choose another -o")
+            return
+        # A new test set under an old name may not mix with what is there.
+        for difference in diff(Recipe.load(self.path / "recipe.toml"), self.recipe):
+            if difference.path not in FREE:
+                raise InputError(
+                    f"{self.path} was asked with {difference.path} = {difference.a}, not "
+                    f"{difference.b}: choose another -o"
+                )
+        mark = there["weights"].get(str(self.subject.step))
+        if mark not in (None, self.subject.mark):
+            raise InputError(
+                f"{self.path} holds answers of other weights of step {self.subject.step}: choose "
+                "another -o"
+            )
+
+    def make(self) -> None:
+        """Its directory."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}: choose another -o") from None
+
+    @property
+    def store(self) -> RunStore:
+        return RunStore(self.path, resume=True)
+
+    def open(self) -> dict[str, list[AnswerLine]]:
+        """The answers that are there, by prompt: all k of a prompt, each scored. The rest is
+        dropped from the file."""
+        marks = (_read(self.path / FILE) or {"weights": {}})["weights"]
+        marks[str(self.subject.step)] = self.subject.mark
+        self.store.write_recipe(self.recipe.to_toml())
+        self._replace(self.path / FILE, json.dumps({"weights": marks}) + "\n")
+        found = self.read()
+        k = self.recipe.validation.k
+        whole = {
+            prompt: lines
+            for prompt, lines in found.items()
+            if [line.n for line in lines] == list(range(k))
+            and all(line.correct is not None for line in lines)
+        }
+        self._replace(self.answers, "".join(map(_text, whole.values())))
+        return whole
+
+    def read(self) -> dict[str, list[AnswerLine]]:
+        """Every answer so far, by prompt."""
+        found: dict[str, list[AnswerLine]] = {}
+        if self.answers.exists():
+            for text in self.answers.read_bytes().split(b"\n"):
+                line = AnswerLine.from_dict(parsed(text))
+                if line is not None:
+                    found.setdefault(line.prompt, []).append(line)
+        return found
+
+    def append(self, lines: Sequence[AnswerLine]) -> None:
+        """All answers to a prompt: on the disk when this returns."""
+        try:
+            with self.answers.open("ab") as file:
+                file.write(_text(lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def close(self, line: EvalLine, answers: Iterable[AnswerLine]) -> None:
+        """The score, in the place of one that may be there."""
+        samples = (
+            AnswerSample(a.prompt, a.question, a.answer, a.correct, a.why, a.finish)
+            for a in answers
+        )
+        self.store.save_answers(EvalAnswers.of(line.step, samples))
+        self.store.put(line)
+
+    def _replace(self, path: Path, content: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_text(content, encoding="utf-8")
+            flush(temporary)
+            temporary.replace(path)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> InputError:
+        return InputError(
+            f"{self.path} cannot be written: {error.strerror}; put that right and say it again: "
+            "it goes on from here"
+        )
+
+
+def _text(lines: Iterable[AnswerLine]) -> str:
+    return "".join(json.dumps(line.to_dict(), ensure_ascii=False) + "\n" for line in lines)
+
+
+def _read(path: Path) -> Any:
+    try:
+        found = parsed(path.read_bytes())
+    except OSError:
+        return None
+    return found if found and isinstance(found.get("weights"), dict) else None

@@ -1,0 +1,152 @@
+"""The Markdown twin of the page: the same words and numbers, made from the page itself, so that
+the two cannot differ. Pictures are links to the files beside it, or their description."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+#: Left out with all they hold.
+_SKIPPED = {"script", "style", "head", "svg", "button", "noscript"}
+_HEADINGS = {"h1": "#", "h2": "##", "h3": "###", "h4": "####"}
+_BLOCKS = {"p", "li", "figcaption", "summary", "dt", "caption", *_HEADINGS}
+_VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+def markdown(page: str) -> str:
+    """A page of ours as Markdown.
+
+    >>> print(markdown("<body><h2>Runs</h2><p>One <b>run</b>.</p></body>"))
+    ## Runs
+    <BLANKLINE>
+    One **run**.
+    <BLANKLINE>
+    """
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    return "\n\n".join(reader.blocks) + "\n"
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.blocks: list[str] = []
+        self._text: list[str] = []
+        #: The element that is skipped, once for each time that it is nested in itself.
+        self._skipped: list[str] = []
+        self._row: list[str] = []
+        self._rows: list[list[str]] = []
+        self._links: list[str] = []
+        self._pre = False
+
+    # -- elements ---------------------------------------------------------------------------------
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = {name: value or "" for name, value in attrs}
+        if self._skipped:
+            self._skipped += [tag] if tag == self._skipped[0] else []
+            return
+        if tag == "svg" and known.get("role") == "img":
+            self._flush()
+            self._say(f"- {_one_line(known.get('aria-label', ''))}", tight=True)
+        if tag in _SKIPPED or known.get("aria-hidden") == "true":
+            self._skipped = [] if tag in _VOID else [tag]
+            return
+        if known.get("data-file"):
+            self._flush()
+            self._say(f"![{known.get('data-about', '')}]({known['data-file']})")
+        if tag in _BLOCKS or tag in ("td", "th", "table", "pre"):
+            self._flush()
+        if tag == "pre":
+            self._pre = True
+        elif tag == "tr":
+            self._row = []
+        elif tag == "table":
+            self._rows = []
+        elif tag in ("b", "strong") and not self._in_table:
+            self._text.append("**")
+        elif tag == "code" and not self._pre:
+            self._text.append("`")
+        elif tag == "a":
+            self._links.append(known.get("href", ""))
+            self._text.append("[")
+        elif tag == "span" and known.get("class") == "range":
+            self._text.append(" (")
+            self._links.append("range")
+        elif tag == "span":
+            self._text.append(" ")
+            self._links.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skipped:
+            if tag == self._skipped[-1]:
+                self._skipped.pop()
+            return
+        if tag in ("b", "strong") and not self._in_table:
+            self._text.append("**")
+        elif tag == "code" and not self._pre:
+            self._text.append("`")
+        elif tag == "a":
+            self._text.append(f"]({self._links.pop()})")
+        elif tag == "span":
+            self._text.append(")" if self._links.pop() == "range" else "")
+        elif tag == "pre":
+            body = "".join(self._text).strip("\n")
+            self._text, self._pre = [], False
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
+            self._say(f"{fence}\n{body}\n{fence}")
+        elif tag in ("td", "th"):
+            self._row.append(_one_line("".join(self._text)).replace("|", "\\|"))
+            self._text = []
+        elif tag == "tr":
+            self._rows.append(self._row)
+            self._row = []
+        elif tag == "table":
+            self._table()
+        elif tag in _BLOCKS or tag == "dd":
+            self._flush(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipped:
+            self._text.append(data if self._pre else re.sub(r"\s+", " ", data))
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    @property
+    def _in_table(self) -> bool:
+        return bool(self._rows) or bool(self._row)
+
+    def _say(self, block: str, *, tight: bool = False) -> None:
+        if tight and self.blocks and self.blocks[-1].startswith("- "):
+            self.blocks[-1] += f"\n{block}"
+        else:
+            self.blocks.append(block)
+
+    def _flush(self, tag: str = "") -> None:
+        said = _one_line("".join(self._text))
+        self._text = []
+        if not said or said == "****":
+            return
+        if tag in _HEADINGS:
+            self._say(f"{_HEADINGS[tag]} {said}")
+        elif tag in ("li", "dd"):
+            self._say(f"- {said}", tight=True)
+        elif tag == "dt":
+            self._text = [f"{said}: "]
+        elif tag == "summary":
+            self._say(f"**{said}**")
+        else:
+            self._say(said)
+
+    def _table(self) -> None:
+        rows, self._rows = [row for row in self._rows if row], []
+        if rows:
+            width = max(map(len, rows))
+            body = [row + [""] * (width - len(row)) for row in rows]
+            body.insert(1, ["---"] * width)
+            self._say("\n".join("| " + " | ".join(row) + " |" for row in body))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

@@ -1,0 +1,174 @@
+"""What the report shows of a training run beside its curve: read from the run's own directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+from scalerl.recipe.diff import Difference, diff
+from scalerl.recipe.load import presets
+from scalerl.report.tracking import Tracking, trackings
+from scalerl.runs.answers import EvalAnswers
+from scalerl.runs.follow import parsed
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.record import Run
+from scalerl.runs.store import RunStore
+
+#: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
+#: that the report of a study is there in seconds.
+MAX_STEPS, FEW_STEPS = 2000, 200
+#: Runs that are read so closely.
+MANY = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunRecord:
+    """A training run as its directory tells it; anything may be missing."""
+
+    name: str
+    path: Path
+    #: Some of its steps, the last one among them, and how many there are.
+    steps: tuple[StepLine, ...]
+    total_steps: int
+    evals: tuple[EvalLine, ...]
+    events: tuple[EventLine, ...]
+    #: Of the last validation.
+    answers: EvalAnswers | None
+    recipe: Recipe | None
+    #: The presets that its recipe is named after, and what it does differently.
+    preset: str
+    differences: tuple[Difference, ...]
+    trackings: tuple[Tracking, ...]
+    #: Curves of downstream sets, by name: (step, score).
+    downstream: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        last = self.steps[-1] if self.steps else None
+        return {
+            "run": self.name,
+            "path": str(self.path),
+            "steps": self.total_steps,
+            "compute": None if last is None else last.compute.to_dict(),
+            "ledger": None if last is None else last.ledger.to_dict(),
+            "recipe": None if self.recipe is None else self.recipe.to_dict(),
+            "preset": self.preset,
+            "differences": [each.to_dict() for each in self.differences],
+            "events": [each.to_dict() for each in self.events],
+            "downstream": [each.to_dict() for each in self.trackings],
+        }
+
+
+def records_of(
+    runs: Sequence[Run], evaluations: Mapping[str, Mapping[str, Path]] | None = None
+) -> list[RunRecord | None]:
+    """The record of each run, None for those that were not trained here; `evaluations` as
+    `evaluations_of` finds them."""
+    most = MAX_STEPS if len(runs) <= MANY else FEW_STEPS
+    return [record_of(run, (evaluations or {}).get(run.name), most) for run in runs]
+
+
+def record_of(
+    run: Run, evaluations: Mapping[str, Path] | None = None, most: int = MAX_STEPS
+) -> RunRecord | None:
+    """The record behind a run; None where it was read from something else. `evaluations` are what
+    `scalerl eval` wrote of its checkpoints, by the name of what was asked; `most` steps are read.
+    """
+    if not run.source:
+        return None
+    path = Path(run.source)
+    path = path if path.is_dir() else path.parent
+    if not (path / EvalLine.FILE).is_file() or not (path / "recipe.toml").is_file():
+        return None
+    store = RunStore(path, resume=True)
+    evals = tuple(store.read(EvalLine))
+    further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
+    steps, total = _steps(path / StepLine.FILE, most)
+    recipe = _recipe(path)
+    preset, differences = ("", []) if recipe is None else _against_preset(recipe)
+    answered = store.answered()
+    return RunRecord(
+        name=run.name,
+        path=path,
+        steps=tuple(steps),
+        total_steps=total,
+        evals=evals,
+        events=tuple(store.read(EventLine)),
+        answers=store.read_answers(answered[-1]) if answered else None,
+        recipe=recipe,
+        preset=preset,
+        differences=tuple(differences),
+        trackings=tuple(trackings(evals, further)),
+        downstream=_curves(evals, further),
+    )
+
+
+def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
+    """Run -> name of a set -> record, of directories that `scalerl eval` wrote, each as DIR or
+    NAME=DIR: without a name the set is called after the task that was asked."""
+    found: dict[str, dict[str, Path]] = {}
+    for text in given:
+        name, equals, folder = text.rpartition("=")
+        root = Path(folder if equals else text)
+        records = sorted(path.parent for path in root.glob(f"*/{EvalLine.FILE}"))
+        if not records:
+            raise InputError(f"{root} holds no evaluation: give what `scalerl eval -o` named")
+        for record in records:
+            recipe = _recipe(record)
+            label = name or (root.name if recipe is None else recipe.task.name)
+            sets = found.setdefault(record.name, {})
+            if label in sets:
+                raise InputError(f"{label} is given twice: name them, as NAME={root}")
+            sets[label] = record
+    return found
+
+
+def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
+    """Evenly picked steps, the last one always, and how many there are: lines that are not picked
+    are not even parsed."""
+    if not path.is_file():
+        return [], 0
+    lines = [line for line in path.read_bytes().split(b"\n") if line]
+    every = -(-len(lines) // most)
+    picked = lines[::-1][:: max(every, 1)][::-1]
+    made = [StepLine.from_dict(parsed(line)) for line in picked]
+    found = [line for line in made if line is not None]
+    return found, found[-1].step if found else 0
+
+
+def _recipe(path: Path) -> Recipe | None:
+    try:
+        return Recipe.load(path / "recipe.toml")
+    except InputError:  # of another version, or edited
+        return None
+
+
+def _against_preset(recipe: Recipe) -> tuple[str, list[Difference]]:
+    """A recipe made of presets is called after them: scalerl+tiny. Any other is compared with the
+    paper's own."""
+    known = presets()
+    names = [name for name in recipe.name.split("+") if name in known] or ["scalerl"]
+    return " ".join(names), diff(_preset(*names), recipe)
+
+
+@cache
+def _preset(*names: str) -> Recipe:
+    return Recipe.load(*names)
+
+
+def _curves(
+    evals: Sequence[EvalLine], further: Mapping[str, Sequence[EvalLine]]
+) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in evals:
+        for name, score in (line.downstream or {}).items():
+            if score.pass_rate is not None:
+                found.setdefault(name, []).append((line.step, score.pass_rate))
+    for name, lines in further.items():
+        found[name] = [(x.step, x.pass_rate) for x in lines if x.pass_rate is not None]
+    return found

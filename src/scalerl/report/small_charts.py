@@ -1,0 +1,211 @@
+"""Small charts of a run's steps, as SVG by hand: a page may have hundreds of a few kilobytes each,
+and their colours follow the page from light to dark.
+
+Lines are told apart by their dashes as well as by their colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.report import words
+from scalerl.report.markup import text
+
+Array = npt.NDArray[np.float64]
+
+WIDTH, HEIGHT = 340, 168
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
+DASHES = ("", "6 3", "2 3")
+#: Above this span a positive quantity is drawn on a log axis.
+LOG_SPAN = 50.0
+#: Points of a line.
+MAX_BINS = 160
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChartLine:
+    """One quantity over the steps; nan where there is none."""
+
+    name: str
+    y: Array
+    #: What a stretch of steps is shown by.
+    of: Literal["mean", "largest", "smallest"] = "mean"
+
+
+def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS) -> str:
+    """A figure: lines over stretches of steps; with one line a band from its smallest to
+    its largest value in each stretch. Empty where there is nothing to show."""
+    shown = [line for line in lines if np.isfinite(line.y).any()]
+    if not shown or not len(x):
+        return ""
+    edges = _edges(len(x), bins)
+    xs = _means(x, edges)
+    drawn = [_stretches(line, edges) for line in shown]
+    band = _extremes(shown[0].y, edges) if len(shown) == 1 and len(edges) - 1 < len(x) else None
+    every = np.concatenate([*drawn, *(band if band is not None else ())])
+    scale = _Scale.of(every[np.isfinite(every)])
+    across = _Across(float(x[0]), float(x[-1]))
+    body = _grid(scale, across)
+    if band is not None:
+        body += f'<path class="band" d="{_area(xs, *band, across, scale)}"/>'
+    for i, y in enumerate(drawn):
+        dash = f' stroke-dasharray="{DASHES[i % 3]}"' if DASHES[i % 3] else ""
+        body += f'<path class="line k{i % 3}"{dash} d="{_path(xs, y, across, scale)}"/>'
+    label = f"{title}: {'; '.join(_summary(line, x) for line in shown)}"
+    legend = _legend([line.name for line in shown]) if len(shown) > 1 else ""
+    return (
+        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(title)}</b>'
+        f"{legend}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">{body}</svg>'
+        "</figure>"
+    )
+
+
+def _legend(names: Sequence[str]) -> str:
+    out = []
+    for i, name in enumerate(names):
+        dash = f' stroke-dasharray="{DASHES[i % 3]}"' if DASHES[i % 3] else ""
+        out.append(
+            f'<span class="key"><svg viewBox="0 0 26 8" aria-hidden="true">'
+            f'<path class="line k{i % 3}"{dash} d="M0 4H26"/></svg>{text(name)}</span>'
+        )
+    return "".join(out)
+
+
+def _summary(line: ChartLine, x: Array) -> str:
+    """The line in words: what is read out, and what the Markdown twin has."""
+    known = np.isfinite(line.y)
+    y, at = line.y[known], x[known]
+    return (
+        f"{line.name} {number(y[0])} at step {at[0]:.0f}, {number(y[-1])} at step {at[-1]:.0f}, "
+        f"between {number(y.min())} and {number(y.max())}"
+    )
+
+
+def number(value: float) -> str:
+    """Three digits.
+
+    >>> number(0.01972), number(62.705), number(12345.0), number(-0.21)
+    ('0.0197', '62.7', '12.3k', '-0.21')
+    """
+    return words.compute(value) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+# -- stretches of steps ---------------------------------------------------------------------------
+
+
+def _edges(n: int, bins: int) -> npt.NDArray[np.int64]:
+    return np.unique(np.linspace(0, n, min(bins, n) + 1).round().astype(np.int64))
+
+
+def _means(y: Array, edges: npt.NDArray[np.int64]) -> Array:
+    known = np.isfinite(y)
+    total = np.add.reduceat(np.where(known, y, 0.0), edges[:-1])
+    count = np.add.reduceat(known.astype(float), edges[:-1])
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _stretches(line: ChartLine, edges: npt.NDArray[np.int64]) -> Array:
+    if line.of == "mean":
+        return _means(line.y, edges)
+    return _extremes(line.y, edges)[line.of == "largest"]
+
+
+def _extremes(y: Array, edges: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    known = np.isfinite(y)
+    low = np.minimum.reduceat(np.where(known, y, np.inf), edges[:-1])
+    high = np.maximum.reduceat(np.where(known, y, -np.inf), edges[:-1])
+    return np.where(np.isfinite(low), low, np.nan), np.where(np.isfinite(high), high, np.nan)
+
+
+# -- axes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Across:
+    first: float
+    last: float
+
+    def at(self, value: float) -> float:
+        share = (value - self.first) / max(self.last - self.first, 1e-9)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    low: float
+    high: float
+    log: bool
+    ticks: tuple[float, ...]
+
+    @staticmethod
+    def of(values: Array) -> _Scale:
+        low, high = float(values.min()), float(values.max())
+        if low > 0 and high / low > LOG_SPAN:
+            first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+            every = max(1, (last - first + 3) // 4)
+            ticks = tuple(10.0**e for e in range(first, last + 1, every))
+            return _Scale(10.0**first, 10.0**last, True, ticks)
+        if high - low < 1e-9 * max(abs(high), 1e-9):
+            low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
+        step = _step((high - low) / 3.0)
+        bottom, top = math.floor(low / step) * step, math.ceil(high / step) * step
+        count = round((top - bottom) / step)
+        return _Scale(bottom, top, False, tuple(bottom + i * step for i in range(count + 1)))
+
+    def at(self, value: float) -> float:
+        if self.log:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
+
+
+def _step(about: float) -> float:
+    """1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(about))
+    return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= about * 0.999)
+
+
+def _grid(scale: _Scale, across: _Across) -> str:
+    out = []
+    for tick in scale.ticks:
+        y = scale.at(tick)
+        out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        shown = number(0.0 if abs(tick) < 1e-12 else tick)
+        out.append(f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{shown}</text>')
+    base = HEIGHT - 6
+    out.append(f'<text x="{LEFT}" y="{base}">step {across.first:.0f}</text>')
+    out.append(f'<text x="{WIDTH - RIGHT}" y="{base}" text-anchor="end">{across.last:,.0f}</text>')
+    return "".join(out)
+
+
+# -- paths ----------------------------------------------------------------------------------------
+
+
+def _path(x: Array, y: Array, across: _Across, scale: _Scale) -> str:
+    out, pen = [], "M"
+    for a, b in zip(x, y, strict=True):
+        if not np.isfinite(b):
+            pen = "M"
+            continue
+        out.append(f"{pen}{across.at(a):.1f} {scale.at(b):.1f}")
+        pen = "L"
+    return "".join(out) if len(out) > 1 else f"{out[0]}h2"
+
+
+def _area(x: Array, low: Array, high: Array, across: _Across, scale: _Scale) -> str:
+    known = np.isfinite(low)
+    up = [
+        f"{across.at(a):.1f} {scale.at(b):.1f}" for a, b in zip(x[known], high[known], strict=True)
+    ]
+    down = [
+        f"{across.at(a):.1f} {scale.at(b):.1f}" for a, b in zip(x[known], low[known], strict=True)
+    ]
+    return f"M{'L'.join([*up, *reversed(down)])}Z"
