@@ -108,7 +108,7 @@ def interval(mean: float, stderr: float | None, prompts: int, level: float) -> t
     >>> [round(v, 2) for v in interval(0.5, 0.05, 100, 0.9)]
     [0.42, 0.58]
     >>> [round(v, 2) for v in interval(1.0, 0.0, 10, 0.9)]
-    [0.75, 1.0]
+    [0.79, 1.0]
     """
     tosses = mean * (1.0 - mean) / stderr**2 if stderr else float(prompts)
     # The standard error is itself an estimate, from so many prompts.
