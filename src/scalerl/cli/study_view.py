@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ from scalerl.cli.pace import face
 from scalerl.report.terminal import wrap
 from scalerl.report.words import compute as amount
 from scalerl.report.words import shorten
+from scalerl.study.knobs import Knob
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
 from scalerl.study.table import StudyRow, worst
 
@@ -26,6 +28,8 @@ NAME = 28
 EVERY = 30.0
 #: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
 HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "")
+#: Columns of the knob map.
+KNOBS = ("knob", "ceiling, against the reference", "compute to one score", "moves")
 #: Validations from which a forecast at half the compute can be checked.
 ENOUGH = 12
 #: Verdict → what is said of a variant that won against the reference, and of one that lost.
@@ -93,7 +97,7 @@ def progress_line(told: StudyProgress) -> str:
 
 def closing(study: Study, end: StudyEnd) -> str:
     """The table, what failed, and what to type next."""
-    lines = [table_text(study.table())]
+    lines = [table_text(study.table()), knobs_text(study.knobs())]
     for name, why in end.failed.items():
         lines.append(wrap(f"{name}: {why}", "  ", "failed: "))
     again = shlex.join(["scalerl", "study", str(study.path)])
@@ -117,6 +121,30 @@ def table_text(rows: Sequence[StudyRow]) -> str:
             if found.rule is not None:
                 lines.append(wrap(f"{row.variant}-s{seed} {found}", "  ", ""))
     return "\n".join(lines)
+
+
+def knobs_text(knobs: Sequence[Knob]) -> str:
+    """The knob map as a table; "" where nothing can be compared yet."""
+    if not knobs:
+        return ""
+    body = []
+    for knob in knobs:
+        low, high = knob.delta_a_interval
+        speed = "-"
+        if knob.delta_log_compute is not None and knob.delta_log_compute_interval is not None:
+            first, last = (math.exp(v) for v in knob.delta_log_compute_interval)
+            speed = f"x{math.exp(knob.delta_log_compute):.2f} [{first:.2f}, {last:.2f}]"
+        sure = "" if knob.family_wise else "?"
+        body.append((shorten(knob.variant, NAME), f"{knob.delta_a:+.3f} [{low:+.3f}, {high:+.3f}]",
+                     speed, knob.region + sure))  # fmt: skip
+    widths = [max(len(line[i]) for line in (KNOBS, *body)) for i in range(len(KNOBS))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+             for line in (KNOBS, *body)]  # fmt: skip
+    lines.insert(1, "-" * max(map(len, lines)))
+    if any(not knob.family_wise for knob in knobs):
+        note = f"holds for itself, but not with all {len(knobs)} comparisons allowed for (Holm)"
+        lines.append(wrap(note, "  ", "? "))
+    return "\n" + "\n".join(lines)
 
 
 def cells(row: StudyRow) -> tuple[str, ...]:

@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.curves.compare import Pair
 from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.changes import shown
 from scalerl.runs.record import Run
+from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
     Limits,
@@ -34,7 +36,7 @@ from scalerl.study.members import (
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
 from scalerl.study.rates import Expected, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
-from scalerl.study.table import MemberFinding, StudyRow, rows
+from scalerl.study.table import MemberFinding, StudyRow, pairs_of, rows
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -198,25 +200,35 @@ class Study:
 
     def table(self) -> list[StudyRow]:
         """One row a variant."""
+        found = self._findings()
+        return rows(found, self.reference, pairs_of(found, self.reference))
+
+    def knobs(self) -> list[Knob]:
+        """What each variant does to the ceiling and to the speed: the knob map."""
+        return self._knobs(pairs_of(self._findings(), self.reference))
+
+    def _knobs(self, pairs: Mapping[str, Pair]) -> list[Knob]:
+        return knob_map(pairs, self.reference, {name: self.differs(name) for name in pairs})
+
+    def _findings(self) -> list[MemberFinding]:
         begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
         found = {m.name: self.judged(m) for m in begun}
         empty = Stability("undecided", why="not begun")
-        return rows(
-            [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members],
-            self.reference,
-        )
+        return [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members]
 
     def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
         """Members, table and knobs, as `scalerl study --json` prints them; `end` knows why members
         failed that have no record."""
         now, failed = self.progress(), {} if end is None else end.failed
+        found = self._findings()
+        pairs = pairs_of(found, self.reference)
         return {
             "members": [
                 self._member_dict(member, now[member.name], failed.get(member.name))
                 for member in self.members
             ],
-            "table": [row.to_dict() for row in self.table()],
-            "knobs": [],
+            "table": [row.to_dict() for row in rows(found, self.reference, pairs)],
+            "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
 
     def plan_dict(self, jobs: int | None = None) -> dict[str, Any]:

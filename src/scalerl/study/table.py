@@ -1,7 +1,7 @@
 """What a study shows: one row a variant, with the verdict against the reference.
 
-Everything that turns fits into rows is here, behind `rows`: another way of pooling seeds has this
-one function to replace.
+Everything that turns fits into rows is here, behind `pairs_of` and `rows`: another way of pooling
+seeds has these two functions to replace.
 """
 
 from __future__ import annotations
@@ -84,13 +84,18 @@ def worst(found: Any) -> str:
     return next((s for s in ("unstable", "undecided", "stable") if s in states), "undecided")
 
 
-def rows(judged: Sequence[MemberFinding], reference: str) -> list[StudyRow]:
+def pairs_of(judged: Sequence[MemberFinding], reference: str) -> dict[str, Pair]:
+    """The pair of each variant with the reference, of members that are not unstable."""
+    return _pairs([j.fit for j in judged if _counts(j) and j.fit is not None], reference)
+
+
+def rows(
+    judged: Sequence[MemberFinding], reference: str, pairs: Mapping[str, Pair]
+) -> list[StudyRow]:
     """A row for every variant, in the order of the members. Unstable members are in no number."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in judged:
         groups.setdefault(each.variant, []).append(each)
-    fits = [j.fit for j in judged if _counts(j)]
-    pairs = _pairs([f for f in fits if f is not None], reference)
     return [_row(name, group, reference, pairs.get(name)) for name, group in groups.items()]
 
 
