@@ -42,12 +42,13 @@ class Future:
     hazard: float = 0.08
     slide: float = 0.2
     #: A run without a gain takes off with this probability: by U (1 - level), over one ln C.
-    take_off: float = 0.06
+    take_off: float = 0.05
     #: A fall that is real goes on with this probability, by Exp(1) times this share of it per
-    #: sqrt(ln C); it is made good with this one, by U of it, over one ln C; otherwise it settles.
+    #: sqrt(ln C); with this one it is made good, by U of it, at this rate; else it settles.
     falls_on: float = 0.4
     fall_size: float = 0.8
     recovers: float = 0.25
+    recovery_rate: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,9 @@ class Fates:
         if fall is not None:
             fallen = rng.random(n) < fall.probability
             start = fall.level + fall.level_sd * rng.standard_normal(n)
-            what = rng.random(n)
-            loss = np.where(
-                what < future.falls_on, future.fall_size * max(fall.drop, 0.0) * speed, 0.0
-            )
-            recovery = np.where(
-                what > 1.0 - future.recovers, max(fall.drop, 0.0) * rng.random(n), 0.0
-            )
+            what, drop = rng.random(n), max(fall.drop, 0.0)
+            loss = np.where(what < future.falls_on, future.fall_size * drop * speed, 0.0)
+            recovery = np.where(what > 1.0 - future.recovers, drop * rng.random(n), 0.0)
         onset = onset / (times * future.hazard)
         return Fates(onset, speed, take_off, fallen, start, loss, recovery)
 
@@ -131,11 +128,8 @@ def future_paths(
     gain -= future.slide * scale * fates.speed[:, None] * np.sqrt(d[None, :] - healthy)
     gain += now + posterior.u_end[:, None] * np.exp(-future.revert * d)
 
-    on = (
-        fates.start[:, None]
-        - fates.loss[:, None] * np.sqrt(d)
-        + fates.recovery[:, None] * (1 - np.exp(-d))
-    )
+    on = fates.start[:, None] - fates.loss[:, None] * np.sqrt(d)
+    on += fates.recovery[:, None] * (1.0 - np.exp(-future.recovery_rate * d))
     level = np.where(fates.fallen[:, None], on, gain)
     rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
     step_sd = np.sqrt(np.diff(d, prepend=0.0))

@@ -42,7 +42,7 @@ class Priors:
     shapes: tuple[float, ...] = (1.0, 0.5, 2.0)
     shape_weight: tuple[float, ...] = (0.7, 0.1, 0.2)
     #: Of "this is all there will be": no gain is under way.
-    flat_weight: float = 0.3
+    flat_weight: float = 0.35
     #: ln(C_mid / last C) ~ N(0, 1.4): half of the gain lies behind or ahead, within a factor of 16.
     mid_log_sd: float = 1.4
     mid_cells: int = 32
