@@ -9,7 +9,7 @@ from scalerl import compare, fit
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.study.stability import Stability, half_check, judge_lines
-from scalerl.study.table import MemberFinding, rows
+from scalerl.study.table import MemberFinding, pairs_of, rows
 
 STEPS = 100
 
@@ -143,13 +143,16 @@ def finding(variant, seed, score, state="stable"):
     return MemberFinding(variant, seed, stability, fitted, half_check(run))
 
 
+def table_of(found):
+    return rows(found, "ref", pairs_of(found, "ref"))
+
+
 def test_the_table_gives_a_verdict_against_the_reference_and_leaves_unstable_members_out():
-    found = rows(
+    found = table_of(
         [finding("ref", s, climb()) for s in (0, 1)]
         + [finding("higher", 0, climb(0.85)), finding("higher", 1, climb(0.85))]
         + [finding("broken", 0, climb(0.3), "unstable")]
-        + [finding("half", 0, climb(0.5)), finding("half", 1, climb(0.2), "unstable")],
-        "ref",
+        + [finding("half", 0, climb(0.5)), finding("half", 1, climb(0.2), "unstable")]
     )
     table = {row.variant: row for row in found}
     assert list(table) == ["ref", "higher", "broken", "half"]
@@ -165,10 +168,10 @@ def test_the_table_gives_a_verdict_against_the_reference_and_leaves_unstable_mem
 
 
 def test_a_table_before_there_is_anything_to_compare():
-    alone = rows([finding("ref", 0, climb())], "ref")
+    alone = table_of([finding("ref", 0, climb())])
     assert alone[0].verdict == "reference" and alone[0].estimates["A"] is not None
     empty = MemberFinding("other", 0, Stability("undecided"))
-    two = rows([finding("ref", 0, climb()), empty], "ref")
+    two = table_of([finding("ref", 0, climb()), empty])
     assert two[1].verdict is None and two[1].words == "nothing to fit yet"
 
 
@@ -181,5 +184,5 @@ def test_a_verdict_of_the_table_is_that_of_all_recipes_compared_together():
         for p in together.pairs
         if "ref" in (p.a, p.b)
     }
-    table = {r.variant: (r.verdict, r.winner, r.words) for r in rows(found, "ref")[1:]}
+    table = {r.variant: (r.verdict, r.winner, r.words) for r in table_of(found)[1:]}
     assert table == expected
