@@ -113,3 +113,14 @@ def test_unknown_laws_and_methods_are_refused_in_one_line(options, message):
     with pytest.raises(InputError, match=message) as refused:
         fit([1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.35, 0.4], **options)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("law", ["line", "ensemble"])
+def test_rivals_predict_their_own_curves(law):
+    """The line goes on as a line, and the ensemble finds a family that it contains."""
+    c = np.linspace(10, 1000, 60)
+    y = 0.05 + 0.05 * np.log(c) if law == "line" else 0.7 - 0.9 * c**-0.5
+    f = fit(c, y + 0.003 * np.random.default_rng(0).standard_normal(60), law=law)
+    truth = 0.05 + 0.05 * np.log(4000.0) if law == "line" else 0.7 - 0.9 * 4000.0**-0.5
+    assert f.predict([4000.0]).median[0] == pytest.approx(truth, abs=0.015)
+    assert not f.identified and f.law.least_squares(c, y, None).sse < 0.01

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from scalerl.curves import paper
 from scalerl.curves.fit import fit
-from scalerl.curves.laws import ENSEMBLE, LOG_LINEAR, NO_CHANGE, POWER, SIGMOID
+from scalerl.curves.laws import ENSEMBLE, LINE, NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
 from scalerl.curves.paper_method import fit_from_cells
 from scalerl.curves.result import Fit
@@ -47,7 +47,7 @@ METHODS: dict[str, Callable[[Run], Fit]] = {
     "no change": lambda run: fit(run, law=NO_CHANGE),
     "paper": _fit_paper_fast,
     "power law": lambda run: fit(run, law=POWER),
-    "line in ln C": lambda run: fit(run, law=LOG_LINEAR),
+    "line in ln C": lambda run: fit(run, law=LINE),
     "ensemble": lambda run: fit(run, law=ENSEMBLE),
     "scalerl": lambda run: fit(run),
 }

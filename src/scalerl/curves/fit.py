@@ -77,7 +77,7 @@ def fit(
 ) -> Fit:
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
-    law    "sigmoid", "power", "log-linear", "ensemble", "no-change", one that was added to `LAWS`,
+    law    "sigmoid", "power", "line", "ensemble", "no-change", one that was added to `LAWS`,
            `package.module:NAME`, or a Law.
     method how: by default the law's first. The sigmoid has "posterior" (ours) and "paper" (the
            published procedure, to check published numbers).

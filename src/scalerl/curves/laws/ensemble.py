@@ -35,10 +35,10 @@ RIDGE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class LogLinear:
+class LogLine:
     """R = a + b ln C.
 
-    >>> float(LogLinear(a=0.1, b=0.05).value(np.e))
+    >>> float(LogLine(a=0.1, b=0.05).value(np.e))
     0.15000000000000002
     """
 
@@ -52,11 +52,11 @@ class LogLinear:
         return {"a": self.a, "b": self.b}
 
 
-def fit_log_linear(compute: Array, score: Array, r0: float | None = None) -> PointFit[LogLinear]:
+def fit_line(compute: Array, score: Array, r0: float | None = None) -> PointFit[LogLine]:
     positive = compute > 0
     t, y = np.log(compute[positive]), score[positive]
     b, a = np.polyfit(t - t[-1], y, 1)
-    found = LogLinear(float(a - b * t[-1]), float(b))
+    found = LogLine(float(a - b * t[-1]), float(b))
     return PointFit(found, float(((found.value(compute[positive]) - y) ** 2).sum()))
 
 
@@ -189,7 +189,7 @@ def fit_ensemble(w: Window) -> Fit:
     return w.build(belief, {}, curve, w.fall())
 
 
-LOG_LINEAR = add_law(Law("log-linear", title="line in ln C", least_squares=fit_log_linear))
+LINE = add_law(Law("line", title="line in ln C", least_squares=fit_line))
 ENSEMBLE = add_law(
     Law(
         "ensemble",
