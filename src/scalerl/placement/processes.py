@@ -111,7 +111,7 @@ class ProcessHandle:
 
     def end(self) -> str:
         """How it ended, in words."""
-        self.process.join(1.0)
+        self.process.join(PATIENCE)
         code = self.process.exitcode
         if code is None:
             return "died: it still runs, but does not answer"
