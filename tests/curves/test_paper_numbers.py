@@ -113,3 +113,17 @@ def test_least_squares_is_never_worse_than_the_papers_grid(r0):
             w.compute, w.score, r0, paper.PAPER_A_GRID, paper.PAPER_MID_GRID
         )
         assert fit_sigmoid(w.compute, w.score, r0=r0).sse <= cells.sse
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "a"),
+    [(1500, 50000, 0.645), (0, 50000, 0.645), (5000, 50000, 0.645), (0, 100000, 0.655)],
+)
+def test_every_window_of_the_papers_table_allows_its_ceiling(lo, hi, a):
+    """The paper's robustness table: whatever the window, and wherever the evidence says that the
+    law begins in it, the interval holds the paper's ceiling and the median is near it."""
+    f = fit(PAPER_8B, lo=lo, hi=hi)
+    low, high = f.interval("A", 0.9)
+    assert low <= a <= high
+    assert f.params["A"] == pytest.approx(a, abs=0.035)
+    assert sum(p for _, p in f.early) == pytest.approx(1.0)
