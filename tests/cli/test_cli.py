@@ -117,6 +117,8 @@ def test_backtest_reports_every_method(capsys, csv):
         "no change",
         "paper",
         "power law",
+        "line in ln C",
+        "ensemble",
         "scalerl",
     ]
     code, out, _ = run(capsys, "backtest", csv, "--fractions", "0.5")
