@@ -3,8 +3,9 @@
 python benchmarks/hazard.py DIR [DIR ...]     DIR holds run directories of `scalerl train`
 
 Runs are watched as they grew. A fall is the first look at which the alarm is on. A hit: some sign
-was on at one of the AHEAD looks before it (the look itself does not count). A false alarm: a sign
-is on at a look after which no fall comes within AHEAD looks. For each sign alone and for any.
+was on at one of the AHEAD looks before it; apart from that, whether it was on at the look itself,
+with the fall. A false alarm: a sign is on at a look after which no fall comes within AHEAD looks.
+For each sign alone and for any.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def main(folders: list[Path]) -> None:
     names = [*(rule.name for rule in RULES), ANY]
     falls = 0
     hits = dict.fromkeys(names, 0)
+    along = dict.fromkeys(names, 0)
     calm = 0
     false = dict.fromkeys(names, 0)
     for run in runs:
@@ -62,20 +64,22 @@ def main(folders: list[Path]) -> None:
             before = set().union(*seen[max(fall - AHEAD, 0) : fall])
             for name in before | ({ANY} if before else set()):
                 hits[name] += 1
+            for name in seen[fall] | ({ANY} if seen[fall] else set()):
+                along[name] += 1
         for i in range(FIRST_LOOK, end):
             if fall is None or fall - i > AHEAD:
                 calm += 1
                 for name in seen[i] | ({ANY} if seen[i] else set()):
                     false[name] += 1
     rows = [
-        {"sign": name, "hits": hits[name], "falls": falls,
+        {"sign": name, "hits": hits[name], "with_the_fall": along[name], "falls": falls,
          "false": false[name], "calm_looks": calm}
         for name in names
     ]  # fmt: skip
     print(f"{len(runs)} runs, {falls} with a fall, {calm} looks without one ahead")
     for row in rows:
-        print(f"  {row['sign']:24s} hits {row['hits']}/{falls}   on without a fall "
-              f"{row['false']}/{calm}")  # fmt: skip
+        before, along = f"{row['hits']}/{falls}", f"{row['with_the_fall']}/{falls}"
+        print(f"  {row['sign']:24s} before {before}   with {along}   without {row['false']}/{calm}")
     save("hazard", {"runs": len(runs), "ahead": AHEAD, "signs": rows})
 
 

@@ -119,10 +119,11 @@ def backtest_alarms() -> str:
 
 def hazard_signs() -> str:
     rows = [
-        [r["sign"], f"{r['hits']} of {r['falls']}", f"{r['false']} of {r['calm_looks']:,}"]
+        [r["sign"], f"{r['hits']} of {r['falls']}", f"{r['with_the_fall']} of {r['falls']}",
+         f"{r['false']} of {r['calm_looks']:,}"]
         for r in result("hazard")["signs"]
-    ]
-    return markdown(["sign", "on before a fall", "on without one"], rows)
+    ]  # fmt: skip
+    return markdown(["sign", "on before a fall", "on with it", "on without one"], rows)
 
 
 def ceilings() -> str:

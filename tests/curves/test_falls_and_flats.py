@@ -158,7 +158,8 @@ def test_a_gradient_that_explodes_widens_the_forecast_downwards_and_is_said():
         ("ess", 0.3, True),
         ("ess", 0.9, False),
         ("ratio_max", 80.0, True),
-        ("ratio_max", 9.0, False),
+        ("ratio_max", 9.0, True),
+        ("ratio_max", 4.0, False),
     ],
 )
 def test_each_sign_by_its_rule(metric, now, on):

@@ -7,7 +7,7 @@ evaluation intervals with the run's own earlier ones, by rules stated here and n
     entropy              a fifth of its usual, or twice it
     length of answers    half of its usual, or one and a half times it
     cut-off answers      a tenth of them, and twice as many as usual
-    ratio, ESS           the largest ratio above 50, or ESS below a half
+    ratio, ESS           the largest ratio 5 times its usual or above 50, or ESS below a half
 
 Every sign that is on multiplies the hazard of a fall (paths.py). How often they are on before falls
 and in healthy runs is measured (benchmarks/hazard.py, docs/explanation/calibration.md).
@@ -31,7 +31,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 #: Evaluation intervals that are "now", and that must lie before them to know what is usual.
-RECENT = 2
+RECENT = 1
 BEFORE = 4
 #: What each sign does to the hazard, and the most that all do.
 TIMES = 4.0
@@ -83,7 +83,7 @@ RULES = (
     Rule("entropy", "entropy", above=2.0, below=0.2),
     Rule("length", "length of answers", above=1.5, below=0.5),
     Rule("truncated", "cut-off answers", above=2.0, least=0.1),
-    Rule("ratio_max", "largest ratio", value_above=50.0),
+    Rule("ratio_max", "largest ratio", above=5.0, value_above=50.0),
     Rule("ess", "effective sample size", value_below=0.5),
 )
 
