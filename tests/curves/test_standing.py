@@ -44,7 +44,7 @@ def test_a_verdict_that_was_decided_stands_above_the_lower_bar(monkeypatch):
     found = settle(a, b, 0.0)
     assert (found.name, found.winner) == ("higher-ceiling", "b")
     assert found.decided_at == standing.LOOKS[0]
-    monkeypatch.setattr(standing, "decide", as_if(before=0.98, now=0.80))
+    monkeypatch.setattr(standing, "decide", as_if(before=0.98, now=0.85))
     assert settle(a, b, 0.0).name == "undecided"
     monkeypatch.setattr(standing, "decide", as_if(before=0.96, now=0.93))
     assert settle(a, b, 0.0).name == "undecided"

@@ -7,9 +7,9 @@
   is taken above SURE; once taken it stands while it keeps STAND:
 
       at half the compute  P(a higher) = .98        a has the higher ceiling
-      now                  P(a higher) = .88        it still has: nobody who asked at half and asks
+      now                  P(a higher) = .93        it still has: nobody who asked at half and asks
                                                     again now is told to forget what was said
-      now                  P(a higher) = .80        undecided: withdrawn
+      now                  P(a higher) = .85        undecided: withdrawn
 
   The earlier looks are fitted anew, so the same runs give the same answer whoever asks when.
 """
@@ -22,7 +22,7 @@ from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.verdict import SAME, Arm, Verdict, decide, p_same
 
 #: A side that was taken at an earlier look is kept above this probability.
-STAND = 0.85
+STAND = 0.90
 #: Shares of each run's compute at which the earlier looks were.
 LOOKS = (0.75, 0.5)
 
