@@ -100,7 +100,10 @@ def backtest_windows() -> str:
          f"{r['cover90']:.2f}", f"{r['identified']:.2f}",
          "" if r["ceiling_agrees"] is None else f"{r['ceiling_agrees']:.2f}",
          f"{r['alarms']:.2f}"]
-        for r in result("backtest")["by_class_and_fraction"]
+        for r in sorted(
+            result("backtest")["by_class_and_fraction"],
+            key=lambda r: (r["run_class"], r["fraction"]),
+        )
     ]  # fmt: skip
     head = ["class", "of the run", "tasks", "CRPS", "90 % holds", "identified", "agrees later",
             "alarm"]  # fmt: skip
