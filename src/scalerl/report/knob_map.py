@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.report import words
-from scalerl.report.theme import Theme, ThemeName, drawing, new_figure, save
+from scalerl.report.theme import Theme, ThemeName, drawing, new_figure, save, settle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,8 @@ NAME, NAMED = 16, 16
 FAR = 2.0
 #: The smallest reach of the axes: ΔA, and ln of compute.
 LEAST = (0.03, math.log(1.25))
-SIZE = (7.0, 5.2)
+#: In inches: names stay readable on a phone.
+SIZE = (5.4, 4.8)
 #: Compute ratios that may be ticks.
 RATIOS = (1 / 16, 1 / 8, 1 / 4, 1 / 3, 1 / 2, 1 / 1.5, 1 / 1.2, 1, 1.2, 1.5, 2, 3, 4, 8, 16)
 
@@ -52,16 +53,15 @@ class _Mark:
 
     @staticmethod
     def of(knob: Mapping[str, Any]) -> _Mark:
-        speed, delta = knob["speed"], knob["delta_A"]
+        speed, (low, high) = knob["speed"], knob["delta_A"]["interval"]
+        x, ends = None, None
+        if speed is not None:
+            x, (first, last) = speed["delta_log_compute"], speed["interval"]
+            ends = (first, last)
         return _Mark(
-            knob["variant"],
-            knob["region"],
-            None if speed is None else speed["delta_log_compute"],
-            None if speed is None else tuple(speed["interval"]),
-            delta["median"],
-            tuple(delta["interval"]),
+            knob["variant"], knob["region"], x, ends, knob["delta_A"]["median"], (low, high),
             knob["family_wise"],
-        )
+        )  # fmt: skip
 
     @property
     def shape(self) -> str:
@@ -98,7 +98,7 @@ def plot_knob_map(
         ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
         _axes(ax, across, t)
         _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
-        fig.draw_without_rendering()  # the axes have their place now, which names are fitted into
+        settle(fig)  # names are fitted into the place that the axes have now
         _names(fig, ax, marks, reference, across, t)
         return save(fig, path)
 
@@ -152,7 +152,7 @@ def _at(mark: _Mark, across: float) -> float:
 def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
     colour = t.colour(COLOURS[mark.region]) if mark.region in COLOURS else t.muted
     x = _at(mark, across)
-    line = {"color": colour, "lw": 1.0, "alpha": 0.55, "zorder": 2, "solid_capstyle": "butt"}
+    line: dict[str, Any] = {"color": colour, "lw": 1.0, "alpha": 0.55, "zorder": 2, "solid_capstyle": "butt"}
     ax.plot([x, x], mark.y_ends, **line)
     if mark.x_ends is not None:
         ax.plot(mark.x_ends, [mark.y, mark.y], **line)
@@ -173,7 +173,7 @@ def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
 def _axes(ax: Axes, across: float, t: Theme) -> None:
     shown = [r for r in RATIOS if abs(math.log(r)) <= across]
     while len(shown) > 9:
-        shown = [r for r in shown if r in (1, *shown[::2])] if 1 in shown[::2] else shown[1::2]
+        shown = shown[len(shown) // 2 % 2 :: 2]  # 1 is in the middle, and stays
     ax.set_xticks([math.log(r) for r in shown], [_ratio(r) for r in shown])
     ax.yaxis.set_major_formatter(lambda v, _: f"{v:+.2g}" if abs(v) > 1e-9 else "0")
     ax.set_xlabel("compute to one score, against the reference")
@@ -245,7 +245,7 @@ def _names(
     named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]
     for i, name in named:
         x, y = pixels[i]
-        wide, high = (0.56 * 8.5 * len(name) + 2) * unit, 10.5 * unit
+        wide, high = (0.62 * 8.5 * len(name) + 2) * unit, 10.5 * unit
         places = [
             (
                 x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2),

@@ -175,7 +175,7 @@ class _Frame:
         groups = [p for c in curves for p in (c.used, c.held, c.apart) if len(p[0])]
         x = np.concatenate([p[0] for p in groups])
         y = np.concatenate([p[1] for p in groups] + [c.median for c in curves])
-        last = max([float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
+        last = max([1.01 * float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
         pad = 0.04 * max(float(np.ptp(y)), 0.02)
         return _Frame(float(x[x > 0].min()), last, max(float(y.min()) - pad, 0.0),
                       min(float(y.max()) + pad, 1.0))  # fmt: skip
@@ -189,7 +189,8 @@ class _Frame:
         return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
 
     def path(self, x: Array, y: Array) -> str:
-        return "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in zip(x, y, strict=True))
+        both = zip(x.tolist(), y.tolist(), strict=True)
+        return "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in both)
 
 
 def small_multiples(

@@ -12,7 +12,7 @@ from scalerl.report import words
 from scalerl.report.many_figures import fixed_ceiling, legend, power_of_ten, suits
 from scalerl.report.series import thin
 from scalerl.report.study_curves import FEW_POINTS, MemberCurve, Points, VariantCurve
-from scalerl.report.theme import MARKERS, compute_axis, drawing, new_figure
+from scalerl.report.theme import MARKERS, compute_axis, drawing, new_figure, settle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8
         title = f"{len(drawn)} variants, forecast from half of their compute"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         legend(fig, ax, t)
-        return fig
+        return settle(fig)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ def chosen(lines: Sequence[EfficiencyLine]) -> list[EfficiencyLine]:
 
 
 def plot_study_efficiency(
-    lines: Sequence[EfficiencyLine], a: float, x_kind: str, size: tuple[float, float] = (7.0, 4.8)
+    lines: Sequence[EfficiencyLine], a: float, x_kind: str, size: tuple[float, float] = (5.4, 4.4)
 ) -> Figure:
     """log F against log C with A fixed: the steeper, the faster. In the light theme."""
     with drawing("light") as t:
@@ -113,4 +113,4 @@ def plot_study_efficiency(
         title = f"Efficiency, A fixed at {a:.3f}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         legend(fig, ax, t)
-        return fig
+        return settle(fig)

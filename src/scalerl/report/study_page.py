@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.recipe.diff import Difference
 from scalerl.report import page, panels, payload, words
-from scalerl.report.html import KINDS, SMALL, write_page
-from scalerl.report.inline import inline_svg
+from scalerl.report.html import KINDS, write_page
+from scalerl.report.inline import from_svg
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.markup import Keyed, items, table, text, with_range
 from scalerl.report.run_record import RunRecord
@@ -87,14 +87,11 @@ def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
     parts = {
         "title": text(heading),
         "answer": _answer(told),
-        "knob_map": _knob_map(told),
+        "knob_map": _knob_map(told, content.get("knob-map.svg", b"")),
         "table": _table(told),
-        "static_chart": ""
-        if "curves" not in figures
-        else inline_svg(figures["curves"], "static", "Curves of all variants"),
-        "chart_caption": _chart_caption(),
+        "chart": _chart(content.get("curves.svg")),
         "small_multiples": small_multiples(curves, told.reference, notes),
-        "efficiency": _efficiency(a, len(lines), shown, told),
+        "efficiency": _efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
         "downstream": _downstream(told),
         "differs": _differs(told),
         "inside": panels.section(told.records),
@@ -190,11 +187,10 @@ def _table(told: StudyTold) -> str:
             "" if row["words"] == "the reference" else f"<br><small>{text(row['words'])}</small>"
         )
         held = row["half"]
-        half = (
-            f"; {held['held']} of {held['checked']} half-way forecasts held"
-            if held["checked"]
-            else ""
-        )
+        half = ""
+        if held["checked"]:
+            said = f"{held['held']} of {held['checked']} half-way forecasts held"
+            half = f"<br><small>{said}</small>"
         rows.append(
             (
                 text(words.shorten(row["variant"], 40)),
@@ -203,7 +199,7 @@ def _table(told: StudyTold) -> str:
                 _number(row, "B", lambda v: f"{v:.2f}"),
                 _number(row, "C_mid", words.compute),
                 f"<strong>{text(_short_verdict(row))}</strong>{details}",
-                f"{text(row['stability']['state'])}{_unstable(row)}<small>{text(half)}</small>",
+                f"{text(row['stability']['state'])}{_unstable(row)}{half}",
             )
         )
     return table(f"Means over the seeds of each variant, with {level} intervals", head, rows)
@@ -241,12 +237,11 @@ def _short_verdict(row: Mapping[str, Any]) -> str:
     return {"same": "no difference"}.get(verdict, str(verdict))
 
 
-def _knob_map(told: StudyTold) -> str:
+def _knob_map(told: StudyTold, svg: bytes) -> str:
     if not told.knobs:
         return "<p>Nothing can be compared yet.</p>"
-    picture = plot_knob_map(told.knobs, told.reference, size=SMALL)
     alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in told.knobs)
-    drawn = inline_svg(picture, "knobs", alt)
+    drawn = from_svg(svg, "knobs", alt)
     count = len(told.knobs)
     caption = (
         "Each change against the reference, which is where the axes cross. Up: a higher ceiling. "
@@ -294,22 +289,30 @@ def _ratio(speed: Mapping[str, Any] | None) -> str:
 # -- the rest -------------------------------------------------------------------------------------
 
 
-def _chart_caption() -> str:
-    return text(
+def _chart(picture: bytes | None) -> str:
+    """The place of the interactive chart, with a picture for those without scripts."""
+    if picture is None:
+        return "<p>There is nothing to draw yet.</p>"
+    svg = from_svg(picture, "static", "Curves of all variants")
+    caption = (
         "The mean of each variant's seeds. Filled points were fitted: those in the first half of "
         "a run's compute, where there are enough of them. Hollow ones were held out. The line is "
         "the median, its dashed part the forecast; the band holds the true mean with "
         f"{words.percent(LEVEL)} probability. (The tables are fitted on all points.) A name below "
         "the chart shows and hides its curve."
     )
+    return (
+        '<figure class="chart" id="chart" data-file="curves.png" '
+        f'data-about="Curves of all variants"><noscript>{svg}</noscript>'
+        f"<figcaption>{text(caption)}</figcaption></figure>"
+    )
 
 
-def _efficiency(a: float, total: int, shown: Sequence[Any], told: StudyTold) -> str:
-    if len(shown) < 2:
+def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> str:
+    if picture is None:
         return ""
-    picture = plot_study_efficiency(shown, a, told.curves[0].run.x_kind, SMALL)
-    svg = inline_svg(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
-    few = f"{len(shown)} of {total} variants, which can have it. " if len(shown) < total else ""
+    svg = from_svg(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
+    few = f"{shown} of {total} variants, which can have it. " if shown < total else ""
     caption = (
         f"Every run refitted with A fixed at {a:.3f}, the mean of all. {few}Each becomes a "
         "straight line of slope B, and the steeper, the faster. Slopes can be compared between "
@@ -323,9 +326,9 @@ def _downstream(told: StudyTold) -> str:
     """How each downstream set followed validation, over the runs of each variant."""
     variant = {m.name: m.variant for m in told.curves}
     groups: dict[tuple[str, str], list[Any]] = {}
-    for record in told.records:
-        for each in () if record is None else record.trackings:
-            groups.setdefault((each.name, variant[record.name]), []).append(each)  # type: ignore[union-attr]
+    for record in filter(None, told.records):
+        for each in record.trackings:
+            groups.setdefault((each.name, variant[record.name]), []).append(each)
     if not groups:
         return ""
     rows = []

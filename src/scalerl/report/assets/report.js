@@ -3,6 +3,7 @@
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
   const figure = document.getElementById("chart");
+  if (!figure) return;
   const caption = figure.querySelector("figcaption");
   const NS = "http://www.w3.org/2000/svg";
   const COLOURS = 7, DIRECT = 6, CROWD = 12, ROWS = 6;
