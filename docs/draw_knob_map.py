@@ -1,6 +1,6 @@
 """Draw docs/images/knob-map.svg: a study whose truth is known, made from seed 0.
 
-    python docs/draw_knob_map.py
+python docs/draw_knob_map.py
 """
 
 from __future__ import annotations

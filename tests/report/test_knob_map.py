@@ -19,7 +19,7 @@ KNOBS = [
     knob("better", "ceiling", 0.06, 0.0),
     knob("worse", "ceiling", -0.08, 0.3, sure=False),
     knob("quicker", "speed", 0.0, -0.7),
-    knob("slower", "speed", 0.005, 0.7),
+    knob("sluggish", "speed", 0.005, 0.7),
     knob("no-matter", "neither", 0.001, 0.01),
     knob("open", "undecided", 0.02, 0.1, width=0.5),
     knob("apart", "ceiling", -0.05, None),
@@ -49,7 +49,7 @@ def test_regions_are_told_by_shape_and_the_family_by_filling(drawn):
 
 def test_every_knob_is_named_inside_the_frame_and_names_lie_apart(drawn):
     axes = drawn.axes[0]
-    names = {k["variant"] for k in KNOBS} | {"mine (reference)"}
+    names = {k["variant"] for k in KNOBS} | {"reference"}
     texts = [text for text in axes.texts if text.get_text() in names]
     assert {text.get_text() for text in texts} == names
     drawn.canvas.draw()
@@ -83,3 +83,4 @@ def test_it_is_written_as_other_figures_are(tmp_path, suffix):
 def test_long_names_are_cut():
     figure = plot_knob_map([knob("optimiser.lr=" + "9" * 60, "neither", 0.0, 0.0)], "r" * 70)
     assert max(len(text.get_text()) for text in figure.axes[0].texts) < 30
+    assert len(figure.axes[0].get_title(loc="left")) < 50

@@ -34,7 +34,7 @@ FAR = 2.0
 #: The smallest reach of the axes: ΔA, and ln of compute.
 LEAST = (0.03, math.log(1.25))
 #: In inches: names stay readable on a phone.
-SIZE = (5.4, 4.8)
+SIZE = (4.7, 4.5)
 #: Compute ratios that may be ticks.
 RATIOS = (1 / 16, 1 / 8, 1 / 4, 1 / 3, 1 / 2, 1 / 1.5, 1 / 1.2, 1, 1.2, 1.5, 2, 3, 4, 8, 16)
 
@@ -98,8 +98,10 @@ def plot_knob_map(
         ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
         _axes(ax, across, t)
         _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
+        title = f"Against {words.shorten(reference, 40)}"
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         settle(fig)  # names are fitted into the place that the axes have now
-        _names(fig, ax, marks, reference, across, t)
+        _names(fig, ax, marks, across, t)
         return save(fig, path)
 
 
@@ -120,8 +122,8 @@ def _reach(marks: Sequence[_Mark]) -> tuple[float, float]:
 
 
 def _ground(ax: Axes, t: Theme) -> None:
-    ax.axhline(0, color=t.muted, lw=0.8, zorder=1)
-    ax.axvline(0, color=t.muted, lw=0.8, zorder=1)
+    ax.axhline(0, color=t.muted, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    ax.axvline(0, color=t.muted, lw=0.8, ls=(0, (4, 3)), zorder=1)
     said = (
         (0.5, 0.985, "higher ceiling", "center", "top"),
         (0.5, 0.015, "lower ceiling", "center", "bottom"),
@@ -152,7 +154,13 @@ def _at(mark: _Mark, across: float) -> float:
 def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
     colour = t.colour(COLOURS[mark.region]) if mark.region in COLOURS else t.muted
     x = _at(mark, across)
-    line: dict[str, Any] = {"color": colour, "lw": 1.0, "alpha": 0.55, "zorder": 2, "solid_capstyle": "butt"}
+    line: dict[str, Any] = {
+        "color": colour,
+        "lw": 1.0,
+        "alpha": 0.55,
+        "zorder": 2,
+        "solid_capstyle": "butt",
+    }
     ax.plot([x, x], mark.y_ends, **line)
     if mark.x_ends is not None:
         ax.plot(mark.x_ends, [mark.y, mark.y], **line)
@@ -231,17 +239,16 @@ def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 
-def _names(
-    fig: Figure, ax: Axes, marks: Sequence[_Mark], reference: str, across: float, t: Theme
-) -> None:
+def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Theme) -> None:
     """Each name beside its mark, where it covers no other name and no mark."""
     points = [(0.0, 0.0), *((_at(m, across), m.y) for m in marks)]
     pixels = [tuple(ax.transData.transform(p)) for p in points]
     unit = fig.dpi / 72.0
-    taken = [(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels]
+    taken: list[Any] = [(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels]
+    taken += [text.get_window_extent().extents for text in ax.texts]
     frame = ax.get_window_extent()
     order = sorted(range(len(marks)), key=lambda i: marks[i].region == "undecided")[:NAMED]
-    named = [(0, f"{words.shorten(reference, NAME)} (reference)")]
+    named = [(0, "reference")]
     named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]
     for i, name in named:
         x, y = pixels[i]
