@@ -26,8 +26,17 @@ class MadeKnob:
 
 
 #: The reference first; more variants go round again.
-KNOBS = (MadeKnob(), MadeKnob(-0.08), MadeKnob(0.0, 2.0), MadeKnob(), MadeKnob(0.06),
-         MadeKnob(0.0, 0.5), MadeKnob(unstable=True), MadeKnob(-0.15, 1.3), MadeKnob(-0.02))  # fmt: skip
+KNOBS = (
+    MadeKnob(),
+    MadeKnob(-0.08),
+    MadeKnob(0.0, 2.0),
+    MadeKnob(),
+    MadeKnob(0.06),
+    MadeKnob(0.0, 0.5),
+    MadeKnob(unstable=True),
+    MadeKnob(-0.15, 1.3),
+    MadeKnob(-0.02),
+)
 
 
 def made_study(

@@ -1,5 +1,5 @@
-"""How long a study of 50 runs × 200 evaluations takes to be compared and reported, and how large its
-page is.
+"""How long a study of 50 runs × 200 evaluations takes to be compared and reported, and how large
+its page is.
 
     python benchmarks/report.py [--variants 10] [--seeds 5] [--evals 200] [--steps 1000]
 

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from made_study import made_study
 
+from made_study import made_study
 from scalerl import Study
 from scalerl.cli import main
 
