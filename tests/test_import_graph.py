@@ -95,7 +95,7 @@ TYPES_ONLY = {
 }
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
-SHOWN_BY = {"curves": {"report"}}
+SHOWN_BY = {"curves": {"report"}, "study": {"report"}}
 #: All that the loop knows of those it is given.
 PROTOCOLS = {"scalerl.engine.interface", "scalerl.trainer.interface", "scalerl.weights.interface"}
 #: Words of a place that the loop must not know it is in.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from scalerl.cli import options
@@ -16,7 +17,8 @@ def add(commands: Any) -> None:
         help="write an HTML page and pictures",
         description="A self-contained HTML page (works offline), the same as Markdown, pictures "
         "as PNG, SVG and PDF, and JSON. Of a run that scalerl trained also where its compute went, "
-        "how its steps went, its answers, its recipe and what went wrong.",
+        "how its steps went, its answers, its recipe and what went wrong. Of a study (its "
+        "directory alone) its table, its knob map, and all that for each of its runs.",
         epilog="Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/",
     )
     options.add_sources(command)
@@ -38,6 +40,18 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from scalerl.cli import study_report
+
+    files = study_report.write(args) if study_report.is_study(args) else _of_runs(args)
+    if args.json:
+        options.print_json([str(path) for path in files])
+        return 0
+    for path in files:
+        print(path)
+    return 0
+
+
+def _of_runs(args: argparse.Namespace) -> list[Path]:
     from scalerl.cli.forecast import values
 
     at, target = values(args, args.at), values(args, args.target)
@@ -54,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         comparison = compare(
             fits, group_by="recipe" if args.group_by else None, planning=len(fits) < 5
         )
-    files = write_report(
+    return write_report(
         fits,
         args.out,
         comparison=comparison,
@@ -63,9 +77,3 @@ def run(args: argparse.Namespace) -> int:
         command=shlex.join(["scalerl", *sys.argv[1:]]),
         records=records_of([f.run for f in fits], further),
     )
-    if args.json:
-        options.print_json([str(path) for path in files])
-        return 0
-    for path in files:
-        print(path)
-    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -77,7 +77,6 @@ def write_report(
     heading = title or _title(fits)
     drawn = _drawn(fits)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
-    out = Path(out_dir)
     content: dict[str, bytes] = {}
     content["report.json"] = payload.to_json(
         payload.numbers(ahead, drawn, comparison, heading, command, records), indent=1
@@ -103,19 +102,31 @@ def write_report(
         "inside": panels.section(records),
         "command": page.command(command),
         "data": payload.embedded(payload.chart(drawn)),
+    }
+    return write_page("runs.html", parts, content, Path(out_dir))
+
+
+def write_page(
+    main: str, parts: Mapping[str, str], content: Mapping[str, bytes], out: Path
+) -> list[Path]:
+    """Fill in a page, write it with its Markdown twin and with `content`, file name -> bytes.
+    `parts` are those of the asset `main`, and of the page around it: title, command, data."""
+    filled = {
+        **parts,
+        "main": Template(_asset(main)).substitute(parts),
         "css": _asset("report.css"),
         "js": _asset("report.js") + _asset("tables.js"),
     }
-    document = Template(_asset("template.html")).substitute(parts)
-    content = {
+    document = Template(_asset("template.html")).substitute(filled)
+    written = {
         "report.html": document.encode("utf-8", "backslashreplace"),
         "report.md": markdown(document).encode("utf-8", "backslashreplace"),
-    } | content
+        **content,
+    }
     # The page is written last: where it is there, all it links to is there.
-    order = [*list(content)[1:], "report.html"]
-    for name in order:
-        write_whole(out / name, content[name])
-    return [out / name for name in content]
+    for name in [*list(written)[1:], "report.html"]:
+        write_whole(out / name, written[name])
+    return [out / name for name in written]
 
 
 def _asset(name: str) -> str:

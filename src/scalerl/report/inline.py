@@ -24,7 +24,12 @@ def inline_svg(figure: Figure, prefix: str, description: str) -> str:
     """The figure (drawn in the light theme) as an element for the page. `prefix` keeps its ids
     apart from those of other pictures; `description` is read out in place of the picture."""
     with drawing("light"):
-        text = render(figure, "svg", transparent=True).decode("utf-8")
+        return from_svg(render(figure, "svg", transparent=True), prefix, description)
+
+
+def from_svg(svg: bytes, prefix: str, description: str) -> str:
+    """The same of a picture that is there as SVG already."""
+    text = svg.decode("utf-8")
     body = text[text.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # matplotlib's own style rule would apply to the whole page; the style sheet has it for us.

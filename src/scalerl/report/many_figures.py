@@ -74,7 +74,7 @@ def plot_runs(
             ends = [(float(s.x[-1]), float(s.median[-1])) for s in drawn]
             _name_lines(fig, ax, ends, [_label(s.fit) for s in drawn], t)
         else:
-            _legend(fig, ax, t)
+            legend(fig, ax, t)
         return save(fig, path)
 
 
@@ -189,7 +189,7 @@ def _name_lines(
         )
 
 
-def _legend(fig: Figure, ax: Axes, t: Theme) -> None:
+def legend(fig: Figure, ax: Axes, t: Theme) -> None:
     narrow = fig.get_figwidth() < 7.0
     handles, labels = ax.get_legend_handles_labels()
     more = len(labels) - LEGEND
@@ -247,7 +247,7 @@ def plot_efficiency(
         pad = 0.08 * (high - low + 0.1)
         ax.set_ylim(low - pad, high + pad)
         compute_axis(ax, fits[0].run.x_kind, t)
-        ax.yaxis.set_major_formatter(lambda v, _: _power_of_ten(v))
+        ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
         ax.set_ylabel("F(R), log scale")
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         if len(fits) <= DIRECT_LABELS:
@@ -257,11 +257,11 @@ def plot_efficiency(
             ]
             _name_lines(fig, ax, [(x, y) for x, y, _, _ in ends], labels, t)
         else:
-            _legend(fig, ax, t)
+            legend(fig, ax, t)
         return save(fig, path)
 
 
-def _power_of_ten(exponent: float) -> str:
+def power_of_ten(exponent: float) -> str:
     whole = round(exponent)
     if abs(exponent - whole) > 1e-6:
         return ""

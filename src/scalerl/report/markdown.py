@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 _SKIPPED = {"script", "style", "head", "svg", "button", "noscript"}
 _HEADINGS = {"h1": "#", "h2": "##", "h3": "###", "h4": "####"}
 _BLOCKS = {"p", "li", "figcaption", "summary", "dt", "caption", *_HEADINGS}
+#: What is drawn in a picture need not be read: most of a page is that.
+_PICTURE = re.compile(r"(<svg\b[^>]*>).*?</svg>", re.DOTALL)
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -23,7 +25,7 @@ def markdown(page: str) -> str:
     <BLANKLINE>
     """
     reader = _Reader()
-    reader.feed(page)
+    reader.feed(_PICTURE.sub(r"\1</svg>", page))
     reader.close()
     return "\n\n".join(reader.blocks) + "\n"
 

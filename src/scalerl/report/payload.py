@@ -43,19 +43,19 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
     return {
         "name": words.shorten(fit.name, 120),
         "kind": kind,
-        "end": _compute(fit.end),
+        "end": amount(fit.end),
         "alarm": fit.alarm,
         "ceiling": ceiling,
         "used": _points(s.used, most),
         "held": _points(s.held, most),
-        "x": [_compute(v) for v in s.x],
-        "median": _scores(s.median),
-        "low": _scores(s.band[:, 0]),
-        "high": _scores(s.band[:, 1]),
-        "seenLow": _scores(s.seen[:, 0]),
-        "seenHigh": _scores(s.seen[:, 1]),
+        "x": [amount(v) for v in s.x],
+        "median": scores(s.median),
+        "low": scores(s.band[:, 0]),
+        "high": scores(s.band[:, 1]),
+        "seenLow": scores(s.seen[:, 0]),
+        "seenHigh": scores(s.seen[:, 1]),
         "powerA": None if s.power is None else _round(s.power.A),
-        "power": None if s.power is None else _scores(s.power_curve()),
+        "power": None if s.power is None else scores(s.power_curve()),
     }
 
 
@@ -63,10 +63,10 @@ def _points(
     points: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], most: int
 ) -> list[list[float | None]]:
     x, y = thin(*points, most)
-    return [[_compute(v) for v in x], _scores(y)]
+    return [[amount(v) for v in x], scores(y)]
 
 
-def _compute(value: float) -> float:
+def amount(value: float) -> float:
     return float(f"{float(value):.5g}")
 
 
@@ -74,7 +74,7 @@ def _round(value: float) -> float | None:
     return round(float(value), 4) if math.isfinite(value) else None
 
 
-def _scores(values: npt.NDArray[np.float64]) -> list[float | None]:
+def scores(values: npt.NDArray[np.float64]) -> list[float | None]:
     return [_round(float(v)) for v in values]
 
 

@@ -191,8 +191,8 @@ def _grid(scale: _Scale, across: _Across) -> str:
 
 def _path(x: Array, y: Array, across: _Across, scale: _Scale) -> str:
     out, pen = [], "M"
-    for a, b in zip(x, y, strict=True):
-        if not np.isfinite(b):
+    for a, b in zip(x.tolist(), y.tolist(), strict=True):
+        if not math.isfinite(b):
             pen = "M"
             continue
         out.append(f"{pen}{across.at(a):.1f} {scale.at(b):.1f}")
@@ -202,10 +202,9 @@ def _path(x: Array, y: Array, across: _Across, scale: _Scale) -> str:
 
 def _area(x: Array, low: Array, high: Array, across: _Across, scale: _Scale) -> str:
     known = np.isfinite(low)
-    up = [
-        f"{across.at(a):.1f} {scale.at(b):.1f}" for a, b in zip(x[known], high[known], strict=True)
-    ]
-    down = [
-        f"{across.at(a):.1f} {scale.at(b):.1f}" for a, b in zip(x[known], low[known], strict=True)
-    ]
+    across_x = [across.at(a) for a in x[known].tolist()]
+    up, down = (
+        [f"{a:.1f} {scale.at(b):.1f}" for a, b in zip(across_x, y[known].tolist(), strict=True)]
+        for y in (high, low)
+    )
     return f"M{'L'.join([*up, *reversed(down)])}Z"

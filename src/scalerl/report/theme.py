@@ -112,6 +112,14 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     return fig, ax
 
 
+def settle(fig: Figure) -> Figure:
+    """Lay the figure out once and for all: what is written of it several times need not be laid out
+    each time."""
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")
+    return fig
+
+
 def compute_axis(ax: Axes, x_kind: str, theme: Theme) -> None:
     """A log axis of compute with SI suffixes, its kind named."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

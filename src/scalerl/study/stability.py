@@ -27,11 +27,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.curves.fit import fit
+from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL, FALL_ERRORS, MAX_GRADIENT, MIN_ESS, START, WINDOW
 from scalerl.runs import load_run
@@ -83,6 +84,8 @@ class HalfCheck:
     median: float
     interval: tuple[float, float]
     points: int
+    #: The fit of the first half.
+    first: Fit | None = field(default=None, repr=False, compare=False)
 
     @property
     def fell(self) -> bool:
@@ -233,12 +236,13 @@ def half_check(run: Run) -> HalfCheck | None:
     if int((run.compute <= middle).sum()) < MIN_FITTED or int(keep.sum()) < MIN_HELD:
         return None
     try:
-        ahead = fit(run, hi=middle).predict(held.compute[keep])
+        first = fit(run, hi=middle)
     except InputError:
         return None
+    ahead = first.predict(held.compute[keep])
     low, median, high = (float(v) for v in ahead.mean_quantiles([0.05, 0.5, 0.95]))
     seen = float(held.score[keep].mean())
-    return HalfCheck(low <= seen <= high, seen, median, (low, high), int(keep.sum()))
+    return HalfCheck(low <= seen <= high, seen, median, (low, high), int(keep.sum()), first)
 
 
 def read_curve(path: Path) -> Run | None:

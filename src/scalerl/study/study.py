@@ -216,6 +216,12 @@ class Study:
         empty = Stability("undecided", why="not begun")
         return [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members]
 
+    def plot(self, path: str | None = None) -> Any:
+        """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
+        from scalerl.report.knob_map import plot_knob_map
+
+        return plot_knob_map([knob.to_dict() for knob in self.knobs()], self.reference, path)
+
     def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
         """Members, table and knobs, as `scalerl study --json` prints them; `end` knows why members
         failed that have no record."""
@@ -285,7 +291,7 @@ def _judge(member: Member) -> MemberFinding:
             fitted = fit(run.replace(name=member.name, group=member.variant))
         except InputError as error:
             stability = Stability("undecided", why=f"cannot be fitted: {error}")
-    return MemberFinding(member.variant, member.seed, stability, fitted, half)
+    return MemberFinding(member.variant, member.seed, stability, fitted, half, run)
 
 
 def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:

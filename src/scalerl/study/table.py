@@ -15,6 +15,7 @@ import numpy as np
 from scalerl.curves.compare import Pair, comparable, compare
 from scalerl.curves.result import Fit
 from scalerl.curves.verdict import Arm, seed_spread
+from scalerl.runs.record import Run
 from scalerl.study.stability import HalfCheck, Stability
 
 PARAMETERS = ("A", "B", "C_mid")
@@ -32,6 +33,8 @@ class MemberFinding:
     stability: Stability
     fit: Fit | None = None
     half: HalfCheck | None = None
+    #: Its validations, also where they may not be fitted.
+    run: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
   const figure = document.getElementById("chart");
+  if (!figure) return;
   const caption = figure.querySelector("figcaption");
   const NS = "http://www.w3.org/2000/svg";
   const COLOURS = 7, DIRECT = 6, CROWD = 12, ROWS = 6;
@@ -292,7 +293,7 @@
   toggle(tools, "log axis", () => state.log, (v) => { state.log = v; });
   toggle(tools, `${data.level} band`, () => state.bands, (v) => { state.bands = v; });
   toggle(tools, "one evaluation", () => state.seen, (v) => { state.seen = v; });
-  toggle(tools, "power law", () => state.power, (v) => { state.power = v; });
+  if (data.runs.some((r) => r.power)) toggle(tools, "power law", () => state.power, (v) => { state.power = v; });
   if (data.runs.some((r) => r.held[0].length)) toggle(tools, "held-out points", () => state.held, (v) => { state.held = v; });
   if (data.kinds.length > 1) {
     const select = el("select", { "aria-label": "Kind of compute" }, tools);

@@ -1,0 +1,326 @@
+"""The knob map as a picture: what each change does to the ceiling (up and down), and to the compute
+that it takes to one score (left and right, on a log scale). The reference is where the axes cross.
+
+A region is told by the shape of the mark, which points where the knob moves:
+
+    ceiling    a triangle up or down        neither    a square
+    speed      a triangle left or right     undecided  a cross
+
+Full marks hold with all comparisons of the study allowed for, hollow ones for themselves alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.report import words
+from scalerl.report.theme import Theme, ThemeName, drawing, new_figure, save, settle
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Region → colour of the run palette; undecided is grey.
+COLOURS = {"ceiling": 1, "speed": 0, "neither": 2}
+#: Characters of a name, and names in the picture: more knobs are named in the table alone, those
+#: first of which something can be said.
+NAME, NAMED = 16, 16
+#: Of an interval that reaches far out, what lies beyond this many times the largest move is cut.
+FAR = 2.0
+#: The smallest reach of the axes: ΔA, and ln of compute.
+LEAST = (0.03, math.log(1.25))
+#: In inches: names stay readable on a phone.
+SIZE = (4.7, 4.5)
+#: Compute ratios that may be ticks.
+RATIOS = (1 / 16, 1 / 8, 1 / 4, 1 / 3, 1 / 2, 1 / 1.5, 1 / 1.2, 1, 1.2, 1.5, 2, 3, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    name: str
+    region: str
+    #: ln of the compute ratio, and ΔA: where it is, and its interval. No x: no score reached by
+    #: both.
+    x: float | None
+    x_ends: tuple[float, float] | None
+    y: float
+    y_ends: tuple[float, float]
+    sure: bool
+
+    @staticmethod
+    def of(knob: Mapping[str, Any]) -> _Mark:
+        speed, (low, high) = knob["speed"], knob["delta_A"]["interval"]
+        x, ends = None, None
+        if speed is not None:
+            x, (first, last) = speed["delta_log_compute"], speed["interval"]
+            ends = (first, last)
+        return _Mark(
+            knob["variant"], knob["region"], x, ends, knob["delta_A"]["median"], (low, high),
+            knob["family_wise"],
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> str:
+        if self.region == "ceiling":
+            return "^" if self.y > 0 else "v"
+        if self.region == "speed":
+            return "<" if (self.x or 0.0) < 0 else ">"
+        return {"neither": "s"}.get(self.region, "x")
+
+
+def plot_knob_map(
+    knobs: Sequence[Mapping[str, Any]],
+    reference: str,
+    path: str | Path | None = None,
+    theme: ThemeName = "light",
+    size: tuple[float, float] = SIZE,
+) -> Figure:
+    """Draw `Study.to_dict()["knobs"]`.
+
+    >>> knob = {"variant": "lr", "region": "ceiling", "speed": None, "family_wise": True,
+    ...         "delta_A": {"median": -0.05, "interval": [-0.08, -0.02]}}
+    >>> plot_knob_map([knob], "mine").axes[0].get_ylabel()
+    'ceiling, against the reference'
+    """
+    marks = [_Mark.of(knob) for knob in knobs]
+    with drawing(theme) as t:
+        fig, ax = new_figure(size)
+        across, up = _reach(marks)
+        ax.set_xlim(-across, across)
+        ax.set_ylim(-up, up)
+        _ground(ax, t)
+        for mark in marks:
+            _draw(ax, mark, across, t)
+        ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
+        _axes(ax, across, t)
+        _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
+        title = f"Against {words.shorten(reference, 40)}"
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        settle(fig)  # names are fitted into the place that the axes have now
+        _names(fig, ax, marks, across, t)
+        return save(fig, path)
+
+
+def _reach(marks: Sequence[_Mark]) -> tuple[float, float]:
+    """Half of the axes: all marks with most of their intervals. An interval that is open would
+    press all others into a point."""
+
+    def of(values: Sequence[float], ends: Sequence[tuple[float, float]], least: float) -> float:
+        centre = max([abs(v) for v in values], default=0.0)
+        widths = sorted(max(abs(low), abs(high)) for low, high in ends)
+        usual = widths[len(widths) // 2] if widths else 0.0
+        furthest = widths[-1] if widths else 0.0
+        return 1.12 * max(least, 1.15 * centre, min(furthest, FAR * max(centre, usual)))
+
+    placed = [(m.x, m.x_ends) for m in marks if m.x is not None and m.x_ends is not None]
+    across = of([x for x, _ in placed], [ends for _, ends in placed], LEAST[1])
+    return across, of([m.y for m in marks], [m.y_ends for m in marks], LEAST[0])
+
+
+def _ground(ax: Axes, t: Theme) -> None:
+    ax.axhline(0, color=t.muted, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    ax.axvline(0, color=t.muted, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    said = (
+        (0.5, 0.985, "higher ceiling", "center", "top"),
+        (0.5, 0.015, "lower ceiling", "center", "bottom"),
+        (0.01, 0.5, "faster", "left", "bottom"),
+        (0.99, 0.5, "slower", "right", "bottom"),
+    )
+    for x, y, text, ha, va in said:
+        ax.text(
+            x,
+            y,
+            text,
+            transform=ax.transAxes,
+            ha=ha,
+            va=va,
+            color=t.muted,
+            fontsize=8.5,
+            fontstyle="italic",
+            bbox={"fc": t.paper, "ec": "none", "pad": 1.0},
+            zorder=1.5,
+        )
+
+
+def _at(mark: _Mark, across: float) -> float:
+    """Marks without a speed stand at the right edge."""
+    return across * 0.985 if mark.x is None else mark.x
+
+
+def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
+    colour = t.colour(COLOURS[mark.region]) if mark.region in COLOURS else t.muted
+    x = _at(mark, across)
+    line: dict[str, Any] = {
+        "color": colour,
+        "lw": 1.0,
+        "alpha": 0.55,
+        "zorder": 2,
+        "solid_capstyle": "butt",
+    }
+    ax.plot([x, x], mark.y_ends, **line)
+    if mark.x_ends is not None:
+        ax.plot(mark.x_ends, [mark.y, mark.y], **line)
+    ax.plot(
+        [x],
+        [mark.y],
+        ls="",
+        marker=mark.shape,
+        ms=8.5 if mark.region != "undecided" else 6.5,
+        mfc=colour if mark.sure else t.paper,
+        mec=colour,
+        mew=1.6,
+        zorder=4,
+        clip_on=False,
+    )
+
+
+def _axes(ax: Axes, across: float, t: Theme) -> None:
+    shown = [r for r in RATIOS if abs(math.log(r)) <= across]
+    while len(shown) > 9:
+        shown = shown[len(shown) // 2 % 2 :: 2]  # 1 is in the middle, and stays
+    ax.set_xticks([math.log(r) for r in shown], [_ratio(r) for r in shown])
+    ax.yaxis.set_major_formatter(lambda v, _: f"{v:+.2g}" if abs(v) > 1e-9 else "0")
+    ax.set_xlabel("compute to one score, against the reference")
+    ax.set_ylabel("ceiling, against the reference")
+    ax.grid(color=t.faint, linewidth=0.6)
+    ax.set_axisbelow(True)
+
+
+def _ratio(value: float) -> str:
+    return f"×{value:.2g}" if value >= 1 else f"÷{1 / value:.2g}"
+
+
+def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
+    from matplotlib.lines import Line2D
+
+    kinds = (
+        ("ceiling", "^", "moves the ceiling"),
+        ("speed", "<", "moves the speed"),
+        ("neither", "s", "neither"),
+        ("undecided", "x", "undecided"),
+    )
+    handles = [
+        Line2D([], [], ls="", marker=shape, ms=7, mec=c, mfc=c, mew=1.6, label=label)
+        for region, shape, label in kinds
+        if region in regions
+        for c in (t.colour(COLOURS[region]) if region in COLOURS else t.muted,)
+    ]
+    if hollow:
+        handles.append(
+            Line2D(
+                [],
+                [],
+                ls="",
+                marker="^",
+                ms=7,
+                mec=t.ink,
+                mfc=t.paper,
+                mew=1.4,
+                label="hollow: for itself alone",
+            )
+        )
+    if handles:
+        columns = len(handles) if fig.get_figwidth() > 6 else 2
+        fig.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=columns,
+            fontsize=8.5,
+            labelcolor=t.ink,
+            handletextpad=0.3,
+            columnspacing=1.2,
+        )
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Theme) -> None:
+    """Each name beside its mark, where it covers no other name and no mark."""
+    points = [(0.0, 0.0), *((_at(m, across), m.y) for m in marks)]
+    pixels = [tuple(ax.transData.transform(p)) for p in points]
+    unit = fig.dpi / 72.0
+    taken: list[Any] = [(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels]
+    taken += [text.get_window_extent().extents for text in ax.texts]
+    frame = ax.get_window_extent()
+    order = sorted(range(len(marks)), key=lambda i: marks[i].region == "undecided")[:NAMED]
+    named = [(0, "reference")]
+    named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]
+    for i, name in named:
+        x, y = pixels[i]
+        wide, high = (0.62 * 8.5 * len(name) + 2) * unit, 10.5 * unit
+        places = [
+            (
+                x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2),
+                y + dy * (8 + far) * unit - high / 2,
+                far,
+            )
+            for far in (0, 6, 14, 24, 36, 50)
+            for dx, dy in (
+                (1, 0.9),
+                (-1, 0.9),
+                (1, -0.9),
+                (-1, -0.9),
+                (0, 1.6),
+                (0, -1.6),
+                (1, 0),
+                (-1, 0),
+            )
+        ]
+        inside = [
+            p
+            for p in places
+            if frame.x0 <= p[0]
+            and p[0] + wide <= frame.x1
+            and frame.y0 <= p[1]
+            and p[1] + high <= frame.y1
+        ] or places
+        left, low, far = min(inside, key=lambda p: (_covered(p, wide, high, taken), p[2]))
+        taken.append((left, low, left + wide, low + high))
+        _write(ax, name, (x, y), (left, low, wide, high), far, t)
+
+
+def _covered(
+    place: tuple[float, float, float],
+    wide: float,
+    high: float,
+    taken: Sequence[tuple[float, float, float, float]],
+) -> float:
+    left, low, _ = place
+    return sum(
+        max(0.0, min(left + wide, x1) - max(left, x0))
+        * max(0.0, min(low + high, y1) - max(low, y0))
+        for x0, y0, x1, y1 in taken
+    )
+
+
+def _write(
+    ax: Axes,
+    name: str,
+    mark: tuple[float, float],
+    box: tuple[float, float, float, float],
+    far: float,
+    t: Theme,
+) -> None:
+    left, low, wide, high = box
+    to_data = ax.transData.inverted()
+    x, y = to_data.transform((left + wide / 2, low + high / 2))
+    if far > 6:
+        end = min(max(mark[0], left), left + wide), min(max(mark[1], low), low + high)
+        a, b = to_data.transform(mark), to_data.transform(end)
+        ax.plot([a[0], b[0]], [a[1], b[1]], color=t.muted, lw=0.6, zorder=3)
+    ax.text(
+        x,
+        y,
+        name,
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color=t.ink,
+        zorder=6,
+        bbox={"fc": t.paper, "ec": "none", "pad": 0.4, "alpha": 0.75},
+    )

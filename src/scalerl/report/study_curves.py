@@ -1,0 +1,274 @@
+"""The curves of a study: one a variant, as the mean of its seeds, and each beside the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.curves.beliefs import MAX_KNOTS, sample_quantiles
+from scalerl.curves.prediction import tails
+from scalerl.curves.result import Fit
+from scalerl.report import words
+from scalerl.report.markup import text
+from scalerl.report.payload import amount, scores
+from scalerl.report.series import BEYOND_HELD, thin
+from scalerl.runs.record import Run
+
+Array = npt.NDArray[np.float64]
+Points = tuple[Array, Array]
+
+#: Points of each kind that are drawn of a variant: in the chart, and in its own small one.
+MAX_POINTS, FEW_POINTS = 120, 60
+WIDTH, HEIGHT = 340, 190
+LEFT, RIGHT, TOP, BOTTOM = 38, 8, 8, 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberCurve:
+    """One run of a study."""
+
+    name: str
+    variant: str
+    run: Run
+    #: Of all its points; None where it is unstable or too short.
+    fit: Fit | None
+    #: Of the first half of its compute, which the second half is held out from.
+    first: Fit | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VariantCurve:
+    """A variant as it is drawn. The line is the mean of its seeds; of what was fitted on half of
+    the compute, where there is enough for that."""
+
+    name: str
+    x_kind: str
+    used: Points
+    held: Points
+    #: Of runs that are not fitted.
+    apart: Points
+    #: Empty where nothing could be fitted.
+    x: Array
+    median: Array
+    band: Array
+    seen: Array
+    end: float
+
+
+def variant_curves(members: Sequence[MemberCurve]) -> list[VariantCurve]:
+    """One for each variant, in their order; of runs that count one kind of compute."""
+    groups: dict[str, list[MemberCurve]] = {}
+    for member in members:
+        if member.run.x_kind == members[0].run.x_kind and (member.run.compute > 0).any():
+            groups.setdefault(member.variant, []).append(member)
+    return [_pooled(name, group) for name, group in groups.items()]
+
+
+def _pooled(name: str, group: Sequence[MemberCurve]) -> VariantCurve:
+    known = [(m, m.first or m.fit) for m in group if m.fit is not None]
+    shown = [f for _, f in known if f is not None]
+    halves = [m.run for m in group if m.fit is not None]
+    used = [run.compute <= f.end for run, f in zip(halves, shown, strict=True)]
+    empty = np.empty(0)
+    x, median, band, seen, end = empty, empty, np.empty((0, 2)), np.empty((0, 2)), 0.0
+    if shown:
+        end = float(np.exp(np.mean([math.log(f.end) for f in shown])))
+        start = min(float(r.compute[r.compute > 0][0]) for r in halves)
+        last = max(BEYOND_HELD * max(float(r.compute[-1]) for r in halves), 1.01 * end)
+        x = np.union1d(
+            np.geomspace(start, end, MAX_KNOTS), np.geomspace(end, last, MAX_KNOTS // 2 + 1)[1:]
+        )
+        median, band, seen = _mean(shown, x)
+    return VariantCurve(
+        name=name,
+        x_kind=group[0].run.x_kind,
+        used=_points(halves, used),
+        held=_points(halves, [~u for u in used]),
+        apart=_points([m.run for m in group if m.fit is None]),
+        x=x, median=median, band=band, seen=seen, end=end,
+    )  # fmt: skip
+
+
+def _mean(fits: Sequence[Fit], x: Array) -> tuple[Array, Array, Array]:
+    """Median and interval of the mean of several seeds, and of one evaluation."""
+    parts: list[tuple[Array, Array]] = []
+    cuts = (x[:MAX_KNOTS], x[MAX_KNOTS:])  # no more knots at once, or they are thinned
+    for cut in cuts:
+        ahead = [f.predict(cut) for f in fits]
+        draws = np.mean([p.samples for p in ahead], axis=0)
+        levels = sample_quantiles(draws, (0.5, *tails(fits[0].level)))
+        seen = np.mean([p.interval(observed=True) for p in ahead], axis=0)
+        parts.append((levels, seen))
+    levels, seen = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    return levels[:, 0], levels[:, 1:], seen
+
+
+def _points(runs: Sequence[Run], keep: Sequence[npt.NDArray[np.bool_]] | None = None) -> Points:
+    """Of all runs together, by compute."""
+    chosen = [np.ones(len(r), bool) for r in runs] if keep is None else keep
+    x = np.concatenate([r.compute[k] for r, k in zip(runs, chosen, strict=True)] or [np.empty(0)])
+    y = np.concatenate([r.score[k] for r, k in zip(runs, chosen, strict=True)] or [np.empty(0)])
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+# -- the interactive chart ------------------------------------------------------------------------
+
+
+def chart(
+    curves: Sequence[VariantCurve], rows: Mapping[str, Mapping[str, Any]], level: float
+) -> dict[str, Any]:
+    """Its data, as `payload.chart` has them for single runs."""
+    drawn = [c for c in curves if len(c.x)]
+    return {
+        "level": words.percent(level),
+        "kinds": [words.KIND[c.x_kind] for c in drawn[:1]],
+        "runs": [_entry(c, rows[c.name]) for c in drawn],
+    }
+
+
+def _entry(c: VariantCurve, row: Mapping[str, Any]) -> dict[str, Any]:
+    ceiling = [row["A"], *row["intervals"]["A"]] if row["identified"] else None
+    return {
+        "name": words.shorten(c.name, 120),
+        "kind": 0,
+        "end": amount(c.end),
+        "alarm": None,
+        "ceiling": None if ceiling is None else [round(v, 4) for v in ceiling],
+        "used": _thinned(c.used),
+        "held": _thinned(c.held),
+        "x": [amount(v) for v in c.x],
+        "median": scores(c.median),
+        "low": scores(c.band[:, 0]),
+        "high": scores(c.band[:, 1]),
+        "seenLow": scores(c.seen[:, 0]),
+        "seenHigh": scores(c.seen[:, 1]),
+        "powerA": None,
+        "power": None,
+    }
+
+
+def _thinned(points: Points) -> list[list[float | None]]:
+    x, y = thin(*points, MAX_POINTS)
+    return [[amount(v) for v in x], scores(y)]
+
+
+# -- each variant beside the reference ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One pair of axes for all small charts."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(curves: Sequence[VariantCurve]) -> _Frame:
+        groups = [p for c in curves for p in (c.used, c.held, c.apart) if len(p[0])]
+        x = np.concatenate([p[0] for p in groups])
+        y = np.concatenate([p[1] for p in groups] + [c.median for c in curves])
+        last = max([1.01 * float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
+        pad = 0.04 * max(float(np.ptp(y)), 0.02)
+        return _Frame(float(x[x > 0].min()), last, max(float(y.min()) - pad, 0.0),
+                      min(float(y.max()) + pad, 1.0))  # fmt: skip
+
+    def x(self, value: float) -> float:
+        share = math.log(max(value, self.first) / self.first) / math.log(self.last / self.first)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
+
+    def path(self, x: Array, y: Array) -> str:
+        both = zip(x.tolist(), y.tolist(), strict=True)
+        return "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in both)
+
+
+def small_multiples(
+    curves: Sequence[VariantCurve], reference: str, notes: Mapping[str, str]
+) -> str:
+    """A small chart a variant, all with the same axes; `notes` stand beside the name."""
+    if not curves:
+        return ""
+    frame = _Frame.of(curves)
+    grid = _grid(frame, curves[0].x_kind)
+    main = next((c for c in curves if c.name == reference), None)
+    drawn = "".join(_small(c, main, frame, grid, notes.get(c.name, "")) for c in curves)
+    return (
+        f'<h3>Each beside the reference</h3><div class="small-charts variants">{drawn}</div>'
+        '<p class="small">Full dots were fitted, hollow ones held out, crosses are of unstable '
+        "runs, which are not fitted. The dotted grey line is the reference.</p>"
+    )
+
+
+def _small(c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str, note: str) -> str:
+    body = grid
+    if main is not None and main is not c and len(main.x):
+        body += f'<path class="line beside" d="M{frame.path(main.x, main.median)}"/>'
+    if len(c.x):
+        up, down = frame.path(c.x, c.band[:, 1]), frame.path(c.x[::-1], c.band[::-1, 0])
+        inside = c.x <= c.end
+        ahead = ~inside
+        ahead[np.flatnonzero(inside)[-1]] = True
+        body += f'<path class="band" d="M{up}L{down}Z"/>'
+        body += f'<path class="line k0" d="M{frame.path(c.x[inside], c.median[inside])}"/>'
+        body += (
+            '<path class="line k0" stroke-dasharray="5 3" '
+            f'd="M{frame.path(c.x[ahead], c.median[ahead])}"/>'
+        )
+    for points, kinds in ((c.used, ("dot",)), (c.held, ("dot", "hole"))):
+        d = "".join(
+            f"M{frame.x(a):.1f} {frame.y(b):.1f}h0"
+            for a, b in zip(*thin(*points, FEW_POINTS), strict=True)
+        )
+        body += "".join(f'<path class="{kind}" d="{d}"/>' for kind in kinds if d)
+    crosses = "".join(
+        f"M{frame.x(a) - 2:.1f} {frame.y(b) - 2:.1f}l4 4m0 -4l-4 4"
+        for a, b in zip(*thin(*c.apart, FEW_POINTS), strict=True)
+    )
+    body += f'<path class="cross" d="{crosses}"/>' if crosses else ""
+    name = words.shorten(c.name, 34)
+    said = f"; {note}" if note else ""
+    return (
+        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(name)}</b>'
+        f"<span>{text(note)}</span></figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{text(f"{name}: {_summary(c)}{said}")}">{body}</svg></figure>'
+    )
+
+
+def _summary(c: VariantCurve) -> str:
+    """In words, for those who do not see it."""
+    shown = c.held if len(c.held[1]) else c.used if len(c.used[1]) else c.apart
+    count = len(c.used[1]) + len(c.held[1]) + len(c.apart[1])
+    return f"{count} validations, the last at {float(shown[1][-1]):.3f}"
+
+
+def _grid(frame: _Frame, kind: str) -> str:
+    out = []
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (frame.high - frame.low) / s < 5)
+    for i in range(math.ceil(frame.low / step), math.floor(frame.high / step) + 1):
+        y = frame.y(i * step)
+        out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        out.append(
+            f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{i * step:.2g}</text>'
+        )
+    base = HEIGHT - 7
+    first, last = words.compute(frame.first), words.compute(frame.last)
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    out.append(f'<text x="{LEFT}" y="{base}">{first}</text>')
+    out.append(
+        f'<text x="{middle:.0f}" y="{base}" text-anchor="middle">'
+        f"{text(words.KIND[kind])}, log</text>"
+    )
+    out.append(f'<text x="{WIDTH - RIGHT}" y="{base}" text-anchor="end">{last}</text>')
+    return "".join(out)
