@@ -67,6 +67,7 @@ class Racer:
     name: str
     variant: str
     #: None before it has been fitted.
+    #: Its run has the racer's name.
     fit: Fit | None
     #: Of its budget: spent so far; given to everybody first, so that a law can be fitted; and given
     #: at a time from then on.
@@ -125,7 +126,8 @@ class Foresight:
     that went on has changed. (Fits are kept beside it, so that no other can have their ids.)"""
 
     narrowed: dict[tuple[int, float], tuple[Fit, float]] = field(default_factory=dict)
-    paired: dict[tuple[Any, ...], tuple[tuple[Fit, ...], Verdict]] = field(default_factory=dict)
+    arms: dict[tuple[int, ...], Arm] = field(default_factory=dict)
+    paired: dict[tuple[Any, ...], tuple[Arm, Arm, _Pair]] = field(default_factory=dict)
 
     def narrowing(self, racer: Racer, share: float) -> float:
         """Share of the ceiling's variance that going on to this share of the budget takes away."""
@@ -137,14 +139,18 @@ class Foresight:
             self.narrowed[key] = racer.fit, narrowing(racer.fit, share / racer.share, new)
         return self.narrowed[key][1]
 
-    def verdict(self, a: Arm, b: Arm, seed_sd: float) -> Verdict:
-        """Of two arms, ordered by ceiling as `compare` has them."""
-        fits = a.fits + b.fits
-        key = *map(id, fits), seed_sd
+    def arm(self, name: str, fits: tuple[Fit, ...]) -> Arm:
+        """The arm of these fits: what it works out for one pair serves the others."""
+        key = tuple(map(id, fits))
+        if key not in self.arms:
+            self.arms[key] = Arm(name, fits)
+        return self.arms[key]
+
+    def pair(self, reference: Arm, variant: Arm, seed_sd: float) -> _Pair:
+        key = id(reference), id(variant), seed_sd
         if key not in self.paired:
-            first, second = sorted((a, b), key=lambda arm: -float(np.median(arm.ceiling)))
-            self.paired[key] = fits, settle(first, second, seed_sd)
-        return self.paired[key][1]
+            self.paired[key] = reference, variant, _pair(reference, variant, seed_sd)
+        return self.paired[key][2]
 
 
 def narrowing(f: Fit, multiple: float, new: float) -> float:
@@ -285,32 +291,32 @@ def _unstable(racers: Sequence[Racer]) -> list[str]:
 
 def _pairs(racers: Sequence[Racer], reference: str, ahead: Foresight) -> dict[str, _Pair]:
     """Each variant with the reference, of members that are not unstable: as the table has them."""
-    fits: dict[str, list[tuple[Racer, Fit]]] = {}
+    fits: dict[str, list[Fit]] = {}
     for r in racers:
         if r.fit is not None and not r.unstable:
-            fits.setdefault(r.variant, []).append((r, r.fit))
+            fits.setdefault(r.variant, []).append(r.fit)
     if reference not in fits:
         return {}
-    arms = {v: Arm(v, tuple(f for _, f in members)) for v, members in fits.items()}
+    arms = {v: ahead.arm(v, tuple(fs)) for v, fs in fits.items()}
     # Rounded: the spread moves a little with every look, and all pairs would have to be redone.
     sd = round(seed_spread(list(arms.values())), 3)
-    found = {}
-    for variant in arms:
-        if variant == reference:
-            continue
-        parts = {
-            r.name: float(f.belief.parameter("A").var()) / len(fits[v]) ** 2
-            for v in (variant, reference)
-            for r, f in fits[v]
-        }
-        verdict = ahead.verdict(arms[reference], arms[variant], sd)
-        seeds = 1.0 / len(fits[reference]) + 1.0 / len(fits[variant])
-        speed = None
-        if verdict.speed is not None:
-            speed = _Difference.of(verdict.speed, SEED_LOG_COMPUTE_SD**2 * seeds, SAME_SPEED)
-        ceiling = _Difference.of(verdict.delta, sd**2 * seeds, MARGIN)
-        found[variant] = _Pair(verdict, ceiling, speed, parts)
-    return found
+    return {v: ahead.pair(arms[reference], arm, sd) for v, arm in arms.items() if v != reference}
+
+
+def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
+    """Ordered by ceiling, as `compare` does it."""
+    first, second = sorted((reference, variant), key=lambda a: -float(np.median(a.ceiling)))
+    verdict = settle(first, second, sd)
+    parts = {
+        f.name: float(f.belief.parameter("A").var()) / len(arm.fits) ** 2
+        for arm in (reference, variant)
+        for f in arm.fits
+    }
+    seeds = 1.0 / len(reference.fits) + 1.0 / len(variant.fits)
+    speed = None
+    if verdict.speed is not None:
+        speed = _Difference.of(verdict.speed, SEED_LOG_COMPUTE_SD**2 * seeds, SAME_SPEED)
+    return _Pair(verdict, _Difference.of(verdict.delta, sd**2 * seeds, MARGIN), speed, parts)
 
 
 def _at_the_end(pair: _Pair, racers: Sequence[Racer], ahead: Foresight) -> float:
