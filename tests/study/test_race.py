@@ -10,14 +10,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "curves"))
 from simulate import PAPER, curve
+from test_running import Heard, record
+from test_whole_studies import SMALL, ended, lines, start
 
 from scalerl import Study, fit
 from scalerl.study.members import look
 from scalerl.study.race import Foresight, Racer, narrowing, race
 from scalerl.study.racing import next_limits, portions
 from scalerl.study.running import Runner
-from test_running import Heard, record
-from test_whole_studies import SMALL, ended, lines, start
 
 WHOLE = 10 * PAPER.C_mid
 
