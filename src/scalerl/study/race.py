@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -66,8 +66,7 @@ class Racer:
 
     name: str
     variant: str
-    #: None before it has been fitted.
-    #: Its run has the racer's name.
+    #: Of a run that has the racer's name; None before it can be fitted.
     fit: Fit | None
     #: Of its budget: spent so far; given to everybody first, so that a law can be fitted; and given
     #: at a time from then on.
@@ -128,6 +127,14 @@ class Foresight:
     narrowed: dict[tuple[int, float], tuple[Fit, float]] = field(default_factory=dict)
     arms: dict[tuple[int, ...], Arm] = field(default_factory=dict)
     paired: dict[tuple[Any, ...], tuple[Arm, Arm, _Pair]] = field(default_factory=dict)
+
+    def keep(self, fits: Collection[Fit]) -> None:
+        """Let go of what is not about these: the curves of members as they were."""
+        now = set(map(id, fits))
+        self.narrowed = {key: kept for key, kept in self.narrowed.items() if key[0] in now}
+        self.arms = {key: arm for key, arm in self.arms.items() if now.issuperset(key)}
+        arms = {id(arm) for arm in self.arms.values()}
+        self.paired = {k: pair for k, pair in self.paired.items() if arms.issuperset(k[:2])}
 
     def narrowing(self, racer: Racer, share: float) -> float:
         """Share of the ceiling's variance that going on to this share of the budget takes away."""
@@ -195,6 +202,11 @@ class _Pair:
         if whole <= 0.0:
             return 0.0
         ratio = sum(part * taken.get(name, 0.0) for name, part in self.parts.items()) / whole
+        # Open by the draws though closed by a normal distribution (heavy tails, an alarm, ceilings
+        # open at the top): what is left to be known is all that can be gone by.
+        return ratio if self._normally(0.0) >= 0.5 else self._normally(ratio)
+
+    def _normally(self, ratio: float) -> float:
         side, same = self.ceiling.later(ratio)
         return side + same * (0.5 if self.speed is None else sum(self.speed.later(ratio)))
 
@@ -251,6 +263,7 @@ def _nearest(sd: float) -> float:
 def race(racers: Sequence[Racer], reference: str, foresight: Foresight | None = None) -> RaceState:
     """What is to be done next."""
     ahead = foresight or Foresight()
+    ahead.keep([r.fit for r in racers if r.fit is not None])
     spent, of = sum(r.share * r.whole for r in racers), sum(r.whole for r in racers)
     pairs = _pairs(racers, reference, ahead)
     verdicts: dict[str, tuple[str, str | None]] = {
@@ -268,7 +281,10 @@ def race(racers: Sequence[Racer], reference: str, foresight: Foresight | None = 
     order = tuple(dict.fromkeys(name for plan in plans for name in plan.members))
     if order:
         return RaceState(order, plans[0].why, verdicts, chances, spent, of)
-    return RaceState((), _why_over(verdicts, chances, racers), verdicts, chances, spent, of)
+    why = _why_over(verdicts, chances, racers)
+    if not pairs and reference in _unstable(racers):
+        why = f"the reference {reference} is unstable: nothing can be compared with it"
+    return RaceState((), why, verdicts, chances, spent, of)
 
 
 def _why_over(
