@@ -336,8 +336,9 @@ def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
 
 
 def _at_the_end(pair: _Pair, racers: Sequence[Racer], ahead: Foresight) -> float:
-    """The chance of a verdict if both sides get all of their budget; 0 where nobody can go on."""
-    both = [r for r in racers if r.name in pair.parts and r.may_go_on]
+    """The chance of a verdict if both sides get all of their budget; 0 where all have it. Who is at
+    work just now counts: or a verdict would look hopeless whenever its best member is running."""
+    both = [r for r in racers if r.name in pair.parts and r.share < 1.0 and not r.unstable]
     return pair.chance({r.name: ahead.narrowing(r, 1.0) for r in both}) if both else 0.0
 
 

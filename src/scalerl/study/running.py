@@ -199,8 +199,9 @@ class Runner:
         busy = {job.member.name for job in self.running}
         waiting = {m.name: m for m in left if m.name not in busy}
         for name, member in list(waiting.items()):
-            limits = now[name].limits
-            if limits is not None and not now[name].reached(limits):
+            known = now[name].limits or {}
+            limits = {k: known[k] for k in limits_of(member.recipe) if k in known}
+            if limits and not now[name].reached(limits):
                 del waiting[name]
                 yield member, limits
         state = self.study.race(now, {m.name for m in self.study.members} - set(waiting))
