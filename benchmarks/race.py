@@ -1,6 +1,6 @@
 """Simulated studies of known truth: a race against fixed budgets, halving and uniform.
 
-python benchmarks/race.py --studies 40        (about 10 s of one core a study)
+python benchmarks/race.py --studies 40        (about 30 s of one core a study)
 
 A study has a reference and twelve variants, three seeds each. Variants, in random order:
 
