@@ -256,6 +256,35 @@ def verdicts() -> str:
     return markdown(head, rows)
 
 
+def race() -> str:
+    found = result("race")
+    rows = [
+        [
+            name,
+            f"{r['compute']:.2f}",
+            f"{r['decided']:.2f}",
+            f"{100 * r['wrong']:.1f} %",
+            f"{100 * r['wrong_healthy']:.1f} %",
+            f"{r['collapses_missed']:.2f}",
+            f"{r['best_thrown_away']:.2f}",
+            f"{r['best_not_named']:.2f}",
+        ]
+        for name, r in found["methods"].items()
+    ]
+    count = f"{found['studies']} studies, {found['methods']['race']['comparisons']} comparisons"
+    head = [
+        count,
+        "compute, of all budgets",
+        "decided",
+        "wrong",
+        "wrong, collapses aside",
+        "collapses not seen",
+        "best thrown away",
+        "best not named",
+    ]
+    return markdown(head, rows)
+
+
 def speed() -> str:
     found = result("speed")
     paper = found["against_paper"]
@@ -617,6 +646,7 @@ TABLES: dict[str, Callable[[], str]] = {
         synthetic_ranking,
         synthetic_high,
         verdicts,
+        race,
         speed,
         speed_growth,
         stop_rules,

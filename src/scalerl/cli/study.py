@@ -24,6 +24,7 @@ itself, with which all others are compared.
                                       elsewhere; runs are picked up from DIR/runs
 
 Every member is first screened with a share of its budget; those that are not unstable get the rest.
+With --race, compute goes to the members whose verdicts are open.
 The runs are the only state: after a kill, the same command goes on where they are."""
 
 
@@ -90,6 +91,12 @@ def add(commands: Any) -> None:
         metavar="J",
         help="members at once (default: as many as the cores have room for)",
     )
+    size.add_argument(
+        "--race",
+        action="store_true",
+        help="give compute where it decides most, a chunk at a time; stop when every verdict is "
+        "decided, or no budget is expected to decide it",
+    )
     command.add_argument(
         "--dry-run",
         action="store_true",
@@ -137,6 +144,7 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
         "seeds": args.seeds,
         "steps": args.steps,
         "screen": args.screen,
+        "race": args.race or None,
     }
     given = {key: value for key, value in given.items() if value is not None}
     files = [word for word in recipe if is_study_file(word)]

@@ -98,6 +98,8 @@ def progress_line(told: StudyProgress) -> str:
 def closing(study: Study, end: StudyEnd) -> str:
     """The table, what failed, and what to type next."""
     lines = [table_text(study.table()), knobs_text(study.knobs())]
+    if study.plan.race:
+        lines.append(wrap(str(study.race(closed=end.failed)), "  ", "race: "))
     for name, why in end.failed.items():
         lines.append(wrap(f"{name}: {why}", "  ", "failed: "))
     again = shlex.join(["scalerl", "study", str(study.path)])
@@ -186,7 +188,8 @@ def plan_text(study: Study, jobs: int | None) -> str:
     screen = ", ".join(f"{v:g} {k}" for k, v in plan["screening"].items())
     lines = [
         f"{size_text(study)}; each {limits}"
-        + ("" if screen == limits else f", screened at {screen}")
+        + (", at most: a race" if plan["race"] else "")
+        + ("" if screen == limits or plan["race"] else f", screened at {screen}")
     ]
     width = min(max(map(len, study.variants)), NAME)
     for name in study.variants:

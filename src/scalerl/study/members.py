@@ -18,13 +18,16 @@ from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import is_locked
 from scalerl.runs.store import RunStore
 
-MemberStatus = Literal["waiting", "running", "begun", "failed", "screened", "unstable", "done"]
+MemberStatus = Literal[
+    "waiting", "running", "begun", "failed", "paused", "screened", "unstable", "done"
+]
 #: What each word says, for help and docs.
 STATUS = {
     "waiting": "not begun",
     "running": "being written just now",
     "begun": "stopped or killed on the way; the next start goes on with it",
     "failed": "ended by an error; the next start tries again",
+    "paused": "stands where a race has left it, and may be gone on with",
     "screened": "has its screening behind it, and the rest of its budget before it",
     "unstable": "became unstable while it was screened, and is not extended",
     "done": "at the end of its budget",
@@ -87,6 +90,14 @@ def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:
         every = recipe.validation.every
         found["steps"] = min(-(-int(whole["steps"] * share + 0.5) // every) * every, whole["steps"])
     return found
+
+
+def budget_weight(recipe: Recipe) -> float:
+    """Of a member's budget among those of the others: rollouts, or device-hours."""
+    budget = recipe.budget
+    if budget.steps is not None:
+        return float(budget.steps * recipe.batch.completions)
+    return float(budget.gpu_hours or budget.minutes or 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class StudyPlan:
     steps: int | None = None
     #: Share of the budget for screening; 1: no screening.
     screen: float = SCREEN
+    #: Compute goes where it decides most, instead of to all alike.
+    race: bool = False
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -108,7 +110,7 @@ def plan_from(data: Mapping[str, Any], where: str) -> StudyPlan:
 
 #: Key of a study file → what it has to be.
 _KINDS: dict[str, tuple[type, ...]] = {
-    "leave_one_out": (bool,), "forward": (bool,), "seeds": (int,), "steps": (int,),
+    "leave_one_out": (bool,), "forward": (bool,), "race": (bool,), "seeds": (int,), "steps": (int,),
     "screen": (int, float), "learning_rate": (str,), "sweep": (dict,), "axis": (dict,),
     "recipe": (list, str), "recipes": (list, str), "variants": (list, str),
 }  # fmt: skip

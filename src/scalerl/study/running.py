@@ -10,6 +10,9 @@ run elsewhere, just does the rest.
     an error                    reported with its last line, and left for the next start
     a kill (a signal)           started again, unless it got no further since the last start
     another's lock              being written elsewhere: waited for
+
+In a race (race.py) there is no screening: members are run a chunk at a time, the one next whose
+going on is expected to decide most.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import InputError
 from scalerl.runs.lock import RunLock, is_locked
 from scalerl.streams import let_go
-from scalerl.study.members import Limits, Member, MemberProgress, limits_of, look
+from scalerl.study.members import Limits, Member, MemberProgress, budget_weight, limits_of, look
+from scalerl.study.racing import next_limits
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study
@@ -120,6 +124,7 @@ class Runner:
         self.stopped: set[str] = set()
         self.starts: dict[str, tuple[int, int]] = {}
         self.elsewhere: set[str] = set()
+        self.said: str | None = None
         self.began = time.monotonic()
         self.done_before: float | None = None
 
@@ -154,6 +159,8 @@ class Runner:
         for name in sorted(elsewhere - self.elsewhere):
             self.listener.say(f"{name}: is being written by another process: waiting for it")
         self.elsewhere = elsewhere
+        if len(self.running) >= self.jobs:
+            return True
         for member, limits in self.tasks(now):
             if len(self.running) >= self.jobs:
                 return True
@@ -170,6 +177,9 @@ class Runner:
             m for m in order
             if m.name not in self.failed | dict.fromkeys(self.stopped | self.elsewhere)
         ]  # fmt: skip
+        if study.plan.race:
+            yield from self.race_tasks(now, left)
+            return
         for member in left:
             if not now[member.name].reached(study.screening(member)):
                 yield member, study.screening(member)
@@ -181,6 +191,27 @@ class Runner:
                 study.judged(member).stability.state != "unstable"
             ):
                 yield member, limits_of(member.recipe)
+
+    def race_tasks(
+        self, now: dict[str, MemberProgress], left: list[Member]
+    ) -> Iterator[tuple[Member, Limits]]:
+        """First what was interrupted within its chunk, then what the race asks for."""
+        busy = {job.member.name for job in self.running}
+        waiting = {m.name: m for m in left if m.name not in busy}
+        for name, member in list(waiting.items()):
+            known = now[name].limits or {}
+            limits = {k: known[k] for k in limits_of(member.recipe) if k in known}
+            if limits and not now[name].reached(limits):
+                del waiting[name]
+                yield member, limits
+        state = self.study.race(now, {m.name for m in self.study.members} - set(waiting))
+        if state.order and state.why != self.said:
+            self.said = state.why
+            self.listener.say(f"race: {state}")
+        for name in state.order:
+            member = waiting[name]
+            share = now[name].share(member.recipe)
+            yield member, next_limits(member, share, self.study.plan.screen)
 
     def start(self, member: Member, limits: Limits, now: MemberProgress) -> None:
         step, times = self.starts.get(member.name, (-1, 0))
@@ -250,7 +281,7 @@ class Runner:
     def told(self) -> StudyProgress:
         study = self.study
         now = {m.name: look(m) for m in study.members}
-        weights = {m.name: _weight(m) for m in study.members}
+        weights = {m.name: budget_weight(m.recipe) for m in study.members}
         done = total = 0.0
         for m in study.members:
             share = now[m.name].share(m.recipe)
@@ -261,6 +292,8 @@ class Runner:
             self.done_before = done
         elapsed, gained = time.monotonic() - self.began, done - self.done_before
         left = elapsed * (total - done) / gained if gained > 0 else None
+        if study.plan.race:  # nobody knows when it will have decided
+            left = None
         busy = tuple((job.member, now[job.member.name]) for job in self.running)
         waiting = sum(not p.begun for p in now.values())
         return StudyProgress(
@@ -280,14 +313,6 @@ class Runner:
                 os.killpg(job.process.pid, signal.SIGKILL)
                 job.process.wait()
         self.running.clear()
-
-
-def _weight(member: Member) -> float:
-    """Of a member's budget among those of the others: rollouts, or device-hours."""
-    budget = member.recipe.budget
-    if budget.steps is not None:
-        return float(budget.steps * member.recipe.batch.completions)
-    return float(budget.gpu_hours or budget.minutes or 1.0)
 
 
 @contextmanager

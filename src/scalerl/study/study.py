@@ -11,7 +11,7 @@ for row in study.table():
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ from scalerl.study.members import (
     look,
 )
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
+from scalerl.study.race import Foresight, RaceState, race
+from scalerl.study.racing import racers
 from scalerl.study.rates import Expected, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
 from scalerl.study.table import MemberFinding, StudyRow, pairs_of, rows
@@ -54,8 +56,8 @@ class Study:
     path      its directory; alone, the study that is there
     recipe    presets, files and KEY=VALUE, as `train` takes them
     more      what else a study file may say: leave_one_out, forward, recipes, sweep, axis,
-              learning_rate, variants, seeds, steps, screen. Of a study that is there, seeds, steps
-              and variants may grow.
+              learning_rate, variants, seeds, steps, screen, race. Of a study that is there, seeds,
+              steps and variants may grow.
 
     Nothing is written before `write`, `run` or `commands`.
     """
@@ -83,6 +85,7 @@ class Study:
             _check_growth(self.path, old, self.plan, known, self.variants)
         self.members = tuple(self._members())
         self._judged: dict[str, tuple[tuple[int, int], MemberFinding]] = {}
+        self._foresight = Foresight()
         for member in self.members:
             check_same(member)
 
@@ -149,6 +152,8 @@ class Study:
             return "done"
         if now.failed is not None:
             return "failed"
+        if self.plan.race and now.limits is not None and now.reached(now.limits):
+            return "unstable" if self.judged(member).stability.state == "unstable" else "paused"
         if now.reached(self.screening(member)):
             # A study that was extended has members past their screening that were not judged by it.
             unstable = self.judged(member).stability.state == "unstable"
@@ -207,6 +212,15 @@ class Study:
         """What each variant does to the ceiling and to the speed: the knob map."""
         return self._knobs(pairs_of(self._findings(), self.reference))
 
+    def race(
+        self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
+    ) -> RaceState:
+        """What a race does next, and why; `closed` are members that cannot go on now."""
+        given = racers(
+            self.members, self._findings(), now or self.progress(), self.plan.screen, closed
+        )
+        return race(given, self.reference, self._foresight)
+
     def _knobs(self, pairs: Mapping[str, Pair]) -> list[Knob]:
         return knob_map(pairs, self.reference, {name: self.differs(name) for name in pairs})
 
@@ -228,11 +242,13 @@ class Study:
         now, failed = self.progress(), {} if end is None else end.failed
         found = self._findings()
         pairs = pairs_of(found, self.reference)
+        raced = {"race": self.race(now, failed).to_dict()} if self.plan.race else {}
         return {
             "members": [
                 self._member_dict(member, now[member.name], failed.get(member.name))
                 for member in self.members
             ],
+            **raced,
             "table": [row.to_dict() for row in rows(found, self.reference, pairs)],
             "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
@@ -246,6 +262,7 @@ class Study:
             "screening": dict(self.screening(self.members[0])),
             "budget": limits_of(self.members[0].recipe),
             "validations": self.validations(),
+            "race": self.plan.race,
             "jobs": left.jobs,
             "compute": left.to_dict(),
             "hours": left.hours,

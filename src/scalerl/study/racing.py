@@ -1,0 +1,60 @@
+"""A study's members as racers: how much each is given at a time, and what the race says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from scalerl.recipe import Recipe
+from scalerl.study.members import Limits, Member, MemberProgress, budget_weight, limits_of
+from scalerl.study.race import Racer
+from scalerl.study.table import MemberFinding
+
+#: Validations after which a law can be fitted: every member of a race gets them.
+FIRST = 6
+#: Chunks that a budget is given out in, if it has so many validations.
+CHUNKS = 16
+
+
+def portions(recipe: Recipe, screen: float) -> tuple[float, float]:
+    """Shares of the budget: what a member gets first, and then at a time.
+
+    >>> tiny = Recipe.load("scalerl", "tiny")  # 300 steps, a validation every 10
+    >>> [round(300 * share) for share in portions(tiny, screen=0.25)]
+    [60, 20]
+    """
+    steps, every = recipe.budget.steps, recipe.validation.every
+    if steps is None:
+        return screen, 1.0 / CHUNKS
+    chunk = every * max(round(steps / every / CHUNKS), 1)
+    return min(FIRST * every / steps, 1.0), min(chunk / steps, 1.0)
+
+
+def next_limits(member: Member, share: float, screen: float) -> Limits:
+    """Those of the next chunk of a member that has had this share: places between which chunks lie
+    are always the same ones, whoever was stopped where."""
+    first, chunk = portions(member.recipe, screen)
+    if share < first - 1e-9:
+        return limits_of(member.recipe, first)
+    behind = int((share - first) / chunk + 1e-6)
+    return limits_of(member.recipe, min(first + (behind + 1) * chunk, 1.0))
+
+
+def racers(
+    members: Sequence[Member],
+    found: Sequence[MemberFinding],
+    now: Mapping[str, MemberProgress],
+    screen: float,
+    closed: Collection[str],
+) -> list[Racer]:
+    """The members as `race` takes them; `closed` are at work, or have failed."""
+    made = []
+    for member, finding in zip(members, found, strict=True):
+        first, chunk = portions(member.recipe, screen)
+        made.append(
+            Racer(
+                member.name, member.variant, finding.fit, now[member.name].share(member.recipe),
+                first, chunk, budget_weight(member.recipe),
+                unstable=finding.stability.state == "unstable", closed=member.name in closed,
+            )
+        )  # fmt: skip
+    return made
