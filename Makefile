@@ -34,7 +34,7 @@ unit: .venv/dev
 
 # Whole runs under every fault; `make test` has the short ones.
 weather: .venv/dev
-	$(BIN)/pytest -n 2 tests/faults tests/study
+	$(BIN)/pytest -n 2 tests/faults tests/study tests/evaluation
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev
