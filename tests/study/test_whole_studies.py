@@ -96,7 +96,8 @@ def test_members_are_screened_extended_and_compared(calm):
         assert (
             row["seeds"] == 1 and row["intervals"]["A"][0] <= row["A"] <= row["intervals"]["A"][1]
         )
-    assert found["table"][0]["verdict"] == "reference" and found["knobs"] == []
+    assert found["table"][0]["verdict"] == "reference"
+    assert [knob["variant"] for knob in found["knobs"]] == ["ratio_cap-4"]
     events = lines(study.members[0].path / "events.jsonl")
     assert [e["reason"] for e in events if e["event"] == "end"] == [
         "budget of 3 steps", "budget of 6 steps"]  # fmt: skip

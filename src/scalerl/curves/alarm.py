@@ -121,7 +121,7 @@ def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[A
     >>> c = np.arange(1.0, 31.0)
     >>> dip = np.where((c > 15) & (c < 20), 0.2, 0.5) + 0.004 * (-1) ** np.arange(30)
     >>> alarm_history(c, dip, None)
-    (AlarmSpan(raised=17.0, cleared=23.0),)
+    (AlarmSpan(raised=16.0, cleared=22.0),)
     """
     spans: list[AlarmSpan] = []
     n = len(score)

@@ -92,7 +92,7 @@ def fit(
     >>> c = np.linspace(500, 60000, 40)
     >>> f = fit(c, 0.3 + 0.345 / (1 + (8000 / c) ** 1.7))
     >>> round(f.params["A"], 2)
-    0.64
+    0.65
     """
     run = compute if isinstance(compute, Run) else _as_run(compute, score, n_eval, name, x_kind)
     _check_options(r0, level)

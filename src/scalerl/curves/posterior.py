@@ -90,7 +90,7 @@ def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
     >>> import numpy as np
     >>> z = np.zeros(3)
     >>> fraction(np.array([-2.0, 0.0, 2.0]), z, z, shape=0.5).round(3).tolist()
-    [0.152, 0.5, 0.911]
+    [0.15, 0.5, 0.91]
     >>> fraction(np.array([-2.0, 0.0, 2.0]), z, z, shape=1.0).round(3).tolist()
     [0.119, 0.5, 0.881]
     """
