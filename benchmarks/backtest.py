@@ -145,7 +145,7 @@ def main(folders: Sequence[Path]) -> None:
     runs, kinds = read(folders)
     with progress("back-testing") as tick:
         steps = backtest(runs, classes=kinds, progress=tick)
-    result: dict[str, object] = {
+    result: dict[str, list[dict[str, object]]] = {
         "by_class": by_class(steps),
         "by_class_and_fraction": [
             r for r in steps.summary("run_class", "fraction") if r["method"] == OURS
@@ -182,7 +182,7 @@ def main(folders: Sequence[Path]) -> None:
     save("backtest", result)
     for rows in ("by_class", "by_class_and_fraction", "healthy_by_fraction", "alarms", "disturbed"):
         print(rows)
-        for row in result[rows]:  # type: ignore[attr-defined]
+        for row in result[rows]:
             print("  ", {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
 
 
