@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulate import PAPER, curve
 
-from scalerl import InputError, fit, forecast, load_run
+from scalerl import InputError, Run, fit, forecast, load_run
 from scalerl.curves.forecast import beats, gain, reach, recommend
 from scalerl.curves.planning import continued, sensitivity, to_identify
 
@@ -122,6 +122,18 @@ def test_continuation_goes_on_from_the_end():
     assert longer.compute[-1] == pytest.approx(3 * SHORT.end)
     assert len(longer) > len(SHORT.points)
     assert (np.diff(longer.compute) > 0).all()
+
+
+def test_a_run_with_side_metrics_is_continued_and_given_an_r0():
+    points = SHORT.points.replace(signs={"grad_norm": np.linspace(1.0, 2.0, len(SHORT.points))})
+    longer = continued(fit(points), 3.0, np.random.default_rng(0))
+    assert fit(longer).end == pytest.approx(3 * SHORT.end)
+    assert fit(points, r0=0.1).r0 == pytest.approx(0.1, abs=0.05)
+
+
+def test_columns_of_a_run_have_one_value_per_point():
+    with pytest.raises(ValueError, match="3 values of entropy for 2 points"):
+        Run("mine", np.ones(2), np.ones(2), "steps", signs={"entropy": np.ones(3)})
 
 
 def test_more_compute_is_needed_for_a_shorter_run():

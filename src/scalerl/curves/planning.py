@@ -79,6 +79,7 @@ def continued(f: Fit, multiple: float, rng: np.random.Generator) -> Run:
         compute=np.concatenate([points.compute, at]),
         score=np.concatenate([points.score, np.clip(seen, 0.0, 1.0)]),
         n_eval=n_eval,
+        signs={},  # of the future none is known
     )
 
 

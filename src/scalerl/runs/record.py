@@ -48,6 +48,12 @@ class Run:
     #: Side metrics at the points, by the names of runs/signs.py; nan where there was none.
     signs: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        columns = {"score": self.score, "n_eval": self.n_eval, **self.signs}
+        for name, values in columns.items():
+            if values is not None and len(values) != len(self.compute):
+                raise ValueError(f"{len(values)} values of {name} for {len(self.compute)} points")
+
     def __len__(self) -> int:
         return len(self.compute)
 

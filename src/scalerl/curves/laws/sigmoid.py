@@ -76,6 +76,7 @@ def _with_r0(run: Run, r0: float) -> Run:
         compute=np.concatenate([[0.0], run.compute[positive]]),
         score=np.concatenate([[r0], run.score[positive]]),
         n_eval=n_eval,
+        signs={name: np.append(np.nan, values[positive]) for name, values in run.signs.items()},
     )
 
 
