@@ -41,10 +41,10 @@ from record import save
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
 from simulate import noise
 
+from scalerl.curves.arms import Arm, akin
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
-from scalerl.curves.verdict import Arm
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.study.race import Foresight, Racer, race
@@ -158,11 +158,11 @@ def racers(study: Simulated, given: Given) -> list[Racer]:
 
 
 def run_race(study: Simulated) -> Given:
-    given = dict.fromkeys(study.curves, FIRST)
+    given = dict.fromkeys(study.curves, 0)
     places = {f"{name}-s{s}": (name, s) for name, s in given}
     while order := race(racers(study, given), REFERENCE, study.foresight).order:
         place = places[order[0]]
-        given[place] = min(given[place] + CHUNK, POINTS)
+        given[place] = min(max(given[place] + CHUNK, FIRST), POINTS)
     return given
 
 
@@ -219,6 +219,7 @@ def judged(study: Simulated, given: Given, left: set[str]) -> dict[str, Any]:
         fits = tuple(r.fit for r in members if r.variant == name and r.fit is not None)
         if fits:
             arms[name] = Arm(name, fits)
+    arms = {arm.name: arm for arm in akin(arms.values())}
     rows = []
     for name, kind in study.kinds.items():
         if name == REFERENCE:

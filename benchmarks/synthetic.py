@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
 from simulate import PAPER, curve, random_law
 
 from scalerl import compare, fit
-from scalerl.curves.verdict import Arm, Verdict, decide
+from scalerl.curves.arms import Arm
+from scalerl.curves.verdict import Verdict, decide
 
 RUNS = 300
 PAIRS = 200
