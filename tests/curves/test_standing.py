@@ -4,8 +4,8 @@ import numpy as np
 
 from scalerl import fit
 from scalerl.curves import standing
-from scalerl.curves.standing import settle
 from scalerl.curves.arms import Arm
+from scalerl.curves.standing import settle
 from scalerl.curves.verdict import decide
 
 
