@@ -23,6 +23,7 @@ from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.load import load_model, non_finite
+from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.rows import Compaction
 
 
@@ -61,8 +62,9 @@ class LocalEngine:
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
-        fast = LlamaDecoder.of(model, slots + other, columns)
-        self.decoder: Decoder = fast or ModelDecoder(model, slots + other, columns)
+        size = (slots + other, columns)
+        fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
+        self.decoder: Decoder = fast or ModelDecoder(model, *size)
         self.version = version
         self.lane: Lane = "train"
         self.queues: dict[Lane, _Queue] = {
