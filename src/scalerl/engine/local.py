@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from scalerl.engine.decoder import Decoder, ModelDecoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
-from scalerl.engine.sampling import NonFiniteLogits, draw, uniform
+from scalerl.engine.sampling import NonFiniteLogits, drawn
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
@@ -188,7 +188,7 @@ class LocalEngine:
         """One token for each of the rows from `first` on: forced, or drawn."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:
-            token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
+            token_B, logprob_B = drawn(logits_BV, how, seeds_B, positions_B)
         except NonFiniteLogits:
             raise NonFiniteLogits(self._cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
