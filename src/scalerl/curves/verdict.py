@@ -112,6 +112,10 @@ class Arm:
 
     def log_compute_to(self, score: float) -> Array:
         """ln C at which each draw first passes a score inside the window, averaged over runs."""
+        return np.asarray(np.mean(self.log_compute_each(score), axis=0))
+
+    def log_compute_each(self, score: float) -> list[Array]:
+        """The same, of every run."""
         crossed = []
         for position, levels in self.behind:
             i = np.clip((levels < score).sum(axis=1), 1, len(position) - 1)
@@ -120,7 +124,7 @@ class Arm:
             rise = np.where(after > before, after - before, 1.0)
             share = np.clip((score - before) / rise, 0.0, 1.0)
             crossed.append(position[i - 1] + share * (position[i] - position[i - 1]))
-        return np.asarray(np.mean(crossed, axis=0))
+        return crossed
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     neither ceiling is identified and both may be perfect. With seed_sd above 0 the verdict is on
     recipes: what seeds alone do is added to the differences."""
     delta = b.ceiling - a.ceiling
-    delta = delta + _seed_noise(a, b, seed_sd, len(delta), 41)
+    delta = delta + seed_noise(a, b, seed_sd, len(delta), 41)
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
     p_higher = _sides(np.where(apart, delta, 0.0))
     same = p_same(delta)
@@ -184,7 +188,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         score = (low + high) / 2.0
         speed = b.log_compute_to(score) - a.log_compute_to(score)
         log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
-        speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
+        speed = speed + seed_noise(a, b, log_sd, len(speed), 42)
     name: VerdictName = "undecided"
     winner = None
     both_open = a.open_at_the_top and b.open_at_the_top
@@ -215,7 +219,7 @@ def _sides(difference: Array) -> tuple[float, float]:
     return float((difference < 0.0).mean()), float((difference > 0.0).mean())
 
 
-def _seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
+def seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
     """What the seeds of two arms add to the difference of their means."""
     if sd == 0.0:
         return np.zeros(n)

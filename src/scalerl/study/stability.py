@@ -121,12 +121,18 @@ class HalfCheck:
         }
 
 
-def judge(path: Path, critical: float = 0.1, half: HalfCheck | None = None) -> Stability:
-    """The stability of the run in this directory. `half` is what `half_check` found."""
+def judge(
+    path: Path,
+    critical: float = 0.1,
+    half: HalfCheck | None = None,
+    evals: Sequence[EvalLine] | None = None,
+) -> Stability:
+    """The stability of the run in this directory. `half` is what `half_check` found, `evals` its
+    validations, where they were read already."""
     if not path.is_dir():
         return Stability("undecided", why="not begun")
-    store = RunStore(path, resume=True)
-    return judge_lines(read_vitals(path / StepLine.FILE), store.read(EvalLine), critical, half)
+    known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
+    return judge_lines(read_vitals(path / StepLine.FILE), known, critical, half)
 
 
 def judge_lines(

@@ -7,7 +7,7 @@ seeds has these two functions to replace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from scalerl.curves.compare import Pair, comparable, compare
 from scalerl.curves.result import Fit
 from scalerl.curves.verdict import Arm, seed_spread
 from scalerl.runs.record import Run
+from scalerl.study.beside import Beside
+from scalerl.study.paired import Paired
 from scalerl.study.stability import HalfCheck, Stability
 
 PARAMETERS = ("A", "B", "C_mid")
@@ -62,6 +64,10 @@ class StudyRow:
     stability: Mapping[int, Stability]
     #: Members whose forecast at half their compute held, of those that could be checked.
     held: tuple[int, int]
+    #: Against the reference on the same prompts; None where there are no such answers.
+    paired: Paired | None = None
+    #: Compute to a target, crossing, fixed A, other axes.
+    beside: Beside = field(default_factory=Beside)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -78,6 +84,8 @@ class StudyRow:
                 "seeds": {str(seed): s.to_dict() for seed, s in self.stability.items()},
             },
             "half": {"held": self.held[0], "checked": self.held[1]},
+            "paired": None if self.paired is None else self.paired.to_dict(),
+            **self.beside.to_dict(),
         }
 
 
