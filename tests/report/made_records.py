@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 
 import numpy as np
 
+import made_study
 from scalerl.recipe import Recipe
 from scalerl.runs.answers import AnswerSample, EvalAnswers
 from scalerl.runs.lines import EvalLine, EventLine
@@ -15,30 +14,12 @@ from scalerl.runs.store import RunStore
 
 
 def step_text(step: int, rng: np.random.Generator) -> str:
-    """A line of steps.jsonl."""
-    noise = float(rng.standard_normal())
+    """A line of steps.jsonl, as made studies have it, of a batch whose entropy was not always
+    computed."""
     share = step / 300
-    ledger = {
-        "steps": step, "samples": 512 * step, "generated_tokens": 24_000 * step,
-        "trained_tokens": 13_000 * step, "device_seconds": 2.3 * step,
-        "validation_seconds": 0.3 * step, "lost_device_seconds": 12.0,
-        "spent": {"generate": 0.9 * step, "hand_over": 0.05 * step, "train": 0.7 * step,
-                  "check": 0.02 * step, "validate": 0.2 * step, "generate_wait": 0.2 * step,
-                  "train_wait": 0.45 * step, "check_wait": 0.15 * step},
-        "wasted": {"stale": {"rollouts": 3, "tokens": 150 * step},
-                   "filtered": {"rollouts": 200, "tokens": 8000 * step},
-                   "failed": {"rollouts": 1, "tokens": 300 * step}},
-    }  # fmt: skip
-    return json.dumps({
-        "step": step, "loss": -0.02, "grad_norm": math.exp(-1 + 0.3 * noise), "lr": 2e-4,
-        "ratio": {"mean": 1.0, "max": 1.5 + abs(noise), "min": 0.5, "truncated": 0.0},
-        "ess": 0.99, "entropy": None if step % 7 == 0 else 0.3 / (1 + share),
-        "staleness": {"mean": 1.2, "max": 2, "histogram": {"1": 3}}, "reward": -0.8 + share,
-        "pass_rate": 0.1 + 0.5 * share, "truncated": 0.01, "interrupted": 0.2,
-        "zero_variance": 0.4, "length": {"mean": 40 + noise, "max": 70},
-        "compute": {"device_hours": 0.001 * step, "flops": 1e10 * step, "steps": step},
-        "ledger": ledger,
-    })  # fmt: skip
+    entropy = None if step % 7 == 0 else 0.3 / (1 + share)
+    rates = {"reward": -0.8 + share, "pass_rate": 0.1 + 0.5 * share}
+    return made_study.step_text(step, rng, entropy=entropy, **rates).rstrip("\n")
 
 
 def made_run(path: Path, n: int = 31, steps: int = 300, seed: int = 0, **text: str) -> Path:

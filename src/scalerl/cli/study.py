@@ -102,6 +102,12 @@ def add(commands: Any) -> None:
         action="store_true",
         help="members, what differs between them, compute and hours; nothing is written",
     )
+    command.add_argument(
+        "--target",
+        type=options.number,
+        metavar="R",
+        help="score whose compute the table gives (default: 0.9 of the reference's ceiling)",
+    )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     options.add_json(command)
     command.set_defaults(handler=run)
@@ -119,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs is not None and args.jobs < 1:
         raise InputError(f"--jobs {args.jobs}: give 1 or more")
     study = _study(args, words)
+    study.target = args.target
     if commands:
         return _commands(args, study)
     if args.dry_run:

@@ -23,7 +23,6 @@ NOT_HERE = (
     "scale",
     "group_by",
     "at",
-    "target",
     "r0",
     "lo",
     "hi",
@@ -54,12 +53,20 @@ def is_study(args: argparse.Namespace) -> bool:
 
 
 def write(args: argparse.Namespace) -> list[Path]:
+    from scalerl.cli.forecast import values
     from scalerl.report.study_page import write_study_report
     from scalerl.study.study import Study
 
     study = Study(args.source[0])
+    study.target = _one(values(args, args.target))
     command = shlex.join(["scalerl", *sys.argv[1:]])
     return write_study_report(told(study, args.downstream, args.title, command), args.out)
+
+
+def _one(targets: list[float]) -> float | None:
+    if len(targets) > 1:
+        raise InputError("the table of a study has one target: give one score")
+    return targets[0] if targets else None
 
 
 def told(
@@ -94,7 +101,9 @@ def told(
             for name, recipe in study.variants.items()
             if name != study.reference
         },
-        records=records_of([c.run for c in curves], further),
+        records=records_of(
+            [c.run for c in curves], further, {m.name: study.evals(m) for m in study.members}
+        ),
         title=title,
         command=command,
     )

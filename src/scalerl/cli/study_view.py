@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from scalerl.cli.pace import face
+from scalerl.cli.study_beside import beside_text
 from scalerl.report.terminal import wrap
 from scalerl.report.words import compute as amount
 from scalerl.report.words import shorten
@@ -97,7 +98,8 @@ def progress_line(told: StudyProgress) -> str:
 
 def closing(study: Study, end: StudyEnd) -> str:
     """The table, what failed, and what to type next."""
-    lines = [table_text(study.table()), knobs_text(study.knobs())]
+    rows = study.table()
+    lines = [table_text(rows), beside_text(rows), knobs_text(study.knobs())]
     if study.plan.race:
         lines.append(wrap(str(study.race(closed=end.failed)), "  ", "race: "))
     for name, why in end.failed.items():

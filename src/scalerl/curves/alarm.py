@@ -73,21 +73,17 @@ class Fall:
 def find_fall(compute: Array, score: Array, points: Points) -> Fall | None:
     """Compare the mean of the last k points with the best earlier, non-overlapping k-mean; None
     where there are too few points for two such means."""
-    n = len(score)
-    k = int(np.clip(round(0.12 * n), 2, 12))
-    if n < 2 * k:
+    found = _drop(score)
+    if found is None:
         return None
-    sums = np.concatenate([[0.0], np.cumsum(score)])
-    means = (sums[k:] - sums[:-k]) / k
-    earlier = means[: n - 2 * k + 1]
-    best = int(np.argmax(earlier))
-    drop = float(earlier[best] - means[-1])
+    k, best, earlier, level = found
+    drop = earlier - level
     variance = points.score_variance * float(mean_variance(k))
     z = drop / float(np.sqrt(2.0 * variance))
     least = max(ALARM_DROP, ALARM_SHARE * points.rise)
     collapse = (
         z > COLLAPSE_Z
-        and drop > max(COLLAPSE_DROP, COLLAPSE_SHARE * float(earlier[best]))
+        and drop > max(COLLAPSE_DROP, COLLAPSE_SHARE * earlier)
         and float(score[-k:].max()) < float(score[best : best + k].min())
     )
     since = float(compute[best : best + k].mean())
@@ -96,10 +92,23 @@ def find_fall(compute: Array, score: Array, points: Points) -> Fall | None:
         z=z,
         size=drop / least,
         since=since,
-        level=float(means[-1]),
+        level=level,
         level_sd=float(np.sqrt(variance)),
         alarm=(z > ALARM_Z and drop > least) or collapse,
     )
+
+
+def _drop(score: Array) -> tuple[int, int, float, float] | None:
+    """Length of the stretches that are compared, where the best earlier one begins, its mean and
+    that of the last."""
+    n = len(score)
+    k = int(np.clip(round(0.12 * n), 2, 12))
+    if n < 2 * k:
+        return None
+    sums = np.concatenate([[0.0], np.cumsum(score)])
+    means = (sums[k:] - sums[:-k]) / k
+    best = int(np.argmax(means[: n - 2 * k + 1]))
+    return k, best, float(means[best]), float(means[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +136,17 @@ def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[A
     n = len(score)
     ends = np.unique(np.linspace(min(FIRST_LOOK, n), n, min(MAX_LOOKS, n)).round().astype(int))
     for end in ends:
-        seen = compute[:end], score[:end], None if n_eval is None else n_eval[:end]
-        fall = find_fall(seen[0], seen[1], prepare(*seen))
-        on = fall is not None and fall.alarm
+        on = _alarming(compute[:end], score[:end], None if n_eval is None else n_eval[:end])
         if on and (not spans or spans[-1].cleared is not None):
             spans.append(AlarmSpan(float(compute[end - 1]), None))
         elif not on and spans and spans[-1].cleared is None:
             spans[-1] = AlarmSpan(spans[-1].raised, float(compute[end - 1]))
     return tuple(spans)
+
+
+def _alarming(compute: Array, score: Array, n_eval: Array | None) -> bool:
+    found = _drop(score)
+    if found is None or found[2] - found[3] <= ALARM_DROP:
+        return False  # too little for any alarm, whatever the noise: most looks end here
+    fall = find_fall(compute, score, prepare(compute, score, n_eval))
+    return fall is not None and fall.alarm

@@ -197,24 +197,25 @@ def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:
         [np.geomspace(first, f.end, 24)[:-1], np.geomspace(f.end, HORIZON * f.end, 40)]
     )
     levels = f.belief.levels(knots)
-    return tuple(_reach(levels, np.log(knots), float(s), f.level) for s in scores)
+    return tuple(reached(levels, np.log(knots), float(s), f.level) for s in scores)
 
 
-def _reach(levels: Array, log_knots: Array, score: float, level: float) -> Target:
+def reached(levels: Array, log_knots: Array, score: float, level: float) -> Target:
+    """When each row of levels first reaches a score, all rows together."""
     above = levels >= score
-    reached = above.any(axis=1)
+    ever = above.any(axis=1)
     i = np.maximum(np.argmax(above, axis=1), 1)
     rows = np.arange(len(levels))
     before, after = levels[rows, i - 1], levels[rows, i]
     share = np.clip((score - before) / np.where(after > before, after - before, 1.0), 0.0, 1.0)
     when = np.exp(log_knots[i - 1] + share * (log_knots[i] - log_knots[i - 1]))
     when = np.where(above[:, 0], np.exp(log_knots[0]), when)
-    when = np.where(reached, when, np.inf)
-    low, mid, high = _quantiles_with_inf(when, (tails(level)[0], 0.5, tails(level)[1]))
-    return Target(score, float(reached.mean()), mid, (low, high))
+    when = np.where(ever, when, np.inf)
+    low, mid, high = with_infinite(when, (tails(level)[0], 0.5, tails(level)[1]))
+    return Target(score, float(ever.mean()), mid, (low, high))
 
 
-def _quantiles_with_inf(values: Array, levels: Sequence[float]) -> list[float]:
+def with_infinite(values: Array, levels: Sequence[float]) -> list[float]:
     """Order statistics: interpolating towards inf would give nan."""
     ordered = np.sort(values)
     index = [min(int(np.ceil(p * (len(ordered) - 1))), len(ordered) - 1) for p in levels]

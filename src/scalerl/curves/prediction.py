@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,15 @@ class Prediction:
     samples: Array
     noise_sd: Array
     seed: int
-    #: True pass rate at the end of the fitted window, per draw.
-    now: Array
+    belief: Belief = field(repr=False)
+    #: Of the fitted window.
+    end: float
     alarm: str | None = None
+
+    @property
+    def now(self) -> Array:
+        """True pass rate at the end of the fitted window, per draw."""
+        return self.belief.levels(np.array([self.end]))[:, 0]
 
     def quantiles(self, levels: npt.ArrayLike, observed: bool = False) -> Array:
         """Quantiles of the true pass rate, or of what one evaluation would show:
@@ -126,8 +132,7 @@ def predict_at(
         knots[0], knots[-1] = positive[0], positive[-1]
         knots = np.union1d(knots, order[order == 0])
     samples = belief.levels(knots)
-    now = belief.levels(np.array([end]))[:, 0]
-    return Prediction(run, compute, level, knots, samples, belief.noise(), seed, now, alarm)
+    return Prediction(run, compute, level, knots, samples, belief.noise(), seed, belief, end, alarm)
 
 
 def _between(knots: Array, compute: Array) -> Array:

@@ -85,7 +85,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     neither ceiling is identified and both may be perfect. With seed_sd above 0 the verdict is on
     recipes: what seeds alone do is added to the differences."""
     delta = b.ceiling - a.ceiling
-    delta = delta + _seed_noise(a, b, seed_sd, len(delta), 41)
+    delta = delta + seed_noise(a, b, seed_sd, len(delta), 41)
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
     p_higher = _sides(np.where(apart, delta, 0.0))
     same = p_same(delta)
@@ -95,7 +95,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         score = (low + high) / 2.0
         speed = b.log_compute_to(score) - a.log_compute_to(score)
         log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
-        speed = speed + _seed_noise(a, b, log_sd, len(speed), 42)
+        speed = speed + seed_noise(a, b, log_sd, len(speed), 42)
     name: VerdictName = "undecided"
     winner = None
     both_open = a.open_at_the_top and b.open_at_the_top
@@ -126,7 +126,7 @@ def _sides(difference: Array) -> tuple[float, float]:
     return float((difference < 0.0).mean()), float((difference > 0.0).mean())
 
 
-def _seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
+def seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
     """What the seeds of two arms add to the difference of their means."""
     if sd == 0.0:
         return np.zeros(n)

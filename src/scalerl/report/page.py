@@ -69,7 +69,8 @@ def _facts(ahead: Forecast) -> str:
     """Four numbers, large."""
     f = ahead.fit
     unit = text(words.KIND[f.run.x_kind])
-    now = sorted(ahead.at.now)[len(ahead.at.now) // 2]
+    levels = sorted(ahead.at.now)
+    now = levels[len(levels) // 2]
     low, high = ahead.next_doubling.interval
     first, (at_low, at_high) = float(ahead.at.median[0]), ahead.at.interval()[0]
     facts = [

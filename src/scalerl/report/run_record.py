@@ -65,16 +65,24 @@ class RunRecord:
 
 
 def records_of(
-    runs: Sequence[Run], evaluations: Mapping[str, Mapping[str, Path]] | None = None
+    runs: Sequence[Run],
+    evaluations: Mapping[str, Mapping[str, Path]] | None = None,
+    evals: Mapping[str, Sequence[EvalLine]] | None = None,
 ) -> list[RunRecord | None]:
     """The record of each run, None for those that were not trained here; `evaluations` as
-    `evaluations_of` finds them."""
+    `evaluations_of` finds them, `evals` the validations of runs where they were read already."""
     most = MAX_STEPS if len(runs) <= MANY else FEW_STEPS
-    return [record_of(run, (evaluations or {}).get(run.name), most) for run in runs]
+    return [
+        record_of(run, (evaluations or {}).get(run.name), most, (evals or {}).get(run.name))
+        for run in runs
+    ]
 
 
 def record_of(
-    run: Run, evaluations: Mapping[str, Path] | None = None, most: int = MAX_STEPS
+    run: Run,
+    evaluations: Mapping[str, Path] | None = None,
+    most: int = MAX_STEPS,
+    evals: Sequence[EvalLine] | None = None,
 ) -> RunRecord | None:
     """The record behind a run; None where it was read from something else. `evaluations` are what
     `scalerl eval` wrote of its checkpoints, by the name of what was asked; `most` steps are read.
@@ -86,7 +94,7 @@ def record_of(
     if not (path / EvalLine.FILE).is_file() or not (path / "recipe.toml").is_file():
         return None
     store = RunStore(path, resume=True)
-    evals = tuple(store.read(EvalLine))
+    lines = tuple(store.read(EvalLine) if evals is None else evals)
     further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
     steps, total = _steps(path / StepLine.FILE, most)
     recipe = _recipe(path)
@@ -97,14 +105,14 @@ def record_of(
         path=path,
         steps=tuple(steps),
         total_steps=total,
-        evals=evals,
+        evals=lines,
         events=tuple(store.read(EventLine)),
         answers=store.read_answers(answered[-1]) if answered else None,
         recipe=recipe,
         preset=preset,
         differences=tuple(differences),
-        trackings=tuple(trackings(evals, further)),
-        downstream=_curves(evals, further),
+        trackings=tuple(trackings(lines, further)),
+        downstream=_curves(lines, further),
     )
 
 

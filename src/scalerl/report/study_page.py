@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.recipe.diff import Difference
-from scalerl.report import page, panels, payload, words
+from scalerl.report import page, panels, payload, study_beside, words
 from scalerl.report.html import KINDS, write_page
 from scalerl.report.inline import from_svg
 from scalerl.report.knob_map import plot_knob_map
@@ -88,7 +88,7 @@ def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
         "title": text(heading),
         "answer": _answer(told),
         "knob_map": _knob_map(told, content.get("knob-map.svg", b"")),
-        "table": _table(told),
+        "table": _table(told) + study_beside.section(told.rows, told.reference),
         "chart": _chart(content.get("curves.svg")),
         "small_multiples": small_multiples(curves, told.reference, notes),
         "efficiency": _efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),

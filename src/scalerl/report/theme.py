@@ -114,9 +114,9 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
 
 def settle(fig: Figure) -> Figure:
     """Lay the figure out once and for all: what is written of it several times need not be laid out
-    each time."""
+    each time. (With an engine left, be it "none", every file would be drawn twice.)"""
     fig.draw_without_rendering()
-    fig.set_layout_engine("none")
+    fig.set_layout_engine(None)
     return fig
 
 

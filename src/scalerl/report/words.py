@@ -150,7 +150,8 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     fit, ahead, gain = forecast.fit, forecast.at, forecast.next_doubling
     unit = KIND[fit.run.x_kind]
     level = percent(fit.level)
-    now = sorted(ahead.now)[len(ahead.now) // 2]
+    levels = sorted(ahead.now)
+    now = levels[len(levels) // 2]
     out = [f"{fit.name} scores {now:.3f} after {compute(fit.end)} {unit}."]
     if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")

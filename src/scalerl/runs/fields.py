@@ -67,7 +67,7 @@ class Record:
         """The record, by the rules above; None where it is none. Never raises."""
         if not isinstance(found, dict):
             return None
-        values = {}
+        values = []
         kind: Any = cls
         for name, read, fill, needed in _plan(kind):
             value = read(found[name]) if name in found else _WRONG
@@ -75,8 +75,8 @@ class Record:
                 if needed:
                     return None
                 value = fill()
-            values[name] = value
-        return cls(**values)
+            values.append(value)
+        return cls(*values)
 
 
 def _plain(value: Any) -> Any:

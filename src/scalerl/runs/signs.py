@@ -44,13 +44,18 @@ def read_signs(table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Array]:
         if column is None or not table.is_numeric(column):
             continue
         values = table.numbers(column)
-        starts = np.concatenate([[0], rows[:-1] + 1])
-        means = [_mean(values[a : b + 1]) for a, b in zip(starts, rows, strict=True)]
+        means = _means(values, rows)
         if np.isfinite(means).any():
-            found[name] = np.array(means)
+            found[name] = means
     return found
 
 
-def _mean(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")
+def _means(values: Array, rows: npt.NDArray[np.intp]) -> Array:
+    """Of the finite values since the row before, for each of `rows`; nan where there is none."""
+    if not len(rows):
+        return np.empty(0)
+    finite = np.isfinite(values[: rows[-1] + 1])
+    starts = np.concatenate([[0], rows[:-1] + 1])
+    total = np.add.reduceat(np.where(finite, values[: rows[-1] + 1], 0.0), starts)
+    count = np.add.reduceat(finite, starts, dtype=np.intp)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -29,7 +29,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from scalerl.curves.fit import fit
 from scalerl.curves.result import Fit
@@ -39,6 +39,7 @@ from scalerl.runs import load_run
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
+from scalerl.runs.vitals import read_vitals
 
 State = Literal["stable", "unstable", "undecided"]
 #: Validations below which nothing is said about a run's curve.
@@ -54,6 +55,23 @@ MARGIN = 0.02
 #: Ways from the forecast's median to the lower end of its 90 % interval that a stable run does not
 #: fall. (Not a further quantile: a forecast allows for decline, so its far tail is very far.)
 TWICE = 2.0
+
+
+class StepHealth(Protocol):
+    """What the rules look at of a step: a `StepLine` has it, and so have its `Vitals`."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
+    @property
+    def ess(self) -> float: ...
+    @property
+    def truncated(self) -> float: ...
+    @property
+    def non_finite(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +121,22 @@ class HalfCheck:
         }
 
 
-def judge(path: Path, critical: float = 0.1, half: HalfCheck | None = None) -> Stability:
-    """The stability of the run in this directory. `half` is what `half_check` found."""
+def judge(
+    path: Path,
+    critical: float = 0.1,
+    half: HalfCheck | None = None,
+    evals: Sequence[EvalLine] | None = None,
+) -> Stability:
+    """The stability of the run in this directory. `half` is what `half_check` found, `evals` its
+    validations, where they were read already."""
     if not path.is_dir():
         return Stability("undecided", why="not begun")
-    store = RunStore(path, resume=True)
-    return judge_lines(store.read(StepLine), store.read(EvalLine), critical, half)
+    known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
+    return judge_lines(read_vitals(path / StepLine.FILE), known, critical, half)
 
 
 def judge_lines(
-    steps: Sequence[StepLine],
+    steps: Sequence[StepHealth],
     evals: Sequence[EvalLine],
     critical: float = 0.1,
     half: HalfCheck | None = None,
@@ -133,7 +157,7 @@ def judge_lines(
     return truncation or Stability("stable")
 
 
-def _non_finite(steps: Sequence[StepLine]) -> Iterator[Stability]:
+def _non_finite(steps: Sequence[StepHealth]) -> Iterator[Stability]:
     in_a_row = 0
     for line in steps:
         if not (math.isfinite(line.loss) and math.isfinite(line.grad_norm)):
@@ -146,7 +170,7 @@ def _non_finite(steps: Sequence[StepLine]) -> Iterator[Stability]:
             return
 
 
-def _gradient(steps: Sequence[StepLine]) -> Iterator[Stability]:
+def _gradient(steps: Sequence[StepHealth]) -> Iterator[Stability]:
     norms = [line.grad_norm for line in steps]
     start = [norm for norm in norms[:START] if norm > 0]
     if not start or len(norms) < START + WINDOW:
@@ -158,7 +182,7 @@ def _gradient(steps: Sequence[StepLine]) -> Iterator[Stability]:
         yield Stability("unstable", "gradient", steps[first].step, why)
 
 
-def _ratio(steps: Sequence[StepLine]) -> Iterator[Stability]:
+def _ratio(steps: Sequence[StepHealth]) -> Iterator[Stability]:
     ess = [1.0 if math.isnan(line.ess) else line.ess for line in steps]
     first = _first(ess, WINDOW, statistics.fmean, lambda mean: mean < MIN_ESS)
     if first is not None:
@@ -180,7 +204,7 @@ def _first(
     return None
 
 
-def _truncation(steps: Sequence[StepLine], critical: float) -> Stability | None:
+def _truncation(steps: Sequence[StepHealth], critical: float) -> Stability | None:
     """Above the limit from some step to the end: unstable where it rose to that."""
     cut = [0.0 if math.isnan(line.truncated) else line.truncated for line in steps]
     width = max(WINDOW, round(SHARE * len(cut)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,9 @@ from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.changes import shown
+from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
+from scalerl.runs.store import RunStore
 from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
@@ -33,6 +35,7 @@ from scalerl.study.members import (
     limits_of,
     look,
 )
+from scalerl.study.more import Shown, with_more
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
 from scalerl.study.race import Foresight, RaceState, race
 from scalerl.study.racing import racers
@@ -84,7 +87,9 @@ class Study:
         if old is not None:
             _check_growth(self.path, old, self.plan, known, self.variants)
         self.members = tuple(self._members())
-        self._judged: dict[str, tuple[tuple[int, int], MemberFinding]] = {}
+        #: Score whose compute the table gives; None: a share of the reference's ceiling.
+        self.target: float | None = None
+        self._judged: dict[str, _Judged] = {}
         self._foresight = Foresight()
         for member in self.members:
             check_same(member)
@@ -197,17 +202,35 @@ class Study:
 
     def judged(self, member: Member) -> MemberFinding:
         """Stability and fit of a member, worked out anew only where its record has grown."""
+        return self._judge(member).finding
+
+    def evals(self, member: Member) -> Sequence[EvalLine]:
+        """The validations of a member."""
+        return self._judge(member).evals
+
+    def _judge(self, member: Member) -> _Judged:
         sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
         kept = self._judged.get(member.name)
-        if kept is None or kept[0] != sizes:
-            kept = self._judged[member.name] = sizes, _judge(member)
-        return kept[1]
+        if kept is None or kept.sizes != sizes:
+            kept = self._judged[member.name] = _judge(member, sizes)
+        return kept
 
     def table(self) -> list[StudyRow]:
         """One row a variant."""
         found = self._findings()
         arms = StudyArms.of(found)
-        return rows(found, self.reference, arms, arms.pairs(self.reference))
+        return self._rows(found, arms, arms.pairs(self.reference))
+
+    def _rows(
+        self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
+    ) -> list[StudyRow]:
+        shown = [
+            Shown(member, finding, self.evals(member))
+            for member, finding in zip(self.members, found, strict=True)
+            if finding.fit is not None and finding.stability.state != "unstable"
+        ]
+        table = rows(found, self.reference, arms, pairs)
+        return with_more(table, shown, arms.arms, pairs, self.target)
 
     def knobs(self) -> list[Knob]:
         """What each variant does to the ceiling and to the speed: the knob map."""
@@ -252,7 +275,7 @@ class Study:
             ],
             **raced,
             "seed_sd": arms.seed_sd,
-            "table": [row.to_dict() for row in rows(found, self.reference, arms, pairs)],
+            "table": [row.to_dict() for row in self._rows(found, arms, pairs)],
             "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
 
@@ -301,17 +324,29 @@ class Study:
         return f"Study({str(self.path)!r}: {count}, reference {self.reference})"
 
 
-def _judge(member: Member) -> MemberFinding:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What a member's record showed when its files had these sizes."""
+
+    sizes: tuple[int, int]
+    finding: MemberFinding
+    evals: Sequence[EvalLine]
+
+
+def _judge(member: Member, sizes: tuple[int, int]) -> _Judged:
     run: Run | None = read_curve(member.path)
     half = None if run is None else half_check(run)
-    stability = judge(member.path, member.recipe.length.truncation_critical, half)
+    there = member.path.is_dir()
+    evals = RunStore(member.path, resume=True).read(EvalLine) if there else []
+    stability = judge(member.path, member.recipe.length.truncation_critical, half, evals)
     fitted = None
     if run is not None and len(run) >= MIN_POINTS and stability.state != "unstable":
         try:
             fitted = fit(run.replace(name=member.name, group=member.variant))
         except InputError as error:
             stability = Stability("undecided", why=f"cannot be fitted: {error}")
-    return MemberFinding(member.variant, member.seed, stability, fitted, half, run)
+    finding = MemberFinding(member.variant, member.seed, stability, fitted, half, run)
+    return _Judged(sizes, finding, evals)
 
 
 def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:

@@ -7,7 +7,7 @@ common (curves/arms.py, curves/kin.py): a row is about the recipe, not about one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ import numpy as np
 from scalerl.curves.arms import Arm, akin, seed_spread
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair, comparable, compare_arms
+from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 from scalerl.runs.record import Run
+from scalerl.study.beside import Beside
+from scalerl.study.paired import Paired
 from scalerl.study.stability import HalfCheck, Stability
 
 PARAMETERS = ("A", "B", "C_mid")
@@ -63,6 +66,10 @@ class StudyRow:
     stability: Mapping[int, Stability]
     #: Members whose forecast at half their compute held, of those that could be checked.
     held: tuple[int, int]
+    #: Against the reference on the same prompts; None where there are no such answers.
+    paired: Paired | None = None
+    #: Compute to a target, crossing, fixed A, other axes.
+    beside: Beside = field(default_factory=Beside)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -79,6 +86,8 @@ class StudyRow:
                 "seeds": {str(seed): s.to_dict() for seed, s in self.stability.items()},
             },
             "half": {"held": self.held[0], "checked": self.held[1]},
+            "paired": None if self.paired is None else self.paired.to_dict(),
+            **self.beside.to_dict(),
         }
 
 
@@ -119,12 +128,13 @@ class StudyArms:
         if arm is None or parameter not in arm.law.params:
             return None
         draws = arm.law.belief.parameter(parameter)
+        median = float(np.median(draws))
         if parameter == "A":
             rng = np.random.default_rng((arm.law.seed, 43))
             draws = draws + self.seed_sd / np.sqrt(arm.seeds) * rng.standard_normal(len(draws))
             draws = np.clip(draws, 0.0, 1.0)
-        low, median, high = sample_quantiles(draws, ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
-        return float(low), float(median), float(high)
+        low, high = sample_quantiles(draws, tails(LEVEL))
+        return float(low), median, float(high)
 
 
 def rows(

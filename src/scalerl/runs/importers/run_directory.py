@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
-from bisect import bisect_left
 from pathlib import Path
+
+import numpy as np
 
 from scalerl.runs.importers.files import read_text
 from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
+from scalerl.runs.vitals import read_vitals
 
 FILE = "evals.jsonl"
 STEPS = "steps.jsonl"
-#: What of a step is a sign of trouble (runs/signs.py), and where it is on the line.
+#: What of a step is a sign of trouble (runs/signs.py), and which of its vitals that is.
 SIGNS = {
-    "grad_norm": ("grad_norm",),
-    "entropy": ("entropy",),
-    "truncated": ("truncated",),
-    "length/mean": ("length", "mean"),
-    "ratio/max": ("ratio", "max"),
-    "ess": ("ess",),
+    "grad_norm": "grad_norm",
+    "entropy": "entropy",
+    "truncated": "truncated",
+    "length/mean": "length_mean",
+    "ratio/max": "ratio_max",
+    "ess": "ess",
 }
 #: A longer record of steps is not read for them: it would take seconds.
 MAX_STEPS_BYTES = 200_000_000
@@ -82,31 +83,18 @@ def _add_size(table: Table, score: str) -> None:
 
 def _add_signs(table: Table, steps: Path) -> None:
     """The mean of each sign over the steps since the validation before, as a column."""
-    ends = [to_float(step) for step in table.columns.get("step", [])]
-    if not ends or not steps.is_file() or steps.stat().st_size > MAX_STEPS_BYTES:
+    ends = np.array([to_float(step) for step in table.columns.get("step", [])])
+    if not len(ends) or not steps.is_file() or steps.stat().st_size > MAX_STEPS_BYTES:
         return
-    sums = {name: [[0.0, 0] for _ in ends] for name in SIGNS}
-    with steps.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # a line that is being written, or damaged: the curve does without it
-            step = to_float(row.get("step")) if isinstance(row, dict) else math.nan
-            at = bisect_left(ends, step) if math.isfinite(step) else len(ends)
-            if at == len(ends):
-                continue
-            for name, path in SIGNS.items():
-                value: object = row
-                for key in path:
-                    value = value.get(key) if isinstance(value, dict) else None
-                number = to_float(value)
-                if math.isfinite(number):
-                    sums[name][at][0] += number
-                    sums[name][at][1] += 1
-    for name, cells in sums.items():
-        if name not in table.columns and any(count for _, count in cells):
-            table.columns[name] = [total / count if count else None for total, count in cells]
+    found = read_vitals(steps)
+    at = np.searchsorted(ends, [float(each.step) for each in found])
+    for name, field in SIGNS.items():
+        values = np.array([getattr(each, field) for each in found], dtype=np.float64)
+        known = np.isfinite(values) & (at < len(ends))
+        count = np.bincount(at[known], minlength=len(ends)).tolist()
+        total = np.bincount(at[known], values[known], len(ends)).tolist()
+        if name not in table.columns and any(count):
+            table.columns[name] = [s / n if n else None for s, n in zip(total, count, strict=True)]
 
 
 def _tell_failed(table: Table) -> None:

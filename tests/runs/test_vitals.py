@@ -1,0 +1,51 @@
+"""The numbers by which trouble is told, read without the rest of the line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from scalerl.runs.lines import StepLine
+from scalerl.runs.store import RunStore
+from scalerl.runs.vitals import Vitals, read_vitals
+
+LINES: list[Any] = [
+    {"step": 1, "loss": 0.5, "grad_norm": 2, "ess": 0.9, "truncated": 0.1, "entropy": 0.3,
+     "length": {"mean": 40.5}, "ratio": {"max": 1.5}, "non_finite": 2},
+    {"step": 2.0, "loss": None, "grad_norm": "big", "length": 7, "ratio": None, "entropy": None},
+    {"step": "3"},
+    {"loss": 1.0},
+    ["step", 4],
+    {"step": 5, "loss": 10**400, "non_finite": None},
+]  # fmt: skip
+
+
+def lines(path: Path) -> Path:
+    file = path / StepLine.FILE
+    file.write_text("".join(json.dumps(line) + "\n" for line in LINES) + '{"step": 6, "lo')
+    return file
+
+
+def test_vitals_are_what_the_whole_lines_say(tmp_path: Path) -> None:
+    found = read_vitals(lines(tmp_path))
+    whole = RunStore(tmp_path, resume=True).read(StepLine)
+    assert [v.step for v in found] == [1, 2, 5]
+    for vitals, line in zip(found, whole, strict=True):
+        expected = Vitals(
+            line.step, line.loss, line.grad_norm,
+            math.nan if line.entropy is None else line.entropy, line.truncated,
+            line.length.mean, line.ratio.max, line.ess, line.non_finite,
+        )  # fmt: skip
+        assert str(vitals) == str(expected), "nan is not itself, its text is"
+
+
+def test_a_file_that_has_grown_is_read_anew(tmp_path: Path) -> None:
+    file = lines(tmp_path)
+    before = read_vitals(file)
+    assert read_vitals(file) is before, "the same file is not parsed twice"
+    with file.open("a") as more:
+        more.write('\n{"step": 7}\n')
+    assert [v.step for v in read_vitals(file)] == [1, 2, 5, 7]
+    assert read_vitals(tmp_path / "none.jsonl") == ()
