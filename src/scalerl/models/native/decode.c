@@ -10,10 +10,9 @@
    A row's keys and values lie in two places: those of its prompt, which its group shares, and its
    own. Keys are kept LANES columns side by side, channel by channel: the scores of LANES columns
    are one vector. Values are kept as they come. */
-#include "lanes.h"
+#include "product.h"
 
 #define ROWS 128
-#define PANEL (2 * LANES)
 
 typedef struct {
   const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *down;
@@ -35,58 +34,6 @@ typedef struct {
   const float *const *prompt_keys, *const *prompt_values;
   const int64_t *prompt_room;
 } Rows;
-
-enum { STORE, ADD, SWIGLU };
-
-/* `tall` rows of a (K wide) times a panel, into c. */
-INLINE void tile(const int tall, const int kind, int64_t K, const float *a, int64_t lda,
-                 const float *panel, const float *scale, const float *bias, float *c,
-                 int64_t ldc) {
-  vec s[TALL][2];
-#pragma GCC unroll 12
-  for (int i = 0; i < tall; i++) s[i][0] = s[i][1] = (vec){0};
-  for (int64_t k = 0; k < K; k++) {
-    vec b0 = load(panel + k * PANEL), b1 = load(panel + k * PANEL + LANES);
-#pragma GCC unroll 12
-    for (int i = 0; i < tall; i++) {
-      vec x = all(a[i * lda + k]);
-      s[i][0] += x * b0;
-      s[i][1] += x * b1;
-    }
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < tall; i++) {
-    vec lo = s[i][0], hi = s[i][1];
-    float *to = c + i * ldc;
-    if (scale) lo *= scale[i], hi *= scale[i];
-    if (bias) lo += load(bias), hi += load(bias + LANES);
-    if (kind == SWIGLU) {
-      store(to, lo / (vexp(-lo) + 1.0f) * hi);
-    } else {
-      if (kind == ADD) lo += load(to), hi += load(to + LANES);
-      store(to, lo);
-      store(to + LANES, hi);
-    }
-  }
-}
-
-/* c = scale * a @ weights + bias, for M rows; N columns in all, the two halves of a panel being
-   gate and up for SWIGLU. */
-INLINE void product(const int kind, int64_t M, int64_t N, int64_t K, const float *a, int64_t lda,
-                    const float *weights, const float *scale, const float *bias, float *c,
-                    int64_t ldc) {
-  const int step = kind == SWIGLU ? LANES : PANEL;
-  for (int64_t n = 0, at = 0; n < N; n += PANEL, at += step) {
-    const float *panel = weights + n * K, *b = bias ? bias + n : 0;
-    int64_t m = 0;
-    for (; m + TALL <= M; m += TALL)
-      tile(TALL, kind, K, a + m * lda, lda, panel, scale ? scale + m : 0, b, c + m * ldc + at, ldc);
-    for (; m + 2 <= M; m += 2)
-      tile(2, kind, K, a + m * lda, lda, panel, scale ? scale + m : 0, b, c + m * ldc + at, ldc);
-    for (; m < M; m++)
-      tile(1, kind, K, a + m * lda, lda, panel, scale ? scale + m : 0, b, c + m * ldc + at, ldc);
-  }
-}
 
 /* 1 / root mean square of every row. */
 INLINE void inverse_norms(const float *x, int64_t ld, int64_t M, int64_t n, float eps,
@@ -231,13 +178,13 @@ void decode(const Model *m, const Rows *rows, int64_t first, int64_t last, float
     for (int64_t l = 0; l < m->layers; l++) {
       const Layer *w = m->layer + l;
       inverse_norms(x, ld_x, M, D, m->eps, inverse);
-      product(STORE, M, Q, D, x, ld_x, w->qkv, inverse, w->qkv_bias, qkv, ld_q);
+      product(STORE, M, Q, D, x, ld_x, 1, w->qkv, D, inverse, w->qkv_bias, qkv, ld_q);
       for (int64_t i = 0; i < M; i++)
         attend(m, l, rows, from + i, qkv + i * ld_q, seen + i * ld_h, scores);
-      product(ADD, M, D, H, seen, ld_h, w->out, 0, w->out_bias, x, ld_x);
+      product(ADD, M, D, H, seen, ld_h, 1, w->out, H, 0, w->out_bias, x, ld_x);
       inverse_norms(x, ld_x, M, D, m->eps, inverse);
-      product(SWIGLU, M, 2 * ld_i, D, x, ld_x, w->gate_up, inverse, 0, bent, ld_i);
-      product(ADD, M, D, I, bent, ld_i, w->down, 0, 0, x, ld_x);
+      product(SWIGLU, M, 2 * ld_i, D, x, ld_x, 1, w->gate_up, D, inverse, 0, bent, ld_i);
+      product(ADD, M, D, I, bent, ld_i, 1, w->down, I, 0, 0, x, ld_x);
     }
     inverse_norms(x, ld_x, M, D, m->eps, inverse);
     for (int64_t i = 0; i < M; i++)
