@@ -7,8 +7,9 @@ import math
 import tomllib
 from bisect import bisect_left
 from pathlib import Path
+from typing import Any
 
-from scalerl.runs.importers.files import read_text
+from scalerl.runs.importers.files import check_file, read_text
 from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
 
@@ -42,12 +43,17 @@ def read_run_directory(directory: Path) -> Table:
     another of its kinds is asked for by name; the evaluation size is the number of answers that
     were scored, for each set its own; the group is the recipe's `name`.
     """
-    table = read_jsonl(directory / FILE, _name(directory.resolve()))
+    table = read_jsonl(directory / FILE, run_name(directory))
+    _add_signs(table, directory / STEPS)
+    return shaped(table, directory)
+
+
+def shaped(table: Table, directory: Path) -> Table:
+    """The validations of a run as columns, told what they are."""
     table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
     _tell_failed(table)
-    _add_signs(table, directory / STEPS)
     recipe = directory / "recipe.toml"
     if recipe.is_file():
         try:
@@ -83,7 +89,7 @@ def _add_size(table: Table, score: str) -> None:
 def _add_signs(table: Table, steps: Path) -> None:
     """The mean of each sign over the steps since the validation before, as a column."""
     ends = [to_float(step) for step in table.columns.get("step", [])]
-    if not ends or not steps.is_file() or steps.stat().st_size > MAX_STEPS_BYTES:
+    if not ends or not steps.is_file() or check_file(steps) > MAX_STEPS_BYTES:
         return
     sums = {name: [[0.0, 0] for _ in ends] for name in SIGNS}
     with steps.open("rb") as file:
@@ -96,17 +102,24 @@ def _add_signs(table: Table, steps: Path) -> None:
             at = bisect_left(ends, step) if math.isfinite(step) else len(ends)
             if at == len(ends):
                 continue
-            for name, path in SIGNS.items():
-                value: object = row
-                for key in path:
-                    value = value.get(key) if isinstance(value, dict) else None
-                number = to_float(value)
+            for name, number in signs_of(row).items():
                 if math.isfinite(number):
                     sums[name][at][0] += number
                     sums[name][at][1] += 1
     for name, cells in sums.items():
         if name not in table.columns and any(count for _, count in cells):
             table.columns[name] = [total / count if count else None for total, count in cells]
+
+
+def signs_of(row: dict[str, Any]) -> dict[str, float]:
+    """The signs on a line of steps; nan for one that is not there."""
+    found = {}
+    for name, path in SIGNS.items():
+        value: object = row
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        found[name] = to_float(value)
+    return found
 
 
 def _tell_failed(table: Table) -> None:
@@ -121,13 +134,14 @@ def _tell_failed(table: Table) -> None:
         table.notes.append(f"{len(failed)} failed {many} left out (step {named}): {failed[-1][1]}")
 
 
-def _name(directory: Path) -> str:
+def run_name(directory: Path) -> str:
     """That of the directory; what a run left behind when it went on from an earlier checkpoint is
     called after the run.
 
-    >>> _name(Path("runs/first")), _name(Path("runs/first/branches/1"))
+    >>> run_name(Path("runs/first")), run_name(Path("runs/first/branches/1"))
     ('first', 'first, branch 1')
     """
+    directory = directory.resolve()
     if directory.parent.name != "branches":
         return directory.name
     return f"{directory.parent.parent.name}, branch {directory.name}"
