@@ -53,7 +53,7 @@ TYPES = {
 }
 
 
-class Refused(Exception):
+class NoAnswer(Exception):
     """An answer that is none: its status and one line."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -88,7 +88,7 @@ class Site:
 
     def _file(self, name: str) -> Response:
         if name not in self._pages:
-            raise Refused(404, "no such file")
+            raise NoAnswer(404, "no such file")
         return Response(self._pages[name], media_type=TYPES[name.rpartition(".")[2]])
 
     async def health(self, request: Request) -> Response:
@@ -99,9 +99,9 @@ class Site:
         given = (await body(request)).get("token")
         guard = Guard(_nobody, token=self._token)
         if self._token is None:
-            raise Refused(404, "no token is needed here")
+            raise NoAnswer(404, "no token is needed here")
         if not isinstance(given, str) or not guard.right(given[:300]):
-            raise Refused(401, "this is not the token")
+            raise NoAnswer(401, "this is not the token")
         response = reply({"status": "ok"})
         response.set_cookie(COOKIE, given, httponly=True, samesite="strict", path="/")
         return response
@@ -161,7 +161,7 @@ class Site:
     def _entry(self, key: Any) -> Entry:
         found = self.catalogue.entries.get(key) if isinstance(key, str) else None
         if found is None:
-            raise Refused(404, "no such run: it may be gone; GET /api/runs has the list")
+            raise NoAnswer(404, "no such run: it may be gone; GET /api/runs has the list")
         return found
 
     def _chosen(self, keys: Any) -> list[Entry]:
@@ -244,7 +244,7 @@ class Site:
     def _study_key(self, request: Request) -> str:
         key: str = request.path_params["id"]
         if key not in self.catalogue.studies:
-            raise Refused(404, "no such study")
+            raise NoAnswer(404, "no such study")
         return key
 
     async def study_report(self, request: Request) -> Response:
@@ -264,7 +264,7 @@ class Site:
         what, kind = request.path_params["what"], request.path_params["kind"]
         makers = {"figure": ("png", "svg"), "data": ("csv", "json"), "report": ("zip",)}
         if kind not in makers.get(what, ()):
-            raise Refused(404, "there are figure.png, figure.svg, data.csv, data.json, report.zip")
+            raise NoAnswer(404, "there are figure.png, figure.svg, data.csv, data.json, report.zip")
         entries = self._chosen(request.query_params.getlist("run"))
         theme = request.query_params.get("theme", "light")
         given = dict(request.query_params)
@@ -293,7 +293,7 @@ class Site:
 
     async def events(self, request: Request) -> Response:
         if self.hub.full:
-            raise Refused(503, "too many listen already")
+            raise NoAnswer(503, "too many listen already")
         return StreamingResponse(self.hub.stream(), media_type="text/event-stream")
 
     async def _work(self, work: Callable[..., T], *given: Any) -> T:
@@ -334,21 +334,21 @@ async def body(request: Request) -> dict[str, Any]:
     """The JSON object of a request."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(415, "send JSON, as application/json")
+        raise NoAnswer(415, "send JSON, as application/json")
     data = b""
     try:
         async for part in request.stream():
             data += part
             if len(data) > MAX_BODY:
-                raise Refused(413, f"at most {MAX_BODY} bytes")
+                raise NoAnswer(413, f"at most {MAX_BODY} bytes")
     except ClientDisconnect:
-        raise Refused(400, "cut off") from None
+        raise NoAnswer(400, "cut off") from None
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
-        raise Refused(400, "not JSON") from None
+        raise NoAnswer(400, "not JSON") from None
     if not isinstance(found, dict):
-        raise Refused(400, "send a JSON object")
+        raise NoAnswer(400, "send a JSON object")
     return found
 
 
@@ -375,7 +375,7 @@ def said(status: int, why: str) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, Refused):
+    if isinstance(error, NoAnswer):
         return said(error.status, str(error))
     if isinstance(error, HTTPException):
         return said(error.status_code, error.detail)
@@ -427,7 +427,7 @@ def make_app(
         routes=routes,
         lifespan=lifespan,
         exception_handlers={
-            Refused: _refused,
+            NoAnswer: _refused,
             InputError: _refused,
             HTTPException: _refused,
         },

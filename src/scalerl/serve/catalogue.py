@@ -25,6 +25,7 @@ from scalerl.curves.forecast import forecast
 from scalerl.errors import InputError
 from scalerl.report.markup import ceiling
 from scalerl.report.words import KIND, shorten
+from scalerl.runs.followed import stamp_of
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots, find
 from scalerl.serve.sources import OwnRun, Source, source_of
@@ -223,8 +224,8 @@ class Catalogue:
             run = runs[i] if runs else None
             entry.name, entry.problem, entry.source = name, problem, source
             if not same(entry.run, run):
+                entry.changed = time.time() if entry.version else written(source.place)
                 entry.run, entry.version = run, entry.version + 1
-                entry.changed = time.time()
                 if run is None:
                     entry.forecast = None
             self.entries[key] = entry
@@ -285,10 +286,17 @@ def same(a: Run | None, b: Run | None) -> bool:
     return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
 
 
+def written(place: Place) -> float:
+    """When the files of a place were last written to."""
+    files = place.files or tuple(place.path / name for name in ("evals.jsonl", "steps.jsonl"))
+    stamps = [found[1] / 1e9 for path in files if (found := stamp_of(path)) is not None]
+    return max(stamps, default=time.time())
+
+
 def id_of(*parts: str) -> str:
     """A short name for links, the same from start to start.
 
     >>> id_of("runs/first", ""), len(id_of("a", "b"))
-    ('9fca2e96e9b6', 12)
+    ('3a9fa801dbfd', 12)
     """
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]

@@ -55,7 +55,6 @@ export class Chart {
     this.log = log;
     if (!this.plot || shape !== this.shape) { this.shape = shape; this.build(); return; }
     this.plot.setData(this.data());
-    this.place();
   }
 
   first() {
@@ -128,16 +127,15 @@ export class Chart {
         y: { range: () => { const r = this.range(); return [r.low, r.high]; } },
       },
       axes: [
-        { ...axis, grid: { show: false }, label: `${this.runs[0].curve.unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), filter: this.log ? sparse : undefined },
+        { ...axis, grid: { show: false }, label: `${this.runs[0].curve.unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(this.log ? { splits: (u, _, low, high) => ticks(low, high, (u.width - 60) / 60), filter: (_, vs) => vs } : {}) },
         { ...axis, size: 46, values: (_, vs) => vs.map((v) => String(+v.toFixed(3))) },
       ],
-      hooks: { draw: [(u) => this.lines(u)], setCursor: [(u) => this.read(u)] },
+      hooks: { draw: [(u) => { this.lines(u); this.place(); }], setCursor: [(u) => this.read(u)] },
     }, this.data(), this.box);
     this.plot.root.setAttribute("aria-hidden", "false");
     this.plot.root.querySelector("canvas").setAttribute("aria-label", this.label);
     this.plot.root.querySelector("canvas").setAttribute("role", "img");
     if (this.moved) for (const name of ["lo", "hi", "budget"]) this.addHandle(name);
-    this.place();
     if (focused) this.handles[focused]?.focus();
   }
 
@@ -153,7 +151,7 @@ export class Chart {
       ctx.beginPath(); ctx.moveTo(bbox.left, at); ctx.lineTo(bbox.left + bbox.width, at); ctx.stroke();
       ctx.font = `${12 * dpr}px sans-serif`;
       ctx.textAlign = "left";
-      ctx.fillText(text, bbox.left + 8 * dpr, at - 5 * dpr);
+      ctx.fillText(text, bbox.left + 90 * dpr, at - 5 * dpr);
       ctx.restore();
     };
     if (this.runs.length === 1 && this.runs[0].ceiling) {
@@ -234,7 +232,7 @@ export class Chart {
   }
 
   place() {
-    if (!this.plot) return;
+    if (!this.plot || this.plot.scales.x.min === null) return;
     const { first, last } = this.range();
     const from = this.marks.points?.[0] ?? first;
     for (const [name, handle] of Object.entries(this.handles)) {
@@ -264,12 +262,15 @@ function once(xs, ys) {
   return [x, y];
 }
 
-// Labels of a log axis: powers of ten, and 2 and 5 where there is room.
-function sparse(u, splits) {
-  const decades = Math.log10(u.scales.x.max / u.scales.x.min);
-  const keep = decades < 1 ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : decades < 3 ? [1, 2, 5] : [1];
-  return splits.map((v) => {
-    const lead = v / 10 ** Math.floor(Math.log10(v) + 1e-9);
-    return keep.some((k) => Math.abs(lead - k) < 1e-6) ? v : null;
-  });
+// Of a log axis: powers of ten, and parts of them where there is room.
+function ticks(low, high, room) {
+  const decades = Math.log10(high / low);
+  const parts = decades < 1 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades * 3 <= room ? [1, 2, 5] : [1];
+  const every = Math.max(1, Math.ceil(decades / Math.max(room, 1)));
+  const out = [];
+  for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++) {
+    if (parts.length === 1 && e % every) continue;
+    for (const p of parts) if (p * 10 ** e >= low && p * 10 ** e <= high) out.push(p * 10 ** e);
+  }
+  return out;
 }

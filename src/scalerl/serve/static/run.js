@@ -55,7 +55,7 @@ export function runView(main, id) {
       box, readout,
       el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when)),
     lead,
-    el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), pickRow, answers, inside), recipes,
+    el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
   );
   slider.id = "known";
   const chart = new Chart(box, { moved, label: "Pass rate against compute, with the fitted law, its band and the forecast" });
