@@ -9,7 +9,7 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit weather parity benchmark smollm2 docs clean
+.PHONY: demo test lint types unit weather parity page benchmark smollm2 docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -19,6 +19,7 @@ demo: .venv/lab
 	$(BIN)/scalerl report $(DEMO)/run --to 50% -o $(DEMO) \
 		--title "The default run: forecast at half its compute, and what came"
 	@echo; echo "Open $(DEMO)/report.html in a browser; pictures are beside it."
+	@echo "To handle the forecast, and to watch runs while they go: $(BIN)/scalerl serve $(DEMO) --open"
 
 test: lint types unit
 
@@ -30,7 +31,7 @@ types: .venv/dev
 	$(BIN)/mypy
 
 unit: .venv/dev
-	$(BIN)/pytest -n 2 -m "not weather"
+	$(BIN)/pytest -n 2 -m "not weather and not page"
 
 # Whole runs under every fault; `make test` has the short ones.
 weather: .venv/dev
@@ -39,6 +40,12 @@ weather: .venv/dev
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev
 	$(BIN)/pytest tests/trl
+
+# The live page in a real browser; Chromium is installed where it is missing.
+page: .venv/dev requirements/page.txt
+	command -v chromium || (apt-get -qq update && apt-get -qq install -y chromium)
+	$(BIN)/pip install -q -r requirements/page.txt
+	$(BIN)/pytest tests/serve/page -m page
 
 # Repeats every figure in docs/; results are written to benchmarks/results.
 benchmark: .venv/dev
@@ -64,11 +71,11 @@ docs: .venv/dev
 	@touch $@
 
 # Training, without the tools of the tests.
-.venv/lab: .venv/core requirements/lab.txt
-	$(BIN)/pip install -q -r requirements/lab.txt -e ".[train]"
+.venv/lab: .venv/core requirements/lab.txt requirements/serve.txt
+	$(BIN)/pip install -q -r requirements/lab.txt -r requirements/serve.txt -e ".[train,serve]"
 	@touch $@
 
-.venv/dev: .venv/core requirements/test.txt requirements/lab.txt
+.venv/dev: .venv/core requirements/test.txt requirements/lab.txt requirements/serve.txt
 	$(BIN)/pip install -q -r requirements/test.txt -e ".[dev]"
 	@touch $@
 
