@@ -105,7 +105,7 @@ CHANGES = {
     "checkpoint.keep": ("checkpoint.keep=1", []),
     "placement.generators": ("placement.generators=2", []),
     "placement.engine": ("placement.engine=local", []),
-    "placement.trainer": ("placement.trainer=local", []),
+    "placement.trainer": ("placement.trainer=fsdp", []),
     "placement.weights": ("placement.weights=shared-memory", []),
     "placement.checkers": ("placement.checkers=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),
@@ -133,7 +133,6 @@ REFUSALS = {
     "placement.device": ("placement.device=cuda", [], "no GPU"),
     "placement.backend": ("placement.backend=ray", [], "not in this version"),
     "placement.engine": ("placement.engine=vllm", [], "not in this version"),
-    "placement.trainer": ("placement.trainer=fsdp", [], "not in this version"),
     "placement.weights": (
         "placement.weights=direct", ["placement.backend=local"], "within one process"),
 }  # fmt: skip

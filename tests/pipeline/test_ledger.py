@@ -120,3 +120,12 @@ def test_a_generator_that_joins_counts_from_then_on(clock):
 def test_flops_are_two_per_parameter_written_and_six_trained(clock):
     ledger = Ledger(clock, 100, 1, 1, generated_tokens=5, trained_tokens=7)
     assert ledger.compute().flops == 100 * (2 * 5 + 6 * 7)
+
+
+def test_all_ranks_of_a_trainer_work_at_once(clock):
+    ledger = Ledger(clock, 100, generators=2, trainers=3)
+    ledger.start()
+    clock.t += 10
+    ledger.worked("train", 4.0)
+    split = ledger.to_line().spent
+    assert (split.train, split.train_wait) == (12.0, 18.0)

@@ -94,9 +94,10 @@ class Ledger:
         self._validating = on
 
     def worked(self, kind: Work, seconds: float) -> None:
-        """A part reports its work. Generators that are done with their share of a validation go on
-        writing for training: that time is not validation's."""
-        self.spent[kind] += seconds
+        """A part reports its work; all ranks of a trainer work at once. Generators that are done
+        with their share of a validation go on writing for training: that time is not
+        validation's."""
+        self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
         if self._validating and kind in ("generate", "hand_over"):
             self.device_seconds += seconds
             self.generator_seconds += seconds

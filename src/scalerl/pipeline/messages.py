@@ -155,6 +155,8 @@ class Failed:
     reason: str
     #: Whether it is something that the user can put right: a damaged model, say.
     bad_input: bool = False
+    #: Whether it is because another part of its group is gone or does not answer.
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

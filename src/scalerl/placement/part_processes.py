@@ -13,7 +13,8 @@ from scalerl.pipeline import messages as m
 from scalerl.placement.child import guarded, orphaned
 from scalerl.placement.generator_part import GeneratorPart
 from scalerl.placement.trainer_part import TrainerPart
-from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.interface import RankLost, Trainer, TrainerSpec
+from scalerl.trainer.meeting import others_there
 from scalerl.weights.interface import Channel
 
 #: A part with nothing to do looks for messages and weights this often.
@@ -54,11 +55,11 @@ def run_generator(
 def run_trainer(
     conn: Connection, make: Callable[[TrainerSpec], Trainer], spec: TrainerSpec, channel: Channel
 ) -> None:
-    """Entry point of the trainer process."""
+    """Entry point of the trainer process, or of one rank of a trainer."""
 
     def serve() -> None:
         torch.set_num_threads(spec.threads)
-        part = TrainerPart(make(spec), channel.sender(), time.perf_counter)
+        part = TrainerPart.of(make(spec), spec, channel, time.perf_counter)
         conn.send(part.start())
         while not orphaned():
             if not conn.poll(1.0):
@@ -68,4 +69,11 @@ def run_trainer(
                 return
             conn.send(part.answer(message, time.perf_counter()))
 
-    guarded(conn, serve)
+    def serve_together() -> None:
+        try:
+            with others_there():
+                serve()
+        except RankLost as error:
+            conn.send(m.Failed(str(error), lost=True))
+
+    guarded(conn, serve if spec.ranks is None else serve_together)

@@ -12,7 +12,7 @@ from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.pipeline.plan import Plan
 from scalerl.registry import Registry
-from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.interface import Ranks, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
@@ -23,7 +23,10 @@ F = TypeVar("F", bound=Callable[..., object])
 #: Tokens of a micro-batch of the local trainer.
 TOKEN_BUDGET = 12_288
 #: What recipes of clusters name, and this version has not got.
-LATER = {"engine": "vllm", "trainer": "fsdp", "backend": "ray"}
+LATER = {"engine": "vllm", "backend": "ray"}
+#: Of the patience with a part: ranks that wait for one of them find out who before all of them are
+#: taken for dead.
+DEADLINE = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +38,21 @@ class Specs:
     make_trainer: Callable[[TrainerSpec], Trainer]
     trainer: TrainerSpec
     channel: Channel
+    #: Ranks of the trainer, and seconds until a collective that one of them misses is given up.
+    trainers: int
+    deadline: float
 
     @staticmethod
     def of(plan: Plan, checkpoint: Path | None, *, default_channel: str) -> Specs:
         """`default_channel` is what suits the placement, for `placement.weights = "auto"`."""
         recipe, where = plan.recipe, plan.recipe.placement
-        if where.trainer in ("local", "simulated") and where.trainers != 1:
+        trainer = where.trainer
+        if trainer == "auto":
+            trainer = "local" if where.trainers == 1 else "fsdp"
+        if trainer in ("local", "simulated") and where.trainers != 1:
             raise InputError(
-                f"placement.trainer={where.trainer} is one device, not placement.trainers="
-                f"{where.trainers}: set placement.trainers=1"
+                f"placement.trainer={trainer} is one device, not placement.trainers="
+                f"{where.trainers}: set placement.trainers=1, or placement.trainer=fsdp"
             )
         channel = default_channel if where.weights == "auto" else where.weights
         settings = recipe.optimiser
@@ -51,7 +60,7 @@ class Specs:
         return Specs(
             make_engine=named(ENGINES, where.engine, "engine"),
             engine=engine_spec(plan),
-            make_trainer=named(TRAINERS, where.trainer, "trainer"),
+            make_trainer=named(TRAINERS, trainer, "trainer"),
             trainer=TrainerSpec(
                 model=plan.model,
                 dtype=recipe.model.dtype,
@@ -73,7 +82,17 @@ class Specs:
                 checkpoint=None if checkpoint is None else str(checkpoint),
             ),
             channel=named(CHANNELS, channel, "weights")(plan.layout),
+            trainers=where.trainers,
+            deadline=where.patience * DEADLINE,
         )
+
+    def ranks(self, host: str, port: int, interface: str | None) -> list[tuple[str, TrainerSpec]]:
+        """Name and spec of each rank of the trainer, which meet at an address."""
+        first = Ranks(0, self.trainers, host, port, interface, self.deadline)
+        return [
+            (f"trainer rank {i}", replace(self.trainer, ranks=replace(first, rank=i)))
+            for i in range(self.trainers)
+        ]
 
 
 def engine_spec(plan: Plan) -> EngineSpec:

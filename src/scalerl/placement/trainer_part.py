@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.trainer.interface import NonFiniteGradient, Trainer
-from scalerl.weights.interface import Sender
+from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
+from scalerl.weights.interface import Channel, Nowhere, Sender
 
 
 class TrainerPart:
@@ -21,6 +21,14 @@ class TrainerPart:
         self.trainer = trainer
         self.sender = sender
         self.now = now
+
+    @staticmethod
+    def of(
+        trainer: Trainer, spec: TrainerSpec, channel: Channel, now: Callable[[], float]
+    ) -> TrainerPart:
+        """Of many ranks the first one's weights are handed over."""
+        first = spec.ranks is None or spec.ranks.rank == 0
+        return TrainerPart(trainer, channel.sender() if first else Nowhere(), now)
 
     def start(self) -> m.Ready:
         """The first weights are there from the beginning."""

@@ -188,8 +188,8 @@ class PlacementSection(Section):
     )
     trainer: Name = field(
         "fsdp",
-        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), or "
-        "package.module:function",
+        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), the one "
+        "that suits their number (auto), or package.module:function",
         "not stated",
     )
     weights: Name = field(
