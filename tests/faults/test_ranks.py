@@ -1,11 +1,12 @@
-"""A trainer of two ranks in bad weather: one that dies or freezes takes the other along, and the run
-goes back to its last checkpoint and says which it was."""
+"""A trainer of two ranks in bad weather: one that dies or freezes takes the other along, and the
+run goes back to its last checkpoint and says which it was."""
 
 import os
 import random
 import signal
 
 import pytest
+
 from faults import EVERY, lines, strike_trainer, weather
 
 pytestmark = pytest.mark.weather

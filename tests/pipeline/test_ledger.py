@@ -125,7 +125,7 @@ def test_flops_are_two_per_parameter_written_and_six_trained(clock):
 def test_all_ranks_of_a_trainer_work_at_once(clock):
     ledger = Ledger(clock, 100, generators=2, trainers=3)
     ledger.start()
-    clock.t += 10
+    clock.time += 10
     ledger.worked("train", 4.0)
     split = ledger.to_line().spent
     assert (split.train, split.train_wait) == (12.0, 18.0)

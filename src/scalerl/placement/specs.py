@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.pipeline.plan import Plan
-from scalerl.registry import Registry
 from scalerl.trainer.interface import Ranks, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
 from scalerl.weights.registry import CHANNELS
 
-F = TypeVar("F", bound=Callable[..., object])
-
 #: Tokens of a micro-batch of the local trainer.
 TOKEN_BUDGET = 12_288
-#: What recipes of clusters name, and this version has not got.
-LATER = {"engine": "vllm", "backend": "ray"}
 #: Of the patience with a part: ranks that wait for one of them find out who before all of them are
 #: taken for dead.
 DEADLINE = 0.8
@@ -58,9 +52,9 @@ class Specs:
         settings = recipe.optimiser
         OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
-            make_engine=named(ENGINES, where.engine, "engine"),
+            make_engine=ENGINES[where.engine],
             engine=engine_spec(plan),
-            make_trainer=named(TRAINERS, trainer, "trainer"),
+            make_trainer=TRAINERS[trainer],
             trainer=TrainerSpec(
                 model=plan.model,
                 dtype=recipe.model.dtype,
@@ -81,7 +75,7 @@ class Specs:
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
             ),
-            channel=named(CHANNELS, channel, "weights")(plan.layout),
+            channel=CHANNELS[channel](plan.layout),
             trainers=where.trainers,
             deadline=where.patience * DEADLINE,
         )
@@ -110,17 +104,7 @@ def engine_spec(plan: Plan) -> EngineSpec:
     )
 
 
-def named(registry: Registry[F], name: str, field: str) -> F:
-    """What a recipe's `placement.<field>` names."""
-    if LATER.get(field) == name:
-        raise InputError(
-            f"placement.{field}={name} is not in this version: set placement.{field}=local "
-            "(the overlay `tiny` does)"
-        )
-    return registry[name]
-
-
 def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
     spec = replace(engine_spec(plan), model=model, slots=slots)
-    return named(ENGINES, plan.recipe.placement.engine, "engine")(spec)
+    return ENGINES[plan.recipe.placement.engine](spec)

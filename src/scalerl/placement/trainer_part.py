@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ class TrainerPart:
         return m.Stepped(report, self.now() - began)
 
     def _save(self, path: Path) -> m.Done:
+        if not path.is_dir():  # the loop has made it
+            return m.Done(
+                problem=f"the trainer, on {socket.gethostname()}, does not see it: a run over "
+                "several machines needs a directory that all of them share"
+            )
         try:
             self.trainer.save(path)
         except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's

@@ -180,6 +180,13 @@ class PlacementSection(Section):
         "a virtual clock (inline), or package.module:name",
         "not stated",
     )
+    address: str = field(
+        "local",
+        "Ray cluster to live in: one of this machine that is started and stopped (local), the one "
+        "this machine belongs to (auto), or ray://HOST:PORT",
+        "ours",
+        min_length=1,
+    )
     engine: Name = field(
         "vllm",
         "who writes the text: the engine that comes with scalerl (local), vLLM (vllm), or "
@@ -194,8 +201,8 @@ class PlacementSection(Section):
     )
     weights: Name = field(
         "auto",
-        "how new weights travel: what suits the backend (auto), shared-memory, direct, or "
-        "package.module:Class",
+        "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "
+        "direct, or package.module:Class",
         "not stated",
     )
     checkers: int = field(

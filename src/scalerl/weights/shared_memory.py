@@ -47,9 +47,8 @@ class SharedWeights:
         target = 1 - int(self.header[_NEWEST])
         # Odd while writing, also when an earlier writer was killed in the middle.
         self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
-        views = dict(self.layout.views(self.buffers[target]))
-        for name, tensor in weights.items():
-            views[name].copy_(tensor)
+        for name, view in self.layout.views(self.buffers[target]):
+            view.copy_(weights[name])
         self.header[_VERSION + target] = version
         self.header[_COUNTER + target] += 1
         self.header[_NEWEST] = target
