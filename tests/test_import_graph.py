@@ -76,6 +76,7 @@ ALLOWED = {
         "study",
         "training",
         "evaluation",
+        "placement",
         "pipeline",
         "algorithm",
         "models",

@@ -17,8 +17,9 @@ from cluster import Raylets, storm  # sets what Ray reads when it is imported
 from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import Needs, lacks
+from scalerl.weights.board import Board
 from scalerl.weights.interface import Layout
-from scalerl.weights.ray_objects import PIECE, Board, RayWeights, _pieces, _views
+from scalerl.weights.ray_objects import PIECE, RayWeights, _pieces, _views
 
 pytestmark = pytest.mark.ray
 NEEDS = Needs(generators=2, trainers=2, checkers=1, device="CPU", weights=1 << 20, model="")

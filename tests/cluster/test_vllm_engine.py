@@ -61,7 +61,7 @@ def weights(model):
     return {n: p.detach() for n, p in model.named_parameters()}
 
 
-def write(engine, models, requests, lane="train", every=7):
+def write(engine, models, requests, lane="train", every=4):
     """All rollouts, with the next version loaded every few steps."""
     engine.load(weights(models[0]), 0)
     engine.submit(requests, lane)

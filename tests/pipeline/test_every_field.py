@@ -131,8 +131,9 @@ REFUSALS = {
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),
     "placement.device": ("placement.device=cuda", [], "no GPU"),
-    "placement.backend": ("placement.backend=ray", [], "not in this version"),
-    "placement.engine": ("placement.engine=vllm", [], "not in this version"),
+    "placement.backend": ("placement.backend=ray", [], "needs Ray: pip install"),
+    "placement.address": ("placement.address=auto", [], "is about Ray"),
+    "placement.engine": ("placement.engine=vllm", [], "needs vLLM: install"),
     "placement.weights": (
         "placement.weights=direct", ["placement.backend=local"], "within one process"),
 }  # fmt: skip

@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -64,8 +65,9 @@ def environment() -> dict[str, str]:
                     "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
 
 
-def connect(address: str, needs: Needs) -> None:
-    """Join a cluster, or start one of this machine's own (`local`)."""
+def connect(address: str, needs: Needs, *, check: bool = True, patience: float = 0.0) -> None:
+    """Join a cluster, or start one of this machine's own (`local`). What it lacks for a run may
+    come within `patience` seconds: a node that was lost may be replaced."""
     _settle_environment(address)
     ray = import_ray()
     options: dict[str, Any] = {}
@@ -86,8 +88,12 @@ def connect(address: str, needs: Needs) -> None:
             )
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise InputError(_unreachable(address, error)) from None
+    until = time.monotonic() + patience
     try:
-        check(needs)
+        while check and (lacking := lacks(needs)):
+            if time.monotonic() > until:
+                raise InputError(lacking[0])
+            time.sleep(1.0)
     except BaseException:
         disconnect()
         raise
@@ -130,6 +136,7 @@ def _settle_environment(address: str) -> None:
     if address == "local":
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # nobody else's, and on no disk
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # parts bring their own
         for wait in ("RAY_gcs_server_port_wait_time_s", "RAY_raylet_start_wait_time_s"):
             os.environ.setdefault(wait, str(START))  # a busy machine is no broken one
 
@@ -168,17 +175,11 @@ def _unreachable(address: str, error: Exception) -> str:
 # -- what a cluster lacks -------------------------------------------------------------------------
 
 
-def check(needs: Needs) -> None:
-    """Raises InputError over the first thing that a run would miss."""
-    lacking = lacks(needs)
-    if lacking:
-        raise InputError(lacking[0])
-
-
 def lacks(needs: Needs) -> list[str]:
     """Everything that this cluster lacks for a run, a line each."""
     ray = import_ray()
     nodes = [n for n in ray.nodes() if n["Alive"]]
+    # Cheap things first: a cluster that is too small is not looked at node by node.
     total = {kind: sum(n["Resources"].get(kind, 0.0) for n in nodes) for kind in ("CPU", "GPU")}
     found = []
     for kind in dict.fromkeys(["CPU", needs.device]):
@@ -197,7 +198,7 @@ def lacks(needs: Needs) -> list[str]:
                 f"{SETS * needs.weights / 2**20:.0f} MB: start Ray there with a larger "
                 "--object-store-memory"
             )
-    return found + [line for node in nodes for line in _node_lacks(ray, node, needs)]
+    return found or [line for node in nodes for line in _node_lacks(ray, node, needs)]
 
 
 def versions() -> dict[str, str]:

@@ -12,12 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import serve_checker
-from scalerl.placement.child import failure
+from scalerl.placement.part_actor import PartActor
 from scalerl.placement.part_processes import serve_generator, serve_trainer
 from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
 from scalerl.placement.rank_group import RankGroup
@@ -36,12 +33,10 @@ from scalerl.placement.ray_cluster import (
     disconnect,
     environment,
     import_ray,
-    interface_of,
 )
 from scalerl.placement.specs import Specs
-from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.meeting import meeting_point
-from scalerl.weights.ray_objects import Board, RayWeights
+from scalerl.weights.board import Board
+from scalerl.weights.ray_objects import RayWeights
 
 #: Seconds that a part is listened to before it is asked anew.
 LISTEN = 2.0
@@ -49,89 +44,6 @@ LISTEN = 2.0
 PLACED = 120.0
 #: What a checker takes of a core: it mostly waits.
 CHECKER = {"CPU": 0.01}
-
-
-class QueueLine:
-    """A line of two queues of this process."""
-
-    def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._next: list[Any] = []
-
-    def poll(self, timeout: float) -> bool:
-        with contextlib.suppress(queue.Empty):
-            if not self._next:
-                self._next.append(self.inbox.get(timeout=timeout) if timeout else
-                                  self.inbox.get_nowait())  # fmt: skip
-        return bool(self._next)
-
-    def recv(self) -> Any:
-        return self._next.pop() if self._next else self.inbox.get()
-
-    def send(self, obj: Any) -> None:
-        self.outbox.put(obj)
-
-
-class PartActor:
-    """One part in a process of its own, anywhere. Methods of a concurrency group are called one
-    after the other, in order."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.line = QueueLine()
-        self.over = threading.Event()
-        self._meeting: Any = None
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def where(self) -> tuple[int, str, str]:
-        """Process, host, and the address that other nodes see."""
-        import ray
-
-        return os.getpid(), socket.gethostname(), ray.util.get_node_ip_address()
-
-    def meeting(self) -> tuple[str, int]:
-        """Where the ranks of a trainer meet: this one keeps the place."""
-        address = self.where()[2]
-        self._meeting, port = meeting_point(address)
-        return address, port
-
-    def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
-        """Start working."""
-
-        def work() -> None:
-            try:
-                serve(self.line, *(_placed(a, self.where()[2]) for a in arguments))
-            except Exception as error:  # told, not hidden
-                self.line.send(failure(error))
-            self.over.set()
-
-        threading.Thread(target=work, daemon=True, name="part").start()
-
-    def tell(self, message: Any) -> None:
-        self.line.inbox.put(message)
-
-    def listen(self, seconds: float) -> list[Any]:
-        """All that it has said, waiting so long for the first of it."""
-        found: list[Any] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self.line.outbox.get(timeout=seconds))
-            while True:
-                found.append(self.line.outbox.get_nowait())
-        return found
-
-    def end(self, seconds: float) -> bool:
-        """Whether the work is over, after so long at most."""
-        return self.over.wait(seconds)
-
-
-def _placed(argument: Any, address: str) -> Any:
-    """A rank binds to the interface of its node that the others see, and to no other."""
-    if isinstance(argument, TrainerSpec) and argument.ranks is not None:
-        return replace(argument, ranks=replace(argument.ranks, interface=interface_of(address)))
-    return argument
 
 
 class RayHandle:
@@ -260,7 +172,7 @@ class RayCrew:
         checkers = min(where.checkers, MAX_CHECKERS)
         self.needs = needs_of(plan)
         self._stopped = False
-        connect(where.address, self.needs)
+        connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED)
         self.ray = import_ray()
         self.generators: list[RayHandle] = []
         self.checkers: list[RayHandle] = []

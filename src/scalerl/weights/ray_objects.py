@@ -8,7 +8,6 @@ engine goes on writing; loading it is then one copy out of shared memory.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import warnings
@@ -21,41 +20,13 @@ import torch
 from torch import Tensor
 
 from scalerl.errors import PipelineError
+from scalerl.weights.board import KEPT
 from scalerl.weights.interface import Layout, Loads
 
 #: Bytes of a piece, at most (but for a single larger tensor).
 PIECE = 256 << 20
-#: Versions kept in the object store: one may be on its way while the next is published.
-KEPT = 2
-#: Seconds that a question to the board stands.
-ASKED = 5.0
 #: NumPy has no BF16: its bits travel as whole numbers.
 _AS = {torch.bfloat16: torch.int16}
-
-
-class Board:
-    """Which weights are the newest: an actor of its own, of no weight."""
-
-    def __init__(self) -> None:
-        self.version, self.boxes = -1, [[]]  # type: tuple[int, list[list[Any]]]
-        self.changed = asyncio.Condition()
-
-    async def post(self, version: int, pieces: list[Any]) -> None:
-        async with self.changed:
-            self.version = version
-            self.boxes = [*self.boxes, pieces][-KEPT:]
-            self.changed.notify_all()
-
-    async def newer(self, known: int) -> tuple[int, list[Any]]:
-        """The newest version and its pieces, when it is another than `known`; or as it was, after
-        a while."""
-        async with self.changed:
-            try:
-                async with asyncio.timeout(ASKED):
-                    await self.changed.wait_for(lambda: self.version != known)
-            except TimeoutError:
-                return known, []
-            return self.version, self.boxes[-1]
 
 
 class RayWeights:
