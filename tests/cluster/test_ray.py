@@ -180,6 +180,17 @@ def test_a_run_whose_driver_is_killed_goes_on_with_resume(tmp_path):
     assert not left_behind(), "what the killed one had left is swept up by the next"
 
 
+def test_doctor_tries_a_cluster_out(raylets, capsys):
+    from scalerl.cli import main
+
+    assert main(["doctor", "--cluster", raylets.address]) == 0, capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["gate", "ok"], ["hand-over", "ok"], ["update", "ok"], ["kill", "ok"],
+    ]  # fmt: skip
+    assert "generator 0 died" in lines[3]
+
+
 @pytest.mark.weather
 def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
     run = storm(tmp_path / "run", 4, seed=0)

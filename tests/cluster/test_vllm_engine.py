@@ -76,7 +76,7 @@ def write(engine, models, requests, lane="train", every=4):
 
 PIECES = [bytes([i]) for i in range(60)] + [b"<", b"/", b">", b""]
 FORCE = Interruption(phrase_ids=(5, 60, 61, 62), end=EndOfThought.of("</>", PIECES), think_min=8,
-                     think_max=20, answer_tokens=6, stop_ids=(3,))  # fmt: skip
+                     think_max=20, answer_tokens=6, stop_ids=())  # fmt: skip
 
 
 def requests_of(control, sampling=PLAIN, count=3, each=3):

@@ -106,6 +106,7 @@ CHANGES = {
     "placement.generators": ("placement.generators=2", []),
     "placement.engine": ("placement.engine=local", []),
     "placement.trainer": ("placement.trainer=fsdp", []),
+    "placement.activations": ("placement.activations=recompute", []),
     "placement.weights": ("placement.weights=shared-memory", []),
     "placement.checkers": ("placement.checkers=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),

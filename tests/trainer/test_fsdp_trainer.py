@@ -209,6 +209,24 @@ def masters_moved(place, spec, groups):
     }
 
 
+def counted(place, spec, groups):
+    """A step, and how often each block's first product was made in it."""
+    t = TRAINERS["fsdp" if place else "local"](replace(spec, ranks=place))
+    calls = []
+    t.model.model.layers[0].mlp.gate_proj.register_forward_hook(lambda *_: calls.append(1))
+    found = gradients(t, groups)
+    return (len(calls), *found)
+
+
+def test_activations_that_are_computed_again_change_nothing_but_the_work(ranks, models):
+    spec = spec_of(models / "untied", token_budget=4096)
+    _, expected, _, weights = counted(None, spec, batch())
+    again = replace(spec, recompute=True)
+    for calls, g, _, w in (counted(None, again, batch()), *ranks.run(2, counted, again, batch())):
+        assert calls == 2  # once in each pass
+        assert apart(g, expected) < 1e-6 and apart(w, weights) < 1e-6
+
+
 # -- scoring and sharing out ----------------------------------------------------------------------
 
 

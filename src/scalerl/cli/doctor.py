@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
+from scalerl.errors import InputError
 from scalerl.runs import commands
 
 if TYPE_CHECKING:
@@ -39,13 +40,25 @@ def add(commands: Any) -> None:
         "its processes. Exit code 0: healthy or finished; 1: something is wrong; 2: no run there.",
         epilog="Example: scalerl doctor runs/first",
     )
-    command.add_argument("run", metavar="RUN", help="directory of a run")
+    command.add_argument(
+        "run", nargs="*", metavar="RUN", help="directory of a run; with --cluster: KEY=VALUE"
+    )
+    command.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="try a Ray cluster out (auto, local, HOST:PORT): what it lacks, then a small run with "
+        "one generator killed",
+    )
     options.add_json(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    found = examine(Path(args.run))
+    if args.cluster is not None:
+        return _try_cluster(args)
+    if len(args.run) != 1:
+        raise InputError("which run? for example: scalerl doctor runs/first")
+    found = examine(Path(args.run[0]))
     diagnosis = diagnose(found)
     if args.json:
         options.print_json(found.to_dict() | diagnosis.to_dict())
@@ -56,6 +69,18 @@ def run(args: argparse.Namespace) -> int:
         for line in diagnosis.advice:
             print(f"{'to do':<12}{line}")
     return 0 if diagnosis.good else 1
+
+
+def _try_cluster(args: argparse.Namespace) -> int:
+    from scalerl.cli.cluster_check import check
+
+    found = check(args.cluster, args.run)
+    if args.json:
+        options.print_json({f.what: {"good": f.good, "line": f.line} for f in found})
+    else:
+        for finding in found:
+            print(f"{finding.what:<12}{'ok' if finding.good else 'FAILED':<8}{finding.line}")
+    return 0 if all(f.good for f in found) else 1
 
 
 @dataclass(frozen=True, slots=True)

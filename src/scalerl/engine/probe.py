@@ -77,15 +77,16 @@ class Probe:
 @contextmanager
 def _without_weights() -> Iterator[None]:
     """Models that are made in here have parameters on the meta device, and real buffers."""
-    register = nn.Module.register_parameter
+    module: Any = nn.Module
+    register = module.register_parameter
 
-    def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-        register(module, name, parameter)
+    def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+        register(self, name, param)
 
-    nn.Module.register_parameter = empty  # type: ignore[method-assign]
+    module.register_parameter = empty
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        module.register_parameter = register

@@ -74,6 +74,7 @@ class Specs:
                 device=plan.device,
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
+                recompute=where.activations == "recompute",
             ),
             channel=CHANNELS[channel](plan.layout),
             trainers=where.trainers,

@@ -199,6 +199,12 @@ class PlacementSection(Section):
         "that suits their number (auto), or package.module:function",
         "not stated",
     )
+    activations: Literal["keep", "recompute"] = field(
+        "keep",
+        "what the trainer does with activations between its two passes: keep them, or compute them "
+        "again, block by block, for less memory and a third more work",
+        "not stated",
+    )
     weights: Name = field(
         "auto",
         "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "

@@ -30,7 +30,7 @@ from scalerl.models.shape import meta_model
 from scalerl.trainer import shards
 from scalerl.trainer.balance import row_work, shares
 from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.local import Gradient, LocalTrainer, is_full
+from scalerl.trainer.local import Gradient, LocalTrainer, is_full, recompute
 from scalerl.trainer.meeting import join
 from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 from scalerl.trainer.scorer import Scored, Scorer
@@ -52,6 +52,8 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
             model = load_model(spec.model, spec.dtype, "cpu", trust_remote_code=trust)
         else:
             model = meta_model(spec.model, spec.dtype, trust_remote_code=trust)
+        if spec.recompute:
+            recompute(model)
         head = head_of(model, spec.head, verify=dist.get_rank() == 0)
         dtype = getattr(torch, spec.dtype)
         return Sharded(model, head, mesh, device, dtype, spec.temperature)

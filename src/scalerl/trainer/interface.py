@@ -55,6 +55,8 @@ class TrainerSpec:
     trust_remote_code: bool = False
     #: A checkpoint to go on from.
     checkpoint: str | None = None
+    #: Whether activations are computed again in the backward pass, rather than kept.
+    recompute: bool = False
     #: Of a trainer of many; None for one alone.
     ranks: Ranks | None = None
 

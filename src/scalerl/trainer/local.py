@@ -44,8 +44,11 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         trust = spec.trust_remote_code
         return load_model(spec.model, spec.dtype, spec.device, trust_remote_code=trust)
 
+    model = load()
+    if spec.recompute:
+        recompute(model)
     made = LocalTrainer(
-        load(),
+        model,
         spec.options,
         spec.optimiser,
         head_precision=spec.head,
@@ -56,6 +59,11 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
     return made
+
+
+def recompute(model: Any) -> None:
+    """From now on the model keeps only what goes into each of its blocks, while it trains."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 @dataclass(slots=True, eq=False)
