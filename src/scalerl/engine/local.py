@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from scalerl.engine.decoder import Decoder, ModelDecoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
-from scalerl.engine.sampling import NonFiniteLogits, draw, uniform
+from scalerl.engine.sampling import NonFiniteLogits, drawn
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.load import load_model, non_finite
+from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.rows import Compaction
 
 
@@ -61,8 +62,9 @@ class LocalEngine:
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
-        fast = LlamaDecoder.of(model, slots + other, columns)
-        self.decoder: Decoder = fast or ModelDecoder(model, slots + other, columns)
+        size = (slots + other, columns)
+        fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
+        self.decoder: Decoder = fast or ModelDecoder(model, *size)
         self.version = version
         self.lane: Lane = "train"
         self.queues: dict[Lane, _Queue] = {
@@ -186,7 +188,7 @@ class LocalEngine:
         """One token for each of the rows from `first` on: forced, or drawn."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:
-            token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
+            token_B, logprob_B = drawn(logits_BV, how, seeds_B, positions_B)
         except NonFiniteLogits:
             raise NonFiniteLogits(self._cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)

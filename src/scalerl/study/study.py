@@ -38,7 +38,7 @@ from scalerl.study.race import Foresight, RaceState, race
 from scalerl.study.racing import racers
 from scalerl.study.rates import Expected, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
-from scalerl.study.table import MemberFinding, StudyRow, pairs_of, rows
+from scalerl.study.table import MemberFinding, StudyArms, StudyRow, rows
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -206,11 +206,12 @@ class Study:
     def table(self) -> list[StudyRow]:
         """One row a variant."""
         found = self._findings()
-        return rows(found, self.reference, pairs_of(found, self.reference))
+        arms = StudyArms.of(found)
+        return rows(found, self.reference, arms, arms.pairs(self.reference))
 
     def knobs(self) -> list[Knob]:
         """What each variant does to the ceiling and to the speed: the knob map."""
-        return self._knobs(pairs_of(self._findings(), self.reference))
+        return self._knobs(StudyArms.of(self._findings()).pairs(self.reference))
 
     def race(
         self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
@@ -241,7 +242,8 @@ class Study:
         failed that have no record."""
         now, failed = self.progress(), {} if end is None else end.failed
         found = self._findings()
-        pairs = pairs_of(found, self.reference)
+        arms = StudyArms.of(found)
+        pairs = arms.pairs(self.reference)
         raced = {"race": self.race(now, failed).to_dict()} if self.plan.race else {}
         return {
             "members": [
@@ -249,7 +251,8 @@ class Study:
                 for member in self.members
             ],
             **raced,
-            "table": [row.to_dict() for row in rows(found, self.reference, pairs)],
+            "seed_sd": arms.seed_sd,
+            "table": [row.to_dict() for row in rows(found, self.reference, arms, pairs)],
             "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
 
