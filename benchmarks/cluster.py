@@ -46,8 +46,10 @@ class Raylets:
         from ray.cluster_utils import Cluster
 
         self.folder = Path(tempfile.mkdtemp(prefix="raylets-"))
+        (self.folder / "ray").mkdir()
+        os.environ["RAY_TMPDIR"] = str(self.folder)
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH,
-                "object_store_memory": 200 << 20, "temp_dir": str(self.folder)}  # fmt: skip
+                "object_store_memory": 200 << 20}  # fmt: skip
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.add() for _ in range(2)]
 
@@ -73,6 +75,7 @@ class Raylets:
 
     def close(self) -> None:
         self.cluster.shutdown()
+        del os.environ["RAY_TMPDIR"]
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

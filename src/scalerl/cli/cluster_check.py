@@ -31,7 +31,7 @@ GAP = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 @dataclass
-class Watch(Listener):
+class ClusterWatch(Listener):
     """Hears the run, and kills a generator of it."""
 
     said: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ def check(address: str, changes: Sequence[str]) -> list[Finding]:
     from scalerl.training import RunAttempts, begin
 
     recipe = recipe_from(["scalerl", "tiny", *SMALL, f"placement.address={address}", *changes])
-    watch = Watch()
+    watch = ClusterWatch()
 
     def begun(recipe: Any, checkpoint: Path | None) -> Any:
         plan, watch.crew, clock = begin(recipe, checkpoint)
@@ -83,7 +83,7 @@ def check(address: str, changes: Sequence[str]) -> list[Finding]:
     return [*_findings(watch, GAP[recipe.model.dtype]), *_end(recipe, watch, failed)]
 
 
-def _findings(watch: Watch, allowed: float) -> list[Finding]:
+def _findings(watch: ClusterWatch, allowed: float) -> list[Finding]:
     gate = next((line for line in watch.said if "gap" in line), None)
     found = [Finding("gate", gate is not None, gate or "nothing was compared")]
     gaps = [s.logprob_gap.max for s in watch.steps[1:]]
@@ -100,7 +100,7 @@ def _findings(watch: Watch, allowed: float) -> list[Finding]:
     return [*found, Finding("update", norm is not None, line)]
 
 
-def _end(recipe: Any, watch: Watch, failed: str | None) -> list[Finding]:
+def _end(recipe: Any, watch: ClusterWatch, failed: str | None) -> list[Finding]:
     lost = [e.why for e in watch.events if e.event == "lost"]
     whole = failed is None and len(watch.steps) >= int(recipe.budget.steps)
     line = failed or f"{lost[0] if lost else 'nobody was lost'}; then {len(watch.steps)} steps"

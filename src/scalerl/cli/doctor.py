@@ -18,6 +18,7 @@ from scalerl.errors import InputError
 from scalerl.runs import commands
 
 if TYPE_CHECKING:
+    from scalerl.runs.compute import LedgerLine
     from scalerl.runs.lines import EventLine, Status, StepLine
     from scalerl.runs.processes import Process
 
@@ -112,6 +113,8 @@ class Findings:
     step_age: float | None = None
     #: What a step usually takes.
     pace: float | None = None
+    #: Where compute went so far.
+    ledger: LedgerLine | None = None
     #: Share of the latest rollouts that could not be scored, and why, commonest first.
     unscored: float = 0.0
     unscored_why: dict[str, int] = field(default_factory=dict)
@@ -156,6 +159,7 @@ class Findings:
             "step": self.step,
             "step_age": self.step_age,
             "seconds_per_step": self.pace,
+            "device_seconds": None if self.ledger is None else self.ledger.by_kind,
             "unscored": self.unscored,
             "unscored_why": self.unscored_why,
             "failed_validations": {str(k): v for k, v in self.failed_validations.items()},
@@ -189,7 +193,7 @@ def examine(path: Path) -> Findings:
     steps = store.tail(StepLine, USUAL + 1)
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
-        found.pace = _pace(steps)
+        found.pace, found.ledger = _pace(steps), steps[-1].ledger
         _unscored(found, steps)
     for line in store.read(EvalLine):
         if line.failed is not None:
@@ -365,6 +369,8 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     if f.step_age is not None:
         pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
         yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
+    if f.ledger is not None and f.ledger.device_seconds > 0:
+        yield "compute", _compute(f.ledger)
     for why, count in f.unscored_why.items():
         yield "unscored", f"{count} of the latest rollouts: {why}"
     for step, why in f.failed_validations.items():
@@ -374,6 +380,15 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     yield "disk", f"{_size(f.free)} free"
     for e in f.events:
         yield "event", f"step {e.step}: {e.event} {e.why or e.reason or ''}".rstrip()
+
+
+def _compute(ledger: LedgerLine) -> str:
+    """Device-hours by kind of device, and how much of them was idle or lost."""
+    kinds = ledger.by_kind or {"devices": ledger.device_seconds}
+    hours = ", ".join(f"{seconds / 3600:.3g} h of {kind}" for kind, seconds in kinds.items())
+    idle = (ledger.spent.generate_wait + ledger.spent.train_wait) / ledger.device_seconds
+    lost = ledger.lost_device_seconds / 3600
+    return f"{hours}; {max(idle, 0.0):.0%} idle" + (f"; {lost:.3g} h lost" if lost else "")
 
 
 def _groups(status: Status) -> dict[str, int]:

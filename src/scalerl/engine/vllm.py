@@ -120,7 +120,10 @@ class _Row:
         running.room -= 1
         if running.forcing:
             return None
-        if forced or running.room <= 0 or token in control.stop_ids:
+        watched = token in control.stop_ids or (
+            control.end is not None and token in control.end.starts
+        )
+        if forced or running.room <= 0 or watched:
             running.tell(self.tokens[running.told :], forced=forced)
             return running.ask()
         return None

@@ -146,6 +146,8 @@ class Ready:
     """From any part: it is up."""
 
     version: int = 0
+    #: The kind of device it is on: cpu, or the name of a GPU.
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -23,6 +24,11 @@ from scalerl.weights.interface import Channel
 IDLE = 0.01
 
 
+def device_kind(device: str) -> str:
+    """What a device is called in the ledger."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else device
+
+
 def serve_generator(
     line: PartLine,
     make: Callable[[EngineSpec], Engine],
@@ -39,7 +45,8 @@ def serve_generator(
     while ready is None and not orphaned():
         time.sleep(IDLE)
         ready = part.start()
-    line.send(ready)
+    if ready is not None:
+        line.send(replace(ready, device=device_kind(spec.device)))
     while not orphaned():
         while line.poll(0 if part.busy else IDLE):
             message = line.recv()
@@ -59,7 +66,7 @@ def serve_trainer(
     def serve() -> None:
         torch.set_num_threads(spec.threads)
         part = TrainerPart.of(make(spec), spec, channel, time.perf_counter)
-        line.send(part.start())
+        line.send(replace(part.start(), device=device_kind(spec.device)))
         while not orphaned():
             if not line.poll(1.0):
                 continue
