@@ -9,7 +9,7 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit weather parity page benchmark smollm2 docs clean
+.PHONY: demo test lint types unit weather parity page benchmark smollm2 cluster vllm docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -31,11 +31,20 @@ types: .venv/dev
 	$(BIN)/mypy
 
 unit: .venv/dev
-	$(BIN)/pytest -n 2 -m "not weather and not page"
+	$(BIN)/pytest -n 2 -m "not weather and not page and not ray and not vllm"
 
 # Whole runs under every fault; `make test` has the short ones.
 weather: .venv/dev
 	$(BIN)/pytest -n 2 tests/faults tests/study tests/evaluation
+
+# A run on a Ray cluster of three raylets, of which anything is killed: an environment of its own.
+cluster: .venv-cluster/ray
+	.venv-cluster/bin/pytest tests/cluster/test_ray.py
+	.venv-cluster/bin/python benchmarks/cluster.py
+
+# vLLM's CPU build behind the engine's protocol: another 3 GB.
+vllm: .venv-cluster/vllm
+	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev
@@ -79,5 +88,15 @@ docs: .venv/dev
 	$(BIN)/pip install -q -r requirements/test.txt -e ".[dev]"
 	@touch $@
 
+.venv-cluster/ray: requirements/cluster.txt requirements/lab.txt pyproject.toml
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/pip install -q -r requirements/cluster.txt -e ".[train,dev]"
+	@touch $@
+
+# Its wheel asks for torch packages that have no CPU build and that text does not need.
+.venv-cluster/vllm: .venv-cluster/ray requirements/vllm.py
+	.venv-cluster/bin/python requirements/vllm.py
+	@touch $@
+
 clean:
-	rm -rf .venv out .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cluster out .mypy_cache .pytest_cache .ruff_cache

@@ -78,6 +78,7 @@ ALLOWED = {
         "study",
         "training",
         "evaluation",
+        "placement",
         "pipeline",
         "algorithm",
         "models",

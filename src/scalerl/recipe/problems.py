@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,10 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
     return close[0] if close else None
 
 
+#: How others call it.
+ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
+
+
 def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | None:
     """The first key that no recipe has, in words; None if all are known. With a built-in loss the
     constants are known, with another one any key of [loss] may be a constant."""
@@ -110,6 +115,11 @@ def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | No
     for key, value in data.items():
         if key in known:
             continue
+        inside = value if isinstance(value, Mapping) and key != "loss" else ()
+        adapter = next((k for k in (key, *inside) if ADAPTER.search(str(k))), None)
+        if adapter is not None:
+            name = adapter if adapter == key else f"{key}.{adapter}"
+            return f"{start}{name}: LoRA is not in this version: all weights are trained; omit it"
         if key not in sections:
             inner = next(iter(value), "") if isinstance(value, Mapping) else ""
             full = f"{key}.{inner}" if inner else key

@@ -62,6 +62,7 @@ Besides wrong types and values out of range:
   `length.answer_tokens` limit a rollout, and its absence elsewhere;
 - a length penalty without its two lengths, or one that would never act;
 - several `placement.trainers` with `placement.trainer = "local"`, which learns on one device;
+- `placement.address` without `placement.backend = "ray"`;
 - groups of one rollout, which have no advantage.
 """
 

@@ -180,6 +180,13 @@ class PlacementSection(Section):
         "a virtual clock (inline), or package.module:name",
         "not stated",
     )
+    address: str = field(
+        "local",
+        "Ray cluster to live in: one of this machine that is started and stopped (local), the one "
+        "this machine belongs to (auto), or ray://HOST:PORT",
+        "ours",
+        min_length=1,
+    )
     engine: Name = field(
         "vllm",
         "who writes the text: the engine that comes with scalerl (local), vLLM (vllm), or "
@@ -188,14 +195,20 @@ class PlacementSection(Section):
     )
     trainer: Name = field(
         "fsdp",
-        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), or "
-        "package.module:function",
+        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), the one "
+        "that suits their number (auto), or package.module:function",
+        "not stated",
+    )
+    activations: Literal["keep", "recompute"] = field(
+        "keep",
+        "what the trainer does with activations between its two passes: keep them, or compute them "
+        "again, block by block, for less memory and a third more work",
         "not stated",
     )
     weights: Name = field(
         "auto",
-        "how new weights travel: what suits the backend (auto), shared-memory, direct, or "
-        "package.module:Class",
+        "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "
+        "direct, or package.module:Class",
         "not stated",
     )
     checkers: int = field(
