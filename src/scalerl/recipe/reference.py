@@ -50,7 +50,7 @@ REFUSED = """## What is refused
 
 Besides wrong types and values out of range:
 
-- an FP32 head on one side only;
+- an FP32 head on one side only, unless `precision.one_sided` asks for it;
 - constants of a loss, length control or curriculum that is not the chosen one; for a loss of your
   own, constants that its function does not take, or lacks (found when a run is put together);
 - a `loss.ratio_cap` below 1: it is the cap itself, not an epsilon added to 1;

@@ -26,14 +26,19 @@ class PrecisionSection(Section):
     generator_head: Head = field(
         "fp32", "head of the generator; fp32 on one side only is refused", "paper"
     )
+    one_sided: bool = field(
+        False, "allow fp32 on one side only, to see what it does to the ratios", "ours"
+    )
 
     @model_validator(mode="after")
     def _both_sides(self) -> PrecisionSection:
-        if (self.trainer_head == "fp32") != (self.generator_head == "fp32"):
+        differ = (self.trainer_head == "fp32") != (self.generator_head == "fp32")
+        if differ and not self.one_sided:
             raise ValueError(
                 f"precision.trainer_head is {self.trainer_head} and precision.generator_head is "
                 f"{self.generator_head}: with an FP32 head on one side only, the log-probs of "
-                "trainer and generator stay apart; set both to fp32, or neither"
+                "trainer and generator stay apart; set both to fp32, or neither (or, to measure "
+                "what that does, precision.one_sided = true)"
             )
         return self
 
