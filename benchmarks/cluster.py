@@ -20,6 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,23 @@ from record import save
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-for wait in ("RAY_gcs_server_port_wait_time_s", "RAY_raylet_start_wait_time_s"):
-    os.environ.setdefault(wait, "120")
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 
 #: A dead node is noticed within seconds, also by a machine that has other work.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000,
           "health_check_timeout_ms": 5000, "health_check_failure_threshold": 3}  # fmt: skip
 ON_RAY = ("placement.backend=ray", "placement.trainers=2", "placement.generators=2",
           "placement.checkers=4", "placement.patience=120")  # fmt: skip
+
+
+def patiently(make: Callable[[], Any], attempts: int = 5) -> Any:
+    """Ray gives a node half a minute to start: on a busy machine that may take several attempts."""
+    for _ in range(attempts - 1):
+        try:
+            return make()
+        except Exception:  # as bare as that
+            time.sleep(5.0)
+    return make()
 
 
 class Raylets:
@@ -50,7 +60,7 @@ class Raylets:
         os.environ["RAY_TMPDIR"] = str(self.folder)
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH,
                 "object_store_memory": 200 << 20}  # fmt: skip
-        self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        self.cluster: Any = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.nodes = [self.add() for _ in range(2)]
 
     @property
@@ -58,7 +68,7 @@ class Raylets:
         return str(self.cluster.address)
 
     def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
+        return patiently(lambda: self.cluster.add_node(num_cpus=2, object_store_memory=200 << 20))
 
     def of(self, pid: int) -> Any:
         """The node that a worker belongs to: its parent is the raylet."""

@@ -83,7 +83,7 @@ def import_vllm(spec: EngineSpec) -> Any:
     return vllm
 
 
-class _Row:
+class _Writing:
     """A rollout that is being written."""
 
     def __init__(self, running: Running) -> None:
@@ -191,7 +191,7 @@ class VllmEngine:
         self.waiting: dict[Lane, deque[tuple[Request, int]]] = {
             "train": deque(), "validate": deque(),
         }  # fmt: skip
-        self.rows: dict[Lane, dict[str, _Row]] = {"train": {}, "validate": {}}
+        self.rows: dict[Lane, dict[str, _Writing]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
         #: What vLLM ran when the other lane's turn came.
         self._held: list[Any] = []
@@ -320,11 +320,11 @@ class VllmEngine:
                     extra_args={"id": name},
                 ),
             )
-            rows[name] = _Row(running)
+            rows[name] = _Writing(running)
             self._force(name, rows[name])
         return finished
 
-    def _force(self, name: str, row: _Row) -> None:
+    def _force(self, name: str, row: _Writing) -> None:
         """What the next token of a rollout must be, if it must be one."""
         if row.running.forcing:
             self.forcing.force[name] = row.running.forcing[0]

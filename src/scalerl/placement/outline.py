@@ -1,19 +1,15 @@
 """Where a recipe would put its parts, and what is missing there: for `train --dry-run`. Torch and
-Ray are imported only where they are asked."""
+Ray are imported only where they are asked, and the recipe's types not at all."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
 from scalerl.errors import InputError
 
-if TYPE_CHECKING:
-    from scalerl.recipe.running import PlacementSection
-    from scalerl.recipe.schema import Recipe
 
-
-def outline(recipe: Recipe) -> list[str]:
+def outline(recipe: Any) -> list[str]:
     """A line on the placement, then one for each thing that it lacks."""
     where = recipe.placement
     device = "GPU" if where.device == "cuda" else "CPU"
@@ -27,7 +23,7 @@ def outline(recipe: Recipe) -> list[str]:
     return [line, *_lacks(where, device)]
 
 
-def _lacks(where: PlacementSection, device: str) -> list[str]:
+def _lacks(where: Any, device: str) -> list[str]:
     if where.backend == "ray" and where.address != "local":
         return _cluster_lacks(where, device)
     if where.backend not in ("ray", "local") or device == "CPU":
@@ -42,7 +38,7 @@ def _lacks(where: PlacementSection, device: str) -> list[str]:
     ]
 
 
-def _cluster_lacks(where: PlacementSection, device: str) -> list[str]:
+def _cluster_lacks(where: Any, device: str) -> list[str]:
     from scalerl.placement.ray_cluster import Needs, connect, disconnect, lacks
 
     needs = Needs(where.generators, where.trainers, where.checkers, device, weights=0, model="")

@@ -86,7 +86,8 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
                 namespace="scalerl",
                 **options,
             )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    except Exception as error:  # Ray raises all kinds, bare Exceptions among them
+        disconnect()
         raise InputError(_unreachable(address, error)) from None
     until = time.monotonic() + patience
     try:
@@ -137,8 +138,8 @@ def _settle_environment(address: str) -> None:
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # nobody else's, and on no disk
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # parts bring their own
-        for wait in ("RAY_gcs_server_port_wait_time_s", "RAY_raylet_start_wait_time_s"):
-            os.environ.setdefault(wait, str(START))  # a busy machine is no broken one
+        # A busy machine is no broken one.
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START))
 
 
 def import_ray() -> Any:
