@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -283,6 +284,40 @@ def race() -> str:
         "best not named",
     ]
     return markdown(head, rows)
+
+
+def replication(name: str) -> str:
+    """A study of the replication: each variant's ceiling, what it does to the speed, the verdict."""
+    found = result("replication")["studies"].get(name)
+    if found is None:
+        return "*Not run yet.*"
+    ratio = {}
+    for knob in found["knobs"]:
+        if knob["speed"] is not None:
+            each = knob["speed"]["compute_ratio"]
+            low, high = each["interval"]
+            ratio[knob["variant"]] = f"x{each['median']:.2f} [{low:.2f}, {high:.2f}]"
+    rows = []
+    for row in found["table"]:
+        a = row["intervals"]["A"]
+        rows.append(
+            [
+                f"`{row['variant']}`",
+                str(row["seeds"]),
+                "" if a is None else f"{row['A']:.3f} [{a[0]:.3f}, {a[1]:.3f}]",
+                "" if row["true_A"] is None else f"{row['true_A']:.3f}",
+                ratio.get(row["variant"], ""),
+                row["words"] if row["seeds"] or row["stability"] == "unstable" else "not run yet",
+            ]
+        )
+    head = ["variant", "seeds", "ceiling A", "by construction", "compute to one score", "verdict"]
+    wrong = sum(row["false"] for row in found["table"])
+    held = [row["holds"] for row in found["table"] if row["holds"] is not None]
+    return (
+        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs; spread between seeds "
+        f"{found['seed_sd']:.3f}. The interval holds the constructed ceiling in {sum(held)} of "
+        f"{len(held)} variants; false verdicts: {wrong}."
+    )
 
 
 def speed() -> str:
@@ -668,6 +703,10 @@ TABLES: dict[str, Callable[[], str]] = {
         train_stream,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
+TABLES |= {
+    f"replication-{name}": functools.partial(replication, name)
+    for name in ("recipes", "heads", "axes")
+}
 
 
 def fill(text: str) -> str:
