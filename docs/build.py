@@ -287,7 +287,7 @@ def race() -> str:
 
 
 def replication(name: str) -> str:
-    """A study of the replication: each variant's ceiling, what it does to the speed, the verdict."""
+    """A study of the replication: each variant's ceiling, its speed, the verdict."""
     found = result("replication")["studies"].get(name)
     if found is None:
         return "*Not run yet.*"

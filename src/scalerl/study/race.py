@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.arms import MARGIN, SURE, Arm, among, own_variance, seed_spread
+from scalerl.curves.arms import MARGIN, Arm, among, own_variance, seed_spread
 from scalerl.curves.kin import Habit, Kin
 from scalerl.curves.result import Fit
 from scalerl.curves.standing import now_and_healthy
@@ -52,9 +52,12 @@ Array = npt.NDArray[np.float64]
 MULTIPLES = (1.0, 1.25, 1.5, 2.0, 3.0)
 #: A pair that all its budget would decide with less than this probability is left undecided.
 HOPE = 0.1
+#: A race asks after every chunk, and whoever asks often is told something wrong more often: a side
+#: closes a verdict from this probability on, above the SURE of a single look.
+CLOSED = 0.99
 #: Scores to come are looked at in so many places, on every THIN-th draw.
 KNOTS, THIN = 4, 4
-_SIDE = NormalDist().inv_cdf(SURE)
+_SIDE = NormalDist().inv_cdf(CLOSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,13 @@ class _Pair:
 
     @property
     def open(self) -> bool:
-        return self.verdict.name == "undecided"
+        """Whether more is to be asked: also of a side that is taken by less than CLOSED."""
+        name, speed = self.verdict.name, self.verdict.speed
+        if name == "higher-ceiling":
+            return max(self.verdict.p_higher) < CLOSED
+        if name == "faster" and speed is not None:
+            return CLOSED > float((speed < 0.0).mean()) > 1.0 - CLOSED
+        return name == "undecided"
 
     def chance(self, plan: Mapping[str, _Side]) -> float:
         """Probability of a verdict once the plan is carried out. The speed is taken to become known
