@@ -1,7 +1,7 @@
 """How often the paired interval of two variants holds the truth, and how much narrower it is than
 the unpaired one, in simulated studies.
 
-    python benchmarks/paired.py [--studies 400]
+    python benchmarks/paired.py [--studies 120]
 
 A prompt's difficulty, what a variant does to single prompts, and what a seed does to all of them
 are drawn in logits; the truth is the difference of the mean pass rates over all prompts and seeds
@@ -77,7 +77,7 @@ def covered(seeds: int, prompts: int, seed_sd: float, studies: int) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--studies", type=int, default=400)
+    parser.add_argument("--studies", type=int, default=120)
     parser.add_argument("-o", "--out", type=Path, help="of the result, as JSON")
     args = parser.parse_args()
     cases = [

@@ -643,6 +643,24 @@ def rooms() -> str:
     return markdown(["room", "what it is", "imports"], rows)
 
 
+def paired() -> str:
+    """Coverage of the paired interval in simulated studies."""
+    rows = [
+        [
+            str(case["prompts"]),
+            f"{case['seed_sd_logits']:g}",
+            str(case["seeds"]),
+            f"{case['coverage']:.2f}",
+            f"{case['coverage_unpaired']:.2f}",
+            f"{case['times_narrower']:.1f}",
+        ]
+        for case in result("paired")["cases"]
+    ]
+    head = ["prompts", "seeds differ by (logits)", "seeds", "90 % paired holds", "unpaired holds",
+            "times narrower"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def train_stream() -> str:
     """What `scalerl train --json` writes, by the module that writes it."""
     from scalerl.cli.json_view import KINDS
@@ -681,6 +699,7 @@ TABLES: dict[str, Callable[[], str]] = {
         synthetic_ranking,
         synthetic_high,
         verdicts,
+        paired,
         race,
         speed,
         speed_growth,

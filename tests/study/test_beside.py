@@ -87,6 +87,12 @@ def test_the_terminal_and_the_page_say_it(study, tmp_path, capsys):
     assert "not on tokens and FLOPs" in page and "narrower" in page
 
 
+def test_a_notebook_shows_the_table(study):
+    shown = study._repr_html_()
+    assert shown.count("<tr>") == 1 + len(study.variants) and "on the same prompts" in shown
+    assert "Study(" in shown and "the reference" in shown
+
+
 def test_a_target_that_is_no_score_is_refused(study):
     study.target = 70.0
     try:

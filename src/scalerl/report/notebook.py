@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison
@@ -92,3 +93,34 @@ def backtest_html(result: BacktestResult) -> str:
     ]
     head = ("method", "tasks", "median error", "CRPS", "skill", "50 % holds", "90 % holds")
     return _table(head, rows)
+
+
+def study_html(head: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A study by the rows of its table, as `Study.to_dict` has them."""
+    shown = [
+        (
+            row["variant"],
+            str(row["seeds"]),
+            _ceiling(row),
+            _paired(row["paired"]),
+            row["stability"]["state"],
+            row["words"],
+        )
+        for row in rows
+    ]
+    columns = ("variant", "runs", "ceiling", "on the same prompts", "stability", "verdict")
+    return f"<p><b>{text(head)}</b></p>{_table(columns, shown)}"
+
+
+def _ceiling(row: Mapping[str, Any]) -> str:
+    if row["A"] is None:
+        return ""
+    value = f"{row['A']:.3f}" if row["identified"] else "open"
+    return f"{value} {words.span(*row['intervals']['A'])}"
+
+
+def _paired(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    low, high = found["interval"]
+    return f"{found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"

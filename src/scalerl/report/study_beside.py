@@ -12,10 +12,9 @@ from scalerl.report.markup import Keyed, items, table, text, with_range
 
 Row = Mapping[str, Any]
 LEVEL = 0.9
-#: Crossings less likely than this are none.
-UNLIKELY = 0.05
-HEAD = ("Variant", "On the same prompts", "Compute to the target", "B with one ceiling", "Crossing",
-        "Speed by axis")  # fmt: skip
+#: Crossings less likely than the first are none, and of those below the second no place is told.
+UNLIKELY, LIKELY = 0.05, 0.5
+HEAD = ("Variant", "On the same prompts", "Compute to the target", "B with one ceiling", "Crossing")
 AXES = {"gpu_hours": "device-hours", "tokens": "tokens", "flops": "FLOPs"}
 
 
@@ -25,19 +24,19 @@ def section(rows: Sequence[Row], reference: str) -> str:
         return ""
     body = [
         (text(words.shorten(row["variant"], 40)), _same_prompts(row), _target(row), _fixed(row),
-         _crossing(row, reference), _axes(row))
+         _crossing(row, reference))
         for row in rows
     ]  # fmt: skip
     target = next((row["target"]["score"] for row in rows if row["target"]), None)
     aim = "" if target is None else f"; the target is a pass rate of {target:.3f}"
     caption = f"Against the reference, with {words.percent(LEVEL)} intervals{aim}"
-    said = [
-        f"{words.shorten(row['variant'], 40)} is {row['axes_disagree']}."
-        for row in rows
-        if row["axes_disagree"]
-    ]
-    notes = items(said) if said else ""
-    return f"<h3>Beside the reference</h3>{notes}{table(caption, HEAD, body)}{_explained(rows)}"
+    return (
+        f"<h3>Beside the reference</h3>{table(caption, HEAD, body)}{_explained(rows)}{_axes(rows)}"
+    )
+
+
+def _small(html: str) -> str:
+    return f'<span class="range">{html}</span>'
 
 
 def _known(row: Row) -> bool:
@@ -68,7 +67,7 @@ def _same_prompts(row: Row) -> str:
         return Keyed("", None)
     shown = with_range(words.signed(found["difference"]), *map(words.signed, found["interval"]))
     more = f"{found['n_prompts']} prompts, ×{found['narrower']:.1f} narrower"
-    return Keyed(f"{shown}<br><small>{text(more)}</small>", found["difference"])
+    return Keyed(shown + _small(text(more)), found["difference"])
 
 
 def _target(row: Row) -> str:
@@ -78,7 +77,7 @@ def _target(row: Row) -> str:
     middle, ends = found["compute"]["median"], found["compute"]["interval"]
     if middle is None:
         chance = f"probability {found['probability']:.2f}"
-        return Keyed(f"not reached<br><small>{chance}</small>", math.inf)
+        return Keyed(f"not reached{_small(chance)}", math.inf)
     low, high = ("never" if v is None else words.compute(v) for v in ends)
     return Keyed(with_range(words.compute(middle), low, high), middle)
 
@@ -88,30 +87,47 @@ def _fixed(row: Row) -> str:
     if not found:
         return Keyed("", None)
     beside = f"{found['B_reference']:.2f} with A = {found['A']:.3f}"
-    return Keyed(f"{found['B']:.2f}<br><small>reference {beside}</small>", found["B"])
+    return Keyed(f"{found['B']:.2f}{_small(f'reference {beside}')}", found["B"])
 
 
 def _crossing(row: Row, reference: str) -> str:
     found = row["crossing"]
     if not found or found["probability"] < UNLIKELY:
-        return Keyed("" if not found else "none", None)
-    where = "beyond all that is looked at" if found["compute"] is None else words.compute(
-        found["compute"]
-    )  # fmt: skip
-    low, high = ("later" if v is None else words.compute(v) for v in found["interval"])
+        return Keyed("" if not found else "none", 0.0 if found else None)
     who = "the reference" if found["overtakes"] == reference else "it"
-    chance = (
-        f"probability {found['probability']:.2f}, {found['probability_within_budget']:.2f} within "
-        f"the budget; {who} overtakes"
-    )
-    shown = with_range(where, low, high)
-    return Keyed(f"{shown}<br><small>{text(chance)}</small>", found["probability"])
+    within = found["probability_within_budget"]
+    chance = f"P {found['probability']:.2f}, in budget {within:.2f}"
+    shown = "unlikely"
+    if found["probability"] >= LIKELY:
+        where = "far ahead" if found["compute"] is None else words.compute(found["compute"])
+        low, high = ("later" if v is None else words.compute(v) for v in found["interval"])
+        shown = with_range(where, low, high)
+    return Keyed(shown + _small(f"{chance}<br>{who} overtakes"), found["probability"])
 
 
-def _axes(row: Row) -> str:
-    """Compute to one score over the reference's, on every axis of the record."""
-    lines = []
-    for kind, found in row["axes"].items():
-        ratio, (low, high) = found["compute_ratio"]["median"], found["compute_ratio"]["interval"]
-        lines.append(f"{with_range(f'×{ratio:.2f}', f'{low:.2f}', f'{high:.2f}')} {AXES[kind]}")
-    return "<br>".join(lines)
+def _axes(rows: Sequence[Row]) -> str:
+    """Compute to one score over the reference's, on every axis of the record; what they disagree
+    about in words, above."""
+    known = [row for row in rows if row["axes"]]
+    if not known:
+        return ""
+    kinds = [kind for kind in AXES if any(kind in row["axes"] for row in known)]
+    body = []
+    for row in known:
+        cells = [_ratio(row["axes"].get(kind)) for kind in kinds]
+        body.append((text(words.shorten(row["variant"], 40)), *cells))
+    head = ("Variant", *(AXES[kind][:1].upper() + AXES[kind][1:] for kind in kinds))
+    caption = "Compute to one score over that of the reference, on every axis of the record"
+    said = [
+        f"{words.shorten(row['variant'], 40)} is {row['axes_disagree']}."
+        for row in rows
+        if row["axes_disagree"]
+    ]
+    return (items(said) if said else "") + table(caption, head, body)
+
+
+def _ratio(found: Row | None) -> str:
+    if found is None:
+        return Keyed("", None)
+    ratio, (low, high) = found["compute_ratio"]["median"], found["compute_ratio"]["interval"]
+    return Keyed(with_range(f"×{ratio:.2f}", f"{low:.2f}", f"{high:.2f}"), ratio)

@@ -319,6 +319,11 @@ class Study:
             "half": None if judged.half is None else judged.half.to_dict(),
         }
 
+    def _repr_html_(self) -> str:
+        from scalerl.report.notebook import study_html
+
+        return study_html(repr(self), [row.to_dict() for row in self.table()])
+
     def __repr__(self) -> str:
         count = f"{len(self.variants)} variants × {self.plan.seeds} seeds"
         return f"Study({str(self.path)!r}: {count}, reference {self.reference})"
