@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,11 @@ from scalerl.models.rows import Compaction
 
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_int64
+
+#: Rows that a thread takes at a time.
+PART = 60
+#: Threads beside the main one: made when they are first needed.
+HELPERS = ThreadPoolExecutor(thread_name_prefix="decode")
 
 
 class _Layer(ctypes.Structure):
@@ -144,7 +150,9 @@ class NativeDecoder:
             None, None, self.rotation_C.data_ptr(),
         )  # fmt: skip
         self.c_rows = _Rows()
-        self.work = torch.empty(lib.decode_room(ctypes.byref(self.c_model)))
+        #: Working memory of each thread; `threads` may be changed between two steps.
+        self.work = [torch.empty(lib.decode_room(ctypes.byref(self.c_model)))]
+        self.threads = 1
         self.told: list[FusedLayer] | None = None
 
     @torch.inference_mode()
@@ -186,12 +194,32 @@ class NativeDecoder:
         for name, array in zip(names, arrays, strict=True):
             setattr(self.c_rows, name, array.ctypes.data)
         hidden = torch.empty(len(token_B), self.c_model.width)
-        self.lib.decode(
-            ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(0), LONG(len(token_B)),
-            POINTER(hidden.data_ptr()), POINTER(self.work.data_ptr()),
-        )  # fmt: skip
+        self._share_out(hidden)
         self.own[live] += 1
         return hidden
+
+    def _share_out(self, hidden_BD: Tensor) -> None:
+        """All rows, by as many threads as there are: each takes the next part when it is done with
+        its last. Rows are independent: who computes them does not change a bit."""
+        rows, step = hidden_BD.shape[0], hidden_BD.shape[1] * hidden_BD.element_size()
+        size = PART if self.threads > 1 else rows
+        parts = iter(range(0, rows, size))
+
+        def work(memory: Tensor) -> None:
+            for first in parts:
+                self.lib.decode(
+                    ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(first),
+                    LONG(min(first + size, rows)), POINTER(hidden_BD.data_ptr() + first * step),
+                    POINTER(memory.data_ptr()),
+                )  # fmt: skip
+
+        while len(self.work) < self.threads:
+            self.work.append(torch.empty_like(self.work[0]))
+        others = min(self.threads, -(-rows // size)) - 1
+        helping = [HELPERS.submit(work, memory) for memory in self.work[1 : 1 + others]]
+        work(self.work[0])
+        for helper in helping:
+            helper.result()
 
     def leave(self, compaction: Compaction) -> None:
         live = slice(self.first, self.rows)
