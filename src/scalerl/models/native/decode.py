@@ -35,7 +35,7 @@ PART = 60
 HELPERS = ThreadPoolExecutor(thread_name_prefix="decode")
 
 
-class _Layer(ctypes.Structure):
+class _CLayer(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         (name, POINTER)
         for name in ("qkv", "qkv_bias", "qk_norm", "out", "out_bias", "gate_up", "down", "keys",
@@ -43,7 +43,7 @@ class _Layer(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Model(ctypes.Structure):
+class _CModel(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((n, LONG) for n in ("layers", "width", "heads", "kv_heads", "size", "inner", "columns")),
         ("eps", ctypes.c_float),
@@ -51,7 +51,7 @@ class _Model(ctypes.Structure):
     ]
 
 
-class _Rows(ctypes.Structure):
+class _CRows(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         (name, POINTER)
         for name in ("token", "slot", "prompt_length", "own_length", "prompt_keys",
@@ -143,13 +143,13 @@ class NativeDecoder:
         self.values: list[npt.NDArray[np.float32]] = []
         lm: Any = model
         inner = lm.model.layers[0].mlp.down_proj.weight.shape[1]
-        self.table = (_Layer * len(lm.model.layers))()
-        self.c_model = _Model(
+        self.table = (_CLayer * len(lm.model.layers))()
+        self.c_model = _CModel(
             len(self.table), lm.model.norm.weight.shape[0], shape.heads, shape.kv_heads,
             shape.size, inner, columns, shape.eps, ctypes.cast(self.table, POINTER),
             None, None, self.rotation_C.data_ptr(),
         )  # fmt: skip
-        self.c_rows = _Rows()
+        self.c_rows = _CRows()
         #: Working memory of each thread; `threads` may be changed between two steps.
         self.work = [torch.empty(lib.decode_room(ctypes.byref(self.c_model)))]
         self.threads = 1
