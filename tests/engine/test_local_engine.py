@@ -452,3 +452,17 @@ def test_top_p_and_top_k_cut_and_renormalise(top_p, top_k, kept):
     assert set(tokens.tolist()) == set(best.tolist())
     expected = probabilities / probabilities[best].sum()
     np.testing.assert_allclose(logprobs.exp(), expected[tokens], rtol=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_a_validation_has_threads_of_its_own():
+    model = model_of("llama")
+    engine = LocalEngine(model, slots=4, columns=64, validation_threads=2)
+    engine.submit(training(2))
+    assert engine.decoder.threads == 1
+    engine.submit(validating(2), "validate")
+    engine.step()
+    assert (engine.lane, engine.decoder.threads) == ("validate", 2)
+    while engine.health().busy:
+        step = engine.step()
+    assert (step.lane, engine.decoder.threads) == ("train", 1)

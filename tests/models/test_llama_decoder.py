@@ -172,6 +172,25 @@ def test_the_heads_precision_is_the_models(precision, kind):
     assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
 
 
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_threads_and_company_do_not_change_a_bit():
+    """Many rows by one thread, by three, and a few of them alone."""
+    model = model_of(KNOWN["qwen2"])
+    prompts = [tuple(range(1, 2 + i % 7)) for i in range(30)]
+    which = [i % 30 for i in range(300)]
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (9, 300)))
+    found = []
+    for threads, rows in ((1, 300), (3, 300), (1, 7)):
+        decoder = NativeDecoder.of(model, rows_max=300, columns=32)
+        decoder.threads = threads
+        decoder.join(prompts, which[:rows])
+        with torch.inference_mode():
+            found.append([decoder._decode(t[:rows].contiguous()) for t in tokens])
+    for one, three, few in zip(*found, strict=True):
+        assert torch.equal(one, three)
+        assert torch.equal(one[:7], few)
+
+
 def test_the_same_requests_give_the_same_bits():
     def write():
         engine = LocalEngine(copy.deepcopy(model), slots=3, columns=32)

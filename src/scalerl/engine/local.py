@@ -46,6 +46,7 @@ class LocalEngine:
     """An Engine over a model in this process.
 
     slots             rollouts that run at once; validation_slots: in the other lane (as many)
+    threads           that decode; validation_threads: in the other lane (as many)
     columns           longest prompt plus answer, in tokens
     """
 
@@ -57,6 +58,8 @@ class LocalEngine:
         validation_slots: int | None = None,
         columns: int = 2048,
         version: int = 0,
+        threads: int = 1,
+        validation_threads: int | None = None,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
@@ -65,6 +68,12 @@ class LocalEngine:
         size = (slots + other, columns)
         fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
         self.decoder: Decoder = fast or ModelDecoder(model, *size)
+        self.threads: dict[Lane, int] = {
+            "train": threads,
+            "validate": threads if validation_threads is None else validation_threads,
+        }
+        if isinstance(self.decoder, NativeDecoder):
+            self.decoder.threads = threads
         self.version = version
         self.lane: Lane = "train"
         self.queues: dict[Lane, _Queue] = {
@@ -84,6 +93,8 @@ class LocalEngine:
             slots=spec.slots,
             validation_slots=spec.validation_slots,
             columns=spec.columns,
+            threads=spec.threads,
+            validation_threads=spec.validation_threads,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
@@ -151,6 +162,8 @@ class LocalEngine:
                 self.decoder.hold()
             else:
                 self.decoder.release()
+            if isinstance(self.decoder, NativeDecoder):
+                self.decoder.threads = self.threads[lane]
             self.lane = lane
             running = queue.rows.running
             self._leave(queue, [i for i, r in enumerate(running) if r.request.id in queue.dropped])

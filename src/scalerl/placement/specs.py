@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,9 +101,17 @@ def engine_spec(plan: Plan) -> EngineSpec:
         slots=plan.slots,
         validation_slots=plan.validation_slots,
         columns=plan.columns,
+        validation_threads=_cores_for_validation(plan),
         device=plan.device,
         trust_remote_code=recipe.model.trust_remote_code,
     )
+
+
+def _cores_for_validation(plan: Plan) -> int:
+    """The trainer waits for validations: on one machine a lone generator has its core, too."""
+    where = plan.recipe.placement
+    alone = where.backend == "local" and where.generators == 1
+    return 2 if alone and (os.cpu_count() or 1) > 1 else 1
 
 
 def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:

@@ -3,9 +3,7 @@
    Rows are independent, so that a caller may give parts of them to several threads. A part is
    worked on in tiles of ROWS rows, whose activations stay in the core's cache.
 
-   Weights come packed in panels of two vectors of columns (decode.py): the product of six rows and
-   one panel is held in registers from its first to its last term, and what follows it (norm, bias,
-   residual, SwiGLU) is done before it is written.
+   Weights come packed in panels (product.h, decode.py).
 
    A row's keys and values lie in two places: those of its prompt, which its group shares, and its
    own. Keys are kept LANES columns side by side, channel by channel: the scores of LANES columns
@@ -35,11 +33,12 @@ typedef struct {
   const int64_t *prompt_room;
 } Rows;
 
-/* 1 / root mean square of every row. */
-INLINE void inverse_norms(const float *x, int64_t ld, int64_t M, int64_t n, float eps,
-                          float *inverse) {
-  for (int64_t m = 0; m < M; m++)
-    inverse[m] = 1.0f / sqrtf(dot(x + m * ld, x + m * ld, n) / n + eps);
+/* Rows by their root mean square. */
+INLINE void normed(const float *x, int64_t ld, int64_t M, int64_t n, float eps, float *to) {
+  for (int64_t m = 0; m < M; m++, x += ld, to += ld) {
+    const float by = 1.0f / sqrtf(dot(x, x, n) / n + eps);
+    for (int64_t i = 0; i < n; i++) to[i] = x[i] * by;
+  }
 }
 
 /* Norm (if any) and rotary embedding of a head, zero-filled to whole vectors. */
@@ -158,7 +157,7 @@ int64_t decode_room(const Model *m) {
   const int64_t x = up(m->width, PANEL), seen = up(m->heads * m->size, PANEL);
   const int64_t qkv = up((m->heads + 2 * m->kv_heads) * m->size, PANEL);
   const int64_t inner = up(m->inner, LANES);
-  return ROWS * (x + qkv + seen + inner + 1) + 2 * up(m->columns, LANES) + LANES;
+  return ROWS * (2 * x + qkv + seen + inner) + 2 * up(m->columns, LANES) + LANES;
 }
 
 /* Rows first .. last - 1: appends their tokens to the cache and writes the hidden states (rows,
@@ -169,7 +168,7 @@ void decode(const Model *m, const Rows *rows, int64_t first, int64_t last, float
   const int64_t Q = (m->heads + 2 * m->kv_heads) * m->size;
   const int64_t ld_x = up(D, PANEL), ld_q = up(Q, PANEL), ld_h = up(H, PANEL), ld_i = up(I, LANES);
   float *x = work, *qkv = x + ROWS * ld_x, *seen = qkv + ROWS * ld_q, *bent = seen + ROWS * ld_h;
-  float *inverse = bent + ROWS * ld_i, *scores = inverse + ROWS;
+  float *even = bent + ROWS * ld_i, *scores = even + ROWS * ld_x;
   for (int64_t from = first; from < last; from += ROWS) {
     const int64_t M = last - from < ROWS ? last - from : ROWS;
     memset(x, 0, sizeof(float) * M * ld_x);
@@ -177,18 +176,20 @@ void decode(const Model *m, const Rows *rows, int64_t first, int64_t last, float
       memcpy(x + i * ld_x, m->embedding + rows->token[from + i] * D, sizeof(float) * D);
     for (int64_t l = 0; l < m->layers; l++) {
       const Layer *w = m->layer + l;
-      inverse_norms(x, ld_x, M, D, m->eps, inverse);
-      product(STORE, M, Q, D, x, ld_x, 1, w->qkv, D, inverse, w->qkv_bias, qkv, ld_q);
+      normed(x, ld_x, M, D, m->eps, even);
+      product(STORE, M, Q, D, even, ld_x, 1, w->qkv, D, w->qkv_bias, qkv, ld_q);
       for (int64_t i = 0; i < M; i++)
         attend(m, l, rows, from + i, qkv + i * ld_q, seen + i * ld_h, scores);
-      product(ADD, M, D, H, seen, ld_h, 1, w->out, H, 0, w->out_bias, x, ld_x);
-      inverse_norms(x, ld_x, M, D, m->eps, inverse);
-      product(SWIGLU, M, 2 * ld_i, D, x, ld_x, 1, w->gate_up, D, inverse, 0, bent, ld_i);
-      product(ADD, M, D, I, bent, ld_i, 1, w->down, I, 0, 0, x, ld_x);
+      for (int64_t i = 0; w->out_bias && i < M; i++)
+        for (int64_t d = 0; d < D; d++) x[i * ld_x + d] += w->out_bias[d];
+      product(ADD, M, D, H, seen, ld_h, 1, w->out, H, 0, x, ld_x);
+      normed(x, ld_x, M, D, m->eps, even);
+      product(SWIGLU, M, 2 * ld_i, D, even, ld_x, 1, w->gate_up, D, 0, bent, ld_i);
+      product(ADD, M, D, I, bent, ld_i, 1, w->down, I, 0, x, ld_x);
     }
-    inverse_norms(x, ld_x, M, D, m->eps, inverse);
+    normed(x, ld_x, M, D, m->eps, even);
     for (int64_t i = 0; i < M; i++)
       for (int64_t d = 0; d < D; d++)
-        hidden[(from - first + i) * D + d] = x[i * ld_x + d] * inverse[i] * m->last_norm[d];
+        hidden[(from - first + i) * D + d] = even[i * ld_x + d] * m->last_norm[d];
   }
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -28,8 +29,13 @@ from scalerl.models.rows import Compaction
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_int64
 
+#: Rows that a thread takes at a time.
+PART = 60
+#: Threads beside the main one: made when they are first needed.
+HELPERS = ThreadPoolExecutor(thread_name_prefix="decode")
 
-class _Layer(ctypes.Structure):
+
+class _CLayer(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         (name, POINTER)
         for name in ("qkv", "qkv_bias", "qk_norm", "out", "out_bias", "gate_up", "down", "keys",
@@ -37,7 +43,7 @@ class _Layer(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Model(ctypes.Structure):
+class _CModel(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((n, LONG) for n in ("layers", "width", "heads", "kv_heads", "size", "inner", "columns")),
         ("eps", ctypes.c_float),
@@ -45,7 +51,7 @@ class _Model(ctypes.Structure):
     ]
 
 
-class _Rows(ctypes.Structure):
+class _CRows(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         (name, POINTER)
         for name in ("token", "slot", "prompt_length", "own_length", "prompt_keys",
@@ -137,14 +143,16 @@ class NativeDecoder:
         self.values: list[npt.NDArray[np.float32]] = []
         lm: Any = model
         inner = lm.model.layers[0].mlp.down_proj.weight.shape[1]
-        self.table = (_Layer * len(lm.model.layers))()
-        self.c_model = _Model(
+        self.table = (_CLayer * len(lm.model.layers))()
+        self.c_model = _CModel(
             len(self.table), lm.model.norm.weight.shape[0], shape.heads, shape.kv_heads,
             shape.size, inner, columns, shape.eps, ctypes.cast(self.table, POINTER),
             None, None, self.rotation_C.data_ptr(),
         )  # fmt: skip
-        self.c_rows = _Rows()
-        self.work = torch.empty(lib.decode_room(ctypes.byref(self.c_model)))
+        self.c_rows = _CRows()
+        #: Working memory of each thread; `threads` may be changed between two steps.
+        self.work = [torch.empty(lib.decode_room(ctypes.byref(self.c_model)))]
+        self.threads = 1
         self.told: list[FusedLayer] | None = None
 
     @torch.inference_mode()
@@ -186,12 +194,32 @@ class NativeDecoder:
         for name, array in zip(names, arrays, strict=True):
             setattr(self.c_rows, name, array.ctypes.data)
         hidden = torch.empty(len(token_B), self.c_model.width)
-        self.lib.decode(
-            ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(0), LONG(len(token_B)),
-            POINTER(hidden.data_ptr()), POINTER(self.work.data_ptr()),
-        )  # fmt: skip
+        self._share_out(hidden)
         self.own[live] += 1
         return hidden
+
+    def _share_out(self, hidden_BD: Tensor) -> None:
+        """All rows, by as many threads as there are: each takes the next part when it is done with
+        its last. Rows are independent: who computes them does not change a bit."""
+        rows, step = hidden_BD.shape[0], hidden_BD.shape[1] * hidden_BD.element_size()
+        size = PART if self.threads > 1 else rows
+        parts = iter(range(0, rows, size))
+
+        def work(memory: Tensor) -> None:
+            for first in parts:
+                self.lib.decode(
+                    ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(first),
+                    LONG(min(first + size, rows)), POINTER(hidden_BD.data_ptr() + first * step),
+                    POINTER(memory.data_ptr()),
+                )  # fmt: skip
+
+        while len(self.work) < self.threads:
+            self.work.append(torch.empty_like(self.work[0]))
+        others = min(self.threads, -(-rows // size)) - 1
+        helping = [HELPERS.submit(work, memory) for memory in self.work[1 : 1 + others]]
+        work(self.work[0])
+        for helper in helping:
+            helper.result()
 
     def leave(self, compaction: Compaction) -> None:
         live = slice(self.first, self.rows)

@@ -48,6 +48,8 @@ INLINE vec vexp(vec x) {
   return p * (vec)power;
 }
 
+INLINE vec silu(vec x) { return x / (vexp(-x) + 1.0f); }
+
 INLINE float dot(const float *a, const float *b, int64_t n) {
   vec s0 = {0}, s1 = {0};
   int64_t i = 0;

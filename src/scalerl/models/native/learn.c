@@ -30,7 +30,7 @@ void swiglu_forward(int64_t rows, int64_t n, const float *gate_up, float *out) {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
       vec g = load(gate_up + i);
-      store(out + i, g / (vexp(-g) + 1.0f) * load(gate_up + n + i));
+      store(out + i, silu(g) * load(gate_up + n + i));
     }
     for (; i < n; i++) out[i] = gate_up[i] / (expf(-gate_up[i]) + 1.0f) * gate_up[n + i];
   }
@@ -98,7 +98,7 @@ static void looks(const Span *span, const float *a, int64_t ld, int64_t size, co
   const int64_t S = span->prompt_count + span->count, T = span->count;
   for (int64_t n = 0; n < S; n += PANEL) {
     const int64_t late = n - span->prompt_count, m = late > 0 ? late / TALL * TALL : 0;
-    product(STORE, T - m, PANEL, size, a + m * ld, ld, 1, panels + n * size, size, 0, 0,
+    product(STORE, T - m, PANEL, size, a + m * ld, ld, 1, panels + n * size, size, 0,
             c + m * ldc + n, ldc);
   }
 }
@@ -109,7 +109,7 @@ static void mixes(const Span *span, const float *weights, int64_t ld, const floa
   const int64_t S = span->prompt_count + span->count, T = span->count, wide = up(size, PANEL);
   for (int64_t m = 0; m < T; m += TALL) {
     const int64_t M = T - m < TALL ? T - m : TALL, K = span->prompt_count + m + M;
-    product(STORE, M, size, K, weights + m * ld, ld, 1, panels, S, 0, 0, tile_of, wide);
+    product(STORE, M, size, K, weights + m * ld, ld, 1, panels, S, 0, tile_of, wide);
     for (int64_t i = 0; i < M; i++)
       memcpy(c + (m + i) * ldc, tile_of + i * wide, size * sizeof(float));
   }
@@ -122,7 +122,7 @@ static void gives(const Span *span, const float *weights, int64_t ld, const floa
   for (int64_t n = 0; n < S; n += TALL) {
     const int64_t late = n - span->prompt_count, from = late > 0 ? late : 0;
     product(ADD, S - n < TALL ? S - n : TALL, size, T - from, weights + from * ld + n, 1, ld,
-            panels + from * PANEL, T, 0, 0, sums + n * wide, wide);
+            panels + from * PANEL, T, 0, sums + n * wide, wide);
   }
 }
 

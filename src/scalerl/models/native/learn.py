@@ -29,10 +29,10 @@ def _lib() -> ctypes.CDLL:
 
 def norm(x: Tensor, eps: float) -> Tensor:
     """RMSNorm without a weight."""
-    return cast(Tensor, _Norm.apply(x, eps))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _NativeNorm.apply(x, eps))  # type: ignore[no-untyped-call]
 
 
-class _Norm(torch.autograd.Function):
+class _NativeNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
@@ -55,10 +55,10 @@ class _Norm(torch.autograd.Function):
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of the two halves."""
-    return cast(Tensor, _SwiGLU.apply(gate_up))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _NativeSwiGLU.apply(gate_up))  # type: ignore[no-untyped-call]
 
 
-class _SwiGLU(torch.autograd.Function):
+class _NativeSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
@@ -78,17 +78,17 @@ class _SwiGLU(torch.autograd.Function):
         return found
 
 
-class _Shape(ctypes.Structure):
+class _CShape(ctypes.Structure):
     _fields_: ClassVar[Any] = [(n, LONG) for n in ("tokens", "heads", "kv_heads", "size")]
 
 
 def attend(qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape) -> Tensor:
     """Rotary embedding, then attention: prompts look at themselves, completions at their prompt and
     themselves. N x (heads x size); the scale is in the weights."""
-    return cast(Tensor, _Attention.apply(qkv, turn_N, rows, shape))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _NativeAttention.apply(qkv, turn_N, rows, shape))  # type: ignore[no-untyped-call]
 
 
-class _Attention(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape
@@ -96,7 +96,7 @@ class _Attention(torch.autograd.Function):
         lib = _lib()
         lib.attention_room.restype = LONG
         qkv, turn_N = qkv.contiguous(), turn_N.contiguous()
-        c_shape = _Shape(len(qkv), shape.heads, shape.kv_heads, shape.size)
+        c_shape = _CShape(len(qkv), shape.heads, shape.kv_heads, shape.size)
         spans, kept_size = rows.spans
         most = (int(spans[:, 1].max()), int((spans[:, 1] + spans[:, 3]).max()))
         room = lib.attention_room(ctypes.byref(c_shape), LONG(most[1]), LONG(most[0]))
