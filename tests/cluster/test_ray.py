@@ -84,7 +84,7 @@ def test_no_such_address_and_another_ray_are_one_line(monkeypatch):
     import ray
 
     with pytest.raises(
-        InputError, match=r"no Ray cluster at placement.address=127.0.0.1:9 .*local"
+        InputError, match=r"no Ray cluster at placement.address=127.0.0.1:9: .*local"
     ):
         ray_cluster.connect("127.0.0.1:9", NEEDS)
     monkeypatch.setattr(ray, "__version__", "2.9.0")

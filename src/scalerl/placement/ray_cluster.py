@@ -31,6 +31,8 @@ PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "SCALERL_FAULT
 FOLDER = "scalerl-ray-"
 #: Seconds that the processes of a cluster of our own may take to start.
 START = 120
+#: Seconds until an address that does not answer is taken for nobody's.
+KNOCK = 10.0
 #: Seconds until a cluster that was asked to answer is taken for absent.
 ANSWER = 60.0
 
@@ -77,6 +79,7 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
         options = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(_folder())}
     _speak_plainly(ray)
     try:
+        _knock(address)
         with _quiet():
             ray.init(
                 address=address,
@@ -128,6 +131,13 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _knock(address: str) -> None:
+    """Whether anybody listens there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK).close()
 
 
 def _settle_environment(address: str) -> None:

@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class RayHandle:
         self.listening = self.actor.listen.remote(LISTEN)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
+        #: Gone, and said so.
+        self.over = False
         self._heard = time.monotonic()
 
     @property
@@ -93,7 +96,7 @@ class RayHandle:
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
         except ray.exceptions.RayError as error:
-            self._end = _why(error)
+            self._end, self.over = _why(error), True
             return None
         if found:
             self._heard = time.monotonic()
@@ -157,12 +160,29 @@ def _remove(group: Any) -> None:
         remove_placement_group(group)
 
 
+def _absolute(specs: Specs) -> Specs:
+    """Actors have another working directory."""
+
+    def whole(path: str) -> str:
+        return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+    start = specs.trainer.checkpoint
+    trainer = replace(
+        specs.trainer,
+        model=whole(specs.trainer.model),
+        checkpoint=None if start is None else whole(start),
+    )
+    return replace(
+        specs, trainer=trainer, engine=replace(specs.engine, model=whole(specs.engine.model))
+    )
+
+
 class RayCrew:
     """One trainer (of one or many ranks), some generators and checkers, each an actor."""
 
     def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
         where = plan.recipe.placement
-        self.specs = Specs.of(plan, checkpoint, default_channel="ray")
+        self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
         if not getattr(self.specs.channel, "across_machines", False):
             raise InputError(
                 f"placement.weights={where.weights} stays on one machine: set "
@@ -245,7 +265,7 @@ class RayCrew:
         return [*ranks, *self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[Said | Gone]:
-        asked = {part.listening: part for part in self._parts}
+        asked = {part.listening: part for part in self._parts if not part.over}
         ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
         if ready and len(asked) > 1:
             ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
@@ -306,5 +326,5 @@ def needs_of(plan: Plan) -> Needs:
         checkers=min(where.checkers, MAX_CHECKERS),
         device="GPU" if plan.device.startswith("cuda") else "CPU",
         weights=plan.layout.size * plan.layout.dtype.itemsize,
-        model=plan.model if Path(plan.model).is_dir() else "",
+        model=str(Path(plan.model).resolve()) if Path(plan.model).is_dir() else "",
     )
