@@ -9,7 +9,8 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit weather parity page benchmark smollm2 cluster vllm docs clean
+.PHONY: demo test lint types unit weather parity page benchmark lab-speed smollm2 cluster vllm docs \
+	clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -63,6 +64,18 @@ benchmark: .venv/dev
 	$(BIN)/python benchmarks/stop_rules.py
 	$(BIN)/python benchmarks/logprobs.py
 	$(BIN)/python benchmarks/faults.py
+
+# Speed of the training half against TRL, the machine and itself: half an hour on two cores that do
+# nothing else (their load is in the results). BEFORE=CHECKOUT compares with an earlier commit, too.
+lab-speed: .venv/dev
+	$(BIN)/pip install -q -r requirements/smollm2.txt
+	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/profile_step.py
+	$(BIN)/python benchmarks/default_run.py $(if $(BEFORE),--before $(BEFORE))
+	$(BIN)/python benchmarks/against_trl.py
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/asynchrony.py
+	$(BIN)/python docs/build.py
 
 # A real pretrained model (135M parameters, from PyPI) for three steps: ten minutes, 1 GB of disk.
 smollm2: .venv/dev
