@@ -43,14 +43,12 @@ def read_signs(table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Array]:
         column = next((c for c in table.columns if pattern.fullmatch(c.strip())), None)
         if column is None or not table.is_numeric(column):
             continue
-        values = table.numbers(column)
+        values = table.numbers(column)[: rows[-1] + 1] if len(rows) else np.empty(0)
+        if not np.isfinite(values).any():
+            continue
         starts = np.concatenate([[0], rows[:-1] + 1])
-        means = [_mean(values[a : b + 1]) for a, b in zip(starts, rows, strict=True)]
-        if np.isfinite(means).any():
-            found[name] = np.array(means)
+        known = np.isfinite(values)
+        count = np.add.reduceat(known.astype(np.float64), starts)
+        total = np.add.reduceat(np.where(known, values, 0.0), starts)
+        found[name] = np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
     return found
-
-
-def _mean(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")
