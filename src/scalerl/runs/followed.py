@@ -32,12 +32,9 @@ from scalerl.runs.table import Table, to_float
 MOST = 4_000_000
 #: Events that are kept.
 MAX_EVENTS = 60
-#: Columns of a validation, and where they are on its line.
-COLUMNS = {
-    "step": ("step",),
-    **{f"compute/{key}": ("compute", key) for key in Compute.__dataclass_fields__},
-    **{key: (key,) for key in ("pass_rate", "n_prompts", "k", "scored", "truncated")},
-}
+#: Columns of a validation: of its compute, by their keys there, and of the line itself.
+SPENT = {f"compute/{key}": key for key in Compute.__dataclass_fields__}
+PLAIN = ("step", "pass_rate", "n_prompts", "k", "scored", "truncated")
 
 
 class FollowedRun:
@@ -63,7 +60,7 @@ class FollowedRun:
         self._evals = Follower(self.path / FILE, as_it_is, MOST)
         self._steps = Follower(self.path / STEPS, as_it_is, MOST)
         self._events = Follower(self.path / EventLine.FILE, EventLine.from_dict, MOST)
-        self._columns = {name: array("d") for name in COLUMNS}
+        self._columns = {name: array("d") for name in (*PLAIN, *SPENT)}
         self._failed: dict[int, str] = {}
         #: Sum and count of each sign, for every validation.
         self._signs = {name: (array("d"), array("d")) for name in SIGNS}
@@ -134,11 +131,11 @@ class FollowedRun:
             return None
 
     def _add_eval(self, line: dict[str, Any]) -> None:
-        for name, path in COLUMNS.items():
-            value: Any = line
-            for key in path:
-                value = value.get(key) if isinstance(value, dict) else None
-            self._columns[name].append(to_float(value))
+        spent = line.get("compute")
+        found = spent if isinstance(spent, dict) else {}
+        for name, column in self._columns.items():
+            inside = found if name in SPENT else line
+            column.append(to_float(inside.get(SPENT.get(name, name))))
         if line.get("failed") is not None:
             self._failed[len(self) - 1] = str(line["failed"])[:400]
         for total, count in self._signs.values():

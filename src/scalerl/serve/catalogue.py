@@ -179,7 +179,7 @@ class Catalogue:
             if over and (self._count + hash(key)) % SELDOM:
                 continue
             with self.lock:
-                if source.look() or not mine:
+                if source.look() or not mine or mine[0].about["status"] == "reading":
                     self._renew(source, mine)
                 else:
                     for entry in mine:
@@ -204,7 +204,17 @@ class Catalogue:
                 self.tell({"kind": "gone", "id": entry.id})
         for key, place in now.items():
             if key not in self._sources:
-                self._sources[key] = source_of(place, self.roots)
+                source = self._sources[key] = source_of(place, self.roots)
+                if isinstance(source, OwnRun):
+                    self._expect(source)
+
+    def _expect(self, source: OwnRun) -> None:
+        """A run is in the list before it is read: many take a while."""
+        entry = Entry(id_of(source.place.name, ""), source, None, source.place.path.name)
+        entry.about = {"kind": "run", "status": "reading"}
+        entry.changed = written(source.place)
+        self.entries[entry.id] = entry
+        self.tell({"kind": "run", "run": entry.summary()})
 
     def _renew(self, source: Source, mine: Sequence[Entry]) -> None:
         """The entries of a source that has changed."""

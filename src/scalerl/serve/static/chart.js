@@ -163,7 +163,27 @@ export class Chart {
       ctx.fillRect(bbox.left + bbox.width - 4 * dpr, top, 4 * dpr, Math.max(bottom - top, 2));
       ctx.restore();
     }
+    if (this.runs.length > 1 && this.runs.length <= 6) this.names(u);
     if (this.marks.target) across(this.marks.target, css("--c3"), [6, 3], `target ${this.marks.target}`);
+  }
+
+  // Each curve is named at its end: colours alone do not tell runs apart for everybody.
+  names(u) {
+    const { ctx, bbox } = u, dpr = devicePixelRatio, gap = 14 * dpr;
+    const labels = this.runs.filter((r) => r.curve.x.length).map((r) => ({ r, y: u.valToPos(r.curve.median.at(-1), "y", true) - 8 * dpr })).sort((a, b) => b.y - a.y);
+    labels.forEach((l, i) => { if (i) l.y = Math.min(l.y, labels[i - 1].y - gap); });
+    ctx.save();
+    ctx.font = `${12 * dpr}px sans-serif`;
+    ctx.textAlign = "right";
+    ctx.lineWidth = 3 * dpr;
+    ctx.strokeStyle = css("--paper");
+    for (const { r, y } of labels) {
+      ctx.fillStyle = css(`--c${r.colour % COLOURS}`);
+      const name = r.name.length > 28 ? r.name.slice(0, 27) + "…" : r.name;
+      ctx.strokeText(name, bbox.left + bbox.width - 4 * dpr, Math.max(y, bbox.top + gap));
+      ctx.fillText(name, bbox.left + bbox.width - 4 * dpr, Math.max(y, bbox.top + gap));
+    }
+    ctx.restore();
   }
 
   read(u) {

@@ -11,7 +11,7 @@ export function runView(main, id) {
   const { params } = here();
   const state = { axis: params.get("axis") || "", linear: params.get("linear") === "1", beside: params.get("beside") || "" };
   for (const key of NUMBERS) { const v = parse(params.get(key) || ""); state[key] = Number.isFinite(v) ? v : null; }
-  let whole = null, latest = null, open = true, inFlight = false, next = null, seen = "", step = null;
+  let whole = null, latest = null, open = true, inFlight = false, next = false, seen = "", step = null;
 
   // ---- the page
   const title = el("h1", {}, runs.get(id)?.name || "…");
@@ -139,21 +139,30 @@ export function runView(main, id) {
     return c && { x: [], median: [], low: [], high: [], end: 0, used: [c.compute, c.score], held: [[], []], unit: c.unit };
   }
 
-  // One question at a time; what is asked meanwhile replaces what was to be asked next.
-  async function fit(quick) {
+  // What follows the hand is asked one question at a time, and the newest next. What takes longer
+  // (words, what would identify the ceiling) is asked when the hand rests, and dropped if it moves.
+  let turn = 0, rest = null, thinking = false;
+  function fit(quick) {
+    turn++;
+    clearTimeout(rest);
+    rest = quick ? null : setTimeout(think, 150);
+    if (inFlight) { next = true; return; }
+    quickly();
+  }
+
+  async function quickly() {
     if (!whole?.curve) return;
-    if (inFlight) { next = quick && next !== false; return; }
     inFlight = true;
     const begun = performance.now();
     facts.classList.add("stale");
     try {
-      const found = await ask("/api/fit", question(quick));
+      const found = await ask("/api/fit", question(true));
       if (!open) return;
       latest = found;
       setText(said, "");
       tell(found);
       draw();
-      if (quick) performance.measure("refit", { start: begun, end: performance.now() });
+      performance.measure("refit", { start: begun, end: performance.now() });
       if (performance.getEntriesByName("refit").length > 500) performance.clearMeasures("refit");
     } catch (error) {
       if (!open) return;
@@ -162,7 +171,21 @@ export function runView(main, id) {
     } finally {
       facts.classList.remove("stale");
       inFlight = false;
-      if (next !== null) { const again = next; next = null; fit(again); }
+      if (next) { next = false; quickly(); }
+    }
+  }
+
+  async function think() {
+    if (thinking || !whole?.curve) { rest = setTimeout(think, 300); return; }
+    const mine = turn;
+    thinking = true;
+    lead.classList.add("busy");
+    try {
+      const found = await ask("/api/fit", question(false));
+      if (open && mine === turn) tell(found);
+    } catch { /* the quick question has said it */ } finally {
+      thinking = false;
+      lead.classList.remove("busy");
     }
   }
 
@@ -289,5 +312,5 @@ export function runView(main, id) {
   }
 
   load();
-  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); clearTimeout(rest); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
 }
