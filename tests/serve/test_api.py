@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 from made_records import made_run
@@ -179,3 +180,12 @@ def test_a_study_has_its_table_its_map_and_its_members(tmp_path):
 def test_an_empty_directory_is_an_empty_list(tmp_path):
     page = Page(tmp_path)
     assert page.ask("/api/runs").json() == [] and page.ask("/api/studies").json() == []
+
+
+def test_every_address_is_in_the_how_to(page):
+    text = (Path(__file__).parents[2] / "docs/how-to/watch-runs.md").read_text()
+    paths = [route.path for route in page.site.routes]
+    assert "/api/fit" in paths
+    for path in paths:
+        shown = path.replace("{id}", "ID").replace("{what}.{kind}", "figure.png")
+        assert path in ("/", "/static/{name}", "/api/login", "/login") or shown in text, path

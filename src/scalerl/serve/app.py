@@ -73,6 +73,7 @@ class Site:
         self._rooms = Rooms(catalogue.roots)
         self._studies = Studies(catalogue)
         self._pages = _pages()
+        self.routes: list[Route] = []
         catalogue.tell = self.hub.tell
 
     # -- the page ---------------------------------------------------------------------------------
@@ -423,6 +424,7 @@ def make_app(
     routes += [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
     if token is not None:
         routes.append(Route("/login", site.login_page, methods=["GET"]))
+    site.routes = routes
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
