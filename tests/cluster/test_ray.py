@@ -117,6 +117,7 @@ def test_weights_arrive_whole_and_a_receiver_that_joins_pulls_the_newest(ray, dt
             time.sleep(0.01)
         assert receiver.into(taker) == 2 == taker.version
         assert all(torch.equal(taker.weights[n], sent[n].to(dtype)) for n in sent)
+        receiver.close()
 
 
 def test_pieces_are_small_and_each_tensor_is_looked_at_once(monkeypatch):

@@ -138,11 +138,14 @@ def _why(error: Exception) -> str:
     if missing is not None:
         package = missing.rpartition("No module named ")[2].strip().strip("'\"")
         return f"cannot start: its node has no package {package}: install scalerl[ray,train] there"
+    lower = text.lower()
+    if "node has died" in lower or "node is dead" in lower or "node was terminated" in lower:
+        return "died: its node is gone"
     if type(error).__name__ == "ActorUnavailableError":
         return "died: its node does not answer"
-    if "out of memory" in text.lower() or "OOM" in text:
+    if "running low on memory" in lower:  # Ray's list of what might be also names memory
         return "died: its node was short of memory"
-    return "died"
+    return "died: its process was ended"
 
 
 def _group(bundles: list[dict[str, float]]) -> Any:

@@ -74,7 +74,14 @@ class RayReceiver:
         #: The newest that has arrived, and what it is made of.
         self._here: tuple[int, list[npt.NDArray[Any]]] = (-1, [])
         self._error: Exception | None = None
-        threading.Thread(target=self._fetch, daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._fetch, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Fetch no more; for a process that leaves Ray and lives on."""
+        self._closed = True
+        self._thread.join()
 
     def newest(self) -> int:
         if self._error is not None:
@@ -92,7 +99,7 @@ class RayReceiver:
         from ray.exceptions import ObjectLostError, OwnerDiedError
 
         known = -1
-        while True:
+        while not self._closed:
             try:
                 known, refs = ray.get(self.board.newer.remote(known))
                 if refs:
