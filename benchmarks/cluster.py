@@ -60,7 +60,12 @@ class Raylets:
         os.environ["RAY_TMPDIR"] = str(self.folder)
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH,
                 "object_store_memory": 200 << 20}  # fmt: skip
-        self.cluster: Any = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+
+        def start() -> Any:
+            self._end_all()  # what an attempt before this one has left
+            return Cluster(initialize_head=True, head_node_args=head)
+
+        self.cluster: Any = patiently(start)
         self.nodes = [self.add() for _ in range(2)]
 
     @property
@@ -83,8 +88,19 @@ class Raylets:
         self.cluster.remove_node(node, allow_graceful=False)
         self.nodes = [n for n in self.nodes if n is not node] + [self.add()]
 
+    def _end_all(self) -> None:
+        """Every process of these clusters: all have the folder in their command."""
+        mark = str(self.folder).encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "cmdline").read_bytes():
+                    kill(int(path.name))
+            except OSError:  # it ended meanwhile
+                continue
+
     def close(self) -> None:
         self.cluster.shutdown()
+        self._end_all()
         del os.environ["RAY_TMPDIR"]
         shutil.rmtree(self.folder, ignore_errors=True)
 
