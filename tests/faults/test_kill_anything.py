@@ -3,6 +3,8 @@ steps, prompts, ledger, checkpoints and what is left behind (`faults.problems`).
 
 import random
 
+import pytest
+
 from faults import kill_generators, lines, strike_checker, strike_main, strike_trainer, weather
 
 
