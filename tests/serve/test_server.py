@@ -23,7 +23,9 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
     (run / "evals.jsonl").write_text("".join(lines[:8]))
     with process(runs) as (address, running):
         assert json.loads(get(address, "/healthz")[2]) == {"status": "ok"}
-        found = wait_for(lambda: json.loads(get(address, "/api/runs")[2]))
+        found = wait_for(
+            lambda: [r for r in json.loads(get(address, "/api/runs")[2]) if r["points"]]
+        )
         assert found[0]["name"] == "grows" and found[0]["points"] == 8
         status, headers, page = get(address)
         assert status == 200 and b"scalerl" in page and "server" not in map(str.lower, headers)
