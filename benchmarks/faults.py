@@ -204,7 +204,7 @@ def strike_trainer(run: Victim, rng: random.Random, how: str) -> None:
     """The run goes back to its last checkpoint by itself."""
     aim(run, rng, how)
     before, start = len(run.resumes), time.monotonic()
-    kill(run.pid("trainer"))
+    kill(run.pid(rng.choice([n for n in run.status["pids"] if n.startswith("trainer")])))
     run.wait(lambda: len(run.resumes) > before, "the way back")
     back = run.resumes[-1]
     run.wait(lambda: run.step > back, "the next step")
@@ -383,9 +383,9 @@ def show(run: Victim) -> None:
     print(f"{len(run.strikes):>3} {last.who}: {last.how}: {took} (step {run.step})", flush=True)
 
 
-def weather(out: Path, strikes: Callable[[Victim], None]) -> Victim:
+def weather(out: Path, strikes: Callable[[Victim], None], *settings: str) -> Victim:
     """A run under these strikes, ended by Ctrl-C and checked."""
-    run = Victim(out, SMALL)
+    run = Victim(out, [*SMALL, *settings])
     run.begin()
     try:
         strikes(run)

@@ -43,6 +43,11 @@ from scalerl.recipe import Recipe
 from scalerl.trainer import local as trainer_local
 from scalerl.trainer import scorer as trainer_scorer
 
+try:
+    from scalerl.models.native.decode import NativeDecoder
+except ImportError:  # an earlier commit
+    NativeDecoder = None  # type: ignore[assignment,misc]
+
 
 class Timers:
     """Seconds by label, exclusive."""
@@ -127,11 +132,14 @@ def time_engine(timers: Timers) -> None:
     timers.around(slots.SlotLayer, "update", "cache")
     for name in ("leave", "join", "move_to", "mask"):
         timers.around(slots.Slots, name, "cache")
-    for name in ("sample", "draw", "uniform"):
+    for name in ("sample", "draw", "drawn", "uniform"):
         timers.around(engine_local, name, "sampling")
     timers.around(LlamaDecoder, "leave", "cache")
     timers.around(LlamaDecoder, "_body", "norm, rotary, activation")
     timers.around(FusedWeights, "fresh", "weights")
+    timers.around(NativeDecoder, "_share_out", "decoding in C")
+    timers.around(NativeDecoder, "_tell", "weights")
+    timers.around(NativeDecoder, "_read", "prompts")
 
 
 def time_trainer(timers: Timers, trainer: Any) -> None:

@@ -1,6 +1,6 @@
 """Simulated studies of known truth: a race against fixed budgets, halving and uniform.
 
-python benchmarks/race.py --studies 40        (about 30 s of one core a study)
+python benchmarks/race.py --studies 40        (about 25 s of one core a study)
 
 A study has a reference and twelve variants, three seeds each. Variants, in random order:
 
@@ -18,6 +18,8 @@ Allocations, each on the same curves, and each judged by the same fits and verdi
 
     fixed       every member gets all of its budget (unstable ones stop where they are seen to be)
     race        study/race.py
+    third       the same race, stopped when a third of all budgets is spent
+    one-seed    one seed of every variant gets all of its budget: a third as well
     uniform     every member gets the share of its budget that the race of this study spent
     halving     all get 1/8; the better half by score gets 1/4, half of these 1/2, and so on; the
                 reference stays in, since it is what all are compared with
@@ -41,10 +43,10 @@ from record import save
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
 from simulate import noise
 
+from scalerl.curves.arms import Arm, akin
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
-from scalerl.curves.verdict import Arm
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.study.race import Foresight, Racer, race
@@ -59,7 +61,7 @@ SEED_SD, SEED_LOG_SD, NOISE_SD, NOISE_RHO = 0.01, 0.1, 0.01, 0.4
 #: Validations that every member of a race gets first, and those of a chunk.
 FIRST, CHUNK = 6, 3
 REFERENCE = "reference"
-METHODS = ("fixed", "race", "uniform", "halving")
+METHODS = ("fixed", "race", "third", "one-seed", "uniform", "halving")
 
 
 @dataclass
@@ -157,28 +159,38 @@ def racers(study: Simulated, given: Given) -> list[Racer]:
     return found
 
 
-def run_race(study: Simulated) -> Given:
-    given = dict.fromkeys(study.curves, FIRST)
+def run_race(study: Simulated) -> tuple[Given, Given]:
+    """What the race gave, and what it had given when a third of all budgets was spent."""
+    given = dict.fromkeys(study.curves, 0)
     places = {f"{name}-s{s}": (name, s) for name, s in given}
+    third = dict(given)
     while order := race(racers(study, given), REFERENCE, study.foresight).order:
         place = places[order[0]]
-        given[place] = min(given[place] + CHUNK, POINTS)
-    return given
+        given[place] = min(max(given[place] + CHUNK, FIRST), POINTS)
+        if spent(given) <= 1.0 / 3.0:
+            third = dict(given)
+    return given, third
 
 
-def to_level(study: Simulated, level: float, names: Iterable[str], given: Given) -> None:
+def spent(given: Given) -> float:
+    return sum(given.values()) / (POINTS * len(given))
+
+
+def to_level(
+    study: Simulated, level: float, names: Iterable[str], given: Given, seeds: int = SEEDS
+) -> None:
     """These variants go on to a share of their budget; members stop where they become unstable."""
     for name, s in study.curves:
-        if name in names:
+        if name in names and s < seeds:
             while given[name, s] < min(round(level * POINTS), POINTS):
                 if given[name, s] >= FIRST and study.look(name, s, given[name, s])[1]:
                     break
                 given[name, s] += 1
 
 
-def run_fixed(study: Simulated, level: float = 1.0) -> Given:
+def run_fixed(study: Simulated, level: float = 1.0, seeds: int = SEEDS) -> Given:
     given = dict.fromkeys(study.curves, 0)
-    to_level(study, level, study.kinds, given)
+    to_level(study, level, study.kinds, given, seeds)
     return given
 
 
@@ -219,6 +231,7 @@ def judged(study: Simulated, given: Given, left: set[str]) -> dict[str, Any]:
         fits = tuple(r.fit for r in members if r.variant == name and r.fit is not None)
         if fits:
             arms[name] = Arm(name, fits)
+    arms = {arm.name: arm for arm in akin(arms.values())}
     rows = []
     for name, kind in study.kinds.items():
         if name == REFERENCE:
@@ -231,7 +244,7 @@ def judged(study: Simulated, given: Given, left: set[str]) -> dict[str, Any]:
     verdict, winner = state.verdicts.get(best, ("undecided", None))
     return {
         "rows": rows,
-        "compute": sum(given.values()) / (POINTS * len(given)),
+        "compute": spent(given),
         "thrown_away": best not in left or verdict == "unstable" or winner == REFERENCE,
         "not_named": named != best,
     }
@@ -255,13 +268,14 @@ def one(seed: int) -> dict[str, Any]:
     began = time.monotonic()
     study = Simulated(seed)
     everyone = set(study.kinds)
-    raced = run_race(study)
-    total = sum(raced.values()) / (POINTS * len(raced))
+    raced, third = run_race(study)
     halved, left = run_halving(study)
     found = {
         "fixed": judged(study, run_fixed(study), everyone),
         "race": judged(study, raced, everyone),
-        "uniform": judged(study, run_fixed(study, total), everyone),
+        "third": judged(study, third, everyone),
+        "one-seed": judged(study, run_fixed(study, seeds=1), everyone),
+        "uniform": judged(study, run_fixed(study, spent(raced)), everyone),
         "halving": judged(study, halved, left),
     }
     shares = {k: f"{v['compute']:.2f}" for k, v in found.items()}

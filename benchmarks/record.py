@@ -14,6 +14,9 @@ import numpy as np
 import scalerl
 
 RESULTS = Path(__file__).parent / "results"
+#: Of the machine when the benchmark began: beside other load, times are of no use, and ratios of
+#: two threads to one are wrong.
+LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 
 def save(name: str, result: dict[str, Any], path: Path | None = None, options: str = "") -> Path:
@@ -28,6 +31,7 @@ def save(name: str, result: dict[str, Any], path: Path | None = None, options: s
         "numpy": np.__version__,
         "cores": os.cpu_count(),
         "machine": platform.machine(),
+        "load_before": LOAD,
     }
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -285,6 +286,40 @@ def race() -> str:
     return markdown(head, rows)
 
 
+def replication(name: str) -> str:
+    """A study of the replication: each variant's ceiling, its speed, the verdict."""
+    found = result("replication")["studies"].get(name)
+    if found is None:
+        return "*Not run yet.*"
+    ratio = {}
+    for knob in found["knobs"]:
+        if knob["speed"] is not None:
+            each = knob["speed"]["compute_ratio"]
+            low, high = each["interval"]
+            ratio[knob["variant"]] = f"x{each['median']:.2f} [{low:.2f}, {high:.2f}]"
+    rows = []
+    for row in found["table"]:
+        a = row["intervals"]["A"]
+        rows.append(
+            [
+                f"`{row['variant']}`",
+                str(row["seeds"]),
+                "" if a is None else f"{row['A']:.3f} [{a[0]:.3f}, {a[1]:.3f}]",
+                "" if row["true_A"] is None else f"{row['true_A']:.3f}",
+                ratio.get(row["variant"], ""),
+                row["words"] if row["seeds"] or row["stability"] == "unstable" else "not run yet",
+            ]
+        )
+    head = ["variant", "seeds", "ceiling A", "by construction", "compute to one score", "verdict"]
+    wrong = sum(row["false"] for row in found["table"])
+    held = [row["holds"] for row in found["table"] if row["holds"] is not None]
+    return (
+        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs; spread between seeds "
+        f"{found['seed_sd']:.3f}. The interval holds the constructed ceiling in {sum(held)} of "
+        f"{len(held)} variants; false verdicts: {wrong}."
+    )
+
+
 def speed() -> str:
     found = result("speed")
     paper = found["against_paper"]
@@ -429,18 +464,19 @@ def _ms(value: float | None) -> str:
 def trl() -> str:
     found = result("against_trl")
     rows = []
-    for case in ("fixed", "ragged"):
+    for case in (c for c in ("fixed", "ragged", "smollm2") if c in found):
         sides = {k: v for k, v in found[case].items() if isinstance(v, dict)}
-        base = sides["TRL, 1 thread"]
+        one = sides["TRL, 1 thread"]["seconds"]
+        best = min(s["seconds"] for side, s in sides.items() if side.startswith("TRL"))
         for side, s in sides.items():
-            cpu = [f"{s['best_cpu']:.2f}", f"{base['best_cpu'] / s['best_cpu']:.1f} ×"]
-            if side == "scalerl train":  # several processes: their CPU time is not known apart
-                cpu = ["", ""]
-            times = f"{base['seconds'] / s['seconds']:.1f} ×"
-            rows.append([case, side, f"{s['seconds']:.2f}", cpu[0], times, cpu[1]])
-        limit = found[case]["limit_seconds"]
-        rows.append([case, "limit of one core", f"{limit:.2f}", f"{limit:.2f}", "", ""])
-    head = ["work", "", "s a step, median", "CPU s, best", "TRL / it", "TRL / it, CPU"]
+            # Of several processes the CPU time is not known apart.
+            cpu = "" if side == "scalerl train" else f"{s['best_cpu']:.2f}"
+            times = [f"{t / s['seconds']:.1f} ×" for t in (one, best)]
+            rows.append([case, side, f"{s['seconds']:.2f}", cpu, *times])
+        limit = f"{found[case]['limit_seconds']:.2f}"
+        rows.append([case, "limit of one core", limit, limit, "", ""])
+    head = ["work", "", "s a step, median", "CPU s, best", "TRL, 1 thread / it",
+            "TRL at its best / it"]  # fmt: skip
     return markdown(head, rows)
 
 
@@ -687,6 +723,10 @@ TABLES: dict[str, Callable[[], str]] = {
         train_stream,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
+TABLES |= {
+    f"replication-{name}": functools.partial(replication, name)
+    for name in ("recipes", "heads", "axes")
+}
 
 
 def fill(text: str) -> str:

@@ -72,10 +72,13 @@ ALLOWED = {
         "runs",
         "errors",
     },
+    "serve": {"study", "report", "curves", "recipe", "runs", "errors"},
     "cli": {
+        "serve",
         "study",
         "training",
         "evaluation",
+        "placement",
         "pipeline",
         "algorithm",
         "models",
@@ -87,8 +90,10 @@ ALLOWED = {
         "errors",
     },
 }
-#: What a room may import further, for types alone: who listens to a run is told of both.
+#: What a room may import further, for types alone: who listens to a run is told of both, and the
+#: page of a study is made from one.
 TYPES_ONLY = {
+    "report": {"study"},
     "runs": {"recipe", "curves"},
     "notebook": {"recipe", "curves"},
     "tasks": {"recipe"},

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 #: Public names and the module each lives in: nothing is imported before it is used, so that
 #: `import scalerl` and `scalerl --help` stay instant.
 _HOME = {
-    "Arm": "scalerl.curves.verdict",
+    "Arm": "scalerl.curves.arms",
     "BacktestResult": "scalerl.curves.backtest",
     "BacktestScore": "scalerl.curves.backtest",
     "Comparison": "scalerl.curves.compare",
@@ -52,6 +52,7 @@ _HOME = {
 __all__ = [*sorted(_HOME), "__version__"]
 
 if TYPE_CHECKING:
+    from scalerl.curves.arms import Arm as Arm
     from scalerl.curves.backtest import BacktestResult as BacktestResult
     from scalerl.curves.backtest import BacktestScore as BacktestScore
     from scalerl.curves.backtest import backtest as backtest
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from scalerl.curves.planning import ComputeNeeded as ComputeNeeded
     from scalerl.curves.prediction import Prediction as Prediction
     from scalerl.curves.result import Fit as Fit
-    from scalerl.curves.verdict import Arm as Arm
     from scalerl.curves.verdict import Crossing as Crossing
     from scalerl.errors import InputError as InputError
     from scalerl.evaluation.evaluate import evaluate as evaluate

@@ -47,3 +47,20 @@ def test_prints_the_recipe_with_the_constants_of_ones_own_loss(dry_run):
 def test_a_loss_that_could_not_be_called_is_refused_in_one_line(dry_run, changes, says):
     code, out, err = dry_run(*changes)
     assert (code, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+def test_prints_the_placement_and_what_the_papers_preset_lacks_here(capsys):
+    assert main(["train", "scalerl", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert Recipe.load(tomllib.loads(out)) == Recipe.load("scalerl")
+    *_, where, lacking = out.splitlines()
+    assert where.startswith("# placement (ray at local): 64 generators (vllm) and 16 ranks of the")
+    assert lacking.startswith("# lacking: 80 GPUs are needed, this machine has 0: join a cluster")
+
+
+def test_a_placement_that_fits_lacks_nothing(dry_run):
+    _, out, _ = dry_run("placement.trainers=2")
+    assert out.splitlines()[-1] == (
+        "# placement (local): 1 generator (local) and 2 ranks of the trainer (auto), a CPU each; "
+        "up to 16 checks at once"
+    )

@@ -7,7 +7,7 @@ from simulate import PAPER, curve
 from scalerl.curves.formula import logistic
 from scalerl.curves.noise import prepare
 from scalerl.curves.posterior import Priors, cuts, fraction, sample_posterior, solve_cells
-from scalerl.curves.walk import Walk
+from scalerl.curves.walk import EARLY, Walk
 
 PRIORS = Priors()
 
@@ -28,7 +28,8 @@ def dense_sigma(points, tau, cut=None):
     for i in range(n):
         for j in range(n):
             if min(t[i], t[j]) > cut:
-                sigma[i, j] += tau**2 * (min(t[i], t[j]) - cut)
+                s, span = min(t[i], t[j]) - cut, t[-1] - cut
+                sigma[i, j] += tau**2 * (s + EARLY * (s - s**2 / (2 * span)))
             if max(t[i], t[j]) < cut:
                 sigma[i, j] += (PRIORS.rough * points.scale) ** 2 * (cut - max(t[i], t[j]))
     return sigma

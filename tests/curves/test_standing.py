@@ -4,8 +4,9 @@ import numpy as np
 
 from scalerl import fit
 from scalerl.curves import standing
+from scalerl.curves.arms import Arm
 from scalerl.curves.standing import settle
-from scalerl.curves.verdict import Arm, decide
+from scalerl.curves.verdict import decide
 
 
 def pair(a_top=0.62, b_top=0.70, n=60, end=6.0, seed=0, sd=0.012):

@@ -47,7 +47,7 @@ def row(result, method="scalerl", **only):
 def test_healthy_curves_are_forecast_well_and_honestly(steps):
     ours = row(steps)
     assert ours["tasks"] == 71
-    assert ours["crps"] <= 0.0170
+    assert ours["crps"] <= 0.0168
     assert ours["skill"] >= 0.5
     assert 0.88 <= ours["cover90"] <= 0.97
     assert 0.42 <= ours["cover50"] <= 0.62
@@ -56,11 +56,10 @@ def test_healthy_curves_are_forecast_well_and_honestly(steps):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="kept while the walk was rougher early in the window; with cuts by evidence in its "
-    "place (calibration.md) the CRPS is .01681 and the median error at half .0145",
+    reason="kept while the walk was rougher early in the window and no part of it was cut "
+    "(calibration.md); with cuts by evidence the median error at half is .0142",
 )
-def test_two_promises_that_are_not_kept_now(steps):
-    assert row(steps)["crps"] <= 0.0168
+def test_a_promise_that_is_not_kept_now(steps):
     assert row(steps, fraction=0.5)["median_error"] <= 0.0125
 
 

@@ -19,6 +19,7 @@ from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.engine.sampling import sample, uniform
 from scalerl.errors import InputError
+from scalerl.models.native.build import library
 
 VOCABULARY = 40
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
@@ -272,7 +273,15 @@ def test_a_step_counts_the_tokens_it_wrote():
 
 
 #: The fast path of Llama-shaped models, and the plain one through the model's own forward pass.
-LANES = pytest.mark.parametrize("name", ["llama", "gpt2"])
+LANES = pytest.mark.parametrize("name", ["llama", "llama by torch", "gpt2"], indirect=True)
+
+
+@pytest.fixture
+def name(request, monkeypatch):
+    """Of a model; one of them twice, the second time without the decoder in C."""
+    if request.param.endswith(" by torch"):
+        monkeypatch.setenv("SCALERL_NATIVE", "0")
+    return request.param.removesuffix(" by torch")
 
 
 def training(n=6):
@@ -286,10 +295,13 @@ def validating(n=4):
             for i, p in enumerate(prompts(n, seed=9))]  # fmt: skip
 
 
-@LANES
-def test_the_two_decoders_are_both_looked_at(name):
-    kind = type(LocalEngine(model_of(name), slots=2, columns=32).decoder).__name__
-    assert kind == {"llama": "LlamaDecoder", "gpt2": "ModelDecoder"}[name]
+def test_every_decoder_is_looked_at(monkeypatch):
+    def kind(name):
+        return type(LocalEngine(model_of(name), slots=2, columns=32).decoder).__name__
+
+    assert kind("llama") == ("LlamaDecoder" if library() is None else "NativeDecoder")
+    monkeypatch.setenv("SCALERL_NATIVE", "0")
+    assert (kind("llama"), kind("gpt2")) == ("LlamaDecoder", "ModelDecoder")
 
 
 @LANES
@@ -440,3 +452,17 @@ def test_top_p_and_top_k_cut_and_renormalise(top_p, top_k, kept):
     assert set(tokens.tolist()) == set(best.tolist())
     expected = probabilities / probabilities[best].sum()
     np.testing.assert_allclose(logprobs.exp(), expected[tokens], rtol=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_a_validation_has_threads_of_its_own():
+    model = model_of("llama")
+    engine = LocalEngine(model, slots=4, columns=64, validation_threads=2)
+    engine.submit(training(2))
+    assert engine.decoder.threads == 1
+    engine.submit(validating(2), "validate")
+    engine.step()
+    assert (engine.lane, engine.decoder.threads) == ("validate", 2)
+    while engine.health().busy:
+        step = engine.step()
+    assert (step.lane, engine.decoder.threads) == ("train", 1)

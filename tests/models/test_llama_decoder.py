@@ -1,5 +1,5 @@
-"""The fast decoder of Llama-shaped models: the model's own numbers, live weights, and refusal of
-everything it does not know."""
+"""The fast decoders of Llama-shaped models, by torch and in C: the model's own numbers, live
+weights, and refusal of everything they do not know."""
 
 import copy
 
@@ -22,6 +22,8 @@ from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
+from scalerl.models.native.build import library
+from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.rows import Compaction
 
 VOCABULARY = 40
@@ -52,6 +54,7 @@ UNKNOWN = {
     "experts": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256),
 }
+DECODERS = [LlamaDecoder] + [NativeDecoder] * (library() is not None)
 PROMPTS = [(1, 2, 3), (4,), (1, 2, 3), (5, 6, 7, 8, 9, 10, 11), (12, 13)]
 
 
@@ -70,12 +73,13 @@ def last_logits(model, sequences):
         return torch.stack([model(torch.tensor([s])).logits[0, -1] for s in sequences])
 
 
+@pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("name", KNOWN)
-def test_logits_are_the_models_own_while_rows_join_and_leave(name):
+def test_logits_are_the_models_own_while_rows_join_and_leave(name, kind):
     """Against FP64, no worse than thrice the model's own pass in FP32: rounding, and no more."""
     model = model_of(KNOWN[name])
     exact = copy.deepcopy(model).double()
-    decoder = LlamaDecoder.of(model, rows_max=6, columns=32)
+    decoder = kind.of(model, rows_max=6, columns=32)
     assert decoder is not None
     rng = np.random.default_rng(0)
     sequences = list(PROMPTS)
@@ -109,18 +113,20 @@ def test_what_is_not_known_goes_through_the_models_own_forward_pass(name):
     assert isinstance(LocalEngine(model_of(UNKNOWN[name])).decoder, ModelDecoder)
 
 
-def test_hooks_and_other_dtypes_are_left_to_the_model():
+@pytest.mark.parametrize("kind", DECODERS)
+def test_hooks_and_other_dtypes_are_left_to_the_model(kind):
     hooked = model_of(KNOWN["llama"])
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    assert LlamaDecoder.of(hooked, 2, 8) is None
-    assert LlamaDecoder.of(model_of(KNOWN["llama"]).bfloat16(), 2, 8) is None
+    assert kind.of(hooked, 2, 8) is None
+    assert kind.of(model_of(KNOWN["llama"]).bfloat16(), 2, 8) is None
 
 
-def test_a_model_that_only_looks_like_a_llama_is_found_out():
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_model_that_only_looks_like_a_llama_is_found_out(kind):
     """By comparing numbers: the embedding is changed where no attribute shows it."""
     model = model_of(KNOWN["llama"])
     model.model.embed_tokens.forward = lambda ids: 2 * model.model.embed_tokens.weight[ids]
-    assert LlamaDecoder.of(model, 2, 8) is None
+    assert kind.of(model, 2, 8) is None
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "llama, biases", "qwen2", "qwen3"])
@@ -138,27 +144,60 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
         torch.testing.assert_close(found, last_logits(new, PROMPTS[:2]), atol=2e-5, rtol=1e-5)
 
 
-def test_a_changed_parameter_alone_is_noticed():
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_token_that_the_model_does_not_know_is_an_error(kind, token):
+    decoder = kind.of(model_of(KNOWN["llama"]), rows_max=4, columns=32)
+    decoder.join(PROMPTS[:2], [0, 1])
+    with pytest.raises(IndexError):
+        decoder.decode(torch.tensor([1, token]))
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_changed_parameter_alone_is_noticed(kind):
     """Whichever it is, and however it was changed."""
     model = model_of(KNOWN["qwen3"])
-    decoder = LlamaDecoder.of(model, rows_max=4, columns=32)
+    decoder = kind.of(model, rows_max=4, columns=32)
     for p in model.parameters():
         with torch.no_grad():
             p.mul_(1.1)
         torch.testing.assert_close(
             decoder.join(PROMPTS[:1], [0]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
         )
+        after = decoder.decode(torch.tensor([5]))
+        expected = last_logits(model, [(*PROMPTS[0], 5)])
+        torch.testing.assert_close(after, expected, atol=5e-5, rtol=1e-4)
         decoder.leave(Compaction.of(np.array([True])))
 
 
+@pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16-emulated"])
-def test_the_heads_precision_is_the_models(precision):
+def test_the_heads_precision_is_the_models(precision, kind):
     model = model_of(KNOWN["llama"])
     use_head_precision(model, precision)
-    decoder = LlamaDecoder.of(model, rows_max=4, columns=32)
+    decoder = kind.of(model, rows_max=4, columns=32)
     found = decoder.join(PROMPTS[:2], [0, 1])
     torch.testing.assert_close(found, last_logits(model, PROMPTS[:2]), atol=0.02, rtol=1e-2)
     assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_threads_and_company_do_not_change_a_bit():
+    """Many rows by one thread, by three, and a few of them alone."""
+    model = model_of(KNOWN["qwen2"])
+    prompts = [tuple(range(1, 2 + i % 7)) for i in range(30)]
+    which = [i % 30 for i in range(300)]
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (9, 300)))
+    found = []
+    for threads, rows in ((1, 300), (3, 300), (1, 7)):
+        decoder = NativeDecoder.of(model, rows_max=300, columns=32)
+        decoder.threads = threads
+        decoder.join(prompts, which[:rows])
+        with torch.inference_mode():
+            found.append([decoder._decode(t[:rows].contiguous()) for t in tokens])
+    for one, three, few in zip(*found, strict=True):
+        assert torch.equal(one, three)
+        assert torch.equal(one[:7], few)
 
 
 def test_the_same_requests_give_the_same_bits():

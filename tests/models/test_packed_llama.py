@@ -6,7 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from scalerl.models.llama.packed import PackedLlama
+from scalerl.models.llama.packed import NATIVE, TORCH, PackedLlama
+from scalerl.models.llama.packing import PackedRows
+from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.native.build import library
 from scalerl.models.rows import PromptRows
 from scalerl.trainer import scorer
 from scalerl.trainer.scorer import Scorer
@@ -23,8 +26,10 @@ KNOWN = {
     "qwen2": Qwen2Config(**SMALL),
     "qwen3": Qwen3Config(**SMALL, head_dim=16),
     "mistral": MistralConfig(**SMALL, sliding_window=None),
+    "llama, wide heads": LlamaConfig(**SMALL, head_dim=12),
 }
-
+#: By torch, and in C where there is a compiler.
+WAYS = ["0"] + ["1"] * (library() is not None)
 
 #: What a loss might give each token: both signs, several sizes.
 WEIGHT_BT = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
@@ -79,11 +84,14 @@ def learnt(s, parts=None):
     return found_BT, s.model
 
 
+@pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("name", KNOWN)
-def test_logprobs_and_every_gradient_are_the_models_own(name, monkeypatch):
+def test_logprobs_and_every_gradient_are_the_models_own(name, native, monkeypatch):
     """Against FP64, no worse than thrice the model's own forward pass in FP32: rounding, not more.
     All rows at once, and in micro-batches that cut through groups."""
+    monkeypatch.setenv("SCALERL_NATIVE", native)
     whole, cut = scorer_of(model_of(KNOWN[name])), scorer_of(model_of(KNOWN[name]))
+    assert whole.packed.way is (NATIVE if native == "1" else TORCH)
     parts = cut.micro_batches(groups(), 20)
     assert len(parts) == 3
     monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
@@ -93,6 +101,43 @@ def test_logprobs_and_every_gradient_are_the_models_own(name, monkeypatch):
     assert rounding < 1e-5
     assert errors(learnt(whole), exact) < 3 * rounding
     assert errors(learnt(cut, parts), exact) < 3 * rounding
+
+
+@pytest.mark.parametrize("native", WAYS)
+def test_gradients_of_longer_rows_too(native, monkeypatch):
+    """Several tiles in both directions, rows of many lengths."""
+    monkeypatch.setenv("SCALERL_NATIVE", native)
+    rng = np.random.default_rng(3)
+    rows = [PromptRows(rng.integers(0, VOCABULARY, p),
+                       tuple(rng.integers(0, VOCABULARY, n) for n in lengths))
+            for p, lengths in ((23, (61, 1, 40, 2)), (5, (17, 70)), (40, (33,)))]  # fmt: skip
+    weight = torch.randn(sum(len(c) for r in rows for c in r.completions))
+    packed = scorer_of(model_of(KNOWN["llama"]))
+    monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
+    own = scorer_of(model_of(KNOWN["llama"]), packed=False)
+    exact = scorer_of(model_of(KNOWN["llama"]).double(), packed=False)
+    found = []
+    for s in (packed, own, exact):
+        logprobs = s.score(rows).logprobs_M
+        (logprobs * weight).sum().backward()
+        found.append((logprobs.detach(), s.model))
+    assert errors(found[0], found[2]) < 3 * errors(found[1], found[2])
+
+
+def test_spans_are_prompts_and_rows_without_padding():
+    """Tokens of a row, of its prompt, and where its probabilities are kept; a row of one token
+    predicts from its prompt alone and has none."""
+    a, x, y, z = (np.arange(n) for n in (3, 3, 1, 2))
+    shape = LlamaShape(heads=2, kv_heads=1, size=2, eps=1e-6)
+    rows = PackedRows.of([PromptRows(a, (x, y)), PromptRows(y, (z,))], shape)
+    spans, room = rows.spans
+    assert spans.tolist() == [
+        [0, 3, 0, 0, 0],
+        [3, 1, 0, 0, 2 * 3 * 32],
+        [6, 2, 0, 3, 2 * 4 * 32],
+        [8, 1, 3, 1, 2 * 6 * 32],
+    ]
+    assert room == 2 * 7 * 32
 
 
 def test_single_tokens_and_rows_without_company():

@@ -105,7 +105,8 @@ CHANGES = {
     "checkpoint.keep": ("checkpoint.keep=1", []),
     "placement.generators": ("placement.generators=2", []),
     "placement.engine": ("placement.engine=local", []),
-    "placement.trainer": ("placement.trainer=local", []),
+    "placement.trainer": ("placement.trainer=fsdp", []),
+    "placement.activations": ("placement.activations=recompute", []),
     "placement.weights": ("placement.weights=shared-memory", []),
     "placement.checkers": ("placement.checkers=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),
@@ -131,9 +132,9 @@ REFUSALS = {
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),
     "placement.device": ("placement.device=cuda", [], "no GPU"),
-    "placement.backend": ("placement.backend=ray", [], "not in this version"),
-    "placement.engine": ("placement.engine=vllm", [], "not in this version"),
-    "placement.trainer": ("placement.trainer=fsdp", [], "not in this version"),
+    "placement.backend": ("placement.backend=ray", [], "needs Ray: pip install"),
+    "placement.address": ("placement.address=auto", [], "is about Ray"),
+    "placement.engine": ("placement.engine=vllm", [], "needs vLLM: install"),
     "placement.weights": (
         "placement.weights=direct", ["placement.backend=local"], "within one process"),
 }  # fmt: skip

@@ -58,6 +58,7 @@ CASES = [
     (["batch.prompts=48.0"], "batch.prompts must be a valid integer"),
     (["compute.axis=hours"], 'not "hours"'),
     # one device learns, or several do
+    (["model.lora_rank=8"], "model.lora_rank: LoRA is not in this version"),
     (["placement.trainer=local"], "learns on one device, but placement.trainers = 16"),
     (["placement.checkers=0"], "placement.checkers must be greater than or equal to 1"),
 ]

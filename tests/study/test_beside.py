@@ -7,7 +7,7 @@ from made_study import made_study
 from scalerl import Study, fit
 from scalerl.cli import main
 from scalerl.cli.study_beside import beside_text
-from scalerl.curves.verdict import Arm
+from scalerl.curves.arms import Arm
 from scalerl.errors import InputError
 from scalerl.study.beside import compute_to, meeting
 

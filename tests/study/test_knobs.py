@@ -8,7 +8,7 @@ import pytest
 from scalerl import Run, fit
 from scalerl.study.knobs import holm, knob_map
 from scalerl.study.stability import Stability
-from scalerl.study.table import MemberFinding, pairs_of
+from scalerl.study.table import MemberFinding, StudyArms
 
 
 def member(variant, seed, top=0.7, mid=20.0):
@@ -22,7 +22,7 @@ def member(variant, seed, top=0.7, mid=20.0):
 def the_map(**others):
     found = [member("ref", s) for s in range(3)]
     found += [member(name, s, **how) for name, how in others.items() for s in range(3)]
-    pairs = pairs_of(found, "ref")
+    pairs = StudyArms.of(found).pairs("ref")
     differs = {name: {"loss.name": name} for name in others}
     return {knob.variant: knob for knob in knob_map(pairs, "ref", differs)}
 

@@ -66,6 +66,32 @@ def test_the_same_records_give_the_same_race_whatever_was_asked_before(three):
     assert race(three, "ref", kept) == race(three, "ref") == race(three, "ref", kept)
 
 
+def test_a_variant_begins_with_one_seed_and_another_waits_until_it_is_what_is_missing():
+    def field(share):
+        unbegun = [replace(racer("new", s, PAPER, 0.5), fit=None, share=0.0) for s in (1, 2)]
+        return [*(racer("ref", s, PAPER, share) for s in (0, 1)), racer("new", 0, PAPER, share),
+                *unbegun]  # fmt: skip
+
+    state = race(field(0.5), "ref")
+    assert "no curve yet" not in state.why and state.order
+    # At the end of the budget only another seed can tell more.
+    state = race(field(1.0), "ref")
+    assert state.order == ("new-s1",) and state.why.startswith("another seed of new")
+
+
+def test_a_seed_that_was_begun_is_brought_to_where_the_others_are():
+    field = members(ref=(PAPER, 0.5), new=(PAPER, 0.5))
+    late = racer("new", 1, PAPER, 0.2)
+    state = race([*field[:3], late], "ref")
+    assert state.order[0] == "new-s1"
+
+
+def test_one_seed_that_fell_is_enough_to_call_a_variant_unstable(three):
+    fallen = [replace(r, unstable=True) if r.name == "new-s0" else r for r in three]
+    fallen = [replace(r, fit=None, share=0.0) if r.name == "new-s1" else r for r in fallen]
+    assert race(fallen, "ref").verdicts["new"] == ("unstable", None)
+
+
 def test_it_ends_when_every_verdict_is_decided(three):
     state = race(three[:4], "ref")
     assert state.over and state.why == "all 1 verdicts are decided"

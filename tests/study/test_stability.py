@@ -9,7 +9,7 @@ from scalerl import compare, fit
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.study.stability import Stability, half_check, judge_lines
-from scalerl.study.table import MemberFinding, pairs_of, rows
+from scalerl.study.table import MemberFinding, StudyArms, rows
 
 STEPS = 100
 
@@ -144,7 +144,8 @@ def finding(variant, seed, score, state="stable"):
 
 
 def table_of(found):
-    return rows(found, "ref", pairs_of(found, "ref"))
+    arms = StudyArms.of(found)
+    return rows(found, "ref", arms, arms.pairs("ref"))
 
 
 def test_the_table_gives_a_verdict_against_the_reference_and_leaves_unstable_members_out():

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from scalerl.errors import InputError
@@ -111,9 +111,19 @@ def _matched(end: bytes, text: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Sample on; at most `room` tokens before asking again, so that no limit is overrun."""
+    """Sample on; at most `room` tokens before asking again, so that no limit is overrun. Who looks
+    at every token may ask less often: after `quiet` tokens, or at once when one of them is a stop
+    token or may begin an end of thinking (`EndOfThought.starts`).
+
+    >>> Continue(room=4).quiet, Continue(room=4, quiet=60).quiet
+    (4, 60)
+    """
 
     room: int
+    quiet: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "quiet", max(self.room, self.quiet))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +306,8 @@ class Interruption:
         after 4.
 
         >>> long = Interruption((8, 5, 6), end, think_min=100, think_max=100, answer_tokens=3)
-        >>> long.decide(long.start(seed=0))
-        Continue(room=4)
+        >>> long.decide(long.start(seed=0)), long.decide(long.start(seed=0)).quiet
+        (Continue(room=4), 100)
         """
         if progress.stopped:
             return Finish("interrupted" if progress.interrupted else "stop")
@@ -306,7 +316,7 @@ class Interruption:
             return Continue(room) if room > 0 else Finish("length")
         room = progress.budget - progress.n_tokens
         if room > 0:
-            return Continue(min(room, 1 + self.answer_tokens))
+            return Continue(min(room, 1 + self.answer_tokens), 0 if progress.begun else room)
         # An end of thinking cut in two by the budget may be completed, but never put off: every
         # token past the budget must bring it at least a byte nearer.
         return Continue(1) if progress.begun > -room else Force(self.phrase_ids)

@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         forecast,
         recipe,
         report,
+        serve,
         study,
         train,
         warmstart,
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
-        *(fit, forecast, compare, backtest, report),
+        *(fit, forecast, compare, backtest, report, serve),
         *(recipe, train, study, evaluate, doctor, warmstart),
     ):
         module.add(commands)

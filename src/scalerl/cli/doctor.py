@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
+from scalerl.errors import InputError
 from scalerl.runs import commands
 
 if TYPE_CHECKING:
+    from scalerl.runs.compute import LedgerLine
     from scalerl.runs.lines import EventLine, Status, StepLine
     from scalerl.runs.processes import Process
 
@@ -39,13 +41,25 @@ def add(commands: Any) -> None:
         "its processes. Exit code 0: healthy or finished; 1: something is wrong; 2: no run there.",
         epilog="Example: scalerl doctor runs/first",
     )
-    command.add_argument("run", metavar="RUN", help="directory of a run")
+    command.add_argument(
+        "run", nargs="*", metavar="RUN", help="directory of a run; with --cluster: KEY=VALUE"
+    )
+    command.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="try a Ray cluster out (auto, local, HOST:PORT): what it lacks, then a small run with "
+        "one generator killed",
+    )
     options.add_json(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    found = examine(Path(args.run))
+    if args.cluster is not None:
+        return _try_cluster(args)
+    if len(args.run) != 1:
+        raise InputError("which run? for example: scalerl doctor runs/first")
+    found = examine(Path(args.run[0]))
     diagnosis = diagnose(found)
     if args.json:
         options.print_json(found.to_dict() | diagnosis.to_dict())
@@ -56,6 +70,18 @@ def run(args: argparse.Namespace) -> int:
         for line in diagnosis.advice:
             print(f"{'to do':<12}{line}")
     return 0 if diagnosis.good else 1
+
+
+def _try_cluster(args: argparse.Namespace) -> int:
+    from scalerl.cli.cluster_check import check
+
+    found = check(args.cluster, args.run)
+    if args.json:
+        options.print_json({f.what: {"good": f.good, "line": f.line} for f in found})
+    else:
+        for finding in found:
+            print(f"{finding.what:<12}{'ok' if finding.good else 'FAILED':<8}{finding.line}")
+    return 0 if all(f.good for f in found) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +113,8 @@ class Findings:
     step_age: float | None = None
     #: What a step usually takes.
     pace: float | None = None
+    #: Where compute went so far.
+    ledger: LedgerLine | None = None
     #: Share of the latest rollouts that could not be scored, and why, commonest first.
     unscored: float = 0.0
     unscored_why: dict[str, int] = field(default_factory=dict)
@@ -131,6 +159,7 @@ class Findings:
             "step": self.step,
             "step_age": self.step_age,
             "seconds_per_step": self.pace,
+            "device_seconds": None if self.ledger is None else self.ledger.by_kind,
             "unscored": self.unscored,
             "unscored_why": self.unscored_why,
             "failed_validations": {str(k): v for k, v in self.failed_validations.items()},
@@ -164,7 +193,7 @@ def examine(path: Path) -> Findings:
     steps = store.tail(StepLine, USUAL + 1)
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
-        found.pace = _pace(steps)
+        found.pace, found.ledger = _pace(steps), steps[-1].ledger
         _unscored(found, steps)
     for line in store.read(EvalLine):
         if line.failed is not None:
@@ -340,6 +369,8 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     if f.step_age is not None:
         pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
         yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
+    if f.ledger is not None and f.ledger.device_seconds > 0:
+        yield "compute", _compute(f.ledger)
     for why, count in f.unscored_why.items():
         yield "unscored", f"{count} of the latest rollouts: {why}"
     for step, why in f.failed_validations.items():
@@ -349,6 +380,15 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     yield "disk", f"{_size(f.free)} free"
     for e in f.events:
         yield "event", f"step {e.step}: {e.event} {e.why or e.reason or ''}".rstrip()
+
+
+def _compute(ledger: LedgerLine) -> str:
+    """Device-hours by kind of device, and how much of them was idle or lost."""
+    kinds = ledger.by_kind or {"devices": ledger.device_seconds}
+    hours = ", ".join(f"{seconds / 3600:.3g} h of {kind}" for kind, seconds in kinds.items())
+    idle = (ledger.spent.generate_wait + ledger.spent.train_wait) / ledger.device_seconds
+    lost = ledger.lost_device_seconds / 3600
+    return f"{hours}; {max(idle, 0.0):.0%} idle" + (f"; {lost:.3g} h lost" if lost else "")
 
 
 def _groups(status: Status) -> dict[str, int]:

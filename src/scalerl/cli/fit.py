@@ -7,8 +7,6 @@ from typing import Any
 
 from scalerl.cli import options
 
-#: Simulating what would identify a ceiling takes 0.3 s a run: only for this many.
-MAX_PLANNED = 4
 MAX_CURVES = 3
 
 
@@ -31,26 +29,13 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args))
-    from scalerl.curves.planning import sensitivity, to_identify
     from scalerl.report import order
+    from scalerl.report.answers import Planned, fit_answers
 
     fits = order.ordered(fits, order.FIT, args.sort)
-
-    unclear = [f for f in fits if f.law.identifiable and not f.identified and f.alarm is None]
-    # The paper's procedure takes seconds a fit: too slow to be repeated.
-    needs = {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method != "paper"}
-    moved = {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method != "paper"}
+    planned = Planned.of(fits)
     if args.json:
-        options.print_json(
-            [
-                f.to_dict()
-                | {
-                    "would_identify": needs[id(f)].to_dict() if id(f) in needs else None,
-                    "sensitivity": [s.to_dict() for s in moved.get(id(f), [])],
-                }
-                for f in fits
-            ]
-        )
+        options.print_json(fit_answers(fits, planned))
         return 0
     from scalerl.report import terminal, words
     from scalerl.report.terminal_curve import curve
@@ -61,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
         for said in (words.law_begins(f), *words.past_alarms(f)):
             if said:
                 terminal.say(terminal.wrap(said))
-        if id(f) in needs:
-            need = str(needs[id(f)])
+        if id(f) in planned.needs:
+            need = str(planned.needs[id(f)])
             terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
-        if moved.get(id(f)):
-            terminal.say(terminal.wrap(_moves(moved[id(f)])))
+        if planned.moved.get(id(f)):
+            terminal.say(terminal.wrap(_moves(planned.moved[id(f)])))
     options.print_notes([f.run for f in fits])
     return 0
 

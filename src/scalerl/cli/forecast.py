@@ -7,9 +7,6 @@ from typing import Any
 
 from scalerl.cli import options
 
-#: Probabilities that one run beats another are worked out for this many runs.
-MAX_RIVALS = 12
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(
@@ -37,38 +34,21 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     at, target = values(args, args.at), values(args, args.target)
     fits = options.fits(args, options.load(args))
-    from scalerl.curves.forecast import beats, forecast
+    from scalerl.curves.forecast import forecast
     from scalerl.report import order
+    from scalerl.report.answers import duels, forecast_answers
 
     forecasts = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
     forecasts = order.ordered(forecasts, order.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]
-    rivals = fits if 1 < len(fits) <= MAX_RIVALS and len({f.run.x_kind for f in fits}) == 1 else []
-    duels = [
-        (a.name, b.name, c, beats(a, b, c))
-        for i, a in enumerate(rivals)
-        for b in rivals[i + 1 :]
-        for c in at
-    ]
+    fought = duels(fits, at)
     if args.json:
-        options.print_json(
-            [
-                ahead.to_dict()
-                | {
-                    "beats": [
-                        {"run": b, "compute": c, "probability": p}
-                        for a, b, c, p in duels
-                        if a == ahead.fit.name
-                    ]
-                }
-                for ahead in forecasts
-            ]
-        )
+        options.print_json(forecast_answers(forecasts, fought))
         return 0
     from scalerl.report import terminal, words
 
     terminal.say(terminal.forecast_table(forecasts))
-    for a, b, c, p in duels:
+    for a, b, c, p in fought:
         terminal.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
     options.print_notes([f.run for f in fits])
     return 0

@@ -6,13 +6,8 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
-
-if TYPE_CHECKING:
-    from scalerl.report.study_page import StudyTold
-    from scalerl.study.study import Study
 
 #: Options of `report` that a study has no use for: its members are fitted as its table has them.
 NOT_HERE = (
@@ -55,6 +50,7 @@ def is_study(args: argparse.Namespace) -> bool:
 def write(args: argparse.Namespace) -> list[Path]:
     from scalerl.cli.forecast import values
     from scalerl.report.study_page import write_study_report
+    from scalerl.report.study_told import told
     from scalerl.study.study import Study
 
     study = Study(args.source[0])
@@ -67,43 +63,3 @@ def _one(targets: list[float]) -> float | None:
     if len(targets) > 1:
         raise InputError("the table of a study has one target: give one score")
     return targets[0] if targets else None
-
-
-def told(
-    study: Study,
-    downstream: list[str] | tuple[str, ...] = (),
-    title: str | None = None,
-    command: str | None = None,
-) -> StudyTold:
-    """What the page shows of a study."""
-    from scalerl.recipe import diff
-    from scalerl.report.run_record import evaluations_of, records_of
-    from scalerl.report.study_curves import MemberCurve
-    from scalerl.report.study_page import StudyTold
-
-    further = evaluations_of(downstream)
-    found = study.to_dict()
-    curves = []
-    for member in study.members:
-        judged = study.judged(member)
-        if judged.run is not None and len(judged.run):
-            first = None if judged.half is None else judged.half.first
-            run = judged.run.replace(name=member.name)
-            curves.append(MemberCurve(member.name, member.variant, run, judged.fit, first))
-    reference = study.variants[study.reference]
-    return StudyTold(
-        path=str(study.path),
-        reference=study.reference,
-        found=found,
-        curves=curves,
-        differs={
-            name: diff(reference, recipe)
-            for name, recipe in study.variants.items()
-            if name != study.reference
-        },
-        records=records_of(
-            [c.run for c in curves], further, {m.name: study.evals(m) for m in study.members}
-        ),
-        title=title,
-        command=command,
-    )

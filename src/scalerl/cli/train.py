@@ -48,7 +48,9 @@ def add(commands: Any) -> None:
         "may be repeated",
     )
     command.add_argument(
-        "--dry-run", action="store_true", help="check and print the resolved recipe only"
+        "--dry-run",
+        action="store_true",
+        help="check and print the resolved recipe, the placement, and what is missing for it",
     )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     command.add_argument(
@@ -83,10 +85,20 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _check_own_loss(recipe)
         print(recipe.to_toml(), end="")
+        _print_placement(recipe)
         return 0
     if not args.resume and not args.out:
         raise InputError("where to? give --out RUN")
     return _train(args, recipe)
+
+
+def _print_placement(recipe: Recipe) -> None:
+    """After the recipe, as comments of it: where parts would live, and what is missing there."""
+    from scalerl.placement.outline import outline
+
+    print()
+    for line in outline(recipe):
+        print(f"# {line}")
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:

@@ -92,7 +92,8 @@ class SigmoidBelief:
         return np.exp((draws.log_b if name == "B" else draws.log_mid) + spread)
 
     def thinned(self, k: int) -> SigmoidBelief:
-        return replace(self, posterior=self.posterior.thinned(k), fates=self.fates.every(k))
+        every = slice(None, None, k)
+        return replace(self, posterior=self.posterior.only(every), fates=self.fates.only(every))
 
 
 def sample_quantiles(samples: Array, levels: npt.ArrayLike) -> Array:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.arms import MARGIN, Arm, akin, seed_spread
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
@@ -26,16 +27,7 @@ from scalerl.curves.planning import ComputeNeeded, continued, search
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 from scalerl.curves.standing import settle
-from scalerl.curves.verdict import (
-    MARGIN,
-    Arm,
-    Crossing,
-    VerdictName,
-    decide,
-    find_crossing,
-    p_same,
-    seed_spread,
-)
+from scalerl.curves.verdict import Crossing, VerdictName, decide, find_crossing, p_same
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -218,7 +210,7 @@ def compare(
     count = len(arms) * (len(arms) - 1) // 2
     if not refit:
         # Fresh arms, one after the other: what they keep for later would fill the memory.
-        chosen = ((arms[0], Arm(g.name, g.fits)) for g in arms[1:])
+        chosen = ((arms[0], Arm(g.name, g.fits, g.habit)) for g in arms[1:])
         count = len(arms) - 1
     pairs = []
     for i, (a, b) in enumerate(chosen):
@@ -228,6 +220,13 @@ def compare(
     mean_a = float(np.mean([p.A for p in points.values()]))
     matrix = _all_pairs(arms, sd)
     return Comparison(tuple(given), tuple(arms), tuple(pairs), scope, matrix, mean_a, sd)
+
+
+def compare_arms(a: Arm, b: Arm, seed_sd: float) -> Pair:
+    """What can be said of two recipes whose arms are there already."""
+    first, second = sorted((a, b), key=lambda g: -float(np.median(g.ceiling)))
+    points = {id(f): _point(f) for g in (a, b) for f in g.fits}
+    return _pair(first, second, seed_sd, "recipes", points, planning=False, refit=True)
 
 
 def _check(fits: list[Fit]) -> None:
@@ -268,14 +267,14 @@ def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
-    return [Arm(name, tuple(fs)) for name, fs in members.items()]
+    return akin(Arm(name, tuple(fs)) for name, fs in members.items())
 
 
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
     """P(ceiling of row > ceiling of column); memory and time grow with arms squared."""
     draws = np.stack([g.ceiling[::MATRIX_THIN] for g in arms])
     rng = np.random.default_rng(31)
-    counts = np.array([len(g.fits) for g in arms])
+    counts = np.array([g.seeds for g in arms])
     draws = draws + rng.standard_normal(draws.shape) * (sd / np.sqrt(counts))[:, None]
     p = np.stack([(row[None, :] > draws).mean(axis=1) for row in draws])
     np.fill_diagonal(p, 0.5)
@@ -370,7 +369,11 @@ def to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
 
     def settled(multiple: float, rng: np.random.Generator) -> bool:
         longer = [
-            Arm(g.name, tuple(fit(continued(f, multiple, rng), law=f.law, r0=f.r0) for f in g.fits))
+            Arm(
+                g.name,
+                tuple(fit(continued(f, multiple, rng), law=f.law, r0=f.r0) for f in g.fits),
+                g.habit,
+            )
             for g in (a, b)
         ]
         return decide(longer[0], longer[1], seed_sd).name != "undecided"

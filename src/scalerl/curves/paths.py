@@ -90,9 +90,9 @@ class Fates:
         onset = onset / (times * future.hazard)
         return Fates(onset, speed, take_off, fallen, start, loss, recovery)
 
-    def every(self, k: int) -> Fates:
-        """Every k-th draw's."""
-        return Fates(*(getattr(self, f.name)[::k] for f in fields(self)))
+    def only(self, chosen: slice | npt.NDArray[np.intp]) -> Fates:
+        """Those of these draws."""
+        return Fates(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 @functools.cache

@@ -122,9 +122,9 @@ class Draws:
     def __len__(self) -> int:
         return len(self.a)
 
-    def every(self, k: int) -> Draws:
-        """Every k-th draw."""
-        return Draws(*(getattr(self, f.name)[::k] for f in fields(self)))
+    def only(self, chosen: slice | IntArray) -> Draws:
+        """These of the draws."""
+        return Draws(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     def law(self, t: Array) -> Array:
         """The law at ln C = t for every draw: (draws, len(t)); t may also have a row for each draw.
@@ -169,11 +169,12 @@ class Posterior:
         """Median of the bare law, from every 16th draw, at up to 64 knots between."""
         t = log_compute(np.maximum(compute, 1e-300))
         knots = t if len(t) <= 64 else np.linspace(max(t[0], t[-1] - 30.0), t[-1], 64)
-        return np.interp(t, knots, np.median(self.draws.every(16).law(knots), axis=0))
+        few = self.draws.only(slice(None, None, 16))
+        return np.interp(t, knots, np.median(few.law(knots), axis=0))
 
-    def thinned(self, k: int) -> Posterior:
-        """The same posterior with every k-th draw."""
-        return replace(self, draws=self.draws.every(k), u_end=self.u_end[::k])
+    def only(self, chosen: slice | IntArray) -> Posterior:
+        """The posterior of these of its draws."""
+        return replace(self, draws=self.draws.only(chosen), u_end=self.u_end[chosen])
 
     def inside_window(self, t: Array, rng: np.random.Generator) -> Array:
         """The pass rate at ln C = t within the window, (draws, len(t)): law plus u given the data.

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scalerl.curves.arms import Arm
 from scalerl.curves.fit import MIN_POINTS, fit
-from scalerl.curves.verdict import SAME, Arm, Verdict, decide, p_same
+from scalerl.curves.verdict import SAME, Verdict, decide, p_same
 
 #: A side that was taken at an earlier look is kept above this probability.
 STAND = 0.90
@@ -32,6 +33,15 @@ def settle(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     found = decide(a, b, seed_sd)
     if found.name == "undecided":
         found = _look_back(a, b, seed_sd, found)
+    return _healthy(a, b, found)
+
+
+def now_and_healthy(a: Arm, b: Arm, seed_sd: float) -> Verdict:
+    """The verdict without looking back: for a race, which asks again after every validation."""
+    return _healthy(a, b, decide(a, b, seed_sd))
+
+
+def _healthy(a: Arm, b: Arm, found: Verdict) -> Verdict:
     ill = {arm.name for arm in (a, b) if arm.declines}
     if ill and (found.name != "higher-ceiling" or found.winner in ill):
         return replace(found, name="undecided", winner=None, decided_at=None)
@@ -61,4 +71,4 @@ def _before(arm: Arm, share: float) -> Arm | None:
         if len(points) < MIN_POINTS + 1:
             return None
         fits.append(fit(points, law=f.law, r0=f.r0, level=f.level))
-    return Arm(arm.name, tuple(fits))
+    return Arm(arm.name, tuple(fits), arm.habit)

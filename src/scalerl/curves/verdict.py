@@ -13,118 +13,25 @@ by the end of the scale rather than by the points. Such draws count for neither 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.arms import MARGIN, SURE, Arm
 
 Array = npt.NDArray[np.float64]
 VerdictName = Literal["higher-ceiling", "faster", "same", "undecided"]
 
-#: The paper's margin on A. Draws in which both ceilings lie this near to 1 are ties.
-MARGIN = 0.02
-#: A side is taken above this probability.
-SURE = 0.97
 #: Ceilings count as the same when they are within MARGIN with this probability.
 SAME = 0.80
-#: A ceiling that is not identified may be a perfect one when it lies this near to 1 with more than
-#: 1 - SURE: its interval, which may not be that narrow, was cut off there.
-OPEN_TOP = IDENTIFIED_WIDTH / 2.0
 #: Two climbs count as alike when they differ by less than this in ln C.
 SAME_SPEED = 0.2
-#: Seeds alone move the ceiling and the ln C of a climb by about this much (sd).
-SEED_SD = 0.01
+#: Seeds alone move the ln C of a climb by about this much (sd).
 SEED_LOG_COMPUTE_SD = 0.1
-#: Prior observations behind SEED_SD, when replicates say otherwise.
-SEED_NU = 6.0
-#: Curves are compared with every THIN-th draw, at this many knots behind and ahead.
-THIN = 4
-KNOTS_BEHIND = 32
+#: How far ahead a crossing is looked for, in multiples of the shorter run, and at how many knots.
 KNOTS_AHEAD = 24
-#: How far ahead a crossing is looked for, in multiples of the shorter run.
 CROSSING_HORIZON = 100.0
-
-
-class Arm:
-    """One arm of a comparison: the runs of a recipe, or a single run.
-
-    >>> from scalerl import compare, load_runs
-    >>> [arm.name for arm in compare(load_runs("example:paper-8b", "example:paper-moe")).arms]
-    ['paper-moe', 'paper-8b']
-    """
-
-    def __init__(self, name: str, fits: tuple[Fit, ...]) -> None:
-        self.name = name
-        self.fits = fits
-        self._levels: dict[bytes, Array] = {}
-
-    @property
-    def end(self) -> float:
-        return max(f.end for f in self.fits)
-
-    @cached_property
-    def ceiling(self) -> Array:
-        """Mean ceiling of the runs, per draw."""
-        return np.asarray(np.mean([f.belief.parameter("A") for f in self.fits], axis=0))
-
-    @property
-    def declines(self) -> bool:
-        return any(f.alarm is not None for f in self.fits)
-
-    @property
-    def open_at_the_top(self) -> bool:
-        """Whether the points leave the ceiling open up to 1, so that 1 itself is what bounds it."""
-        identified = all(f.identified for f in self.fits)
-        return not identified and float((self.ceiling > 1.0 - OPEN_TOP).mean()) > 1.0 - SURE
-
-    def levels(self, compute: Array) -> Array:
-        """Mean pass rate of the runs, per draw: (draws / THIN, len(compute)).
-
-        Kept, since a leader is compared with many at the same compute."""
-        key = compute.tobytes()
-        if key not in self._levels:
-            each = [f.belief.thinned(THIN).levels(compute) for f in self.fits]
-            self._levels[key] = np.asarray(np.mean(each, axis=0))
-        return self._levels[key]
-
-    @cached_property
-    def behind(self) -> list[tuple[Array, Array]]:
-        """Per run: ln C inside its window, and its climb there (running maximum, per draw)."""
-        climbs = []
-        for f in self.fits:
-            positive = f.points.compute[f.points.compute > 0]
-            knots = np.geomspace(positive[0], f.end, KNOTS_BEHIND)
-            levels = f.belief.thinned(THIN).levels(knots)
-            climbs.append((np.log(knots), np.maximum.accumulate(levels, axis=1)))
-        return climbs
-
-    @property
-    def top(self) -> float:
-        """The score reached by now."""
-        return float(np.mean([np.median(levels[:, -1]) for _, levels in self.behind]))
-
-    @property
-    def start(self) -> float:
-        return float(np.mean([f.points.score[:2].mean() for f in self.fits]))
-
-    def log_compute_to(self, score: float) -> Array:
-        """ln C at which each draw first passes a score inside the window, averaged over runs."""
-        return np.asarray(np.mean(self.log_compute_each(score), axis=0))
-
-    def log_compute_each(self, score: float) -> list[Array]:
-        """The same, of every run."""
-        crossed = []
-        for position, levels in self.behind:
-            i = np.clip((levels < score).sum(axis=1), 1, len(position) - 1)
-            rows = np.arange(len(levels))
-            before, after = levels[rows, i - 1], levels[rows, i]
-            rise = np.where(after > before, after - before, 1.0)
-            share = np.clip((score - before) / rise, 0.0, 1.0)
-            crossed.append(position[i - 1] + share * (position[i] - position[i - 1]))
-        return crossed
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +130,9 @@ def seed_noise(a: Arm, b: Arm, sd: float, n: int, stream: int) -> Array:
     """What the seeds of two arms add to the difference of their means."""
     if sd == 0.0:
         return np.zeros(n)
-    rng = np.random.default_rng((a.fits[0].seed, b.fits[0].seed, stream))
-    scale = sd * np.sqrt(1.0 / len(a.fits) + 1.0 / len(b.fits))
+    rng = np.random.default_rng((a.law.seed, b.law.seed, stream))
+    scale = sd * np.sqrt(1.0 / a.seeds + 1.0 / b.seeds)
     return np.asarray(scale * rng.standard_normal(n))
-
-
-def seed_spread(arms: list[Arm]) -> float:
-    """Spread of the ceiling between runs of one recipe: SEED_SD, corrected by the replicates."""
-    squares, degrees = 0.0, 0
-    for g in arms:
-        medians = np.array([np.median(f.belief.parameter("A")) for f in g.fits])
-        squares += float(((medians - medians.mean()) ** 2).sum())
-        degrees += len(medians) - 1
-    return float(np.sqrt((SEED_NU * SEED_SD**2 + squares) / (SEED_NU + degrees)))
 
 
 def find_crossing(a: Arm, b: Arm, p_higher: tuple[float, float]) -> Crossing | None:

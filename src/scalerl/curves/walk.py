@@ -1,10 +1,12 @@
 """What the law does not explain: a random walk in ln C, and an early phase that is not the law's.
 
-From the cut t_c on, u is a walk that starts at 0 with variance s2 tau^2 per unit of ln C. Before
-it, u leads backwards from 0 at t_c, so rough that the points there say little about the law (the
-paper leaves out its first 1.5k GPU-hours; here the size of the cut is itself a hypothesis):
+From the cut t_c on, u is a walk that starts at 0 with variance s2 tau^2 per unit of its clock,
+which runs fast at first and slows to one unit of ln C at the end t_n: a run settles into its law.
+Before it, u leads backwards from 0 at t_c, so rough that the points there say little about the law
+(the paper leaves out its first 1.5k GPU-hours; here the size of the cut is itself a hypothesis):
 
-    cov(u_i, u_j) = s2 tau^2   (min(t_i, t_j) - t_c)      both after the cut
+    clock(s) = s + EARLY (s - s^2 / 2 S)                  s = t - t_c, S = t_n - t_c
+    cov(u_i, u_j) = s2 tau^2   clock(min(t_i, t_j) - t_c) both after the cut
                   = s2 rough^2 (t_c - max(t_i, t_j))      both before it
                   = 0                                     one on either side
 
@@ -23,6 +25,10 @@ from scalerl.curves.noise import Points
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
+
+
+#: How much faster the clock runs at the cut than at the end.
+EARLY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Walk:
         tau2, rough2 = tau * tau, rough * rough
         shared = np.minimum(points.t[:, None], points.t[None, :])
         later = np.maximum(points.t[:, None], points.t[None, :])
-        cov = tau2[:, None, None] * np.maximum(shared - cut[:, None, None], 0.0)
+        cov = tau2[:, None, None] * _clock(shared, cut[:, None, None], points.t[-1])
         cov += rough2 * np.maximum(cut[:, None, None] - later, 0.0)
         chol = np.linalg.cholesky(np.diag(points.variance) + cov)
         whiten = np.linalg.inv(chol)
@@ -80,6 +86,12 @@ class Walk:
         return w @ self.whiten[k], np.maximum(self._cov(k, t, t) - (w * w).sum(axis=1), 0.0)
 
     def _cov(self, k: int, t: Array, s: Array) -> Array:
-        after = np.maximum(np.minimum(t, s) - self.cut[k], 0.0)
+        after = _clock(np.minimum(t, s), self.cut[k], self.t[-1])
         before = np.maximum(self.cut[k] - np.maximum(t, s), 0.0)
         return np.asarray(self.tau2[k] * after + self.rough2 * before)
+
+
+def _clock(t: Array, cut: Array, end: float) -> Array:
+    """Time of the walk at ln C = t; 0 before the cut."""
+    s = np.maximum(t - cut, 0.0)
+    return np.asarray(s + EARLY * (s - 0.5 * s * s / np.maximum(end - cut, 1e-9)))

@@ -96,6 +96,8 @@ class EngineSpec:
     #: Longest prompt plus answer, in tokens.
     columns: int
     threads: int = 1
+    #: While a validation is written, for which the trainer waits.
+    validation_threads: int = 1
     device: str = "cpu"
     #: Whether code that the model brings along may run.
     trust_remote_code: bool = False

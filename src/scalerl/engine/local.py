@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from scalerl.engine.decoder import Decoder, ModelDecoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
-from scalerl.engine.sampling import NonFiniteLogits, draw, uniform
+from scalerl.engine.sampling import NonFiniteLogits, drawn
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.load import load_model, non_finite
+from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.rows import Compaction
 
 
@@ -45,6 +46,7 @@ class LocalEngine:
     """An Engine over a model in this process.
 
     slots             rollouts that run at once; validation_slots: in the other lane (as many)
+    threads           that decode; validation_threads: in the other lane (as many)
     columns           longest prompt plus answer, in tokens
     """
 
@@ -56,13 +58,22 @@ class LocalEngine:
         validation_slots: int | None = None,
         columns: int = 2048,
         version: int = 0,
+        threads: int = 1,
+        validation_threads: int | None = None,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
-        fast = LlamaDecoder.of(model, slots + other, columns)
-        self.decoder: Decoder = fast or ModelDecoder(model, slots + other, columns)
+        size = (slots + other, columns)
+        fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
+        self.decoder: Decoder = fast or ModelDecoder(model, *size)
+        self.threads: dict[Lane, int] = {
+            "train": threads,
+            "validate": threads if validation_threads is None else validation_threads,
+        }
+        if isinstance(self.decoder, NativeDecoder):
+            self.decoder.threads = threads
         self.version = version
         self.lane: Lane = "train"
         self.queues: dict[Lane, _Queue] = {
@@ -82,6 +93,8 @@ class LocalEngine:
             slots=spec.slots,
             validation_slots=spec.validation_slots,
             columns=spec.columns,
+            threads=spec.threads,
+            validation_threads=spec.validation_threads,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
@@ -149,6 +162,8 @@ class LocalEngine:
                 self.decoder.hold()
             else:
                 self.decoder.release()
+            if isinstance(self.decoder, NativeDecoder):
+                self.decoder.threads = self.threads[lane]
             self.lane = lane
             running = queue.rows.running
             self._leave(queue, [i for i, r in enumerate(running) if r.request.id in queue.dropped])
@@ -186,7 +201,7 @@ class LocalEngine:
         """One token for each of the rows from `first` on: forced, or drawn."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:
-            token_B, logprob_B = draw(logits_BV, how, uniform(seeds_B, positions_B))
+            token_B, logprob_B = drawn(logits_BV, how, seeds_B, positions_B)
         except NonFiniteLogits:
             raise NonFiniteLogits(self._cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)

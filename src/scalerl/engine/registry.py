@@ -18,3 +18,11 @@ def local_engine(spec: EngineSpec) -> Engine:
     from scalerl.engine.local import LocalEngine  # Transformers takes seconds to import
 
     return LocalEngine.of(spec)
+
+
+@ENGINES.register("vllm")
+def vllm_engine(spec: EngineSpec) -> Engine:
+    """vLLM in this process."""
+    from scalerl.engine.vllm import VllmEngine
+
+    return VllmEngine(spec)

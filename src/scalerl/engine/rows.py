@@ -1,7 +1,7 @@
 """The requests that are being written, one row each, as arrays: a token costs no Python of its own.
 
-Only a row whose room is used up, or that drew one of its stop tokens, is looked at by itself: its
-length control is asked what to do next.
+Only a row whose room is used up, or that drew a stop token or one that may begin an end of
+thinking, is looked at by itself: its length control is asked what to do next.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.length import Continue, Finish, Force, Progress
+from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Progress
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.sampling import DrawSettings
 from scalerl.models.rows import Compaction
-
-#: No token has this id.
-NONE = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +29,7 @@ class Running:
     request: Request
     row: int
     progress: Progress
-    #: Tokens that may be drawn before the length control must be asked again.
+    #: Tokens that may be drawn, none of them watched, before the length control is asked again.
     room: int = 0
     #: Forced tokens that are still to be fed to the model.
     forcing: deque[int] = field(default_factory=deque)
@@ -57,7 +54,7 @@ class Running:
             self.forcing.extend(decision.token_ids)
             return None
         assert isinstance(decision, Continue)
-        self.room = decision.room
+        self.room = decision.quiet
         return None
 
 
@@ -83,7 +80,8 @@ class Rows:
         self.count = np.zeros(rows_max, dtype=np.int64)
         self.room = np.zeros(rows_max, dtype=np.int64)
         self.forcing = np.zeros(rows_max, dtype=bool)
-        self.stops = np.full((rows_max, 1), NONE, dtype=np.int64)
+        self.watch = Watch()
+        self.watched = np.zeros(rows_max, dtype=np.int64)
         self.seeds = np.zeros(rows_max, dtype=np.int64)
         self.temperature = np.ones(rows_max, dtype=np.float32)
         self.top_p = np.ones(rows_max, dtype=np.float32)
@@ -98,7 +96,6 @@ class Rows:
         """New rows at the end."""
         first = len(self.running)
         self.running += new
-        self._widen_stops(max(len(r.request.control.stop_ids) for r in new))
         for i, r in enumerate(new, first):
             how = r.request.sampling
             self.count[i], self.room[i], self.forcing[i] = 0, r.room, bool(r.forcing)
@@ -106,14 +103,13 @@ class Rows:
             self.temperature[i], self.top_p[i], self.top_k[i] = (
                 how.temperature, how.top_p, how.top_k
             )  # fmt: skip
-            self.stops[i] = NONE
-            self.stops[i, : len(r.request.control.stop_ids)] = r.request.control.stop_ids
+            self.watched[i] = self.watch.kind(r.request.control)
         self._how = self._seeds = None
 
     def leave(self, compaction: Compaction) -> None:
         """Rows close up."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
-                      self.forcing, self.stops, self.seeds, self.temperature, self.top_p,
+                      self.forcing, self.watched, self.seeds, self.temperature, self.top_p,
                       self.top_k):  # fmt: skip
             compaction.apply(array)
         for into, out_of in zip(compaction.into.tolist(), compaction.out_of.tolist(), strict=True):
@@ -164,7 +160,7 @@ class Rows:
         self.forced[rows, at] = forcing
         self.count[part] += 1
         self.room[part] -= 1
-        asks = (self.room[part] <= 0) | (self.stops[part] == token_B[:, None]).any(axis=1)
+        asks = (self.room[part] <= 0) | self.watch.sees(self.watched[part], token_B)
         finished = []
         for i in (first + np.flatnonzero(asks | forcing)).tolist():
             done = self._look_at(i)
@@ -210,10 +206,41 @@ class Rows:
             self.versions = np.pad(self.versions, more)
             self.forced = np.pad(self.forced, more)
 
-    def _widen_stops(self, count: int) -> None:
-        if count > self.stops.shape[1]:
-            more = ((0, 0), (0, count - self.stops.shape[1]))
-            self.stops = np.pad(self.stops, more, constant_values=NONE)
+
+class Watch:
+    """Which tokens a row's length control is to be told of at once.
+
+    >>> from scalerl.algorithm.length import Limit
+    >>> watch = Watch()
+    >>> few, none = watch.kind(Limit(9, stop_ids=(3, 1))), watch.kind(Limit(9))
+    >>> watch.sees(np.array([few, few, none]), np.array([3, 2, 3])).tolist()
+    [True, False, False]
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[tuple[int, ...], frozenset[int]], int] = {}
+        #: (kind, token); the last column stands for all tokens that nobody watches.
+        self.table = np.zeros((0, 1), dtype=bool)
+
+    def kind(self, control: LengthControl) -> int:
+        """Of rows with this length control."""
+        starts: frozenset[int] = frozenset() if control.end is None else control.end.starts
+        key = (control.stop_ids, starts)
+        if key not in self.kinds:
+            self.kinds[key] = len(self.kinds)
+            ids = sorted({*control.stop_ids, *starts})
+            more = max(ids[-1] + 2 - self.table.shape[1], 0) if ids else 0
+            self.table = np.pad(self.table, ((0, 1), (0, more)))
+            self.table[-1, ids] = True
+        return self.kinds[key]
+
+    def sees(
+        self, kind_B: npt.NDArray[np.int64], token_B: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self.table[
+            kind_B, np.minimum(token_B, self.table.shape[1] - 1)
+        ]
+        return found
 
 
 def _signed(seed: int) -> int:

@@ -6,12 +6,14 @@ after an interruption, by itself.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scalerl.errors import PipelineError
+from scalerl.models.native.build import library
 
 # SplitMix64 (Steele et al. 2014): multipliers and shifts, as signed 64-bit numbers.
 _GOLDEN = -7046029254386353131
@@ -71,6 +73,24 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
     return draw(logits_BV, DrawSettings.of(temperature_B, top_p_B, top_k_B), u_B)
+
+
+def drawn(
+    logits_BV: Tensor, how: DrawSettings, seed_B: Tensor, position_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`draw` with the random numbers of these seeds and positions: in C where that is possible."""
+    lib = library()
+    if lib is None or how.truncated or logits_BV.device.type != "cpu":
+        return draw(logits_BV, how, uniform(seed_B, position_B))
+    logits_BV = logits_BV.float().contiguous()
+    rows, words = logits_BV.shape
+    token_B, logprob_B = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+    work = torch.empty(words + 64)
+    given = (logits_BV, how.temperature_B, seed_B, position_B, token_B, logprob_B, work)
+    pointers = (ctypes.c_void_p(t.data_ptr()) for t in given)
+    if lib.draw(ctypes.c_int64(rows), ctypes.c_int64(words), *pointers):
+        raise NonFiniteLogits
+    return token_B, logprob_B
 
 
 def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -146,10 +146,12 @@ class Conversation(ABC):
         self.dispatcher.all_at(self.version)
 
     def _ready(self, who: Handle, message: m.Ready) -> None:
+        if any(who is checker for checker in self.crew.checkers):
+            self.checks.ready(who)
+            return
+        self.ledger.placed(who.name, message.device)
         if who is self.crew.trainer:
             self.version, self._trainer_ready = message.version, True
-        elif any(who is checker for checker in self.crew.checkers):
-            self.checks.ready(who)
         else:
             self._generator_ready(who, message.version)
 

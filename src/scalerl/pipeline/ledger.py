@@ -27,6 +27,8 @@ from scalerl.runs.compute import Compute, LedgerLine, Spent, WasteCount, Wasted
 WasteReason = Literal["stale", "filtered", "failed"]
 #: What parts report, and what is booked here.
 Work = Literal["generate", "hand_over", "train", "check", "validate"]
+#: The part that the trainers' time is of, and the device of a part that has not said.
+TRAINER, UNKNOWN = "trainer", "unknown"
 
 
 @dataclass
@@ -46,6 +48,8 @@ class Ledger:
     validation_seconds: float = 0.0
     #: On the clock: training and validation.
     clock_seconds: float = 0.0
+    #: Of device_seconds, by kind of device.
+    by_kind: dict[str, float] = field(default_factory=dict)
     #: Seconds the sides had, all their devices together.
     generator_seconds: float = 0.0
     trainer_seconds: float = 0.0
@@ -61,6 +65,8 @@ class Ledger:
     wasted: dict[WasteReason, tuple[int, int]] = field(
         default_factory=lambda: {"stale": (0, 0), "filtered": (0, 0), "failed": (0, 0)}
     )
+    #: Kind of device by the name of a part.
+    _kinds: dict[str, str] = field(default_factory=dict, repr=False)
     _since: float | None = field(default=None, repr=False)
     _validating: bool = field(default=False, repr=False)
     _checks_awaited: bool = field(default=False, repr=False)
@@ -83,9 +89,10 @@ class Ledger:
         if self._validating:
             self.validation_seconds += seconds * self.devices
             return
-        self.device_seconds += seconds * self.devices
-        self.generator_seconds += seconds * self.generators
+        self._generators_had(seconds * self.generators)
+        self.device_seconds += seconds * self.trainers
         self.trainer_seconds += seconds * self.trainers
+        self._on(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
         self.check_wait += seconds * self.trainers * self._checks_awaited
 
     def validating(self, on: bool) -> None:
@@ -94,13 +101,29 @@ class Ledger:
         self._validating = on
 
     def worked(self, kind: Work, seconds: float) -> None:
-        """A part reports its work. Generators that are done with their share of a validation go on
-        writing for training: that time is not validation's."""
-        self.spent[kind] += seconds
+        """A part reports its work; all ranks of a trainer work at once. Generators that are done
+        with their share of a validation go on writing for training: that time is not
+        validation's."""
+        self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
         if self._validating and kind in ("generate", "hand_over"):
-            self.device_seconds += seconds
-            self.generator_seconds += seconds
+            self._generators_had(seconds)
             self.validation_seconds -= seconds
+
+    def placed(self, part: str, kind: str) -> None:
+        """A part is on this kind of device from here on."""
+        self.tick()
+        self._kinds[part] = kind
+
+    def _generators_had(self, seconds: float) -> None:
+        """Device-seconds of the generators, who had equal shares of them."""
+        self.device_seconds += seconds
+        self.generator_seconds += seconds
+        kinds = [kind for part, kind in self._kinds.items() if part != TRAINER] or [UNKNOWN]
+        for kind in kinds:
+            self._on(kind, seconds / len(kinds))
+
+    def _on(self, kind: str, seconds: float) -> None:
+        self.by_kind[kind] = self.by_kind.get(kind, 0.0) + seconds
 
     def awaits_checks(self, on: bool) -> None:
         """From here on the trainer waits for checks alone, or not."""
@@ -151,6 +174,7 @@ class Ledger:
             generated_tokens=self.generated_tokens,
             trained_tokens=self.trained_tokens,
             device_seconds=self.device_seconds,
+            by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
             lost_device_seconds=self.lost_device_seconds,
             spent=self.split(),
@@ -161,7 +185,7 @@ class Ledger:
         """For a checkpoint."""
         self.tick()
         names = (
-            "steps", "samples", "generated_tokens", "trained_tokens", "device_seconds",
+            "steps", "samples", "generated_tokens", "trained_tokens", "device_seconds", "by_kind",
             "validation_seconds", "clock_seconds", "generator_seconds", "trainer_seconds",
             "check_wait", "lost_device_seconds", "spent", "wasted",
         )  # fmt: skip

@@ -468,7 +468,9 @@ class Loop(Conversation):
             self._take_in("the trainer")
 
         def fill(folder: Path) -> None:
-            problem = self._ask_trainer(m.Save(str(folder)), "to write a checkpoint").problem
+            problem = self._ask_trainer(
+                m.Save(str(folder.resolve())), "to write a checkpoint"
+            ).problem
             if problem is not None:
                 raise OSError(problem)
             state.save(self, folder)

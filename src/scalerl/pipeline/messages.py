@@ -146,6 +146,8 @@ class Ready:
     """From any part: it is up."""
 
     version: int = 0
+    #: The kind of device it is on: cpu, or the name of a GPU.
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Failed:
     reason: str
     #: Whether it is something that the user can put right: a damaged model, say.
     bad_input: bool = False
+    #: Whether it is because another part of its group is gone or does not answer.
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from scalerl.pipeline import messages as m
 from scalerl.placement.checker_part import CheckerPart
 from scalerl.placement.child import end_group, guarded, orphaned
+from scalerl.placement.line import PartLine
 from scalerl.tasks.task import Task
 
 #: Seconds between two looks at calls that take too long, and between two signs of life.
@@ -22,12 +23,13 @@ def run_checker(conn: Connection, task: Task, places: int, seconds: float) -> No
     a verifier starts: whatever hangs in it, or in them, ends with it."""
     if hasattr(os, "setpgid"):  # elsewhere than on Windows
         os.setpgid(0, 0)
-    guarded(conn, lambda: _serve(conn, task, places, seconds))
+    guarded(conn, lambda: serve_checker(conn, task, places, seconds))
     end_group(os.getpid())
     os._exit(0)
 
 
-def _serve(conn: Connection, task: Task, places: int, seconds: float) -> None:
+def serve_checker(conn: PartLine, task: Task, places: int, seconds: float) -> None:
+    """A checker, until it is told to stop."""
     lock = threading.Lock()
 
     def say(message: Any) -> None:

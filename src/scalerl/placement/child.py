@@ -34,11 +34,16 @@ def guarded(conn: Connection, serve: Callable[[], None]) -> None:
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process is gone: nothing is left to do
-    except (InputError, PipelineError) as error:  # a line for people
-        conn.send(m.Failed(str(error), isinstance(error, InputError)))
     except Exception as error:  # told, not hidden
-        text = str(error).splitlines()
-        conn.send(m.Failed(f"{type(error).__name__}: {text[0] if text else ''}"))
+        conn.send(failure(error))
+
+
+def failure(error: Exception) -> m.Failed:
+    """What a part says of an error that ends it."""
+    if isinstance(error, InputError | PipelineError):  # a line for people
+        return m.Failed(str(error), isinstance(error, InputError))
+    text = str(error).splitlines()
+    return m.Failed(f"{type(error).__name__}: {text[0] if text else ''}")
 
 
 def orphaned() -> bool:

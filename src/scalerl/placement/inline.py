@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scalerl.errors import PipelineError
+from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said
 from scalerl.pipeline.plan import Plan
@@ -241,6 +241,12 @@ class InlineCrew:
         self.world = world or World()
         self.clock = clock or VirtualClock()
         self.specs = Specs.of(plan, checkpoint, default_channel="direct")
+        if self.specs.trainers != 1:
+            raise InputError(
+                f"placement.trainers={self.specs.trainers} are so many processes, and "
+                "placement.backend=inline is one: set placement.trainers=1, or "
+                "placement.backend=local"
+            )
         self.rng = random.Random(f"world {self.world.seed}")
         self.inbox: list[Said | Gone] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []

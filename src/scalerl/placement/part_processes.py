@@ -1,9 +1,11 @@
-"""Generator and trainer as processes: the parts, between a pipe and a weights channel."""
+"""Generator and trainer behind a line to the main process: the parts, a weights channel, and what
+is said on the line. Of a process the line is a pipe; other placements have their own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -12,12 +14,75 @@ from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.pipeline import messages as m
 from scalerl.placement.child import guarded, orphaned
 from scalerl.placement.generator_part import GeneratorPart
+from scalerl.placement.line import PartLine
 from scalerl.placement.trainer_part import TrainerPart
-from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.interface import RankLost, Trainer, TrainerSpec
+from scalerl.trainer.meeting import others_there
 from scalerl.weights.interface import Channel
 
 #: A part with nothing to do looks for messages and weights this often.
 IDLE = 0.01
+
+
+def device_kind(device: str) -> str:
+    """What a device is called in the ledger."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else device
+
+
+def serve_generator(
+    line: PartLine,
+    make: Callable[[EngineSpec], Engine],
+    spec: EngineSpec,
+    channel: Channel,
+    deterministic: bool,
+) -> None:
+    """A generator, until it is told to stop."""
+    torch.set_num_threads(spec.threads)
+    part = GeneratorPart(
+        make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic
+    )
+    ready = part.start()
+    while ready is None and not orphaned():
+        time.sleep(IDLE)
+        ready = part.start()
+    if ready is not None:
+        line.send(replace(ready, device=device_kind(spec.device)))
+    while not orphaned():
+        while line.poll(0 if part.busy else IDLE):
+            message = line.recv()
+            if isinstance(message, m.Stop):
+                return
+            part.take(message)
+        for report in part.work(time.perf_counter()):
+            line.send(report)
+
+
+def serve_trainer(
+    line: PartLine, make: Callable[[TrainerSpec], Trainer], spec: TrainerSpec, channel: Channel
+) -> None:
+    """A trainer, or one rank of it, until it is told to stop. Of a rank that has lost another, that
+    is its last word."""
+
+    def serve() -> None:
+        torch.set_num_threads(spec.threads)
+        part = TrainerPart.of(make(spec), spec, channel, time.perf_counter)
+        line.send(replace(part.start(), device=device_kind(spec.device)))
+        while not orphaned():
+            if not line.poll(1.0):
+                continue
+            message = line.recv()
+            if isinstance(message, m.Stop):
+                return
+            line.send(part.answer(message, time.perf_counter()))
+
+    if spec.ranks is None:
+        serve()
+        return
+    try:
+        with others_there():
+            serve()
+    except RankLost as error:
+        line.send(m.Failed(str(error), lost=True))
 
 
 def run_generator(
@@ -28,44 +93,11 @@ def run_generator(
     deterministic: bool,
 ) -> None:
     """Entry point of a generator process."""
-
-    def serve() -> None:
-        torch.set_num_threads(spec.threads)
-        part = GeneratorPart(
-            make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic
-        )
-        ready = part.start()
-        while ready is None and not orphaned():
-            time.sleep(IDLE)
-            ready = part.start()
-        conn.send(ready)
-        while not orphaned():
-            while conn.poll(0 if part.busy else IDLE):
-                message = conn.recv()
-                if isinstance(message, m.Stop):
-                    return
-                part.take(message)
-            for report in part.work(time.perf_counter()):
-                conn.send(report)
-
-    guarded(conn, serve)
+    guarded(conn, lambda: serve_generator(conn, make, spec, channel, deterministic))
 
 
 def run_trainer(
     conn: Connection, make: Callable[[TrainerSpec], Trainer], spec: TrainerSpec, channel: Channel
 ) -> None:
-    """Entry point of the trainer process."""
-
-    def serve() -> None:
-        torch.set_num_threads(spec.threads)
-        part = TrainerPart(make(spec), channel.sender(), time.perf_counter)
-        conn.send(part.start())
-        while not orphaned():
-            if not conn.poll(1.0):
-                continue
-            message = conn.recv()
-            if isinstance(message, m.Stop):
-                return
-            conn.send(part.answer(message, time.perf_counter()))
-
-    guarded(conn, serve)
+    """Entry point of the trainer process, or of one rank of a trainer."""
+    guarded(conn, lambda: serve_trainer(conn, make, spec, channel))

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +30,15 @@ from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import run_checker
 from scalerl.placement.child import GUARD, UNGUARDED, end_group
 from scalerl.placement.part_processes import run_generator, run_trainer
+from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.specs import Specs
+from scalerl.trainer.interface import TrainerSpec
+from scalerl.trainer.meeting import meeting_point
 
 #: Seconds processes are given to end by themselves.
 PATIENCE = 5.0
+#: The network interface of a machine to itself; elsewhere than on Linux torch finds its own.
+LOOPBACK = "lo" if sys.platform == "linux" else None
 #: Checkers are processes so that a verifier cannot harm the run; more than this share the cores of
 #: a laptop badly. Each makes several calls at once.
 MAX_CHECKERS = 4
@@ -174,10 +180,14 @@ class ProcessParts:
             who, message = self._inbox.get(timeout=seconds)
             while True:
                 if any(who is part for part in self._parts):
-                    found.append(who.gone() if message is None else Said(who, message))
+                    found += self._heard(who, message)
                 who, message = self._inbox.get_nowait()
         except queue.Empty:
             return found
+
+    def _heard(self, who: ProcessHandle, message: Any) -> list[Said | Gone]:
+        """What it means that a process said this, or (None) is gone."""
+        return [who.gone() if message is None else Said(who, message)]
 
     def replace(self, who: Handle) -> Handle:
         for parts in (self.generators, self.checkers):
@@ -216,7 +226,10 @@ class ProcessCrew(ProcessParts):
         where = plan.recipe.placement
         channel = specs.channel
         start = self._start
-        self.trainer = start("trainer", run_trainer, specs.make_trainer, specs.trainer, channel)
+        self.trainer = RankGroup(
+            [start(name, run_trainer, specs.make_trainer, spec, channel)
+             for name, spec in self._ranks(specs)]
+        )  # fmt: skip
         self.generators = [
             start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
                   where.deterministic)
@@ -224,9 +237,27 @@ class ProcessCrew(ProcessParts):
         ]  # fmt: skip
         self.start_checkers(plan)
 
+    def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
+        """Name and spec of each rank of the trainer; they meet on this machine alone."""
+        if specs.trainers == 1:
+            return [("trainer", specs.trainer)]
+        host = "127.0.0.1"
+        self._meeting, port = meeting_point(host)
+        return specs.ranks(host, port, LOOPBACK)
+
     @property
     def _parts(self) -> list[ProcessHandle]:
-        return [self.trainer, *super()._parts]
+        return [*self.trainer.ranks, *super()._parts]
+
+    def _heard(self, who: ProcessHandle, message: Any) -> list[Said | Gone]:
+        if any(who is rank for rank in self.trainer.ranks):
+            found = self.trainer.heard(who, message)
+            return [] if found is None else [found]
+        return super()._heard(who, message)
+
+    def poll(self, seconds: float) -> list[Said | Gone]:
+        found, overdue = super().poll(seconds), self.trainer.overdue()
+        return found if overdue is None else [*found, overdue]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from scalerl.pipeline.crew import Clock, Crew
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.processes import ProcessCrew, RealClock
-from scalerl.placement.specs import named
 from scalerl.registry import Registry
 
 PLACEMENTS: Registry[Callable[[Plan, Path | None], tuple[Crew, Clock]]] = Registry("placement")
@@ -22,6 +21,14 @@ def local(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
     return ProcessCrew(plan, checkpoint), RealClock()
 
 
+@PLACEMENTS.register("ray")
+def ray(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+    """Actors of a Ray cluster; imported when it is needed."""
+    from scalerl.placement.ray_crew import RayCrew
+
+    return RayCrew(plan, checkpoint), RealClock()
+
+
 @PLACEMENTS.register("inline")
 def inline(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """Everything in this process, one thing after the other, on a virtual clock."""
@@ -31,4 +38,4 @@ def inline(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
 
 def place(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """The crew of a plan, where its recipe says, and the clock that goes with it."""
-    return named(PLACEMENTS, plan.recipe.placement.backend, "backend")(plan, checkpoint)
+    return PLACEMENTS[plan.recipe.placement.backend](plan, checkpoint)

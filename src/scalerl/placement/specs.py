@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.pipeline.plan import Plan
-from scalerl.registry import Registry
-from scalerl.trainer.interface import Trainer, TrainerSpec
+from scalerl.trainer.interface import Ranks, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
 from scalerl.weights.registry import CHANNELS
 
-F = TypeVar("F", bound=Callable[..., object])
-
 #: Tokens of a micro-batch of the local trainer.
 TOKEN_BUDGET = 12_288
-#: What recipes of clusters name, and this version has not got.
-LATER = {"engine": "vllm", "trainer": "fsdp", "backend": "ray"}
+#: Of the patience with a part: ranks that wait for one of them find out who before all of them are
+#: taken for dead.
+DEADLINE = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,23 +33,29 @@ class Specs:
     make_trainer: Callable[[TrainerSpec], Trainer]
     trainer: TrainerSpec
     channel: Channel
+    #: Ranks of the trainer, and seconds until a collective that one of them misses is given up.
+    trainers: int
+    deadline: float
 
     @staticmethod
     def of(plan: Plan, checkpoint: Path | None, *, default_channel: str) -> Specs:
         """`default_channel` is what suits the placement, for `placement.weights = "auto"`."""
         recipe, where = plan.recipe, plan.recipe.placement
-        if where.trainer in ("local", "simulated") and where.trainers != 1:
+        trainer = where.trainer
+        if trainer == "auto":
+            trainer = "local" if where.trainers == 1 else "fsdp"
+        if trainer in ("local", "simulated") and where.trainers != 1:
             raise InputError(
-                f"placement.trainer={where.trainer} is one device, not placement.trainers="
-                f"{where.trainers}: set placement.trainers=1"
+                f"placement.trainer={trainer} is one device, not placement.trainers="
+                f"{where.trainers}: set placement.trainers=1, or placement.trainer=fsdp"
             )
         channel = default_channel if where.weights == "auto" else where.weights
         settings = recipe.optimiser
         OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
-            make_engine=named(ENGINES, where.engine, "engine"),
+            make_engine=ENGINES[where.engine],
             engine=engine_spec(plan),
-            make_trainer=named(TRAINERS, where.trainer, "trainer"),
+            make_trainer=TRAINERS[trainer],
             trainer=TrainerSpec(
                 model=plan.model,
                 dtype=recipe.model.dtype,
@@ -71,9 +75,20 @@ class Specs:
                 device=plan.device,
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
+                recompute=where.activations == "recompute",
             ),
-            channel=named(CHANNELS, channel, "weights")(plan.layout),
+            channel=CHANNELS[channel](plan.layout),
+            trainers=where.trainers,
+            deadline=where.patience * DEADLINE,
         )
+
+    def ranks(self, host: str, port: int, interface: str | None) -> list[tuple[str, TrainerSpec]]:
+        """Name and spec of each rank of the trainer, which meet at an address."""
+        first = Ranks(0, self.trainers, host, port, interface, self.deadline)
+        return [
+            (f"trainer rank {i}", replace(self.trainer, ranks=replace(first, rank=i)))
+            for i in range(self.trainers)
+        ]
 
 
 def engine_spec(plan: Plan) -> EngineSpec:
@@ -86,22 +101,20 @@ def engine_spec(plan: Plan) -> EngineSpec:
         slots=plan.slots,
         validation_slots=plan.validation_slots,
         columns=plan.columns,
+        validation_threads=_cores_for_validation(plan),
         device=plan.device,
         trust_remote_code=recipe.model.trust_remote_code,
     )
 
 
-def named(registry: Registry[F], name: str, field: str) -> F:
-    """What a recipe's `placement.<field>` names."""
-    if LATER.get(field) == name:
-        raise InputError(
-            f"placement.{field}={name} is not in this version: set placement.{field}=local "
-            "(the overlay `tiny` does)"
-        )
-    return registry[name]
+def _cores_for_validation(plan: Plan) -> int:
+    """The trainer waits for validations: on one machine a lone generator has its core, too."""
+    where = plan.recipe.placement
+    alone = where.backend == "local" and where.generators == 1
+    return 2 if alone and (os.cpu_count() or 1) > 1 else 1
 
 
 def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
     spec = replace(engine_spec(plan), model=model, slots=slots)
-    return named(ENGINES, plan.recipe.placement.engine, "engine")(spec)
+    return ENGINES[plan.recipe.placement.engine](spec)

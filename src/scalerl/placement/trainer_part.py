@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from safetensors import SafetensorError
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.trainer.interface import NonFiniteGradient, Trainer
-from scalerl.weights.interface import Sender
+from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
+from scalerl.weights.interface import Channel, Nowhere, Sender
 
 
 class TrainerPart:
@@ -21,6 +22,14 @@ class TrainerPart:
         self.trainer = trainer
         self.sender = sender
         self.now = now
+
+    @staticmethod
+    def of(
+        trainer: Trainer, spec: TrainerSpec, channel: Channel, now: Callable[[], float]
+    ) -> TrainerPart:
+        """Of many ranks the first one's weights are handed over."""
+        first = spec.ranks is None or spec.ranks.rank == 0
+        return TrainerPart(trainer, channel.sender() if first else Nowhere(), now)
 
     def start(self) -> m.Ready:
         """The first weights are there from the beginning."""
@@ -50,6 +59,11 @@ class TrainerPart:
         return m.Stepped(report, self.now() - began)
 
     def _save(self, path: Path) -> m.Done:
+        if not path.is_dir():  # the loop has made it
+            return m.Done(
+                problem=f"the trainer, on {socket.gethostname()}, does not see it: a run over "
+                "several machines needs a directory that all of them share"
+            )
         try:
             self.trainer.save(path)
         except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's

@@ -18,7 +18,7 @@ from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
 from scalerl.recipe.learning import CurriculumSection
 from scalerl.recipe.length import LengthSection
 from scalerl.recipe.losses import LossSection
-from scalerl.recipe.problems import known_keys, loss_named, nearest, unknown_key
+from scalerl.recipe.problems import known_keys, loss_named, nearest, not_yet, unknown_key
 from scalerl.recipe.schema import Recipe
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
@@ -189,6 +189,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         sections = {k.partition(".")[0] for k in known if "." in k}
         if path in sections:
             raise InputError(f"{path} is a section, not a value; write {path}.KEY=VALUE")
+        if (line := not_yet(path)) is not None:
+            raise InputError(line)
         guess = nearest(path, known)
         hint = f"did you mean {guess}?" if guess else "see `scalerl recipe show scalerl`"
         raise InputError(f"{path} is not a key of a recipe; {hint}")

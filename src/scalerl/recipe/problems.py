@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,21 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
     return close[0] if close else None
 
 
+#: How others call it.
+ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
+
+
+def not_yet(path: str) -> str | None:
+    """Why a key is no key, where it is about something that others have.
+
+    >>> not_yet("model.lora_rank")
+    'model.lora_rank: LoRA is not in this version: all weights are trained; omit it'
+    """
+    if ADAPTER.search(path) is None:
+        return None
+    return f"{path}: LoRA is not in this version: all weights are trained; omit it"
+
+
 def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | None:
     """The first key that no recipe has, in words; None if all are known. With a built-in loss the
     constants are known, with another one any key of [loss] may be a constant."""
@@ -110,6 +126,10 @@ def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | No
     for key, value in data.items():
         if key in known:
             continue
+        names = value if isinstance(value, Mapping) and key != "loss" else ()
+        for path in (key, *(f"{key}.{name}" for name in names)):
+            if (line := not_yet(path)) is not None:
+                return f"{start}{line}"
         if key not in sections:
             inner = next(iter(value), "") if isinstance(value, Mapping) else ""
             full = f"{key}.{inner}" if inner else key

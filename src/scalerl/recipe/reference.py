@@ -50,7 +50,7 @@ REFUSED = """## What is refused
 
 Besides wrong types and values out of range:
 
-- an FP32 head on one side only;
+- an FP32 head on one side only, unless `precision.one_sided` asks for it;
 - constants of a loss, length control or curriculum that is not the chosen one; for a loss of your
   own, constants that its function does not take, or lacks (found when a run is put together);
 - a `loss.ratio_cap` below 1: it is the cap itself, not an epsilon added to 1;
@@ -62,6 +62,7 @@ Besides wrong types and values out of range:
   `length.answer_tokens` limit a rollout, and its absence elsewhere;
 - a length penalty without its two lengths, or one that would never act;
 - several `placement.trainers` with `placement.trainer = "local"`, which learns on one device;
+- `placement.address` without `placement.backend = "ray"`;
 - groups of one rollout, which have no advantage.
 """
 

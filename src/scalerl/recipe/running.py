@@ -26,14 +26,19 @@ class PrecisionSection(Section):
     generator_head: Head = field(
         "fp32", "head of the generator; fp32 on one side only is refused", "paper"
     )
+    one_sided: bool = field(
+        False, "allow fp32 on one side only, to see what it does to the ratios", "ours"
+    )
 
     @model_validator(mode="after")
     def _both_sides(self) -> PrecisionSection:
-        if (self.trainer_head == "fp32") != (self.generator_head == "fp32"):
+        differ = (self.trainer_head == "fp32") != (self.generator_head == "fp32")
+        if differ and not self.one_sided:
             raise ValueError(
                 f"precision.trainer_head is {self.trainer_head} and precision.generator_head is "
                 f"{self.generator_head}: with an FP32 head on one side only, the log-probs of "
-                "trainer and generator stay apart; set both to fp32, or neither"
+                "trainer and generator stay apart; set both to fp32, or neither (or, to measure "
+                "what that does, precision.one_sided = true)"
             )
         return self
 
@@ -180,6 +185,13 @@ class PlacementSection(Section):
         "a virtual clock (inline), or package.module:name",
         "not stated",
     )
+    address: str = field(
+        "local",
+        "Ray cluster to live in: one of this machine that is started and stopped (local), the one "
+        "this machine belongs to (auto), or ray://HOST:PORT",
+        "ours",
+        min_length=1,
+    )
     engine: Name = field(
         "vllm",
         "who writes the text: the engine that comes with scalerl (local), vLLM (vllm), or "
@@ -188,14 +200,20 @@ class PlacementSection(Section):
     )
     trainer: Name = field(
         "fsdp",
-        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), or "
-        "package.module:function",
+        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), the one "
+        "that suits their number (auto), or package.module:function",
+        "not stated",
+    )
+    activations: Literal["keep", "recompute"] = field(
+        "keep",
+        "what the trainer does with activations between its two passes: keep them, or compute them "
+        "again, block by block, for less memory and a third more work",
         "not stated",
     )
     weights: Name = field(
         "auto",
-        "how new weights travel: what suits the backend (auto), shared-memory, direct, or "
-        "package.module:Class",
+        "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "
+        "direct, or package.module:Class",
         "not stated",
     )
     checkers: int = field(

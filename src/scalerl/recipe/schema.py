@@ -147,6 +147,11 @@ class Recipe(Section):
                 f"{self.placement.trainers}: set placement.trainers = 1, or placement.trainer = "
                 '"fsdp"'
             )
+        if self.placement.address != "local" and self.placement.backend != "ray":
+            raise ValueError(
+                "placement.address is about Ray, but placement.backend is "
+                f'"{self.placement.backend}": leave it at "local", or set placement.backend = "ray"'
+            )
         if self.length.control != "interruption":
             for key, used in (
                 ("loss.count_forced_tokens", self.loss.count_forced_tokens),

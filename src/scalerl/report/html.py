@@ -66,6 +66,20 @@ def write_report(
 
     Returns the files written, the page first.
     """
+    return write_files(
+        report_files(fits, comparison, forecasts, title, command, records), Path(out_dir)
+    )
+
+
+def report_files(
+    fits: Sequence[Fit],
+    comparison: Comparison | None = None,
+    forecasts: Sequence[Forecast] | None = None,
+    title: str | None = None,
+    command: str | None = None,
+    records: Sequence[RunRecord | None] | None = None,
+) -> dict[str, bytes]:
+    """What `write_report` writes, by name, the page first."""
     fits = list(fits)
     if not fits:
         raise InputError("a report needs at least one fitted run")
@@ -103,33 +117,38 @@ def write_report(
         "command": page.command(command),
         "data": payload.embedded(payload.chart(drawn)),
     }
-    return write_page("runs.html", parts, content, Path(out_dir))
+    return page_files("runs.html", parts, content)
 
 
-def write_page(
-    main: str, parts: Mapping[str, str], content: Mapping[str, bytes], out: Path
-) -> list[Path]:
-    """Fill in a page, write it with its Markdown twin and with `content`, file name -> bytes.
-    `parts` are those of the asset `main`, and of the page around it: title, command, data."""
+def page_files(
+    main: str, parts: Mapping[str, str], content: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Fill in a page: file name -> bytes of it, of its Markdown twin and of `content`. `parts` are
+    those of the asset `main`, and of the page around it: title, command, data."""
     filled = {
         **parts,
-        "main": Template(_asset(main)).substitute(parts),
-        "css": _asset("report.css"),
-        "js": _asset("report.js") + _asset("tables.js"),
+        "main": Template(asset(main)).substitute(parts),
+        "css": asset("report.css"),
+        "js": asset("report.js") + asset("tables.js"),
     }
-    document = Template(_asset("template.html")).substitute(filled)
-    written = {
+    document = Template(asset("template.html")).substitute(filled)
+    return {
         "report.html": document.encode("utf-8", "backslashreplace"),
         "report.md": markdown(document).encode("utf-8", "backslashreplace"),
         **content,
     }
-    # The page is written last: where it is there, all it links to is there.
-    for name in [*list(written)[1:], "report.html"]:
-        write_whole(out / name, written[name])
-    return [out / name for name in written]
 
 
-def _asset(name: str) -> str:
+def write_files(content: Mapping[str, bytes], out: Path) -> list[Path]:
+    """Write the first last: where the page is there, all it links to is there."""
+    first, *others = content
+    for name in [*others, first]:
+        write_whole(out / name, content[name])
+    return [out / name for name in content]
+
+
+def asset(name: str) -> str:
+    """A file of the page's style and scripts."""
     return (files("scalerl.report") / "assets" / name).read_text(encoding="utf-8")
 
 

@@ -65,15 +65,15 @@ def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> st
     return " ".join(sentences)
 
 
-def _facts(ahead: Forecast) -> str:
-    """Four numbers, large."""
+def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
+    """Four numbers: name, value, and what stands beside it."""
     f = ahead.fit
-    unit = text(words.KIND[f.run.x_kind])
+    unit = words.KIND[f.run.x_kind]
     levels = sorted(ahead.at.now)
     now = levels[len(levels) // 2]
     low, high = ahead.next_doubling.interval
     first, (at_low, at_high) = float(ahead.at.median[0]), ahead.at.interval()[0]
-    facts = [
+    return [
         ("Now", f"{now:.3f}", f"at {words.compute(f.end)} {unit}"),
         (
             f"At {words.compute(float(ahead.at.compute[0]))} {unit}",
@@ -87,9 +87,13 @@ def _facts(ahead: Forecast) -> str:
             f"{words.signed(low)} to {words.signed(high)}",
         ),
     ]
+
+
+def _facts(ahead: Forecast) -> str:
+    """The four numbers, large."""
     cells = "".join(
-        f"<div><dt>{name}</dt><dd><b>{value}</b> <span>{note}</span></dd></div>"
-        for name, value, note in facts
+        f"<div><dt>{text(name)}</dt><dd><b>{text(value)}</b> <span>{text(note)}</span></dd></div>"
+        for name, value, note in facts(ahead)
     )
     return f'<dl class="facts">{cells}</dl>'
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.recipe.diff import Difference
 from scalerl.report import words
 from scalerl.report.ledger import ledger
 from scalerl.report.markup import table, text
@@ -81,7 +82,7 @@ def panels(one: RunRecord, bins: int = MAX_BINS) -> str:
         + _ledger(one)
         + _charts(one, bins)
         + _downstream(one, bins)
-        + _answers(one)
+        + answers_part(one)
         + _recipe(one)
         + _reproduce(one)
     )
@@ -183,7 +184,8 @@ def kind_of(answer: AnswerSample) -> str:
     return "right" if answer.correct else "wrong"
 
 
-def _answers(one: RunRecord) -> str:
+def answers_part(one: RunRecord) -> str:
+    """Some answers of a validation."""
     if one.answers is None or not one.answers.answers:
         return ""
     cards = []
@@ -247,21 +249,25 @@ def _recipe(one: RunRecord) -> str:
         return ""
     against = f"preset {one.preset}"
     if one.differences:
-        rows = [
-            (f"<code>{text(d.path)}</code>", _value(d.a), _value(d.b), text(d.meaning))
-            for d in one.differences
-        ]
-        body = table(
-            text(f"What it does otherwise than {against}"),
-            ("Key", "Preset", "This run", "Meaning"),
-            rows,
-        )
+        caption = f"What it does otherwise than {against}"
+        body = differences_table(caption, ("Preset", "This run"), one.differences)
     else:
         body = f"<p>{text(f'Exactly {against}.')}</p>"
     return (
         f"<h3>Recipe</h3>{body}<details><summary>The whole recipe</summary>"
         f"<pre><code>{_toml(one)}</code></pre></details>"
     )
+
+
+def differences_table(
+    caption: str, sides: tuple[str, str], differences: Sequence[Difference]
+) -> str:
+    """Key, the two values and what the key means."""
+    rows = [
+        (f"<code>{text(d.path)}</code>", _value(d.a), _value(d.b), text(d.meaning))
+        for d in differences
+    ]
+    return table(text(caption), ("Key", *map(text, sides), "Meaning"), rows)
 
 
 def _toml(one: RunRecord) -> str:

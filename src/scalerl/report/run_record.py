@@ -97,22 +97,45 @@ def record_of(
     lines = tuple(store.read(EvalLine) if evals is None else evals)
     further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
     steps, total = _steps(path / StepLine.FILE, most)
-    recipe = _recipe(path)
-    preset, differences = ("", []) if recipe is None else _against_preset(recipe)
     answered = store.answered()
+    return record_from(
+        run.name,
+        path,
+        steps,
+        total,
+        lines,
+        store.read(EventLine),
+        store.read_answers(answered[-1]) if answered else None,
+        further,
+    )
+
+
+def record_from(
+    name: str,
+    path: Path,
+    steps: Sequence[StepLine],
+    total_steps: int,
+    evals: Sequence[EvalLine],
+    events: Sequence[EventLine],
+    answers: EvalAnswers | None,
+    further: Mapping[str, Sequence[EvalLine]] | None = None,
+) -> RunRecord:
+    """The record of lines that were read; the recipe is read here."""
+    recipe = recipe_of(path)
+    preset, differences = ("", []) if recipe is None else _against_preset(recipe)
     return RunRecord(
-        name=run.name,
+        name=name,
         path=path,
         steps=tuple(steps),
-        total_steps=total,
-        evals=lines,
-        events=tuple(store.read(EventLine)),
-        answers=store.read_answers(answered[-1]) if answered else None,
+        total_steps=total_steps,
+        evals=tuple(evals),
+        events=tuple(events),
+        answers=answers,
         recipe=recipe,
         preset=preset,
         differences=tuple(differences),
-        trackings=tuple(trackings(lines, further)),
-        downstream=_curves(lines, further),
+        trackings=tuple(trackings(evals, further or {})),
+        downstream=_curves(evals, further or {}),
     )
 
 
@@ -127,7 +150,7 @@ def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
         if not records:
             raise InputError(f"{root} holds no evaluation: give what `scalerl eval -o` named")
         for record in records:
-            recipe = _recipe(record)
+            recipe = recipe_of(record)
             label = name or (root.name if recipe is None else recipe.task.name)
             sets = found.setdefault(record.name, {})
             if label in sets:
@@ -149,7 +172,8 @@ def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
     return found, found[-1].step if found else 0
 
 
-def _recipe(path: Path) -> Recipe | None:
+def recipe_of(path: Path) -> Recipe | None:
+    """The recipe of a run directory; None where it cannot be read."""
     try:
         return Recipe.load(path / "recipe.toml")
     except InputError:  # of another version, or edited

@@ -12,6 +12,7 @@ from scalerl.curves.beliefs import MAX_KNOTS
 from scalerl.curves.fit import fit as fit_run
 from scalerl.curves.laws import POWER
 from scalerl.curves.laws.power import PowerLaw
+from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
@@ -74,6 +75,19 @@ def series(fit: Fit, to: float | None = None) -> Series:
         seen=np.concatenate([inner.interval(observed=True), ahead.interval(observed=True)]),
         power=None if fit.law is POWER else power_answer(fit),
     )
+
+
+def lean(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:
+    """Compute, median and band (knots, 2) of what `series` draws, in one prediction: for a picture
+    that follows a hand."""
+    hi = fit.end
+    points = fit.points.compute
+    first = float(points[points > 0][0])
+    far = max(reach(fit) if to is None else to, 1.01 * hi)
+    half = MAX_KNOTS // 2
+    x = np.concatenate([np.geomspace(first, hi, half), np.geomspace(hi, far, half + 1)[1:]])
+    levels = fit.predict(x).quantiles((0.5, *tails(fit.level)))
+    return x, levels[:, 0], levels[:, 1:]
 
 
 def power_answer(fit: Fit) -> PowerLaw:

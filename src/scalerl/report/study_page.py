@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.recipe.diff import Difference
 from scalerl.report import page, panels, payload, study_beside, words
-from scalerl.report.html import KINDS, write_page
+from scalerl.report.html import KINDS, page_files, write_files
 from scalerl.report.inline import from_svg
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.markup import Keyed, items, table, text, with_range
@@ -68,6 +68,11 @@ class StudyTold:
 def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
     """Write report.html, report.md, report.json and the figures; the files written, the page
     first."""
+    return write_files(study_files(told), Path(out_dir))
+
+
+def study_files(told: StudyTold) -> dict[str, bytes]:
+    """What `write_study_report` writes, by name, the page first."""
     heading = told.title or f"Study {words.shorten(Path(told.path).name or told.path, 60)}"
     curves = variant_curves(told.curves)
     by_name = {row["variant"]: row for row in told.rows}
@@ -86,9 +91,9 @@ def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
     notes = {name: _short_verdict(row) for name, row in by_name.items()}
     parts = {
         "title": text(heading),
-        "answer": _answer(told),
-        "knob_map": _knob_map(told, content.get("knob-map.svg", b"")),
-        "table": _table(told) + study_beside.section(told.rows, told.reference),
+        "answer": study_answer(told),
+        "knob_map": knob_map_part(told, content.get("knob-map.svg", b"")),
+        "table": variants_table(told) + study_beside.section(told.rows, told.reference),
         "chart": _chart(content.get("curves.svg")),
         "small_multiples": small_multiples(curves, told.reference, notes),
         "efficiency": _efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
@@ -99,7 +104,7 @@ def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
         "command": page.command(told.command),
         "data": payload.embedded(chart(curves, by_name, LEVEL)),
     }
-    return write_page("study.html", parts, content, Path(out_dir))
+    return page_files("study.html", parts, content)
 
 
 def _numbers(told: StudyTold, heading: str, a: float, lines: Sequence[Any]) -> bytes:
@@ -119,7 +124,7 @@ def _numbers(told: StudyTold, heading: str, a: float, lines: Sequence[Any]) -> b
 # -- the answer -----------------------------------------------------------------------------------
 
 
-def _answer(told: StudyTold) -> str:
+def study_answer(told: StudyTold) -> str:
     warnings = _warnings(told)
     out = ""
     if warnings:
@@ -178,7 +183,7 @@ def _since(found: Mapping[str, Any]) -> str:
 # -- the tables -----------------------------------------------------------------------------------
 
 
-def _table(told: StudyTold) -> str:
+def variants_table(told: StudyTold) -> str:
     level = words.percent(LEVEL)
     head = ("Variant", "Runs", "Ceiling A", "B", "C_mid", "Against the reference", "Stability")
     rows = []
@@ -237,7 +242,7 @@ def _short_verdict(row: Mapping[str, Any]) -> str:
     return {"same": "no difference"}.get(verdict, str(verdict))
 
 
-def _knob_map(told: StudyTold, svg: bytes) -> str:
+def knob_map_part(told: StudyTold, svg: bytes) -> str:
     if not told.knobs:
         return "<p>Nothing can be compared yet.</p>"
     alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in told.knobs)

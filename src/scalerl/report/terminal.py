@@ -158,11 +158,10 @@ def comparison_table(comparison: Comparison) -> str:
     what = "recipes" if comparison.scope == "recipes" else "runs"
     lines = [f"{len(comparison.arms)} {what}, by ceiling"]
     for i, arm in enumerate(comparison.arms):
-        declining = any(f.alarm for f in arm.fits)
-        if declining:
+        if arm.declines:
             note = "in decline"
-        elif all(f.identified for f in arm.fits):
-            note = words.score(float(sum(f.params["A"] for f in arm.fits) / len(arm.fits)))
+        elif arm.law.identified:
+            note = words.score(arm.law.params["A"])
         else:
             note = "not identified"
         count = f" ({len(arm.fits)} runs)" if len(arm.fits) > 1 else ""

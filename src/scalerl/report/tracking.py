@@ -33,7 +33,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 from scalerl.runs.lines import EvalLine, SetScore
 
@@ -84,6 +83,8 @@ class _Line:
     freedom: float
 
     def bound(self, share: float) -> float:
+        from scipy.special import stdtrit  # scipy.stats would take longer than all the rest
+
         return self.slope + float(stdtrit(self.freedom, share)) * self.error
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from scalerl.runs.lines import Line
-
-L = TypeVar("L", bound=Line)
+L = TypeVar("L")
 #: Bytes before the place where reading stopped that are compared with what was there: they hold
 #: the numbers of the last line, of which no two are alike.
 MARK = 256
+
+
+def as_it_is(found: Any) -> dict[str, Any] | None:
+    """A line as JSON has it."""
+    return found if isinstance(found, dict) else None
 
 
 class Follower(Generic[L]):
@@ -25,11 +29,17 @@ class Follower(Generic[L]):
 
         on disk      1 2 3            1 2 3 4 5½       1 2 3 4 5        1 2 3½  (resumed at 2)
         new()        [1, 2, 3]        [4]              [5]              [1, 2], restarted
+
+    `make` makes a line of a JSON object, or None where it is none. `most` bounds the bytes of a
+    look, so that a long file takes many looks and little memory.
     """
 
-    def __init__(self, path: Path, kind: type[L]) -> None:
+    def __init__(
+        self, path: Path, make: Callable[[Any], L | None], most: int | None = None
+    ) -> None:
         self.path = path
-        self.kind = kind
+        self.make = make
+        self.most = most
         #: Whether the last look began anew.
         self.restarted = False
         #: What following has cost so far.
@@ -52,12 +62,14 @@ class Follower(Generic[L]):
                 self.restarted, self._at, self._mark = True, 0, b""
             self._inode = inode
             file.seek(self._at)
-            found = file.read()
+            found = file.read(self.most if self.most is not None else -1)
+            while len(found) == self.most and b"\n" not in found and (more := file.read(self.most)):
+                found += more
         self.bytes_read += len(found)
         whole = found[: found.rfind(b"\n") + 1]
         self._at += len(whole)
         self._mark = (self._mark + whole)[-MARK:]
-        made = (self.kind.from_dict(parsed(line)) for line in whole.split(b"\n"))
+        made = (self.make(parsed(line)) for line in whole.split(b"\n"))
         return [line for line in made if line is not None]
 
     def _read_before(self, file: BinaryIO) -> bool:

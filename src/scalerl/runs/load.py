@@ -39,7 +39,7 @@ def load_runs(
     """Every run in the sources.
 
     A source is a path to a file, a directory or a pattern, `example:NAME`,
-    `wandb:ENTITY/PROJECT[/RUN]`, a data frame, or a Run.
+    `wandb:ENTITY/PROJECT[/RUN]`, a data frame, a list of tables, or a Run.
 
     x: the compute column, or `column*factor`, for example `hours*8` for 8 devices.
     y: the score column. Found by name where the framework is known. A pattern such as
@@ -157,6 +157,8 @@ def _read(source: Any, pattern: str | None) -> tuple[list[Table], list[InputErro
             except InputError as error:
                 problems.append(error)
         return tables, problems
+    if isinstance(source, list) and all(isinstance(each, Table) for each in source):
+        return list(source), []
     if is_frame(source):
         return [read_frame(source, "table")], []
     raise InputError(f"a {type(source).__name__} is no source: give a path, a data frame or a Run")

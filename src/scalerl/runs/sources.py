@@ -79,6 +79,20 @@ def _open(path: Path) -> list[tuple[str, Reader]]:
     return found
 
 
+def find_logs(path: Path, leave_out: Callable[[Path], bool]) -> list[tuple[str, Reader]]:
+    """As `open_path`, without what is to be left out, and nothing where nothing is found."""
+    if leave_out(path):
+        return []
+    if not path.is_dir():
+        return [(str(path), lambda: read_file(path))]
+    return list(_walk(path, 0, set(), [0], leave_out))
+
+
+def part_of_a_run(path: Path) -> Path | None:
+    """The folder of the run that a file is one of several files of, by its name."""
+    return home_of(path.resolve().parent) if _PART_OF_A_RUN.fullmatch(path.stem) else None
+
+
 def read_file(path: Path) -> Tables:
     """The tables of one file, whatever its format."""
     check_file(path)
@@ -132,7 +146,11 @@ def _read_kind(path: Path, head: bytes, name: str) -> Tables:
 
 
 def _walk(
-    folder: Path, depth: int, seen: set[str], entries: list[int]
+    folder: Path,
+    depth: int,
+    seen: set[str],
+    entries: list[int],
+    leave_out: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[tuple[str, Reader]]:
     """The runs and logs in a directory, sorted by name. A directory reached twice counts once."""
     real = os.path.realpath(folder)
@@ -144,7 +162,7 @@ def _walk(
         yield str(folder), reader
         return
     try:
-        children = sorted(folder.iterdir())
+        children = [child for child in sorted(folder.iterdir()) if not leave_out(child)]
     except OSError as error:
         if depth == 0:
             raise InputError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
@@ -169,7 +187,7 @@ def _walk(
     for child in children:
         if child.is_dir():
             if not child.name.startswith("."):
-                yield from _walk(child, depth + 1, seen, entries)
+                yield from _walk(child, depth + 1, seen, entries, leave_out)
         elif child.is_file() and _looks_like_a_log(child):
             real = os.path.realpath(child)
             if real not in seen:
@@ -199,9 +217,9 @@ def _part_reader(path: Path) -> Reader:
 
     def read() -> Tables:
         tables = read_file(path)
-        if _PART_OF_A_RUN.fullmatch(path.stem):
+        if (home := part_of_a_run(path)) is not None:
             for table in tables:
-                table.home = str(home_of(path.resolve().parent))
+                table.home = str(home)
         return tables
 
     return read

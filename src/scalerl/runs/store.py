@@ -153,7 +153,7 @@ class RunStore:
 
     def follow(self, kind: type[L]) -> Follower[L]:
         """Reads on from where it stopped."""
-        return Follower(self.path / kind.FILE, kind)
+        return Follower(self.path / kind.FILE, kind.from_dict)
 
     def read_status(self) -> Status | None:
         """None before the first one, or where it cannot be read."""

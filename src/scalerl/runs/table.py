@@ -137,6 +137,11 @@ def to_float(value: object) -> float:
     >>> [to_float(v) for v in ("0.5", " 1e3 ", "1_000", True, None)]
     [0.5, 1000.0, nan, nan, nan]
     """
+    if type(value) is float or type(value) is int:  # most cells are, and the rest is slow to ask
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     if isinstance(value, str):
         text = value.strip()
         return float(text) if _NUMBER.fullmatch(text.lower()) else math.nan

@@ -41,11 +41,12 @@ def read_vitals(path: Path) -> tuple[Vitals, ...]:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, *_version: int) -> tuple[Vitals, ...]:
-    made = (_vitals(parsed(line)) for line in path.read_bytes().split(b"\n") if line)
+    made = (vitals_of(parsed(line)) for line in path.read_bytes().split(b"\n") if line)
     return tuple(each for each in made if each is not None)
 
 
-def _vitals(line: Mapping[str, Any] | None) -> Vitals | None:
+def vitals_of(line: Mapping[str, Any] | None) -> Vitals | None:
+    """Of one line; None where it is damaged or has no step."""
     if line is None:
         return None
     step = line.get("step")

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.arms import SURE, Arm
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair
 from scalerl.curves.forecast import HORIZON, Target, reached, with_infinite
 from scalerl.curves.prediction import tails
-from scalerl.curves.result import Fit
-from scalerl.curves.verdict import SEED_LOG_COMPUTE_SD, SURE, Arm, seed_noise
+from scalerl.curves.verdict import SEED_LOG_COMPUTE_SD, seed_noise
 from scalerl.errors import InputError
 from scalerl.runs.lines import EvalLine
 
@@ -142,16 +142,15 @@ def disagreement(axes: Mapping[str, AxisSpeed]) -> str | None:
 
 
 def beside(
-    fits: Mapping[str, Sequence[Fit]],
+    arms: Mapping[str, Arm],
     evals: Mapping[str, Sequence[EvalLine]],
     pairs: Mapping[str, Pair],
     reference: str,
     budget: float,
     target: float | None = None,
 ) -> dict[str, Beside]:
-    """Of every variant with fits, the reference among them. `evals` are the validations of each run
+    """Of every arm of a study, the reference among them. `evals` are the validations of each run
     by the name of its fit, `budget` the compute of the reference's whole budget."""
-    arms = {name: Arm(name, tuple(each)) for name, each in fits.items() if each}
     main = arms.get(reference)
     score = target
     if score is not None and not 0.0 < score <= 1.0:
@@ -284,9 +283,10 @@ def _axes(
 def _log_compute(
     arm: Arm, places: Places, kind: str, kinds: Sequence[str], score: float
 ) -> dict[str, Array]:
-    """ln C to the score on every axis, the mean over runs, per draw."""
+    """ln C to the score on every axis, per draw: read off on each of its runs, and averaged."""
     found: dict[str, list[Array]] = {other: [] for other in kinds}
-    for draws, at in zip(arm.log_compute_each(score), places, strict=True):
+    draws = arm.log_compute_to(score)
+    for at in places:
         for other in kinds:
             count = min(len(at[kind]), len(at[other]))
             found[other].append(np.interp(draws, at[kind][-count:], at[other][-count:]))

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scalerl.curves.arms import SURE
 from scalerl.curves.compare import Pair
-from scalerl.curves.verdict import SURE
 
 Region = Literal["ceiling", "speed", "neither", "undecided"]
 REGIONS: dict[str, Region] = {"higher-ceiling": "ceiling", "faster": "speed", "same": "neither"}

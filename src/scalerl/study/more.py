@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
-from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.study.beside import beside
 from scalerl.study.members import Member, look
@@ -26,20 +26,19 @@ class Shown:
 def with_more(
     rows: Sequence[StudyRow],
     members: Sequence[Shown],
+    arms: Mapping[str, Arm],
     pairs: Mapping[str, Pair],
     target: float | None = None,
 ) -> list[StudyRow]:
     """The rows, the reference's among them, with what is in `paired.py` and `beside.py`."""
     reference = next((row.variant for row in rows if row.verdict == "reference"), "")
     answered: dict[str, list[Answered]] = {}
-    fits: dict[str, list[Fit]] = {}
     for one in members:
-        run, fitted, variant = one.finding.run, one.finding.fit, one.member.variant
-        if run is not None and fitted is not None:
+        run, variant = one.finding.run, one.member.variant
+        if run is not None:
             answered.setdefault(variant, []).append(Answered(one.member.path, run, one.evals))
-            fits.setdefault(variant, []).append(fitted)
     evals = {one.member.name: one.evals for one in members}
-    found = beside(fits, evals, pairs, reference, _budget(members, reference), target)
+    found = beside(arms, evals, pairs, reference, _budget(members, reference), target)
     same_prompts = paired_rows(answered, reference)
     return [
         replace(

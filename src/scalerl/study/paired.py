@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from scalerl.curves.verdict import SEED_NU, SEED_SD
+from scalerl.curves.arms import SEED_NU, SEED_SD
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
@@ -118,7 +118,7 @@ def paired(asked: SamePrompts, seed_variance: float, freedom: float) -> tuple[fl
     >>> hard = np.linspace(0, 1, 50)
     >>> found = paired(SamePrompts(hard[None], hard[None] + 0.1), 0.0, 6.0)
     >>> [round(float(v), 3) for v in found]
-    [0.1, 0.0, 0.099]
+    [0.1, 0.0, 0.1]
     """
     of_v, of_r = asked.variant.mean(axis=0), asked.reference.mean(axis=0)
     count = of_v.size

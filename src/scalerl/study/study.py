@@ -42,7 +42,7 @@ from scalerl.study.race import Foresight, RaceState, race
 from scalerl.study.racing import racers
 from scalerl.study.rates import Expected, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
-from scalerl.study.table import MemberFinding, StudyRow, pairs_of, rows
+from scalerl.study.table import MemberFinding, StudyArms, StudyRow, rows
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -227,19 +227,23 @@ class Study:
     def table(self) -> list[StudyRow]:
         """One row a variant."""
         found = self._findings()
-        return self._rows(found, pairs_of(found, self.reference))
+        arms = StudyArms.of(found)
+        return self._rows(found, arms, arms.pairs(self.reference))
 
-    def _rows(self, found: Sequence[MemberFinding], pairs: Mapping[str, Pair]) -> list[StudyRow]:
+    def _rows(
+        self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
+    ) -> list[StudyRow]:
         shown = [
             Shown(member, finding, self.evals(member))
             for member, finding in zip(self.members, found, strict=True)
             if finding.fit is not None and finding.stability.state != "unstable"
         ]
-        return with_more(rows(found, self.reference, pairs), shown, pairs, self.target)
+        table = rows(found, self.reference, arms, pairs)
+        return with_more(table, shown, arms.arms, pairs, self.target)
 
     def knobs(self) -> list[Knob]:
         """What each variant does to the ceiling and to the speed: the knob map."""
-        return self._knobs(pairs_of(self._findings(), self.reference))
+        return self._knobs(StudyArms.of(self._findings()).pairs(self.reference))
 
     def race(
         self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
@@ -270,7 +274,8 @@ class Study:
         failed that have no record."""
         now, failed = self.progress(), {} if end is None else end.failed
         found = self._findings()
-        pairs = pairs_of(found, self.reference)
+        arms = StudyArms.of(found)
+        pairs = arms.pairs(self.reference)
         raced = {"race": self.race(now, failed).to_dict()} if self.plan.race else {}
         return {
             "members": [
@@ -278,7 +283,8 @@ class Study:
                 for member in self.members
             ],
             **raced,
-            "table": [row.to_dict() for row in self._rows(found, pairs)],
+            "seed_sd": arms.seed_sd,
+            "table": [row.to_dict() for row in self._rows(found, arms, pairs)],
             "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
 

@@ -1,7 +1,7 @@
 """What a study shows: one row a variant, with the verdict against the reference.
 
-Everything that turns fits into rows is here, behind `pairs_of` and `rows`: another way of pooling
-seeds has these two functions to replace.
+Seeds of a variant are fitted as one curve, and variants tell each other what their curves have in
+common (curves/arms.py, curves/kin.py): a row is about the recipe, not about one of its runs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.compare import Pair, comparable, compare
+from scalerl.curves.arms import Arm, akin, seed_spread
+from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.compare import Pair, comparable, compare_arms
+from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
-from scalerl.curves.verdict import Arm, seed_spread
 from scalerl.runs.record import Run
 from scalerl.study.beside import Beside
 from scalerl.study.paired import Paired
@@ -95,69 +97,84 @@ def worst(found: Any) -> str:
     return next((s for s in ("unstable", "undecided", "stable") if s in states), "undecided")
 
 
-def pairs_of(judged: Sequence[MemberFinding], reference: str) -> dict[str, Pair]:
-    """The pair of each variant with the reference, of members that are not unstable."""
-    return _pairs([j.fit for j in judged if _counts(j) and j.fit is not None], reference)
+@dataclass(frozen=True, slots=True)
+class StudyArms:
+    """Variant → the law through all its runs that are not unstable, each with what the others tell;
+    and what seeds alone do to a ceiling (sd), learned from all of them together."""
+
+    arms: Mapping[str, Arm]
+    seed_sd: float
+
+    @staticmethod
+    def of(judged: Sequence[MemberFinding]) -> StudyArms:
+        groups: dict[str, list[Fit]] = {}
+        for each in judged:
+            if each.fit is not None and _counts(each):
+                groups.setdefault(each.variant, []).append(each.fit)
+        alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
+        return StudyArms({arm.name: arm for arm in akin(alone)}, seed_spread(alone))
+
+    def pairs(self, reference: str) -> dict[str, Pair]:
+        """The pair of each variant with the reference."""
+        mine = self.arms.get(reference)
+        if mine is None or not comparable([f for arm in self.arms.values() for f in arm.fits]):
+            return {}
+        others = {name: arm for name, arm in self.arms.items() if name != reference}
+        return {name: compare_arms(mine, arm, self.seed_sd) for name, arm in others.items()}
+
+    def quantiles(self, variant: str, parameter: str) -> tuple[float, float, float] | None:
+        """Low end, median and high end of a parameter of a recipe, seeds allowed for."""
+        arm = self.arms.get(variant)
+        if arm is None or parameter not in arm.law.params:
+            return None
+        draws = arm.law.belief.parameter(parameter)
+        median = float(np.median(draws))
+        if parameter == "A":
+            rng = np.random.default_rng((arm.law.seed, 43))
+            draws = draws + self.seed_sd / np.sqrt(arm.seeds) * rng.standard_normal(len(draws))
+            draws = np.clip(draws, 0.0, 1.0)
+        low, high = sample_quantiles(draws, tails(LEVEL))
+        return float(low), median, float(high)
 
 
 def rows(
-    judged: Sequence[MemberFinding], reference: str, pairs: Mapping[str, Pair]
+    judged: Sequence[MemberFinding], reference: str, arms: StudyArms, pairs: Mapping[str, Pair]
 ) -> list[StudyRow]:
     """A row for every variant, in the order of the members. Unstable members are in no number."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in judged:
         groups.setdefault(each.variant, []).append(each)
-    return [_row(name, group, reference, pairs.get(name)) for name, group in groups.items()]
+    return [_row(name, group, reference, arms, pairs.get(name)) for name, group in groups.items()]
 
 
 def _counts(each: MemberFinding) -> bool:
     return each.fit is not None and each.stability.state != "unstable"
 
 
-def _pairs(fits: Sequence[Fit], reference: str) -> dict[str, Pair]:
-    """The pair of each variant with the reference. (`compare` of all at once would spend most time
-    on pairs of variants.) What seeds alone do is learned from all of them together."""
-    groups: dict[str, list[Fit]] = {}
-    for each in fits:
-        groups.setdefault(each.run.group or each.name, []).append(each)
-    mine = groups.pop(reference, [])
-    if not mine or not groups or not comparable(fits):
-        return {}
-    spread = seed_spread([Arm(n, tuple(fs)) for n, fs in ({reference: mine} | groups).items()])
-    found = {
-        name: compare(mine, others, group_by="recipe", seed_sd=spread)
-        for name, others in groups.items()
-    }
-    return {name: comparison.pairs[0] for name, comparison in found.items()}
-
-
-def _row(name: str, group: Sequence[MemberFinding], reference: str, pair: Pair | None) -> StudyRow:
-    fits = [j.fit for j in group if _counts(j) and j.fit is not None]
-    estimates: dict[str, float | None] = dict.fromkeys(PARAMETERS)
-    intervals: dict[str, tuple[float, float] | None] = dict.fromkeys(PARAMETERS)
-    for parameter in PARAMETERS if fits else ():
-        draws = np.mean([f.belief.parameter(parameter) for f in fits], axis=0)
-        if parameter == "C_mid":
-            draws = np.exp(np.mean([np.log(f.belief.parameter(parameter)) for f in fits], axis=0))
-        low, median, high = np.quantile(draws, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
-        estimates[parameter], intervals[parameter] = float(median), (float(low), float(high))
+def _row(
+    name: str, group: Sequence[MemberFinding], reference: str, arms: StudyArms, pair: Pair | None
+) -> StudyRow:
+    arm = arms.arms.get(name)
+    known = {parameter: arms.quantiles(name, parameter) for parameter in PARAMETERS}
+    estimates = {k: None if q is None else q[1] for k, q in known.items()}
+    intervals = {k: None if q is None else (q[0], q[2]) for k, q in known.items()}
     unstable = [j for j in group if j.stability.state == "unstable"]
     verdict, winner, words = None, None, "nothing to fit yet"
     if name == reference:
         verdict, words = "reference", "the reference"
     elif pair is not None:
         verdict, winner, words = pair.verdict, pair.winner, str(pair)
-    elif unstable and len(unstable) == len(group):
+    elif unstable and len(unstable) == sum(j.run is not None for j in group):
         verdict, words = "unstable", "unstable, not fitted"
-    elif fits:
+    elif arm is not None:
         words = "the reference has no fit to compare with yet"
     checked = [j.half for j in group if j.half is not None]
     return StudyRow(
         variant=name,
-        seeds=len(fits),
+        seeds=0 if arm is None else len(arm.fits),
         estimates=estimates,
         intervals=intervals,
-        identified=bool(fits) and all(f.identified for f in fits),
+        identified=arm is not None and arm.law.identified,
         verdict=verdict,
         winner=winner,
         words=words,

@@ -5,11 +5,13 @@ Every tensor is kept bit for bit: a run that goes on from here is the run that w
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from scalerl.errors import InputError
@@ -17,6 +19,7 @@ from scalerl.trainer.masters import Masters
 
 #: Tensors are called KIND/PARAMETER; other kinds are the optimiser's own (exp_avg, step ...).
 MASTER = "master"
+WHOLE = "optimiser.safetensors"
 
 
 def save(
@@ -31,15 +34,83 @@ def save(
     for i, name in enumerate(masters.by_name):
         for key, value in state.get(i, {}).items():
             tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous().clone()
-    save_file(tensors, path / "optimiser.safetensors")
+    save_file(tensors, path / WHOLE)
     (path / "trainer.json").write_text(json.dumps({"version": version}))
 
 
-def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimizer) -> int:
-    """Everything `save` wrote, into what is given; the version."""
+class StateFiles:
+    """Masters and optimiser state on disk: one file of whole tensors, or one per rank that wrote,
+    with its rows of each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.version = int(json.loads((path / "trainer.json").read_text())["version"])
+            names = sorted(path.glob(shard_name("*", "*"))) or [path / WHOLE]
+            self._files = [cast(Any, safe_open)(name, "pt") for name in names]
+            written = int(names[0].stem.rpartition("-")[2]) if len(names) > 1 else 1
+            if len(names) != written:
+                raise ValueError(f"{len(names)} of {written} shards are there")
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise InputError(f"{path} is no whole checkpoint: {error}") from None
+        self._keys = [frozenset(file.keys()) for file in self._files]
+        #: Kinds of state by the name of a parameter.
+        self._kinds: dict[str, list[str]] = {}
+        for key in sorted(frozenset[str]().union(*self._keys)):
+            kind, _, name = key.partition("/")
+            self._kinds.setdefault(name, []).append(kind)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is any tensor of this kind."""
+        return any(kind in kinds for kinds in self._kinds.values())
+
+    def kinds(self, name: str) -> list[str]:
+        """Of the optimiser's state of a parameter."""
+        return [kind for kind in self._kinds.get(name, []) if kind != MASTER]
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        """(kind, parameter) of all there is."""
+        return ((kind, name) for name, kinds in self._kinds.items() for kind in kinds)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        shapes = [f.get_slice(key).get_shape() for f in self._having(key)]
+        if not shapes:
+            raise InputError(f"{self.path} is a checkpoint of another model: it has no {key}")
+        return (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
+
+    def rows(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Some rows of a tensor, or all of it; of one without rows, the number itself."""
+        files = self._having(key)
+        if not self.shape(key):
+            return cast(Tensor, files[0].get_tensor(key))
+        found, at = [], 0
+        for file in files:
+            piece = file.get_slice(key)
+            size = piece.get_shape()[0]
+            end = size if stop is None else min(max(stop - at, 0), size)
+            begin = min(max(start - at, 0), end)
+            found.append(piece[begin:end])
+            at += size
+        return torch.cat(found)
+
+    def _having(self, key: str) -> list[Any]:
+        return [f for f, keys in zip(self._files, self._keys, strict=True) if key in keys]
+
+
+def shard_name(rank: int | str, of: int | str) -> str:
+    """The file of a rank.
+
+    >>> shard_name(0, 2)
+    'optimiser-00000-of-00002.safetensors'
+    """
+    places = [f"{n:05d}" if isinstance(n, int) else n for n in (rank, of)]
+    return f"optimiser-{places[0]}-of-{places[1]}.safetensors"
+
+
+def load_weights(path: Path, model: Any) -> dict[str, Tensor]:
+    """The weights of a checkpoint in Hugging Face layout, in FP32."""
     try:
-        version = int(json.loads((path / "trainer.json").read_text())["version"])
-        tensors = load_file(path / "optimiser.safetensors")
         # By Transformers: on disk weights may be in several files, and experts one by one. Ours
         # is the config, so that nothing of another size is ever made.
         saved, info = type(model).from_pretrained(
@@ -55,11 +126,18 @@ def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimi
         raise InputError(f"{path} is a checkpoint of another model") from None
     if info["missing_keys"]:
         raise InputError(f"{path} is a checkpoint of another model")
-    found = dict(saved.named_parameters())
+    return {name: p.detach() for name, p in saved.named_parameters()}
+
+
+def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimizer) -> int:
+    """Everything `save` wrote, or the ranks of a sharded trainer, into what is given; the
+    version."""
+    files = StateFiles(path)
+    found = load_weights(path, model)
     state: dict[int, dict[str, Tensor]] = {}
     places = {name: i for i, name in enumerate(masters.by_name)}
-    for key, value in tensors.items():
-        kind, _, name = key.partition("/")
+    for kind, name in files.items():
+        value = files.rows(f"{kind}/{name}")
         if kind == MASTER:
             found[name] = value
         else:
@@ -71,4 +149,4 @@ def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimi
             master.copy_(found[name])
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
-    return version
+    return files.version

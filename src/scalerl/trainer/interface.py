@@ -21,6 +21,21 @@ from scalerl.trainer.optimisers import Optimiser
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """The place of one process among those that learn together, and where they meet."""
+
+    rank: int
+    of: int
+    #: Of a `torch.distributed.TCPStore` that somebody keeps for them.
+    host: str
+    port: int
+    #: Network interface that the ranks talk through; None: torch's choice.
+    interface: str | None
+    #: Seconds after which a collective that some rank does not join is given up.
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """How to make a trainer, in plain data that can be sent to where it is to live."""
 
@@ -40,6 +55,10 @@ class TrainerSpec:
     trust_remote_code: bool = False
     #: A checkpoint to go on from.
     checkpoint: str | None = None
+    #: Whether activations are computed again in the backward pass, rather than kept.
+    recompute: bool = False
+    #: Of a trainer of many; None for one alone.
+    ranks: Ranks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +114,10 @@ class NonFiniteWeights(PipelineError):
     """A step has made the weights useless: nobody must be given them."""
 
 
+class RankLost(PipelineError):
+    """Another rank is gone or does not answer: this one cannot go on."""
+
+
 class Trainer(Protocol):
     """Learns from one batch at a time. Where it has many ranks, every rank makes every call."""
 
@@ -114,7 +137,8 @@ class Trainer(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The present weights by name, in the model's dtype."""
+        """The present weights by name and in order, in the model's dtype. Where there are many
+        ranks each tensor is made when it is looked at: look at one after the other."""
         ...
 
     def save(self, path: Path) -> None: ...

@@ -44,8 +44,11 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         trust = spec.trust_remote_code
         return load_model(spec.model, spec.dtype, spec.device, trust_remote_code=trust)
 
+    model = load()
+    if spec.recompute:
+        recompute(model)
     made = LocalTrainer(
-        load(),
+        model,
         spec.options,
         spec.optimiser,
         head_precision=spec.head,
@@ -58,8 +61,13 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     return made
 
 
+def recompute(model: Any) -> None:
+    """From now on the model keeps only what goes into each of its blocks, while it trains."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
 @dataclass(slots=True, eq=False)
-class _Gradient:
+class Gradient:
     """What was seen while the gradient of a batch was summed up."""
 
     scored_BT: Tensor
@@ -93,14 +101,17 @@ class LocalTrainer:
         self.options = options
         self.settings = optimiser
         self.token_budget = token_budget
-        self.scorer = Scorer(model, head_precision, temperature)
+        self.scorer = self._scorer(model, head_precision, temperature)
         self.reference = (
-            None if reference is None else Scorer(reference, head_precision, temperature)
+            None if reference is None else self._scorer(reference, head_precision, temperature)
         )
         self.device = self.scorer.device
         self._version = 0
         self.masters = Masters(model)
         self.optimiser = OPTIMISERS[optimiser.name](self.masters.tensors(), optimiser)
+
+    def _scorer(self, model: nn.Module, precision: Precision, temperature: float) -> Scorer:
+        return Scorer(model, precision, temperature)
 
     @property
     def version(self) -> int:
@@ -163,7 +174,7 @@ class LocalTrainer:
 
     def _gradient_in_memory(
         self, rows: Sequence[PromptRows], batch: LossBatch
-    ) -> tuple[LossBatch, _Gradient]:
+    ) -> tuple[LossBatch, Gradient]:
         """The batch as it was learnt from, and its gradient; in smaller micro-batches from now on
         where memory does not suffice. Nothing but gradients has changed when that shows."""
         while True:
@@ -171,24 +182,24 @@ class LocalTrainer:
                 whole = self._with_reference(rows, batch)
                 return whole, self._gradient(rows, whole)
             except (RuntimeError, MemoryError) as error:
-                if not _is_full(error):
+                if not is_full(error):
                     raise
             # Out here, where the failed attempt's tensors are no longer held by its error.
             self._take_smaller(rows)
 
-    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> _Gradient:
+    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> Gradient:
         """Summed over micro-batches."""
         self.masters.clear()
         self.model.train()
         shape = batch.mask_BT.shape
-        found = _Gradient(torch.zeros(shape), torch.zeros(shape))
+        found = Gradient(torch.zeros(shape), torch.zeros(shape))
         packed = self.scorer.packed
         with nullcontext() if packed is None else packed.accumulating():
             for part in self.scorer.micro_batches(rows, self.token_budget):
                 self._backward(part, batch, found)
         return found
 
-    def _backward(self, part: MicroBatch, batch: LossBatch, found: _Gradient) -> None:
+    def _backward(self, part: MicroBatch, batch: LossBatch, found: Gradient) -> None:
         """Add the gradient of some rows, and note what was seen."""
         scored = self.scorer.score(part.groups)
         width = max(len(c) for group in part.groups for c in group.completions)
@@ -216,7 +227,7 @@ class LocalTrainer:
 
     def _clip(self, groups: Sequence[Group], batch: LossBatch) -> float:
         longest = self.settings.grad_clip or math.inf  # 0: not clipped
-        norm = nn.utils.clip_grad_norm_(self.masters.tensors(), longest).item()
+        norm = self._clip_to(longest)
         if math.isfinite(norm):
             return norm
         self.masters.clear()
@@ -227,8 +238,16 @@ class LocalTrainer:
             f"{len(kept)} prompts): nothing was changed; prompts {', '.join(names)}"
         )
 
+    def _clip_to(self, longest: float) -> float:
+        """Scale the gradient down to this norm; the norm it had."""
+        return nn.utils.clip_grad_norm_(self.masters.tensors(), longest).item()
+
+    def _non_finite(self) -> str | None:
+        """A parameter that a step has made useless."""
+        return self.masters.non_finite()
+
     def _check_weights(self, lr: float) -> None:
-        wrong = self.masters.non_finite()
+        wrong = self._non_finite()
         if wrong is not None:
             raise NonFiniteWeights(
                 f"step {self._version + 1}, with a learning rate of {lr:g}, made the weights "
@@ -248,6 +267,7 @@ class LocalTrainer:
         self.token_budget = max(budget // 2, longest)
 
 
-def _is_full(error: Exception) -> bool:
+def is_full(error: Exception) -> bool:
+    """Whether memory was short."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in FULL)

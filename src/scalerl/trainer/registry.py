@@ -12,3 +12,11 @@ from scalerl.trainer.simulated import SimulatedTrainer
 TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry("trainer")
 TRAINERS.register("local")(local_trainer)
 TRAINERS.register("simulated")(SimulatedTrainer.of)
+
+
+@TRAINERS.register("fsdp")
+def fsdp(spec: TrainerSpec) -> Trainer:
+    """FSDP2, one rank of it; imported when it is needed."""
+    from scalerl.trainer.fsdp import fsdp_trainer
+
+    return fsdp_trainer(spec)

@@ -24,8 +24,17 @@ class Sender(Protocol):
     """The trainer's end."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Hand over these weights; they may change as soon as this returns."""
+        """Hand over these weights; they may change as soon as this returns. Of many ranks, all
+        make the tensor that is looked at together: look at each once, in the order they come."""
         ...
+
+
+class Nowhere:
+    """The sender of a rank that is not the first: it takes part in putting tensors together."""
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        for tensor in weights.values():
+            del tensor
 
 
 class Receiver(Protocol):

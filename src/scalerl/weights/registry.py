@@ -7,8 +7,10 @@ from collections.abc import Callable
 from scalerl.registry import Registry
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Channel, Layout
+from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.shared_memory import SharedWeights
 
 CHANNELS: Registry[Callable[[Layout], Channel]] = Registry("weights channel")
 CHANNELS.register("shared-memory")(SharedWeights)
 CHANNELS.register("direct")(DirectWeights)
+CHANNELS.register("ray")(RayWeights)

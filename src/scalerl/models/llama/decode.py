@@ -185,27 +185,8 @@ class LlamaDecoder:
                 self.values.append(torch.zeros(room, device=self.device))
 
     def _body(self, token_N: Tensor, turn_N: Tensor, attend: Attend) -> Tensor:
-        """Hidden states before the last norm."""
-        shape = self.shape
-        x_ND = F.embedding(token_N, self.model.model.embed_tokens.weight)
-        q_end, k_end = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
-        for i, w in enumerate(self.weights.fresh()):
-            qkv = F.linear(self._norm(x_ND), w.qkv, w.qkv_bias)
-            qk = qkv[:, :k_end]
-            if w.qk_norm is not None:
-                qk = self._norm(qk.view(len(qk), -1, shape.size)) * w.qk_norm
-            qk = turned(qk, turn_N, shape)
-            seen = attend(i, qk[:, :q_end].contiguous(), qk[:, q_end:].contiguous(), qkv[:, k_end:])
-            x_ND = torch.addmm(x_ND, seen, w.out.t())
-            if w.out_bias is not None:
-                x_ND += w.out_bias
-            gate, up = F.linear(self._norm(x_ND), w.gate_up).chunk(2, dim=1)
-            x_ND = torch.addmm(x_ND, F.silu(gate).mul_(up), w.down.t())
-        return x_ND
-
-    def _norm(self, x: Tensor) -> Tensor:
-        """Its weight is in the product that follows."""
-        return F.rms_norm(x, x.shape[-1:], None, self.shape.eps)
+        embedding = self.model.model.embed_tokens.weight
+        return body(token_N, embedding, self.weights.fresh(), self.shape, turn_N, attend)
 
     def _logits(self, hidden_BD: Tensor) -> Tensor:
         logits: Tensor = self.model.get_output_embeddings()(self._last_norm(hidden_BD))
@@ -225,3 +206,33 @@ class LlamaDecoder:
         ours = trial._last_norm(trial._decode(ids[:, 4]))
         theirs = final_hidden(self.model, ids)[:, -1]
         return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))
+
+
+def body(
+    token_N: Tensor,
+    embedding: Tensor,
+    layers: Sequence[FusedLayer],
+    shape: LlamaShape,
+    turn_N: Tensor,
+    attend: Attend,
+) -> Tensor:
+    """Hidden states before the last norm. The weights of the other norms are in the products."""
+    x_ND = F.embedding(token_N, embedding)
+    q_end, k_end = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
+    for i, w in enumerate(layers):
+        qkv = F.linear(_norm(x_ND, shape), w.qkv, w.qkv_bias)
+        qk = qkv[:, :k_end]
+        if w.qk_norm is not None:
+            qk = _norm(qk.view(len(qk), -1, shape.size), shape) * w.qk_norm
+        qk = turned(qk, turn_N, shape)
+        seen = attend(i, qk[:, :q_end].contiguous(), qk[:, q_end:].contiguous(), qkv[:, k_end:])
+        x_ND = torch.addmm(x_ND, seen, w.out.t())
+        if w.out_bias is not None:
+            x_ND += w.out_bias
+        gate, up = F.linear(_norm(x_ND, shape), w.gate_up).chunk(2, dim=1)
+        x_ND = torch.addmm(x_ND, F.silu(gate).mul_(up), w.down.t())
+    return x_ND
+
+
+def _norm(x: Tensor, shape: LlamaShape) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], None, shape.eps)

@@ -3,7 +3,8 @@ forward pass, to rounding, in less time (benchmarks/profile_step.py).
 
 - The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
   their tokens attend to it. Products and norms see no padding between completions (packing.py).
-- Norm, attention and SwiGLU have backward passes of their own (kernels.py). Autograd does the rest.
+- Norm, attention and SwiGLU have backward passes of their own (kernels.py; in C, where a compiler
+  is, native/learn.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
   micro-batches and passed on to the model's parameters once.
 
@@ -13,9 +14,9 @@ beyond `LONGEST` tokens the model's own forward pass is to be used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalerl.models.head import final_hidden
+from scalerl.models.llama import kernels
 from scalerl.models.llama.fuse import FusedLayer, fuse, rotation
-from scalerl.models.llama.kernels import attend, norm, swiglu
 from scalerl.models.llama.packing import PackedRows
 from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.native import learn
+from scalerl.models.native.build import library
 from scalerl.models.rows import PromptRows
 
 #: Prompt plus completion. The kept probabilities of a micro-batch of this length are 4 bytes x
@@ -35,6 +38,18 @@ LONGEST = 512
 #: Tokens of a micro-batch, at most: its activations should stay in a core's cache (2048 x 256 x 4
 #: bytes are 2 MiB), and Python's share be small. A guess from that, not the best of a search.
 BUDGET = 2048
+
+
+class Way(NamedTuple):
+    """By what norm, SwiGLU and attention are computed."""
+
+    norm: Callable[[Tensor, float], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
+    attend: Callable[[Tensor, Tensor, PackedRows, LlamaShape], Tensor]
+
+
+TORCH = Way(kernels.norm, kernels.swiglu, kernels.attend)
+NATIVE = Way(learn.norm, learn.swiglu, learn.attend)
 
 
 class PackedLlama:
@@ -53,12 +68,14 @@ class PackedLlama:
             or not all(p.requires_grad for p in model.parameters())
         ):
             return None
-        found = PackedLlama(model, shape)
-        return found if found._agrees() else None
+        ways = [TORCH] if library() is None else [NATIVE, TORCH]
+        found = (PackedLlama(model, shape, way) for way in ways)
+        return next((made for made in found if made._agrees()), None)
 
-    def __init__(self, model: nn.Module, shape: LlamaShape) -> None:
+    def __init__(self, model: nn.Module, shape: LlamaShape, way: Way) -> None:
         self.model: Any = model
         self.shape = shape
+        self.way = way
         #: During a step only.
         self.layers: list[FusedLayer] = []
         self.rotation = rotation(model, shape, torch.arange(LONGEST))
@@ -87,7 +104,7 @@ class PackedLlama:
 
     def hidden(self, rows: PackedRows) -> Tensor:
         """The hidden states N x D that the head is given."""
-        shape = self.shape
+        shape, (norm, swiglu, attend) = self.shape, self.way
         x_ND = F.embedding(rows.ids_N, self.model.model.embed_tokens.weight)
         turn_N = self.rotation[rows.position_N]
         for w in self.layers or self._fused():
@@ -106,7 +123,9 @@ class PackedLlama:
         """Qwen3 norms each head's queries and keys."""
         end = weight.numel()
         heads = qkv[:, :end].reshape(len(qkv), -1, self.shape.size)
-        return torch.cat([(norm(heads, self.shape.eps) * weight).flatten(1), qkv[:, end:]], dim=1)
+        return torch.cat(
+            [(self.way.norm(heads, self.shape.eps) * weight).flatten(1), qkv[:, end:]], dim=1
+        )
 
     @torch.no_grad()
     def _agrees(self) -> bool:

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,9 @@ from scalerl.models.llama.shape import MASKED, LlamaShape
 from scalerl.models.rows import PromptRows
 
 Ints = npt.NDArray[np.int64]
+
+#: Rows of probabilities are kept in multiples of this: a panel of any processor (product.h).
+WHOLE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,17 +119,23 @@ class AttentionBlock:
         return scores.softmax(dim=-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PackedRows:
     """The tokens of a micro-batch, as the module's docstring lays them out."""
 
+    shape: LlamaShape
     ids_N: Tensor
     position_N: Tensor
-    blocks: tuple[AttentionBlock, ...]
     #: Of every completion token, in order: which hidden state predicts it, the token, row, column.
     source_M: Tensor
     target_M: Tensor
     place_M: tuple[Tensor, Tensor]
+    #: Of the prompts: tokens of each, and of all with padding. Of the rows: prompt, and how many
+    #: tokens they have without the last.
+    sizes_G: Ints
+    width: int
+    which_R: Ints
+    inner_R: Ints
 
     @staticmethod
     def of(groups: Sequence[PromptRows], shape: LlamaShape) -> PackedRows:
@@ -134,7 +144,7 @@ class PackedRows:
         sizes = np.array([len(group.prompt) for group in groups])
         lengths = np.array([len(c) for c in completions])
         inner = np.maximum(lengths - 1, 0)
-        G, P, R, T = len(groups), int(sizes.max()), len(completions), int(inner.max())
+        G, P = len(groups), int(sizes.max())
         which = np.repeat(np.arange(G), [len(group) for group in groups])
         prompt_ids = np.zeros((G, P), dtype=np.int64)
         for i, group in enumerate(groups):
@@ -146,8 +156,30 @@ class PackedRows:
         source = np.where(
             column_M == 0, which[row_M] * P + before[row_M] - 1, first[row_M] + column_M - 1
         )
+        position = [np.tile(np.arange(P), G), before[row_C] + column_C]
+        to = torch.from_numpy
+        return PackedRows(
+            shape=shape,
+            ids_N=to(np.concatenate([prompt_ids.ravel(), targets[column_M < inner[row_M]]])),
+            position_N=to(np.concatenate(position)),
+            source_M=to(source),
+            target_M=to(targets),
+            place_M=(to(row_M), to(column_M)),
+            sizes_G=sizes,
+            width=P,
+            which_R=which,
+            inner_R=inner,
+        )
+
+    @cached_property
+    def blocks(self) -> tuple[AttentionBlock, ...]:
+        """How torch computes attention: on padded rows."""
+        shape, which, inner = self.shape, self.which_R, self.inner_R
+        G, P, R, T = len(self.sizes_G), self.width, len(which), int(inner.max())
+        before = self.sizes_G[which]
         prompt_GP = np.arange(G * P).reshape(G, P)
         own_RT = np.zeros((R, T), dtype=np.int64)
+        row_C, column_C = _places(inner)
         own_RT[row_C, column_C] = np.arange(G * P, G * P + len(row_C))
         causal = torch.ones(max(P, T), max(P, T), dtype=torch.bool).triu(1).float().mul_(MASKED)
         whole = np.ones((G, P), dtype=bool)
@@ -159,16 +191,23 @@ class PackedRows:
             real_RT = np.arange(T) < inner[:, None]
             keys = np.concatenate([prompt_GP[which], own_RT], axis=1)
             blocks.append(AttentionBlock.of(own_RT, real_RT, keys, torch.from_numpy(mask), shape))
-        position = [np.tile(np.arange(P), G), before[row_C] + column_C]
-        to = torch.from_numpy
-        return PackedRows(
-            ids_N=to(np.concatenate([prompt_ids.ravel(), targets[column_M < inner[row_M]]])),
-            position_N=to(np.concatenate(position)),
-            blocks=tuple(blocks),
-            source_M=to(source),
-            target_M=to(targets),
-            place_M=(to(row_M), to(column_M)),
-        )
+        return tuple(blocks)
+
+    @cached_property
+    def spans(self) -> tuple[Tensor, int]:
+        """How learn.c computes it, without padding: (first token, tokens, first token of the
+        prompt, tokens of the prompt, where its probabilities are kept) of every prompt and row
+        that has any tokens, and how many probabilities that makes."""
+        G, P, inner = len(self.sizes_G), self.width, self.inner_R
+        first = G * P + np.cumsum(inner) - inner
+        none, starts = np.zeros(G, dtype=np.int64), np.arange(G) * P
+        prompts = np.stack([starts, self.sizes_G, none, none], axis=1)
+        rows = np.stack([first, inner, starts[self.which_R], self.sizes_G[self.which_R]], axis=1)
+        spans = np.concatenate([prompts, rows[inner > 0]])
+        columns = -(-(spans[:, 1] + spans[:, 3]) // WHOLE) * WHOLE
+        ends = np.cumsum(self.shape.heads * spans[:, 1] * columns)
+        kept = np.concatenate([[0], ends[:-1]])
+        return torch.from_numpy(np.column_stack([spans, kept])), int(ends[-1])
 
 
 def _places(lengths: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

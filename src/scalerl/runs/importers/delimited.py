@@ -21,12 +21,12 @@ _DELIMITERS = (",", "\t", ";", "|")
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
-def read_delimited(path: Path, name: str) -> Table:
-    """The table in a CSV or TSV file."""
-    with closing(iter(Lines(path))) as start:
+def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
+    """The table in a CSV or TSV file, or in `some` of its lines, the header first."""
+    lines = Lines(path) if some is None else some
+    with closing(iter(lines)) as start:
         delimiter = _sniff(list(islice((line for line in start if line.strip()), 20)))
     notes: list[str] = []
-    lines = Lines(path)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
     rows: list[list[str]] = []

@@ -7,8 +7,11 @@ permission or a file of one endless line ends in one line of explanation.
 from __future__ import annotations
 
 import codecs
+import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +28,31 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+#: Real paths outside of which nothing is read; None: everywhere.
+_ROOTS: ContextVar[tuple[str, ...] | None] = ContextVar("roots", default=None)
+
+
+@contextmanager
+def confined(roots: Sequence[str | Path]) -> Iterator[None]:
+    """Inside this, files outside of `roots` are refused, whatever links lead to them."""
+    token = _ROOTS.set(tuple(os.path.realpath(root) for root in roots))
+    try:
+        yield
+    finally:
+        _ROOTS.reset(token)
+
+
+def is_inside(path: str | Path, roots: Sequence[str]) -> bool:
+    """Whether a path, with all links followed, is one of these real paths or below one."""
+    real = os.path.realpath(path)
+    return any(real == root or real.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
+
 
 def check_file(path: Path) -> int:
     """The size of a regular, readable file, or an InputError that says why not."""
+    roots = _ROOTS.get()
+    if roots is not None and not is_inside(path, roots):
+        raise InputError(f"{path.name}: a link that leads out of the directory: not read")
     try:
         info = path.stat()
     except (OSError, ValueError) as error:

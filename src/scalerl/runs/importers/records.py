@@ -19,9 +19,9 @@ from scalerl.runs.importers.files import Lines, read_text
 from scalerl.runs.table import Table, from_rows
 
 
-def read_jsonl(path: Path, name: str) -> Table:
-    """The table in a JSON Lines file."""
-    lines = Lines(path)
+def read_jsonl(path: Path, name: str, some: Lines | None = None) -> Table:
+    """The table in a JSON Lines file, or in `some` of its lines."""
+    lines = Lines(path) if some is None else some
     rows: list[dict[str, Any]] = []
     bad: list[int] = []
     last = 0

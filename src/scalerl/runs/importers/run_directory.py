@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from scalerl.runs.importers.files import read_text
+from scalerl.runs.importers.files import check_file, read_text
 from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
-from scalerl.runs.vitals import read_vitals
+from scalerl.runs.vitals import read_vitals, vitals_of
 
 FILE = "evals.jsonl"
 STEPS = "steps.jsonl"
@@ -43,12 +44,17 @@ def read_run_directory(directory: Path) -> Table:
     another of its kinds is asked for by name; the evaluation size is the number of answers that
     were scored, for each set its own; the group is the recipe's `name`.
     """
-    table = read_jsonl(directory / FILE, _name(directory.resolve()))
+    table = read_jsonl(directory / FILE, run_name(directory))
+    _add_signs(table, directory / STEPS)
+    return shaped(table, directory)
+
+
+def shaped(table: Table, directory: Path) -> Table:
+    """The validations of a run as columns, told what they are."""
     table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
     _tell_failed(table)
-    _add_signs(table, directory / STEPS)
     recipe = directory / "recipe.toml"
     if recipe.is_file():
         try:
@@ -84,7 +90,7 @@ def _add_size(table: Table, score: str) -> None:
 def _add_signs(table: Table, steps: Path) -> None:
     """The mean of each sign over the steps since the validation before, as a column."""
     ends = np.array([to_float(step) for step in table.columns.get("step", [])])
-    if not len(ends) or not steps.is_file() or steps.stat().st_size > MAX_STEPS_BYTES:
+    if not len(ends) or not steps.is_file() or check_file(steps) > MAX_STEPS_BYTES:
         return
     found = read_vitals(steps)
     at = np.searchsorted(ends, [float(each.step) for each in found])
@@ -95,6 +101,12 @@ def _add_signs(table: Table, steps: Path) -> None:
         total = np.bincount(at[known], values[known], len(ends)).tolist()
         if name not in table.columns and any(count):
             table.columns[name] = [s / n if n else None for s, n in zip(total, count, strict=True)]
+
+
+def signs_of(row: dict[str, Any]) -> dict[str, float]:
+    """The signs on a line of steps; nan for one that is not there."""
+    found = vitals_of(row)
+    return {n: math.nan if found is None else getattr(found, f) for n, f in SIGNS.items()}
 
 
 def _tell_failed(table: Table) -> None:
@@ -109,13 +121,14 @@ def _tell_failed(table: Table) -> None:
         table.notes.append(f"{len(failed)} failed {many} left out (step {named}): {failed[-1][1]}")
 
 
-def _name(directory: Path) -> str:
+def run_name(directory: Path) -> str:
     """That of the directory; what a run left behind when it went on from an earlier checkpoint is
     called after the run.
 
-    >>> _name(Path("runs/first")), _name(Path("runs/first/branches/1"))
+    >>> run_name(Path("runs/first")), run_name(Path("runs/first/branches/1"))
     ('first', 'first, branch 1')
     """
+    directory = directory.resolve()
     if directory.parent.name != "branches":
         return directory.name
     return f"{directory.parent.parent.name}, branch {directory.name}"

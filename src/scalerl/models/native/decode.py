@@ -1,0 +1,314 @@
+"""Decoding of Llama-shaped models on a CPU, a whole step in one call (decode.c): the numbers of
+`LlamaDecoder`, to rounding, several times faster for small models.
+
+A prompt's keys and values are kept once for all rows that joined with it. Rows have places of
+their own for what they write, and nothing moves when others leave.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scalerl.models.head import final_hidden
+from scalerl.models.llama.decode import FusedWeights, body
+from scalerl.models.llama.fuse import FusedLayer, rotation
+from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.native.build import library
+from scalerl.models.rows import Compaction
+
+POINTER = ctypes.c_void_p
+LONG = ctypes.c_int64
+
+#: Rows that a thread takes at a time.
+PART = 60
+#: Threads beside the main one: made when they are first needed.
+HELPERS = ThreadPoolExecutor(thread_name_prefix="decode")
+
+
+class _CLayer(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        (name, POINTER)
+        for name in ("qkv", "qkv_bias", "qk_norm", "out", "out_bias", "gate_up", "down", "keys",
+                     "values")
+    ]  # fmt: skip
+
+
+class _CModel(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        *((n, LONG) for n in ("layers", "width", "heads", "kv_heads", "size", "inner", "columns")),
+        ("eps", ctypes.c_float),
+        *((n, POINTER) for n in ("layer", "embedding", "last_norm", "rotation")),
+    ]
+
+
+class _CRows(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        (name, POINTER)
+        for name in ("token", "slot", "prompt_length", "own_length", "prompt_keys",
+                     "prompt_values", "prompt_room")
+    ]  # fmt: skip
+
+
+class PackedWeights:
+    """A model's weights in panels, for all engines over that model; made again when a parameter
+    has changed (weights change in flight)."""
+
+    _of_model: ClassVar[WeakKeyDictionary[nn.Module, PackedWeights]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: LlamaShape, lanes: int) -> PackedWeights:
+        found = cls._of_model.get(model)
+        if found is None:
+            found = cls._of_model[model] = cls(FusedWeights.of(model, shape), lanes)
+        return found
+
+    def __init__(self, fused: FusedWeights, lanes: int) -> None:
+        self.fused, self.lanes = fused, lanes
+        self.made_of: list[FusedLayer] = []
+        self.layers: list[FusedLayer] = []
+
+    def fresh(self) -> list[FusedLayer]:
+        """The packed layers of the present weights."""
+        fused = self.fused.fresh()
+        if fused is not self.made_of:
+            self.layers = [self._packed(layer) for layer in fused]
+            self.made_of = fused
+        return self.layers
+
+    def _packed(self, w: FusedLayer) -> FusedLayer:
+        halves = [_filled(half, self.lanes) for half in w.gate_up.chunk(2)]
+        pairs = torch.stack([h.view(-1, self.lanes, h.shape[1]) for h in halves], dim=1)
+        return FusedLayer(
+            qkv=self._panels(w.qkv),
+            qkv_bias=self._padded(w.qkv_bias),
+            qk_norm=None if w.qk_norm is None else w.qk_norm.contiguous(),
+            out=self._panels(w.out),
+            out_bias=self._padded(w.out_bias),
+            gate_up=self._panels(pairs.flatten(0, 2)),
+            down=self._panels(w.down),
+        )
+
+    def _panels(self, weight: Tensor) -> Tensor:
+        """(columns, K) -> (panels, K, columns of a panel)."""
+        wide = 2 * self.lanes
+        filled = _filled(weight, wide)
+        return filled.view(-1, wide, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def _padded(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else _filled(bias, 2 * self.lanes).contiguous()
+
+
+class NativeDecoder:
+    """A Decoder over a Llama-shaped model, by decode.c."""
+
+    @staticmethod
+    def of(model: nn.Module, rows_max: int, columns: int) -> NativeDecoder | None:
+        """None for a model, or on a machine, that must do without."""
+        shape, found = LlamaShape.of(model), library()
+        if shape is None or found is None or next(model.parameters()).device.type != "cpu":
+            return None
+        made = NativeDecoder(model, shape, rows_max, columns, found)
+        return made if made._agrees() else None
+
+    def __init__(
+        self, model: nn.Module, shape: LlamaShape, rows_max: int, columns: int, lib: ctypes.CDLL
+    ) -> None:
+        self.model: Any = model
+        self.shape, self.lib = shape, lib
+        lib.decode_room.restype = lib.lanes.restype = LONG
+        self.lanes = int(lib.lanes())
+        self.weights = PackedWeights.of(model, shape, self.lanes)
+        self.rows_max, self.columns = rows_max, columns
+        #: Rows first .. rows - 1 are in use; those below stand still.
+        self.first = self.rows = 0
+        self.deep = -(-shape.size // self.lanes) * self.lanes
+        whole = -(-columns // self.lanes) * self.lanes
+        self.rotation_C = rotation(model, shape, torch.arange(whole)).contiguous()
+        # Of each row: where its own tokens are, how many, and what it shares.
+        self.slot, self.own, self.prompt, self.room = np.zeros((4, rows_max), dtype=np.int64)
+        self.shared_keys, self.shared_values = np.zeros((2, rows_max), dtype=np.uintp)
+        self.holding: list[tuple[Tensor, Tensor]] = []
+        self.free = list(range(rows_max))[::-1]
+        self.keys: list[npt.NDArray[np.float32]] = []
+        self.values: list[npt.NDArray[np.float32]] = []
+        lm: Any = model
+        inner = lm.model.layers[0].mlp.down_proj.weight.shape[1]
+        self.table = (_CLayer * len(lm.model.layers))()
+        self.c_model = _CModel(
+            len(self.table), lm.model.norm.weight.shape[0], shape.heads, shape.kv_heads,
+            shape.size, inner, columns, shape.eps, ctypes.cast(self.table, POINTER),
+            None, None, self.rotation_C.data_ptr(),
+        )  # fmt: skip
+        self.c_rows = _CRows()
+        #: Working memory of each thread; `threads` may be changed between two steps.
+        self.work = [torch.empty(lib.decode_room(ctypes.byref(self.c_model)))]
+        self.threads = 1
+        self.told: list[FusedLayer] | None = None
+
+    @torch.inference_mode()
+    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+        self._allocate()
+        shape, lanes = self.shape, self.lanes
+        lengths = np.array([len(p) for p in prompts])
+        width = -(-int(lengths.max()) // lanes) * lanes
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            ids[i, : len(prompt)] = torch.tensor(prompt)
+        room = (len(prompts), len(self.table), shape.kv_heads, width * self.deep)
+        keys, values = torch.zeros(room), torch.zeros(room)
+        hidden = self._read(ids, keys, values)
+        new = slice(self.rows, self.rows + len(which))
+        each = np.array(which)
+        self.slot[new] = [self.free.pop() for _ in which]
+        self.own[new], self.prompt[new], self.room[new] = 0, lengths[each], width
+        step = keys[0].numel() * keys.element_size()
+        self.shared_keys[new] = keys.data_ptr() + each * step
+        self.shared_values[new] = values.data_ptr() + each * step
+        self.holding += [(keys, values)] * len(which)
+        self.rows = new.stop
+        last = torch.from_numpy(np.arange(len(prompts)) * width + lengths - 1)
+        return self._logits(hidden[last])[torch.from_numpy(each)]
+
+    @torch.inference_mode()
+    def decode(self, token_B: Tensor) -> Tensor:
+        return self._head(self._decode(token_B))
+
+    def _decode(self, token_B: Tensor) -> Tensor:
+        """The hidden states that the head is given."""
+        self._tell()
+        words = self.model.model.embed_tokens.weight.shape[0]
+        if len(token_B) and not 0 <= int(token_B.min()) <= int(token_B.max()) < words:
+            raise IndexError(f"a token is none of the model's {words} words")  # as torch would
+        live = slice(self.first, self.rows)
+        arrays = (token_B.numpy(), self.slot[live], self.prompt[live], self.own[live],
+                  self.shared_keys[live], self.shared_values[live], self.room[live])  # fmt: skip
+        names = ("token", "slot", "prompt_length", "own_length", "prompt_keys", "prompt_values",
+                 "prompt_room")  # fmt: skip
+        for name, array in zip(names, arrays, strict=True):
+            setattr(self.c_rows, name, array.ctypes.data)
+        hidden = torch.empty(len(token_B), self.c_model.width)
+        self._share_out(hidden)
+        self.own[live] += 1
+        return hidden
+
+    def _share_out(self, hidden_BD: Tensor) -> None:
+        """All rows, by as many threads as there are: each takes the next part when it is done with
+        its last. Rows are independent: who computes them does not change a bit."""
+        rows, step = hidden_BD.shape[0], hidden_BD.shape[1] * hidden_BD.element_size()
+        size = PART if self.threads > 1 else rows
+        parts = iter(range(0, rows, size))
+
+        def work(memory: Tensor) -> None:
+            for first in parts:
+                self.lib.decode(
+                    ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(first),
+                    LONG(min(first + size, rows)), POINTER(hidden_BD.data_ptr() + first * step),
+                    POINTER(memory.data_ptr()),
+                )  # fmt: skip
+
+        while len(self.work) < self.threads:
+            self.work.append(torch.empty_like(self.work[0]))
+        others = min(self.threads, -(-rows // size)) - 1
+        helping = [HELPERS.submit(work, memory) for memory in self.work[1 : 1 + others]]
+        work(self.work[0])
+        for helper in helping:
+            helper.result()
+
+    def leave(self, compaction: Compaction) -> None:
+        live = slice(self.first, self.rows)
+        before = self.slot[live].copy()
+        for array in (self.slot, self.own, self.prompt, self.room, self.shared_keys,
+                      self.shared_values):  # fmt: skip
+            compaction.apply(array[live])
+        for into, out_of in zip(compaction.into.tolist(), compaction.out_of.tolist(), strict=True):
+            self.holding[self.first + into] = self.holding[self.first + out_of]
+        self.rows = self.first + compaction.rows
+        del self.holding[self.rows :]
+        self.free += np.setdiff1d(before, self.slot[self.first : self.rows]).tolist()[::-1]
+
+    def hold(self) -> None:
+        self.first = self.rows
+
+    def release(self) -> None:
+        self.first = 0
+
+    def _allocate(self) -> None:
+        """By numpy, which asks for huge pages: a step reads a little of every row."""
+        if not self.keys:
+            columns = -(-self.columns // self.lanes) * self.lanes
+            size = self.rows_max * self.shape.kv_heads * columns * self.deep
+            for row in self.table:
+                for own, name in ((self.keys, "keys"), (self.values, "values")):
+                    own.append(np.empty(size, dtype=np.float32))
+                    setattr(row, name, own[-1].ctypes.data)
+
+    def _tell(self) -> None:
+        """Where the present weights are."""
+        layers = self.weights.fresh()
+        if layers is self.told:
+            return
+        for row, w in zip(self.table, layers, strict=True):
+            for name in w.__dataclass_fields__:
+                tensor = getattr(w, name)
+                setattr(row, name, None if tensor is None else tensor.data_ptr())
+        self.c_model.embedding = self.model.model.embed_tokens.weight.data_ptr()
+        self.c_model.last_norm = self.model.model.norm.weight.data_ptr()
+        self.told = layers
+
+    def _read(self, ids_PT: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Prompts, padded on the right, where no real token looks: their hidden states before the
+        last norm, and their keys and values laid out as decode.c wants them."""
+        shape, lanes = self.shape, self.lanes
+        P, width = ids_PT.shape
+        pad = (0, self.deep - shape.size)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (t.view(P, width, -1, shape.size).transpose(1, 2) for t in (q, k, v))
+            blocks = F.pad(k, pad).view(*k.shape[:2], -1, lanes, self.deep).transpose(3, 4)
+            keys[:, layer] = blocks.flatten(2)
+            values[:, layer] = F.pad(v, pad).flatten(2)
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
+            )
+            return out.transpose(1, 2).reshape(P * width, -1)
+
+        embedding = self.model.model.embed_tokens.weight
+        turn_N = self.rotation_C[:width].repeat(P, 1, 1)
+        fused = self.weights.fused.fresh()
+        return body(ids_PT.flatten(), embedding, fused, shape, turn_N, attend)
+
+    def _logits(self, hidden_BD: Tensor) -> Tensor:
+        weight: Tensor = self.model.model.norm.weight
+        return self._head(F.rms_norm(hidden_BD, hidden_BD.shape[-1:], weight, self.shape.eps))
+
+    def _head(self, hidden_BD: Tensor) -> Tensor:
+        logits: Tensor = self.model.get_output_embeddings()(hidden_BD)
+        return logits
+
+    @torch.inference_mode()
+    def _agrees(self) -> bool:
+        """Whether the hidden states are the model's own, for two prompts read and continued."""
+        words = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(1, 13) * 7 % words).view(2, 6)
+        trial = NativeDecoder(self.model, self.shape, 2, 6, self.lib)
+        trial.join([tuple(row[:4].tolist()) for row in ids], range(2))
+        trial._decode(ids[:, 4].contiguous())
+        ours = trial._decode(ids[:, 5].contiguous())
+        theirs = final_hidden(self.model, ids)[:, -1]
+        return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))
+
+
+def _filled(weight: Tensor, to: int) -> Tensor:
+    """Zero rows at the end, up to a multiple."""
+    missing = -len(weight) % to
+    return F.pad(weight, (0, 0) * (weight.ndim - 1) + (0, missing)) if missing else weight

@@ -1,0 +1,60 @@
+"""Where a recipe would put its parts, and what is missing there: for `train --dry-run`. Torch and
+Ray are imported only where they are asked, and the recipe's types not at all."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from scalerl.errors import InputError
+
+
+def outline(recipe: Any) -> list[str]:
+    """A line on the placement, then one for each thing that it lacks."""
+    where = recipe.placement
+    device = "GPU" if where.device == "cuda" else "CPU"
+    at = f"ray at {where.address}" if where.backend == "ray" else where.backend
+    many = "generator" if where.generators == 1 else "generators"
+    trains = "trainer" if where.trainers == 1 else "ranks of the trainer"
+    line = (
+        f"placement ({at}): {where.generators} {many} ({where.engine}) and {where.trainers} "
+        f"{trains} ({where.trainer}), a {device} each; up to {where.checkers} checks at once"
+    )
+    return [line, *_lacks(where, device)]
+
+
+def _lacks(where: Any, device: str) -> list[str]:
+    if where.backend == "ray" and where.address != "local":
+        return _cluster_lacks(where, device)
+    if where.backend not in ("ray", "local") or device == "CPU":
+        return []  # cores may be shared
+    needed, there = where.generators + where.trainers, _gpus()
+    if there >= needed:
+        return []
+    return [
+        f"lacking: {needed} GPUs are needed, this machine has {there}: join a cluster "
+        "(placement.backend=ray placement.address=auto), or lower placement.generators and "
+        "placement.trainers"
+    ]
+
+
+def _cluster_lacks(where: Any, device: str) -> list[str]:
+    from scalerl.placement.ray_cluster import Needs, connect, disconnect, lacks
+
+    needs = Needs(where.generators, where.trainers, where.checkers, device, weights=0, model="")
+    try:
+        connect(where.address, needs, check=False)
+    except InputError as error:
+        return [f"lacking: {error}"]
+    try:
+        return [f"lacking: {line}" for line in lacks(needs)]
+    finally:
+        disconnect()
+
+
+def _gpus() -> int:
+    try:
+        import torch
+    except ImportError:
+        return len([v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v])
+    return int(torch.cuda.device_count())

@@ -1,0 +1,102 @@
+"""What lives in a Ray actor: one part, between two queues. Imports no torch: a checker needs none,
+and starts the sooner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from scalerl.placement.child import failure
+from scalerl.placement.ray_cluster import interface_of
+
+
+class QueueLine:
+    """A line of two queues of this process."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._next: list[Any] = []
+
+    def poll(self, timeout: float) -> bool:
+        with contextlib.suppress(queue.Empty):
+            if not self._next:
+                self._next.append(self.inbox.get(timeout=timeout) if timeout else
+                                  self.inbox.get_nowait())  # fmt: skip
+        return bool(self._next)
+
+    def recv(self) -> Any:
+        return self._next.pop() if self._next else self.inbox.get()
+
+    def send(self, obj: Any) -> None:
+        self.outbox.put(obj)
+
+
+class PartActor:
+    """One part in a process of its own, anywhere. Methods of a concurrency group are called one
+    after the other, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.line = QueueLine()
+        self.over = threading.Event()
+        self._meeting: Any = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def where(self) -> tuple[int, str, str]:
+        """Process, host, and the address that other nodes see."""
+        import ray
+
+        return os.getpid(), socket.gethostname(), ray.util.get_node_ip_address()
+
+    def meeting(self) -> tuple[str, int]:
+        """Where the ranks of a trainer meet: this one keeps the place."""
+        from scalerl.trainer.meeting import meeting_point
+
+        address = self.where()[2]
+        self._meeting, port = meeting_point(address)
+        return address, port
+
+    def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
+        """Start working."""
+
+        def work() -> None:
+            try:
+                serve(self.line, *(_placed(a, self.where()[2]) for a in arguments))
+            except Exception as error:  # told, not hidden
+                self.line.send(failure(error))
+            self.over.set()
+
+        threading.Thread(target=work, daemon=True, name="part").start()
+
+    def tell(self, message: Any) -> None:
+        self.line.inbox.put(message)
+
+    def listen(self, seconds: float) -> list[Any]:
+        """All that it has said, waiting so long for the first of it."""
+        found: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self.line.outbox.get(timeout=seconds))
+            while True:
+                found.append(self.line.outbox.get_nowait())
+        return found
+
+    def end(self, seconds: float) -> bool:
+        """Whether the work is over, after so long at most."""
+        return self.over.wait(seconds)
+
+
+def _placed(argument: Any, address: str) -> Any:
+    """A rank binds to the interface of its node that the others see, and to no other."""
+    ranks = getattr(argument, "ranks", None)
+    if ranks is None:
+        return argument
+    return replace(argument, ranks=replace(ranks, interface=interface_of(address)))

@@ -1,0 +1,333 @@
+"""The parts as actors of a Ray cluster (`placement.backend = "ray"`), on one machine or many.
+
+Every part is an actor: in it a thread does the work (part_processes.py, checker_process.py) between
+two queues; the actor's own methods only put into one and take out of the other. The driver keeps
+exactly one `listen` per actor under way, so nothing that is said is lost, and hears of a death
+from it. Generators and checkers have a placement group each, the ranks of the trainer one together:
+after the loss of a node nothing waits for half a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, PipelineError
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.plan import Plan
+from scalerl.placement.checker_process import serve_checker
+from scalerl.placement.part_actor import PartActor
+from scalerl.placement.part_processes import serve_generator, serve_trainer
+from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
+from scalerl.placement.rank_group import RankGroup
+from scalerl.placement.ray_cluster import (
+    Needs,
+    connect,
+    disconnect,
+    environment,
+    import_ray,
+)
+from scalerl.placement.specs import Specs
+from scalerl.weights.board import Board
+from scalerl.weights.ray_objects import RayWeights
+
+#: Seconds that a part is listened to before it is asked anew.
+LISTEN = 2.0
+#: Seconds until a cluster must have found room for a part.
+PLACED = 120.0
+#: What a checker takes of a core: it mostly waits.
+CHECKER = {"CPU": 0.01}
+
+
+class RayHandle:
+    """An actor, its place, and the one question to it that is under way."""
+
+    def __init__(
+        self, name: str, group: Any, bundle: int, device: dict[str, float], owns: bool
+    ) -> None:
+        import_ray()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self.name, self._group, self._owns = name, group, owns
+        self._gpu = device.get("GPU", 0.0)
+        actor = _actor_class().options(
+            num_cpus=device["CPU"],
+            num_gpus=self._gpu,
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": environment()},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+        )
+        self.actor = actor.remote(name)
+        self.listening = self.actor.listen.remote(LISTEN)
+        self._where = self.actor.where.remote()
+        self.pid, self.host = 0, ""
+        #: Gone, and said so.
+        self.over = False
+        self._heard = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        return time.monotonic() - self._heard
+
+    def send(self, message: Any) -> None:
+        self.actor.tell.remote(message)
+
+    def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
+        self.actor.begin.remote(serve, *arguments)
+
+    def hear(self) -> list[Any] | None:
+        """What the answered question brought, and the next question; None of an actor that is
+        gone."""
+        ray = import_ray()
+        try:
+            found: list[Any] = ray.get(self.listening)
+            self.listening = self.actor.listen.remote(LISTEN)
+            if not self.pid:
+                self.pid, self.host, _ = ray.get(self._where)
+        except ray.exceptions.RayError as error:
+            self._end, self.over = _why(error), True
+            return None
+        if found:
+            self._heard = time.monotonic()
+        return found
+
+    def gone(self) -> Gone | Said:
+        if self._end.startswith("cannot"):
+            return Said(self, m.Failed(self._end, bad_input=True))
+        return Gone(self, self._end)
+
+    _end = "died"
+
+    def kill(self) -> None:
+        ray = import_ray()
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self.actor, no_restart=True)
+        if self._owns:
+            _remove(self._group)
+
+
+@functools.cache
+def _actor_class() -> Any:
+    """PartActor for Ray. What is told, heard and asked does not wait for each other."""
+    ray = import_ray()
+    calls = {"tell": "told", "begin": "told", "listen": "heard", "where": "asked",
+             "meeting": "asked", "end": "asked"}  # fmt: skip
+    methods = {
+        name: ray.method(concurrency_group=group)(getattr(PartActor, name))
+        for name, group in calls.items()
+    }
+    made = type(PartActor.__name__, (PartActor,), methods)
+    return ray.remote(concurrency_groups=dict.fromkeys(calls.values(), 1))(made)
+
+
+def _why(error: Exception) -> str:
+    """How an actor ended, in a line."""
+    text = str(error)
+    missing = next((t for t in text.splitlines() if "No module named" in t), None)
+    if missing is not None:
+        package = missing.rpartition("No module named ")[2].strip().strip("'\"")
+        return f"cannot start: its node has no package {package}: install scalerl[ray,train] there"
+    lower = text.lower()
+    if "node has died" in lower or "node is dead" in lower or "node was terminated" in lower:
+        return "died: its node is gone"
+    if type(error).__name__ == "ActorUnavailableError":
+        return "died: its node does not answer"
+    if "running low on memory" in lower:  # Ray's list of what might be also names memory
+        return "died: its node was short of memory"
+    return "died: its process was ended"
+
+
+def _group(bundles: list[dict[str, float]]) -> Any:
+    """A place for one part, or for the ranks of the trainer: near each other where there is room.
+    It may be found later."""
+    from ray.util import placement_group
+
+    return placement_group(bundles, strategy="PACK")
+
+
+def _remove(group: Any) -> None:
+    from ray.util import remove_placement_group
+
+    with contextlib.suppress(Exception):  # the cluster may be gone, and the group with it
+        remove_placement_group(group)
+
+
+def _absolute(specs: Specs) -> Specs:
+    """Actors have another working directory."""
+
+    def whole(path: str) -> str:
+        return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+    start = specs.trainer.checkpoint
+    trainer = replace(
+        specs.trainer,
+        model=whole(specs.trainer.model),
+        checkpoint=None if start is None else whole(start),
+    )
+    return replace(
+        specs, trainer=trainer, engine=replace(specs.engine, model=whole(specs.engine.model))
+    )
+
+
+class RayCrew:
+    """One trainer (of one or many ranks), some generators and checkers, each an actor."""
+
+    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
+        where = plan.recipe.placement
+        self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
+        if not getattr(self.specs.channel, "across_machines", False):
+            raise InputError(
+                f"placement.weights={where.weights} stays on one machine: set "
+                "placement.weights=auto, or placement.backend=local"
+            )
+        self.plan, self.deterministic = plan, where.deterministic
+        checkers = min(where.checkers, MAX_CHECKERS)
+        self.needs = needs_of(plan)
+        self._stopped = False
+        connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED)
+        self.ray = import_ray()
+        self.generators: list[RayHandle] = []
+        self.checkers: list[RayHandle] = []
+        self._groups: list[Any] = []
+        try:
+            self._start_board()
+            self.trainer: RankGroup[RayHandle] = self._start_trainer()
+            self.generators = [self._generator(f"generator {i}") for i in range(where.generators)]
+            self.checkers = [self._checker(f"checker {i}") for i in range(checkers)]
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def _start_board(self) -> None:
+        """On the driver's node, which lives as long as the run does."""
+        if not isinstance(self.specs.channel, RayWeights):
+            return
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = self.ray.get_runtime_context().get_node_id()
+        options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, True),
+                   "max_concurrency": 1000}  # fmt: skip
+        self.specs.channel.board = self.ray.remote(**options)(Board).remote()
+
+    def _start_trainer(self) -> RankGroup[RayHandle]:
+        bundle, count = self.needs.bundle(), self.specs.trainers
+        group = _group([bundle] * count)
+        self._groups.append(group)
+        if not group.wait(PLACED):
+            raise PipelineError(
+                f"the Ray cluster found no place for the trainer within {PLACED:.0f} s: "
+                "`ray status` says what takes its room"
+            )
+        names = [f"trainer rank {i}" for i in range(count)] if count > 1 else ["trainer"]
+        ranks = [RayHandle(name, group, i, bundle, False) for i, name in enumerate(names)]
+        self._starting = ranks
+        specs = [self.specs.trainer]
+        if count > 1:
+            host, port = self.ray.get(ranks[0].actor.meeting.remote(), timeout=PLACED)
+            specs = [spec for _, spec in self.specs.ranks(host, port, None)]
+        for rank, spec in zip(ranks, specs, strict=True):
+            rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
+        return RankGroup(ranks)
+
+    def _generator(self, name: str) -> RayHandle:
+        bundle = self.needs.bundle()
+        handle = RayHandle(name, _group([bundle]), 0, bundle, True)
+        handle.begin(serve_generator, self.specs.make_engine, self.specs.engine,
+                     self.specs.channel, self.deterministic)  # fmt: skip
+        return handle
+
+    def _checker(self, name: str) -> RayHandle:
+        where = self.plan.recipe.placement
+        places = -(-where.checkers // min(where.checkers, MAX_CHECKERS))
+        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, True)
+        task = self.plan.task.for_checking()
+        handle.begin(serve_checker, task, places, where.check_seconds)
+        return handle
+
+    # -- the crew ---------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> list[RayHandle]:
+        trainer = getattr(self, "trainer", None)
+        ranks: Sequence[RayHandle] = (
+            getattr(self, "_starting", []) if trainer is None else trainer.ranks
+        )
+        return [*ranks, *self.generators, *self.checkers]
+
+    def poll(self, seconds: float) -> list[Said | Gone]:
+        asked = {part.listening: part for part in self._parts if not part.over}
+        ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
+        if ready and len(asked) > 1:
+            ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        found: list[Said | Gone] = []
+        for ref in ready:
+            part = asked[ref]
+            messages = part.hear()
+            for message in [None] if messages is None else messages:
+                found += self._means(part, message)
+        overdue = self.trainer.overdue()
+        return found if overdue is None else [*found, overdue]
+
+    def _means(self, part: RayHandle, message: Any) -> list[Said | Gone]:
+        if any(part is rank for rank in self.trainer.ranks):
+            found = self.trainer.heard(part, message)
+            return [] if found is None else [found]
+        return [part.gone() if message is None else Said(part, message)]
+
+    def replace(self, who: Handle) -> Handle:
+        made = ((self.generators, self._generator), (self.checkers, self._checker))
+        for parts, make in made:
+            for i, part in enumerate(parts):
+                if part is who:
+                    part.kill()
+                    parts[i] = make(part.name)
+                    return parts[i]
+        raise PipelineError(f"{who.name} cannot be replaced")
+
+    def describe(self) -> dict[str, int]:
+        here = socket.gethostname()
+        found = {p.name: p.pid for p in self._parts if p.pid and p.host == here}
+        return {"main": os.getpid()} | found
+
+    def stop(self, *, at_once: bool = False) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if not at_once:
+                for part in self._parts:
+                    part.send(m.Stop())
+                ends = [part.actor.end.remote(PATIENCE) for part in self._parts]
+                self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
+        finally:
+            for part in self._parts:
+                part.kill()
+            for group in self._groups:
+                _remove(group)
+            disconnect()
+
+
+def needs_of(plan: Plan) -> Needs:
+    """What a plan asks of a cluster."""
+    where = plan.recipe.placement
+    return Needs(
+        generators=where.generators,
+        trainers=where.trainers,
+        checkers=min(where.checkers, MAX_CHECKERS),
+        device="GPU" if plan.device.startswith("cuda") else "CPU",
+        weights=plan.layout.size * plan.layout.dtype.itemsize,
+        model=str(Path(plan.model).resolve()) if Path(plan.model).is_dir() else "",
+    )

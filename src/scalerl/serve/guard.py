@@ -1,0 +1,176 @@
+"""Who may ask, and the headers of every answer.
+
+- *Host*: a page of somebody else whose name is made to point here (DNS rebinding) sends its own
+  name, and is refused.
+- *Origin*: requests that a page of another origin makes are refused, and there are no CORS headers
+  for it to read an answer by.
+- *Token*: where the server is reached from elsewhere; in a cookie, compared in constant time.
+- *Content-Security-Policy*: scripts and styles of our own files alone, and nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+COOKIE = "scalerl_token"
+TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+#: Answered without a token: that the server lives, the page that asks for one, and what it needs.
+OPEN = ("/healthz", "/api/login", "/login", "/static/")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: str | Path) -> str:
+    """The token in a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise InputError(f"{path}: {reason}: give a file that holds a token") from None
+    if not TOKEN.fullmatch(text):
+        raise InputError(
+            f"{path}: a token is one line of 16 to 256 letters, digits, '-', '_', '.' or '~'; make "
+            f"one: python -c 'import secrets; print(secrets.token_urlsafe())' > {path}"
+        )
+    return text
+
+
+class Guard:
+    """In front of the app."""
+
+    def __init__(self, app: App, host: str = "127.0.0.1", token: str | None = None) -> None:
+        self._app = app
+        self._token = token
+        self._everywhere = not is_loopback(host)
+        self._names = {*LOOPBACK, host.lower()}
+        if self._everywhere:
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                extra = [*HEADERS, (b"cache-control", b"no-store")]
+                message["headers"] = [
+                    *message["headers"], *((n, v) for n, v in extra if n not in given)
+                ]  # fmt: skip
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, with_headers)
+            return
+        status, why = refusal
+        text = why.encode()
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        page = (b"text/html" in _header(scope, b"accept")) and scope["path"] == "/"
+        if status == 401 and page:
+            status, text = 303, b""
+            headers.append((b"location", b"/login"))
+        headers.append((b"content-length", str(len(text)).encode()))
+        await with_headers({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not self.knows(hosts[0].decode("latin-1")):
+            return 403, "not by this name\n"
+        if not self._same_origin(scope, hosts[0].decode("latin-1")):
+            return 403, "not from another page\n"
+        path = scope["path"]
+        is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
+        if self._token is not None and not is_open and not self.holds_token(scope):
+            return 401, "a token is needed\n"
+        return None
+
+    def knows(self, host: str) -> bool:
+        """Whether the server goes by this name: with whatever port, since ports are forwarded."""
+        match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?", host)
+        if match is None:
+            return False
+        name = match[1].strip("[]").lower().rstrip(".")
+        if name in self._names:
+            return True
+        if not self._everywhere:
+            return False
+        try:  # No other page's name is a plain number.
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    @staticmethod
+    def _same_origin(scope: MutableMapping[str, Any], host: str) -> bool:
+        origin = _header(scope, b"origin").decode("latin-1")
+        if origin and origin.partition("://")[2].lower() != host.lower():
+            return False
+        site = _header(scope, b"sec-fetch-site")
+        if site in (b"", b"same-origin", b"none"):
+            return True
+        # A link elsewhere may lead to the page, which then asks for everything else itself.
+        opens = _header(scope, b"sec-fetch-mode") == b"navigate"
+        return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
+
+    def holds_token(self, scope: MutableMapping[str, Any]) -> bool:
+        given = ""
+        for name, value in scope["headers"]:
+            if name == b"cookie":
+                try:
+                    found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
+                except CookieError:
+                    continue
+                given = found.value if found is not None else given
+        return self.right(given)
+
+    def right(self, given: str) -> bool:
+        """Whether a token is the token, in the same time for every wrong one."""
+        token = self._token or ""
+        return bool(token) and hmac.compare_digest(given.encode(), token.encode())
+
+
+def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")

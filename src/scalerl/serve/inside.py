@@ -1,0 +1,175 @@
+"""The panels of a run that somebody has opened: kept for the last few, read on from where one was,
+and thinned, so that a run of any length takes the same memory."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from scalerl.errors import InputError
+from scalerl.recipe.diff import diff
+from scalerl.report import panels
+from scalerl.report.markup import items, text
+from scalerl.report.run_record import RunRecord, recipe_of, record_from
+from scalerl.runs.answers import EvalAnswers
+from scalerl.runs.follow import Follower
+from scalerl.runs.importers.files import check_file
+from scalerl.runs.lines import EvalLine, EventLine, Line, StepLine
+from scalerl.runs.store import RunStore
+from scalerl.serve.catalogue import Entry
+from scalerl.serve.find import Roots
+from scalerl.serve.sources import OwnRun
+
+#: Runs that are kept open, and lines of each file that are kept of one.
+OPEN, LINES = 8, 480
+#: Bytes that are read in one look.
+MOST = 4_000_000
+#: A larger file of answers is not read.
+MAX_ANSWERS = 20_000_000
+#: Validations whose answers can be chosen.
+MAX_STEPS = 200
+
+L = TypeVar("L", bound=Line)
+
+
+class Thinned(Generic[L]):
+    """Evenly picked lines of a file, the last one always: of twice as many every second is kept.
+
+    lines  1 2 3 4 5 6 7 8 9          LINES = 4
+    kept   1 2 3 4 | 1 3 5 7 | 1 5 9
+    """
+
+    def __init__(self, path: Path, kind: type[L], slim: Callable[[L], L] = lambda x: x) -> None:
+        self._slim = slim
+        self._follower: Follower[L] = Follower(path, kind.from_dict, MOST)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._kept: list[L] = []
+        self._last: L | None = None
+        self._every = 1
+        self.count = 0
+
+    def look(self) -> None:
+        while new := self._follower.new():
+            if self._follower.restarted:
+                self._clear()
+            for line in new:
+                slim = self._slim(line)
+                if self.count % self._every == 0:
+                    self._kept.append(slim)
+                    if len(self._kept) > LINES:
+                        self._kept = self._kept[::2]
+                        self._every *= 2
+                self._last = slim
+                self.count += 1
+
+    def lines(self) -> list[L]:
+        last = [] if self._last is None or self._kept[-1] is self._last else [self._last]
+        return [*self._kept, *last]
+
+
+def _slim(line: StepLine) -> StepLine:
+    return replace(line, prompts=())
+
+
+class Opened:
+    """One run that is looked into."""
+
+    def __init__(self, path: Path, name: str, roots: Roots) -> None:
+        self.path, self.name, self._roots = path, name, roots
+        self._steps = Thinned(path / StepLine.FILE, StepLine, _slim)
+        self._evals = Thinned(path / EvalLine.FILE, EvalLine)
+        self._events = Thinned(path / EventLine.FILE, EventLine)
+        self._store = RunStore(path, resume=True)
+
+    def answered(self) -> list[int]:
+        """Steps whose answers can be read, the latest of many."""
+        inside = self._roots.holds(self.path / EvalAnswers.FOLDER)
+        return self._store.answered()[-MAX_STEPS:] if inside else []
+
+    def answers(self, step: int) -> EvalAnswers | None:
+        path = self.path / EvalAnswers.FOLDER / f"step_{step}.json"
+        if not path.is_file() or not self._roots.holds(path) or check_file(path) > MAX_ANSWERS:
+            return None
+        return self._store.read_answers(step)
+
+    def record(self, step: int | None = None) -> RunRecord:
+        """What is known now, with the answers of a validation, by default the last."""
+        for each in (self._steps, self._evals, self._events):
+            each.look()
+        at = step if step is not None else next(reversed(self.answered()), None)
+        steps = self._steps.lines()
+        return record_from(
+            self.name,
+            self.path,
+            steps,
+            steps[-1].step if steps else 0,
+            self._evals.lines(),
+            self._events.lines(),
+            None if at is None else self.answers(at),
+        )
+
+
+class Rooms:
+    """The runs that were opened last."""
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        self._open: OrderedDict[str, Opened] = OrderedDict()
+
+    def open(self, entry: Entry) -> Opened | None:
+        """None for a log of others, which has no inside."""
+        if not isinstance(entry.source, OwnRun) or entry.source.problem is not None:
+            return None
+        if not (entry.source.place.path / "recipe.toml").is_file():
+            return None
+        found = self._open.get(entry.id)
+        if found is None:
+            path = entry.source.place.path
+            found = self._open[entry.id] = Opened(path, entry.name, self._roots)
+        self._open.move_to_end(entry.id)
+        while len(self._open) > OPEN:
+            self._open.popitem(last=False)
+        return found
+
+    def panels(self, entry: Entry, step: int | None) -> dict[str, Any]:
+        """The panels of the report, and the validations whose answers can be chosen."""
+        found = self.open(entry)
+        notes = [] if entry.run is None else list(entry.run.notes)
+        read = f"<h3>How it was read</h3>{items(notes)}" if notes else ""
+        if found is None:
+            told = "" if entry.problem is None else f"<p>{text(entry.problem)}</p>"
+            return {"html": told + read, "answered": [], "answers": ""}
+        one = found.record(step)
+        return {
+            "html": fragment(panels.panels(replace(one, answers=None)) + read),
+            "answers": fragment(panels.answers_part(one)),
+            "answered": found.answered(),
+            "step": None if one.answers is None else one.answers.step,
+        }
+
+    def difference(self, entry: Entry, other: Entry) -> str:
+        """What the recipe of a run does otherwise than that of another."""
+        recipes = []
+        for each in (entry, other):
+            place = each.source.place.path
+            found = recipe_of(place) if self.open(each) is not None else None
+            if found is None:
+                raise InputError(f"{each.name} has no recipe that can be read")
+            recipes.append(found)
+        mine, theirs = recipes
+        rows = diff(theirs, mine)
+        if not rows:
+            return "<p>The same recipe.</p>"
+        caption = f"What {entry.name} does otherwise than {other.name}"
+        return fragment(panels.differences_table(caption, (other.name, entry.name), rows))
+
+
+def fragment(html: str) -> str:
+    """Markup for a page whose policy refuses style attributes: its script sets them."""
+    return re.sub(r'(<[^<>]*?)\sstyle="', r'\1 data-style="', html)

@@ -1,0 +1,299 @@
+"""What is asked of a run, and the answer: the numbers of `fit --json` and `forecast --json`, the
+curve as it is drawn, and the words of the report. Answers are kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.curves.compare import comparable, compare
+from scalerl.curves.fit import fit
+from scalerl.curves.forecast import Forecast, forecast
+from scalerl.curves.result import Fit
+from scalerl.errors import InputError
+from scalerl.report import words
+from scalerl.report.answers import Planned, fit_answers, forecast_answers
+from scalerl.report.page import facts
+from scalerl.report.payload import amount, scores, to_json
+from scalerl.report.series import lean, reach, thin
+from scalerl.runs.record import Run
+
+#: Points of a run that are sent to be drawn.
+MAX_POINTS = 1500
+#: Answers that are kept, and bytes of them together.
+KEPT, KEPT_BYTES = 400, 24_000_000
+#: Runs beside each other, and amounts or targets in one question.
+MAX_RUNS, MAX_ASKED = 12, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`lo`, `hi`: the window. `known`: as if nothing after this compute had happened. `quick`:
+    without what takes longer than a hand that drags would wait (other windows, what would identify
+    the ceiling, past alarms)."""
+
+    axis: str | None = None
+    lo: float | None = None
+    hi: float | None = None
+    known: float | None = None
+    at: tuple[float, ...] = ()
+    target: tuple[float, ...] = ()
+    price: float | None = None
+    value: float | None = None
+    level: float = 0.9
+    quick: bool = False
+
+    @staticmethod
+    def of(asked: Mapping[str, Any]) -> Question:
+        """From the fields of a request; InputError says which one is wrong.
+
+        >>> Question.of({"window": [10, None], "budget": "200", "target": [0.5]})
+        ... # doctest: +ELLIPSIS
+        Question(axis=None, lo=10.0, hi=None, known=None, at=(200.0,), target=(0.5,), ...)
+        """
+        unknown = asked.keys() - FIELDS
+        if unknown:
+            raise InputError(
+                f"no field {sorted(map(str, unknown))[0][:40]!r} in a question: it has "
+                f"{', '.join(sorted(FIELDS))}"
+            )
+        window = asked.get("window")
+        if window is not None and not (isinstance(window, list) and len(window) == 2):
+            raise InputError("window is two amounts of compute, [from, to], either may be null")
+        lo, hi = window or (asked.get("from"), asked.get("to"))
+        axis = asked.get("axis")
+        if axis is not None and not (isinstance(axis, str) and 0 < len(axis) <= 200):
+            raise InputError("axis is the name of a kind of compute")
+        level = _number("level", asked.get("level"))
+        return Question(
+            axis=axis,
+            lo=_amount("from", lo),
+            hi=_amount("to", hi),
+            known=_amount("known", asked.get("known")),
+            at=_numbers("budget", asked.get("budget")),
+            target=_numbers("target", asked.get("target")),
+            price=_number("price", asked.get("price")),
+            value=_number("value", asked.get("value")),
+            level=0.9 if level is None else level,
+            quick=asked.get("quick") in (True, "1", "true"),
+        )
+
+    @property
+    def end(self) -> float | None:
+        """The last compute that a fit may see."""
+        ends = [v for v in (self.hi, self.known) if v is not None]
+        return min(ends, default=None)
+
+
+FIELDS = frozenset(
+    {"axis", "window", "from", "to", "known", "budget", "target", "price", "value", "level",
+     "quick"}
+)  # fmt: skip
+
+
+def _number(name: str, value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    try:
+        found = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found) or isinstance(value, bool):
+        raise InputError(f"{name} is a number")
+    return found
+
+
+def _amount(name: str, value: Any) -> float | None:
+    found = _number(name, value)
+    if found is not None and found < 0:
+        raise InputError(f"{name} is an amount of compute, 0 or more")
+    return found
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    if value is None or value == "":
+        return ()
+    items = value if isinstance(value, list) else str(value).split(",")
+    if len(items) > MAX_ASKED:
+        raise InputError(f"{name}: at most {MAX_ASKED} at a time")
+    found = [_number(name, each) for each in items]
+    return tuple(v for v in found if v is not None)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def fitted(run: Run, q: Question) -> Fit:
+    return fit(run, lo=q.lo, hi=q.end, level=q.level)
+
+
+def asked(f: Fit, q: Question) -> Forecast:
+    """The forecast; a price without a value is no question of whether to go on."""
+    both = q.price is not None and q.value is not None
+    return forecast(
+        f,
+        list(q.at) or None,
+        q.target,
+        price=q.price if both else None,
+        value=q.value if both else None,
+    )
+
+
+def answer(run: Run, q: Question) -> dict[str, Any]:
+    """Everything that the page shows of one run."""
+    f = fitted(run, q)
+    ahead = asked(f, q)
+    out: dict[str, Any] = {
+        "quick": q.quick,
+        "curve": drawn(f, q),
+        "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
+        "forecast": forecast_answers([ahead])[0],
+        "cost": _cost(ahead, q),
+    }
+    if q.quick:
+        low, high = f.interval("A")
+        out["fit"] = {
+            "run": f.name, "window": list(f.window), "params": dict(f.params),
+            "identified": f.identified, "alarm": f.alarm, "level": f.level,
+            "n_points": len(f.points), "intervals": {"A": [low, high]},
+        }  # fmt: skip
+        return out
+    planned = Planned.of([f])
+    said = words.headline(ahead)
+    said += [words.law_begins(f)] if f.early else []
+    need = planned.needs.get(id(f))
+    said += [] if need is None else [f"{words.need(need)}."]
+    return out | {"fit": fit_answers([f], planned)[0], "words": [s for s in said if s]}
+
+
+def _cost(ahead: Forecast, q: Question) -> dict[str, Any] | None:
+    """What going on costs: price times compute still to be spent."""
+    if q.price is None:
+        return None
+    end = ahead.fit.end
+    return {
+        "budget": [
+            {"compute": c, "cost": q.price * max(c - end, 0.0)}
+            for c in map(float, ahead.at.compute)
+        ],
+        "target": [
+            {"score": t.score, "cost": q.price * max(t.median - end, 0.0)} for t in ahead.targets
+        ],
+    }
+
+
+def drawn(f: Fit, q: Question, to: float | None = None) -> dict[str, Any]:
+    """The curve with its band, and the points: used for the fit, and not."""
+    far = max([reach(f), *(1.02 * c for c in q.at), to or 0.0])
+    x, median, band = lean(f, far)
+    lo, hi = f.window
+    outside = (f.run.compute < lo) | (f.run.compute > hi)
+    used = thin(f.points.compute, f.points.score, MAX_POINTS)
+    held = thin(f.run.compute[outside], f.run.score[outside], MAX_POINTS)
+    return {
+        "x": [amount(v) for v in x],
+        "median": scores(median),
+        "low": scores(band[:, 0]),
+        "high": scores(band[:, 1]),
+        "end": hi,
+        "window": [lo, hi],
+        "used": [used[0].tolist(), scores(used[1])],
+        "held": [held[0].tolist(), scores(held[1])],
+        "kind": f.run.x_kind,
+        "unit": words.KIND[f.run.x_kind],
+    }
+
+
+def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
+    """Several runs beside each other, each with its forecast, and the verdict on them."""
+    fits, left_out = [], []
+    for run in runs:
+        try:
+            fits.append(fitted(run, q))
+        except InputError as error:
+            left_out.append(str(error))
+    if not fits:
+        raise InputError(left_out[0])
+    kinds = {f.run.x_kind for f in fits}
+    if len(kinds) > 1:
+        raise InputError(
+            f"these runs count {' and '.join(sorted(words.KIND[k] for k in kinds))}: choose an "
+            "axis that they share"
+        )
+    far = max(reach(f) for f in fits)
+    said: list[str] = []
+    pairs: list[dict[str, Any]] = []
+    if len(fits) > 1 and not q.quick and comparable(fits):
+        found = compare(fits)
+        level = fits[0].level
+        said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
+        pairs = [pair.to_dict() for pair in found.pairs]
+    return {
+        "runs": [
+            {
+                "name": f.name,
+                "curve": drawn(f, q, min(far, 8.0 * f.end)),
+                "ceiling": words.ceiling_in_words(f),
+                "A": f.params["A"] if f.identified else None,
+                "alarm": f.alarm,
+                "interval": list(f.interval("A")),
+            }
+            for f in fits
+        ],
+        "words": said,
+        "pairs": pairs,
+        "left_out": left_out,
+    }
+
+
+# -- kept by content ------------------------------------------------------------------------------
+
+
+class Kept:
+    """The last answers as JSON, by what was asked of which points: equal points give equal answers,
+    whoever asks, and however the run is called in the list."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.hits = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                self.hits += 1
+            return found
+
+    def put(self, key: bytes, found: Mapping[str, Any]) -> bytes:
+        text = to_json(found).encode("utf-8", "backslashreplace")
+        with self._lock:
+            if key not in self._kept:
+                self._bytes += len(text)
+            self._kept[key] = text
+            while len(self._kept) > KEPT or self._bytes > KEPT_BYTES:
+                _, old = self._kept.popitem(last=False)
+                self._bytes -= len(old)
+        return text
+
+
+def content(runs: Sequence[Run], *more: Any) -> bytes:
+    """A hash of all that an answer depends on."""
+    made = hashlib.sha256(repr(more).encode("utf-8", "surrogatepass"))
+    for run in runs:
+        made.update(
+            repr((run.name, run.x_kind, run.r0, run.group, run.notes)).encode(
+                "utf-8", "surrogatepass"
+            )
+        )
+        arrays = [run.compute, run.score, run.n_eval, *(run.signs[k] for k in sorted(run.signs))]
+        for each in arrays:
+            made.update(b"|" if each is None else each.tobytes())
+    return made.digest()

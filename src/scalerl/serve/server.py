@@ -1,0 +1,93 @@
+"""The server: one port, one process."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from scalerl.errors import InputError
+from scalerl.serve.app import Site, make_app
+from scalerl.serve.catalogue import Catalogue
+from scalerl.serve.find import Roots
+from scalerl.serve.guard import is_loopback, read_token
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of events before it waits for requests to end."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        self._site.hub.close()
+
+
+def serve(
+    directories: Sequence[str | Path],
+    port: int = 0,
+    host: str = "127.0.0.1",
+    token_file: str | Path | None = None,
+    open_page: bool = False,
+) -> None:
+    """Serve until interrupted. The first line on stdout is the address."""
+    token = None if token_file is None else read_token(token_file)
+    if not is_loopback(host) and token is None:
+        raise InputError(
+            f"--host {host} lets others in: give --token-file F as well, a file with a token that "
+            "they need"
+        )
+    roots = Roots(directories)
+    listening = _bind(host, port)
+    app, site = make_app(Catalogue(roots), host, token)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=2,
+        # A proxy's word about who asks is not taken.
+        proxy_headers=False,
+    )
+    address = url(host, listening.getsockname()[1])
+    print(address, flush=True)
+    if token is not None:
+        print(f"asks for the token in {token_file}", file=sys.stderr)
+    if open_page:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    with listening:
+        _Server(config, site).run(sockets=[listening])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot listen on {host} port {port}: {reason}; choose another --port (0: any)"
+        ) from None
+    return made
+
+
+def url(host: str, port: int) -> str:
+    """As a browser takes it.
+
+    >>> url("127.0.0.1", 8000), url("::1", 80), url("0.0.0.0", 8000)
+    ('http://127.0.0.1:8000/', 'http://[::1]:80/', 'http://127.0.0.1:8000/')
+    """
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

@@ -1,0 +1,349 @@
+"""Sources of runs that are watched: a look costs what was written since the last one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.runs import metrics
+from scalerl.runs.budget import budget_use
+from scalerl.runs.followed import FollowedRun, stamp_of
+from scalerl.runs.importers.delimited import looks_delimited, read_delimited
+from scalerl.runs.importers.files import MAX_LINE, Lines, confined
+from scalerl.runs.importers.records import read_jsonl
+from scalerl.runs.importers.run_directory import AXES
+from scalerl.runs.load import load_runs
+from scalerl.runs.lock import is_locked
+from scalerl.runs.record import Run
+from scalerl.runs.table import Table
+from scalerl.serve.find import Place, Roots
+
+#: A run of ours writes its status every second; older, it does something else or is gone.
+FRESH = 30.0
+#: A log of others that grew within these seconds is growing.
+GROWING = 60.0
+#: A log that has to be read whole is read so many times its own reading time later at the soonest.
+PATIENCE = 8.0
+#: Compute axes offered of a log, and files looked at in a directory.
+MAX_AXES, MAX_FILES = 8, 2000
+#: Files of a run that are read.
+FILES = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "recipe.json", "recipe.toml")
+
+
+class Source(Protocol):
+    """Something that holds runs."""
+
+    place: Place
+
+    def look(self) -> bool:
+        """Read what is new; whether there was anything."""
+        ...
+
+    def runs(self) -> list[Run]: ...
+    def on(self, run: Run, axis: str) -> Run:
+        """The same run on another axis of compute."""
+        ...
+
+    def axes(self) -> list[str]: ...
+    def about(self) -> dict[str, Any]:
+        """Status, step and what else is known of all its runs."""
+        ...
+
+
+class OwnRun:
+    """A run directory of ours."""
+
+    def __init__(self, place: Place, roots: Roots) -> None:
+        self.place = place
+        self._roots = roots
+        self.followed = FollowedRun(place.path)
+        self.problem: str | None = None
+        self._locked = (0.0, False)
+
+    def look(self) -> bool:
+        for name in FILES:
+            path = self.place.path / name
+            if path.is_symlink() and not self._roots.holds(path):
+                new = self.problem is None
+                self.problem = f"{name} is a link that leads out of the directory: not read"
+                return new
+        return self.followed.look()
+
+    def runs(self) -> list[Run]:
+        if self.problem is not None:
+            raise InputError(self.problem)
+        if not len(self.followed):
+            raise InputError("no validation yet")
+        return load_runs([self.followed.table()])
+
+    def on(self, run: Run, axis: str) -> Run:
+        return load_runs([self.followed.table()], x=AXES.get(axis, axis))[0]
+
+    def axes(self) -> list[str]:
+        known = self.followed.table().columns if len(self.followed) else {}
+        return [kind for kind, column in AXES.items() if column in known]
+
+    def about(self) -> dict[str, Any]:
+        run, end = self.followed, self.followed.ended
+        status, why = "stopped", None
+        if end is not None and end.event == "failed":
+            status, why = "failed", end.why
+        elif self._alive():
+            status = "running"
+        elif end is not None:
+            status, why = "ended", end.reason
+        told = run.status
+        budget = run.recipe.get("budget")
+        use = None
+        if isinstance(budget, dict):
+            limits = {k: _positive(budget.get(k)) for k in ("steps", "gpu_hours", "minutes")}
+            use = budget_use(SimpleNamespace(**limits), run.compute)
+        return {
+            "kind": "run",
+            "status": status,
+            "why": why,
+            "step": run.step,
+            "pass_rate": run.pass_rate,
+            "waits_for": told.waits_for if told is not None and status == "running" else None,
+            "warnings": run.warnings,
+            "budget": None if use is None else {"share": min(use.share, 1.0), "text": use.text},
+            "recipe": run.recipe.get("name"),
+        }
+
+    def _alive(self) -> bool:
+        told = self.followed.status
+        age = time.time() - (told.time or 0.0) if told is not None else None
+        if age is not None and age < FRESH:
+            return self.followed.ended is None
+        # Whether a lock is held can only be found out by trying it, so it is asked seldom.
+        asked, locked = self._locked
+        if time.monotonic() - asked > FRESH:
+            locked = is_locked(self.place.path)
+            self._locked = time.monotonic(), locked
+        return locked
+
+
+def _positive(value: Any) -> Any:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return value if usable else None
+
+
+@dataclass
+class SomeLines(Lines):
+    """Lines that are given, as if they were the file."""
+
+    text: str = ""
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        yield from self.text.splitlines(keepends=True)
+
+
+@dataclass
+class _End:
+    """Where reading stopped in a file of lines, and what lies before that place."""
+
+    at: int
+    inode: int
+    mark: bytes
+    header: str
+    read: Callable[[Path, str, Lines], Table]
+
+
+@dataclass
+class Log:
+    """A log of somebody else's, by the importers. A file of lines that holds one run is read on
+    from where one was, as long as what comes goes on with the curve; everything else is read whole
+    again, and the more seldom the longer that takes."""
+
+    place: Place
+    roots: Roots
+    found: list[Run] = field(default_factory=list)
+    problem: str | None = None
+    _axes: list[str] = field(default_factory=list)
+    _stamp: Any = None
+    _grew: float = 0.0
+    _due: float = 0.0
+    _end: _End | None = None
+
+    def look(self) -> bool:
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return False
+        if self._stamp is not None:
+            self._grew = time.time()
+        if self._read_on():
+            self._stamp = stamp
+            return True
+        if time.monotonic() < self._due:
+            return False
+        self._stamp = stamp
+        self._read_whole()
+        return True
+
+    def runs(self) -> list[Run]:
+        if self.problem is not None:
+            raise InputError(self.problem)
+        return self.found
+
+    def on(self, run: Run, axis: str) -> Run:
+        if axis in (run.x_name, run.x_kind):
+            return run
+        same = [r for r in load_runs(self._tables(), x=axis) if r.name == run.name]
+        if not same:
+            raise InputError(f"{run.name} has no {axis}")
+        return same[0]
+
+    def axes(self) -> list[str]:
+        return self._axes
+
+    def about(self) -> dict[str, Any]:
+        growing = time.time() - self._grew < GROWING
+        return {"kind": "log", "status": "growing" if growing else "quiet"}
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _stamp_now(self) -> Any:
+        stamps: list[Any] = []
+        for path in self.place.files:
+            if path.is_dir():
+                stamps += [stamp_of(Path(each)) for each in _files(path)]
+            else:
+                stamps.append(stamp_of(path))
+        return tuple(stamps)
+
+    def _tables(self) -> list[Table]:
+        tables: list[Table] = []
+        problems: list[InputError] = []
+        with confined(self.roots.real):
+            for reader in self.place.readers:
+                try:
+                    tables += reader()
+                except InputError as error:
+                    problems.append(error)
+        if not tables and problems:
+            raise problems[0]
+        return tables
+
+    def _read_whole(self) -> None:
+        begun = time.monotonic()
+        self.problem, self._end = None, None
+        try:
+            end = self._mark()
+            tables = self._tables()
+            self.found = load_runs(tables)
+            self._axes = _axes(self.found, tables)
+            self._end = end if len(self.found) == 1 and not self.found[0].signs else None
+        except InputError as error:
+            self.found, self.problem = [], str(error)
+        self._due = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+
+    def _mark(self) -> _End | None:
+        """The end of the file, where it is a file of lines that ends in a whole one."""
+        if len(self.place.files) != 1 or self.place.files[0].is_dir():
+            return None
+        path = self.place.files[0]
+        try:
+            with confined(self.roots.real), path.open("rb") as file:
+                header = file.readline(MAX_LINE)
+                jsonl = header.lstrip().startswith(b"{")
+                if not jsonl and not looks_delimited(path):
+                    return None
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 256, 0))
+                mark = file.read(256)
+                inode = os.fstat(file.fileno()).st_ino
+            text = "" if jsonl else header.decode("utf-8-sig")
+        except (OSError, UnicodeError, InputError):
+            return None
+        read = read_jsonl if jsonl else read_delimited
+        return _End(size, inode, mark, text, read) if mark.endswith(b"\n") else None
+
+    def _read_on(self) -> bool:
+        """Take the lines that have come; False where they do not simply go on with the curve."""
+        end, path = self._end, self.place.files[0]
+        if end is None or self.problem is not None or not self.roots.holds(path):
+            return False
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino != end.inode:
+                    return False
+                file.seek(end.at - len(end.mark))
+                if file.read(len(end.mark)) != end.mark:
+                    return False
+                new = file.read()
+        except OSError:
+            return False
+        new = new[: new.rfind(b"\n") + 1]
+        if not new:
+            return True
+        try:
+            lines = SomeLines(path)
+            lines.text = end.header + new.decode()
+            run = self.found[0]
+            table = end.read(path, run.name, lines)
+            (piece,) = load_runs([table], x=run.x_name, y=run.y_name)
+        except (InputError, UnicodeError, ValueError):
+            return False
+        if not _goes_on(run, piece):
+            return False
+        self.found = [_joined(run, piece)]
+        end.at += len(new)
+        end.mark = (end.mark + new)[-256:]
+        return True
+
+
+def _files(folder: Path) -> list[str]:
+    """Files in a directory and in those below it, some of them where there are many."""
+    found: list[str] = []
+    for top, below, names in os.walk(folder):
+        below.sort()
+        found += [os.path.join(top, name) for name in sorted(names)]  # noqa: PTH118
+        if len(found) > MAX_FILES:
+            break
+    return found[:MAX_FILES]
+
+
+def _axes(found: Sequence[Run], tables: Sequence[Table]) -> list[str]:
+    own = [run.x_name for run in found]
+    known = [
+        name
+        for table in tables
+        for name in metrics.compute_columns(c for c in table.columns if table.is_numeric(c))
+    ]
+    return list(dict.fromkeys([*own[:1], *known]))[:MAX_AXES]
+
+
+def _goes_on(run: Run, piece: Run) -> bool:
+    return bool(
+        len(run)
+        and len(piece)
+        and piece.compute[0] > run.compute[-1]
+        and piece.x_kind == run.x_kind
+        and piece.notes == run.notes
+        and not piece.signs
+        and (piece.n_eval is None) == (run.n_eval is None)
+    )
+
+
+def _joined(run: Run, piece: Run) -> Run:
+    n_eval = None
+    if run.n_eval is not None and piece.n_eval is not None:
+        n_eval = np.concatenate([run.n_eval, piece.n_eval])
+    return run.replace(
+        compute=np.concatenate([run.compute, piece.compute]),
+        score=np.concatenate([run.score, piece.score]),
+        n_eval=n_eval,
+    )
+
+
+def source_of(place: Place, roots: Roots) -> Source:
+    """Its reader."""
+    return OwnRun(place, roots) if place.kind == "run" else Log(place, roots)

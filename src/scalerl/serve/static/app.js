@@ -1,0 +1,46 @@
+// Which view is shown, and the keys that work everywhere.
+import { ask, el } from "./dom.js";
+import { listView } from "./list.js";
+import { connect, hear } from "./live.js";
+import { here } from "./place.js";
+import { runView } from "./run.js";
+import { studiesView, studyView } from "./study.js";
+
+const main = document.getElementById("view"), nav = document.getElementById("nav");
+let view = null, studies = 0;
+
+function show() {
+  view?.close();
+  const { view: name, id } = here();
+  const makers = { runs: () => listView(main), run: () => runView(main, id), studies: () => studiesView(main), study: () => studyView(main, id) };
+  view = (makers[name] || makers.runs)();
+  tabs(name);
+  scrollTo(0, 0);
+}
+
+function tabs(name) {
+  const link = (to, label, on) => el("a", { href: to, "aria-current": on ? "page" : null }, label);
+  nav.replaceChildren(link("#/", "Runs", name === "runs" || name === "run"));
+  if (studies) nav.append(link("#/studies", `Studies (${studies})`, name === "studies" || name === "study"));
+}
+
+async function about() {
+  const found = await ask("/api/about").catch(() => null);
+  if (!found) return;
+  studies = found.studies;
+  document.getElementById("where").textContent = found.directories.join(", ");
+  document.getElementById("version").textContent = `Version ${found.version}.`;
+  tabs(here().view);
+}
+
+addEventListener("hashchange", show);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox" && event.target.type !== "range";
+  if (event.key === "/" && !typing && view?.find) { event.preventDefault(); view.find(); }
+  if (event.key === "Escape" && !typing) view?.back?.();
+});
+hear((news) => { if (news.kind === "studies" || news.kind === "back") about(); });
+show();
+about();
+connect();

@@ -1,0 +1,38 @@
+// Elements. Text from runs only ever becomes text.
+const SVG = "http://www.w3.org/2000/svg";
+
+export function el(name, attributes = {}, ...children) {
+  const node = name[0] === "*" ? document.createElementNS(SVG, name.slice(1)) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((c) => c !== null && c !== undefined));
+  return node;
+}
+
+// Markup that the server made with the report's own functions, where everything from data is
+// escaped. Style attributes come as data-style, since the page's policy refuses them in markup.
+export function adopt(node, html) {
+  node.innerHTML = html;
+  for (const each of node.querySelectorAll("[data-style]")) {
+    each.style.cssText = each.dataset.style;
+    each.removeAttribute("data-style");
+  }
+}
+
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export async function ask(path, body) {
+  const options = body === undefined ? {} : {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+  };
+  const answer = await fetch(path, options);
+  if (answer.status === 401) { location.assign("/login" + location.hash); throw new Error("a token is needed"); }
+  const found = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(found.error || "it did not work"), { told: true });
+  return found;
+}

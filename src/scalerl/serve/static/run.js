@@ -1,0 +1,316 @@
+// One run: its curve with everything that can be handled, and what is inside.
+import { Chart } from "./chart.js";
+import { adopt, ask, el, setText } from "./dom.js";
+import { hear, runs } from "./live.js";
+import { here, link, note } from "./place.js";
+import { ago, amount, parse, short } from "./words.js";
+
+const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
+
+export function runView(main, id) {
+  const { params } = here();
+  const state = { axis: params.get("axis") || "", linear: params.get("linear") === "1", beside: params.get("beside") || "" };
+  for (const key of NUMBERS) { const v = parse(params.get(key) || ""); state[key] = Number.isFinite(v) ? v : null; }
+  let whole = null, latest = null, open = true, inFlight = false, next = false, seen = "", step = null;
+
+  // ---- the page
+  const title = el("h1", {}, runs.get(id)?.name || "…");
+  const sub = el("p", { class: "sub", role: "status" });
+  const alarm = el("div", { class: "alarm", role: "alert", hidden: true });
+  const facts = el("dl", { class: "facts", "aria-live": "polite" });
+  const lead = el("p", { class: "lead" });
+  const said = el("p", { class: "said", role: "status" });
+  const readout = el("p", { class: "small", "aria-live": "off" });
+  const box = el("div", { id: "curve" });
+  const axis = el("select", { "aria-label": "Kind of compute", onchange: () => { state.axis = axis.value; for (const k of ["from", "to", "budget", "known"]) state[k] = null; load(); } });
+  const logs = el("button", { type: "button", onclick: () => { state.linear = !state.linear; keep(); draw(); } }, "log axis");
+  const reset = el("button", { type: "button", onclick: () => { for (const k of NUMBERS) state[k] = null; for (const i of Object.values(inputs)) i.value = ""; keep(); marks(); fit(false); } }, "whole run");
+  const inputs = {};
+  const field = (key, label, hint) => {
+    const input = inputs[key] = el("input", { type: "text", inputmode: "decimal", placeholder: hint, "aria-label": label, value: state[key] === null ? "" : state[key], onchange: () => {
+      const v = parse(input.value);
+      input.setAttribute("aria-invalid", String(Number.isNaN(v)));
+      if (Number.isNaN(v)) return;
+      state[key] = v;
+      keep();
+      marks();
+      fit(false);
+    } });
+    return el("label", {}, label, input);
+  };
+  const slider = el("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "As it was known at", oninput: () => replay(false), onchange: () => replay(true) });
+  const when = el("output");
+  const exports = el("span", { class: "exports" });
+  const copy = el("button", { type: "button", onclick: async () => { try { await navigator.clipboard.writeText(location.href); setText(copy, "copied"); } catch { prompt("The link", location.href); } setTimeout(() => setText(copy, "copy link"), 1500); } }, "copy link");
+  const inside = el("div", { id: "inside" }), answers = el("div", { id: "answers" });
+  const pickStep = el("select", { "aria-label": "Answers of which validation", onchange: () => { step = pickStep.value || null; panels(); } });
+  const pickRow = el("p", { class: "tools", hidden: true }, el("label", {}, "answers at step", pickStep));
+  const beside = el("select", { "aria-label": "Compare the recipe with that of", onchange: () => { state.beside = beside.value; keep(); difference(); } });
+  const differs = el("div");
+  const recipes = el("section", { hidden: true, "aria-labelledby": "beside" }, el("h3", { id: "beside" }, "Recipe beside another run's"), el("p", { class: "tools" }, beside), differs);
+  main.replaceChildren(
+    el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said,
+    el("section", { "aria-label": "Curve" },
+      el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now"), field("target", "target", "0.8"), field("price", "price", "a unit"), field("value", "value", "a point"), reset, el("span", { class: "gap" }), exports, copy),
+      box, readout,
+      el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when)),
+    lead,
+    el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
+  );
+  slider.id = "known";
+  const chart = new Chart(box, { moved, label: "Pass rate against compute, with the fitted law, its band and the forecast" });
+  window.runChart = chart;
+  chart.reading = (x) => setText(readout, x === null || !latest ? " " : read(x));
+
+  // ---- state in the address
+  function keep() {
+    const rounded = Object.fromEntries(NUMBERS.map((k) => [k, state[k] === null ? null : +state[k].toPrecision(6)]));
+    note("run", id, { ...rounded, axis: state.axis, linear: state.linear, beside: state.beside });
+    links();
+  }
+
+  function question(quick) {
+    const q = { run: id, quick };
+    for (const key of NUMBERS) if (state[key] !== null) q[key] = state[key];
+    if (state.axis) q.axis = state.axis;
+    return q;
+  }
+
+  function links() {
+    const q = new URLSearchParams({ run: id });
+    for (const key of NUMBERS) if (state[key] !== null) q.set(key, state[key]);
+    if (state.axis) q.set("axis", state.axis);
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const made = [["figure.png", "PNG"], ["figure.svg", "SVG"], ["data.csv", "CSV"], ["data.json", "JSON"], ["report.zip", "report"]];
+    exports.replaceChildren(...made.flatMap(([file, label]) => [el("a", { href: `/api/export/${file}?${q}${file.startsWith("figure") && dark ? "&theme=dark" : ""}`, download: true, title: `Download ${file}` }, label), " "]));
+  }
+
+  // ---- data
+  async function load() {
+    keep();
+    try {
+      whole = await ask(`/api/runs/${id}${state.axis ? `?axis=${encodeURIComponent(state.axis)}` : ""}`);
+    } catch (error) {
+      setText(said, error.told ? error.message : "The server does not answer.");
+      return;
+    }
+    if (!open) return;
+    setText(said, "");
+    axis.replaceChildren(...whole.axes.map((a) => el("option", { value: a.name }, a.label)));
+    axis.value = state.axis || (whole.axes.find((a) => a.name === whole.x || a.label === whole.unit) || whole.axes[0])?.name || "";
+    about(whole);
+    points();
+    fit(false);
+    panels();
+    others();
+  }
+
+  // The points as they are, until an answer has more; and where the sliders may go.
+  function points() {
+    const curve = whole.curve;
+    if (!curve) { setText(said, whole.problem || "No points yet: what comes is shown here by itself."); return; }
+    const n = curve.compute.length;
+    slider.min = Math.min(5, n);
+    slider.max = n;
+    if (state.known === null) slider.value = n;
+    else slider.value = curve.compute.filter((x) => x <= state.known).length;
+    sayWhen();
+    marks();
+    draw();
+  }
+
+  function marks() {
+    const xs = whole?.curve?.compute || [];
+    const end = state.known ?? xs.at(-1) ?? 1;
+    chart.marks = { lo: state.from ?? xs[0], hi: Math.min(state.to ?? end, end), budget: state.budget ?? 2 * end, target: state.target, points: xs };
+  }
+
+  function draw() {
+    logs.setAttribute("aria-pressed", String(!state.linear));
+    const curve = latest?.curve ?? bare();
+    if (!curve) return;
+    const f = latest?.fit;
+    const ceiling = f?.identified ? [f.params.A, ...f.intervals.A] : null;
+    chart.show([{ name: whole?.name || "", colour: 0, curve, ceiling }], chart.marks, !state.linear);
+  }
+
+  function bare() {
+    const c = whole?.curve;
+    return c && { x: [], median: [], low: [], high: [], end: 0, used: [c.compute, c.score], held: [[], []], unit: c.unit };
+  }
+
+  // What follows the hand is asked one question at a time, and the newest next. What takes longer
+  // (words, what would identify the ceiling) is asked when the hand rests, and dropped if it moves.
+  let turn = 0, rest = null, thinking = false;
+  function fit(quick) {
+    turn++;
+    clearTimeout(rest);
+    rest = quick ? null : setTimeout(think, 150);
+    if (inFlight) { next = true; return; }
+    quickly();
+  }
+
+  async function quickly() {
+    if (!whole?.curve) return;
+    inFlight = true;
+    const begun = performance.now();
+    facts.classList.add("stale");
+    try {
+      const found = await ask("/api/fit", question(true));
+      if (!open) return;
+      latest = found;
+      setText(said, "");
+      tell(found);
+      draw();
+      performance.measure("refit", { start: begun, end: performance.now() });
+      if (performance.getEntriesByName("refit").length > 500) performance.clearMeasures("refit");
+    } catch (error) {
+      if (!open) return;
+      setText(said, error.told ? error.message : "");
+      if (error.told) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
+    } finally {
+      facts.classList.remove("stale");
+      inFlight = false;
+      if (next) { next = false; quickly(); }
+    }
+  }
+
+  async function think() {
+    if (thinking || !whole?.curve) { rest = setTimeout(think, 300); return; }
+    const mine = turn;
+    thinking = true;
+    lead.classList.add("busy");
+    try {
+      const found = await ask("/api/fit", question(false));
+      if (open && mine === turn) tell(found);
+    } catch { /* the quick question has said it */ } finally {
+      thinking = false;
+      lead.classList.remove("busy");
+    }
+  }
+
+  function tell(found) {
+    facts.replaceChildren(...found.facts.map((f) => el("div", {}, el("dt", {}, f.name), el("dd", {}, el("b", {}, f.value), " ", el("span", {}, f.note)))), ...extra(found));
+    alarm.hidden = !found.fit.alarm;
+    alarm.replaceChildren(el("strong", {}, "Alarm "), found.fit.alarm || "");
+    if (found.words) setText(lead, found.words.join(" "));
+    if (found.fit.warnings?.length) lead.append(el("span", { class: "small" }, ` ${found.fit.warnings.join("; ")}.`));
+  }
+
+  function extra(found) {
+    const out = [];
+    for (const t of found.forecast.targets) out.push(["Target " + t.score, t.probability.toFixed(2), t.compute.median === null ? "probability; most futures never get there" : `probability; at about ${amount(t.compute.median)}`]);
+    for (const c of found.cost?.budget || []) out.push(["Cost of going on", amount(c.cost), `to ${amount(c.compute)}`]);
+    const r = found.forecast.recommendation;
+    if (r) out.push(["Advice", r.action, r.reason]);
+    return out.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("b", {}, value), " ", el("span", {}, note))));
+  }
+
+  function read(x) {
+    const c = latest.curve;
+    if (x < c.x[0] || x > c.x.at(-1)) return " ";
+    let k = 1;
+    while (k < c.x.length - 1 && c.x[k] < x) k++;
+    const t = Math.log(x / c.x[k - 1]) / Math.log(c.x[k] / c.x[k - 1]);
+    const mix = (a) => (a[k - 1] + t * (a[k] - a[k - 1])).toFixed(3);
+    return `At ${amount(+x.toPrecision(3))} ${c.unit}: ${mix(c.median)} (${mix(c.low)} to ${mix(c.high)})${x > c.end ? ", forecast" : ""}`;
+  }
+
+  // ---- handling
+  function moved(name, value, done) {
+    const xs = whole.curve.compute, end = state.known ?? xs.at(-1);
+    if (name === "lo") state.from = value <= xs[0] ? null : value;
+    if (name === "hi") state.to = value >= end ? null : value;
+    if (name === "budget") { state.budget = value; inputs.budget.value = amount(+value.toPrecision(3)); }
+    if (done) keep();
+    fit(!done);
+  }
+
+  function replay(done) {
+    const xs = whole?.curve?.compute;
+    if (!xs) return;
+    const at = Number(slider.value);
+    state.known = at >= xs.length ? null : xs[at - 1];
+    sayWhen();
+    marks();
+    if (done) keep();
+    fit(!done);
+  }
+
+  function sayWhen() {
+    const text = state.known === null ? "now" : `${amount(state.known)} ${whole.curve.unit}, ${slider.value} of ${slider.max} points`;
+    setText(when, text);
+    slider.setAttribute("aria-valuetext", text);
+  }
+
+  function about(run) {
+    setText(title, short(run.name, 100));
+    document.title = `${short(run.name, 40)} · scalerl`;
+    const parts = [run.status, run.step === null ? null : `step ${run.step.toLocaleString("en")}`, run.budget?.text, `${run.points} evaluations`, run.where, run.group, run.waits_for ? `waits for ${run.waits_for}` : null, run.why, `changed ${ago(run.changed)}`];
+    sub.replaceChildren(el("span", { class: `status ${run.status}` }, parts.filter(Boolean).join(" · ")));
+    if (run.study) sub.append(" · ", el("a", { href: link("study", run.study) }, "its study"));
+  }
+
+  // ---- what is inside
+  let reading = false;
+  async function panels() {
+    if (reading) return;
+    reading = true;
+    try {
+      const found = await ask(`/api/runs/${id}/inside${step ? `?step=${step}` : ""}`);
+      if (!open) return;
+      const kept = [...inside.querySelectorAll("details")].map((d) => d.open);
+      adopt(inside, found.html || "<p class=\"small\">Nothing but its curve is known of this run.</p>");
+      inside.querySelectorAll("details").forEach((d, i) => { d.open = Boolean(kept[i]); });
+      adopt(answers, found.answers);
+      pickRow.hidden = found.answered.length < 2;
+      const steps = found.answered.map(String);
+      if (steps.join() !== [...pickStep.options].map((o) => o.value).join()) pickStep.replaceChildren(...steps.map((s) => el("option", { value: s }, s)));
+      pickStep.value = String(found.step ?? "");
+    } catch { /* what is there stays there */ } finally { reading = false; }
+  }
+
+  function others() {
+    const list = [...runs.values()].filter((r) => r.kind === "run" && r.id !== id && r.recipe);
+    recipes.hidden = !list.length || !whole.recipe;
+    beside.replaceChildren(el("option", { value: "" }, "choose a run"), ...list.slice(0, 500).map((r) => el("option", { value: r.id }, short(`${r.name} (${r.where})`, 80))));
+    beside.value = state.beside;
+    if (state.beside) difference();
+  }
+
+  async function difference() {
+    if (!state.beside) { differs.replaceChildren(); return; }
+    try { adopt(differs, (await ask(`/api/runs/${id}/diff?with=${state.beside}`)).html); }
+    catch (error) { differs.replaceChildren(el("p", { class: "said" }, error.told ? error.message : "")); }
+  }
+
+  // ---- as it goes
+  let due = null, panelsDue = null;
+  const stop = hear((news) => {
+    if (news.kind === "back") { load(); return; }
+    if (news.kind === "gone" && news.id === id) { setText(said, "The run is gone from the directory."); return; }
+    if (news.run?.id !== id) return;
+    about(news.run);
+    const now = `${news.run.version}`;
+    if (now !== seen) { seen = now; grow(news); }
+    if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); }, 4000);
+  });
+
+  function grow(news) {
+    const curve = whole?.curve;
+    // New points come with the news; a curve that was thinned, or another axis, is read again.
+    if (curve && !state.axis && "from" in news && curve.total === news.from && curve.compute.length === curve.total && curve.total < 1400) {
+      curve.compute.push(...news.new[0]);
+      curve.score.push(...news.new[1]);
+      curve.total += news.new[0].length;
+      const follows = Number(slider.value) >= Number(slider.max);
+      slider.max = curve.compute.length;
+      if (follows) slider.value = slider.max;
+      if (chart.holding === null) { marks(); if (latest && state.known === null && state.to === null) { latest.curve.used[0].push(...news.new[0]); latest.curve.used[1].push(...news.new[1]); } draw(); }
+      if (!due) due = setTimeout(() => { due = null; if (chart.holding === null) fit(false); }, 800);
+    } else if (!due) due = setTimeout(() => { due = null; if (chart.holding === null) load(); }, 1500);
+  }
+
+  load();
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); clearTimeout(rest); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+}

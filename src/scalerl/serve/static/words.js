@@ -1,0 +1,33 @@
+// Numbers and times as the report writes them (report/words.py).
+const SUFFIXES = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"];
+
+export function amount(v) {
+  if (v === null || v === undefined || Number.isNaN(v)) return "–";
+  if (!Number.isFinite(v)) return "never";
+  if (v === 0) return "0";
+  if (Math.abs(v) < 1e-3) return String(+v.toPrecision(3));
+  const power = Math.min(Math.max(Math.floor(Math.log10(Math.abs(v)) / 3 + 1e-9), 0), 8);
+  return String(+(v / 1000 ** power).toPrecision(3)) + SUFFIXES[power];
+}
+
+export const score = (v) => v === null || v === undefined ? "–" : v.toFixed(3);
+export const signed = (v) => v === null || v === undefined ? "–" : (v < 0 ? "" : "+") + v.toFixed(3);
+export const short = (name, n) => name.length > n ? name.slice(0, n >> 1) + "…" + name.slice(1 - (n >> 1)) : name;
+
+export function ago(seconds) {
+  const s = Math.max(0, Date.now() / 1000 - seconds);
+  if (s < 5) return "just now";
+  if (s < 90) return `${Math.round(s)} s ago`;
+  if (s < 5400) return `${Math.round(s / 60)} min ago`;
+  if (s < 129600) return `${Math.round(s / 3600)} h ago`;
+  return `${Math.round(s / 86400)} days ago`;
+}
+
+// A number as people type it: 50k, 1.5M, 1e-3; null for nothing, NaN for no number.
+export function parse(text) {
+  const found = /^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([kKMGBTP]?)\s*$/i.exec(text);
+  if (text.trim() === "") return null;
+  if (!found) return NaN;
+  const scale = { k: 1e3, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15, m: 1e6, g: 1e9, b: 1e9, t: 1e12, p: 1e15 }[found[2]] || 1;
+  return Number(found[1]) * scale;
+}

@@ -1,0 +1,133 @@
+"""Studies: the table that fills as members finish, the knob map, and what the race does next."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.report import words
+from scalerl.report.knob_map import plot_knob_map
+from scalerl.report.study_page import StudyTold, knob_map_part, study_answer, variants_table
+from scalerl.report.study_told import told
+from scalerl.report.theme import drawing, render
+from scalerl.runs.followed import stamp_of
+from scalerl.serve.catalogue import Catalogue
+from scalerl.serve.find import STUDY, Place
+from scalerl.serve.inside import fragment
+from scalerl.serve.sources import FILES
+from scalerl.study.study import Study
+
+#: Matplotlib's settings belong to the process: one picture at a time.
+DRAWING = threading.Lock()
+
+
+class Studies:
+    """The studies of the catalogue, each worked out again only when its files have changed."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._made: dict[str, tuple[Any, Study]] = {}
+        self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def list(self) -> list[dict[str, Any]]:
+        """All, by name: how many members of each are where."""
+        out = []
+        for key, place in self._catalogue.studies.items():
+            line: dict[str, Any] = {"id": key, "name": place.path.resolve().name}
+            line |= {"where": place.name, "problem": None, "members": 0, "status": {}}
+            try:
+                with self._lock:
+                    study = self._study(key, place)
+                    line["members"] = len(study.members)
+                    now = study.progress()
+                    for member in study.members:
+                        word = study.status(member, now[member.name])
+                        line["status"][word] = line["status"].get(word, 0) + 1
+            except InputError as error:
+                line["problem"] = words.shorten(str(error), 400)
+            out.append(line)
+        return out
+
+    def show(self, key: str) -> dict[str, Any]:
+        """One study whole; KeyError where there is none."""
+        place = self._catalogue.studies[key]
+        with self._lock:
+            study = self._study(key, place)
+            stamp = self._stamp(study)
+            kept = self._shown.get(key)
+            if kept is None or kept[0] != stamp:
+                kept = self._shown[key] = stamp, self._work_out(key, place, study)
+            return kept[1]
+
+    def told(self, key: str) -> StudyTold:
+        """What its report is made of."""
+        place = self._catalogue.studies[key]
+        with self._lock:
+            return told(self._study(key, place))
+
+    def _study(self, key: str, place: Place) -> Study:
+        """Read anew when its plan or its recipes are others."""
+        self._check(place.path)
+        files = [place.path / STUDY, *sorted((place.path / "recipes").glob("*.toml"))]
+        stamp = tuple(stamp_of(path) for path in files)
+        kept = self._made.get(key)
+        if kept is None or kept[0] != stamp:
+            kept = self._made[key] = stamp, Study(place.path)
+        return kept[1]
+
+    def _check(self, path: Path) -> None:
+        """No file of the study lies elsewhere."""
+        roots = self._catalogue.roots
+        files = [path / STUDY, *(path / "recipes").glob("*.toml")]
+        for member in (path / "runs").glob("*"):
+            files += [member, *(member / name for name in (*FILES, "evals"))]
+            files += (member / "evals").glob("step_*.json")
+        for file in files:
+            if file.is_symlink() and not roots.holds(file):
+                raise InputError(f"{file.name} is a link that leads out of the directory: not read")
+
+    @staticmethod
+    def _stamp(study: Study) -> Any:
+        names = ("evals.jsonl", "events.jsonl", "recipe.toml")
+        return tuple(
+            (stamp_of(m.path / name), study.status(m, p) if name == names[0] else None)
+            for m, p in zip(study.members, study.progress().values(), strict=True)
+            for name in names
+        )
+
+    def _work_out(self, key: str, place: Place, study: Study) -> dict[str, Any]:
+        found = study.to_dict()
+        shown = StudyTold(
+            path=place.name, reference=study.reference, found=found, curves=[], differs={}
+        )
+        svg = b""
+        if shown.knobs:
+            with DRAWING, drawing("light"):
+                svg = render(plot_knob_map(shown.knobs, study.reference), "svg", transparent=True)
+        ids = {m.path.resolve(): m.name for m in study.members}
+        runs = {
+            ids[path]: entry.id
+            for entry in list(self._catalogue.entries.values())
+            if (path := entry.source.place.path.resolve()) in ids
+        }
+        for member in found["members"]:
+            member["run"] = runs.get(member["name"])
+            member.pop("path")
+            member.pop("recipe")
+        race = found.get("race")
+        return {
+            "id": key,
+            "name": place.path.resolve().name,
+            "where": place.name,
+            "reference": study.reference,
+            **found,
+            "race": None if race is None else race | {"words": str(study.race())},
+            "html": {
+                "answer": fragment(study_answer(shown)),
+                "table": fragment(variants_table(shown)),
+                "knob_map": fragment(knob_map_part(shown, svg)),
+            },
+        }

@@ -1,0 +1,240 @@
+"""The trainer over many ranks (`placement.trainer = "fsdp"`): the one-process trainer's steps, on a
+sharded model (sharding.py). Every rank makes every call, with the same batch, and finds the same:
+
+- rows are shared out by work (balance.py); a rank with fewer micro-batches than another takes part
+  in the rest with empty ones;
+- gradients are summed over ranks, log-probs put together, and all that a step decides (its norm,
+  whether it is finite, whether memory was short) is decided on what all have in common;
+- each rank writes and reads its own shard of a checkpoint (shards.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from scalerl.algorithm.batch import LossBatch
+from scalerl.models.head import Precision, head_of
+from scalerl.models.load import load_model
+from scalerl.models.rows import PromptRows
+from scalerl.models.shape import meta_model
+from scalerl.trainer import shards
+from scalerl.trainer.balance import row_work, shares
+from scalerl.trainer.interface import TrainerSpec
+from scalerl.trainer.local import Gradient, LocalTrainer, is_full, recompute
+from scalerl.trainer.meeting import join
+from scalerl.trainer.micro import MicroBatch, micro_batches, pad
+from scalerl.trainer.scorer import Scored, Scorer
+from scalerl.trainer.sharding import Sharded
+
+#: What a rank without rows of its own passes through the model: two tokens that count nothing.
+NOTHING = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),))
+
+
+def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
+    """The trainer `fsdp`: one rank of it, in this process. Without `spec.ranks` it is alone."""
+    torch.set_num_threads(spec.threads)
+    device = join(spec)
+    trust = spec.trust_remote_code
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+
+    def load() -> Sharded:
+        if dist.get_rank() == 0:
+            model = load_model(spec.model, spec.dtype, "cpu", trust_remote_code=trust)
+        else:
+            model = meta_model(spec.model, spec.dtype, trust_remote_code=trust)
+        if spec.recompute:
+            recompute(model)
+        head = head_of(model, spec.head, verify=dist.get_rank() == 0)
+        dtype = getattr(torch, spec.dtype)
+        return Sharded(model, head, mesh, device, dtype, spec.temperature)
+
+    frozen = spec.options.kl_coefficient != 0
+    made = FsdpTrainer(spec, load(), load() if frozen else None)
+    if spec.checkpoint is not None:
+        made.load(Path(spec.checkpoint))
+    return made
+
+
+class ShardedScorer(Scorer):
+    """Log-probs under a sharded model. A share of the rows is this rank's; what it finds of them
+    is put together with what the others find."""
+
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+        self.model, self.device = sharded.model, sharded.device
+        self.packed = None
+        self.short = False
+
+    def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
+        """This rank's, with empty ones at the end where another rank has more."""
+        flat = [(g.prompt, c) for g in groups for c in g.completions]
+        work = [row_work(len(p) + len(c), self.sharded.width) for p, c in flat]
+        found = []
+        for mine in shares(work, self.sharded.ranks):
+            rows = [PromptRows(flat[i][0], (flat[i][1],)) for i in mine]
+            parts = micro_batches(rows, token_budget, packed=False)
+            found.append([MicroBatch([mine[r] for r in p.rows], p.groups) for p in parts])
+        longest = max(map(len, found))
+        ours = found[self.sharded.rank]
+        return ours + [MicroBatch([], [])] * (longest - len(ours))
+
+    def score(self, groups: Sequence[PromptRows]) -> Scored:
+        groups = groups or [NOTHING]
+        ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
+        starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
+        place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
+        target = ids[rows, columns + 1]
+        logprobs, entropy = self.sharded.policy(ids, mask, rows, columns, target)
+        return Scored(logprobs, entropy, place, ids.numel())
+
+    @torch.no_grad()
+    def logprobs(
+        self, groups: Sequence[PromptRows], token_budget: int
+    ) -> list[npt.NDArray[np.float32]]:
+        self.model.eval()
+        lengths = [len(c) for group in groups for c in group.completions]
+        ends = np.cumsum([0, *lengths])
+        whole = torch.zeros(int(ends[-1]))
+        for part in self.micro_batches(groups, token_budget):
+            with self.sharded.scoring():
+                scored = self.attempt(lambda part=part: self.score(part.groups).logprobs_M)  # type: ignore[misc]
+            if not part.rows or scored is None:
+                continue
+            at = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part.rows])
+            whole[torch.from_numpy(at)] = scored.float().cpu()
+        self.settle()
+        dist.all_reduce(whole)
+        return [whole[a:b].numpy() for a, b in pairwise(ends)]
+
+    def attempt(self, work: Callable[[], Tensor | None]) -> Tensor | None:
+        """A pass in which memory may be short: the others are not left waiting then, and hear of it
+        in `settle`."""
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_full(error):
+                raise
+        self.short = True
+        self.sharded.gave_up()
+        return None
+
+    def settle(self) -> None:
+        """Whether any rank was short of memory: then none goes on with what it has found."""
+        short = torch.tensor(float(self.short))
+        self.short = False
+        dist.all_reduce(short, dist.ReduceOp.MAX)
+        if short:
+            raise MemoryError("a rank ran out of memory")
+
+
+class FsdpTrainer(LocalTrainer):
+    """One rank of the trainer: what it is called with, all are called with."""
+
+    scorer: ShardedScorer
+
+    def __init__(self, spec: TrainerSpec, sharded: Sharded, reference: Sharded | None) -> None:
+        self.spec, self.sharded = spec, sharded
+        self._sharded = {s.model: s for s in (sharded, reference) if s is not None}
+        super().__init__(
+            sharded.model,
+            spec.options,
+            spec.optimiser,
+            head_precision=spec.head,
+            temperature=spec.temperature,
+            token_budget=spec.token_budget,
+            reference=None if reference is None else reference.model,
+        )
+        self._rehearse()
+
+    def _scorer(self, model: nn.Module, precision: Precision, temperature: float) -> Scorer:
+        return ShardedScorer(self._sharded[model])
+
+    def _rehearse(self) -> None:
+        """Each kind of pass once with nothing in it (Traffic)."""
+        for scorer in (self.scorer, self.reference):
+            if scorer is not None:
+                scorer.logprobs([], self.token_budget)
+        self.model.train()
+        for last in (False, True):
+            with self.sharded.learning(last=last):
+                self._pass_nothing()
+        self.masters.clear()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.sharded.weights()
+
+    def save(self, path: Path) -> None:
+        shards.save(path, self.spec, self.sharded, self.optimiser, self._version)
+
+    def load(self, path: Path) -> None:
+        self._version = shards.load(path, self.spec, self.sharded, self.optimiser)
+
+    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> Gradient:
+        self.masters.clear()
+        self.model.train()
+        shape = batch.mask_BT.shape
+        found = Gradient(torch.zeros(shape), torch.zeros(shape))
+        parts = self.scorer.micro_batches(rows, self.token_budget) if rows else []
+        for i, part in enumerate(parts):
+            with self.sharded.learning(last=i == len(parts) - 1):
+                self.scorer.attempt(lambda part=part: self._backward(part, batch, found))  # type: ignore[misc]
+        self.scorer.settle()
+        counts = torch.tensor([found.loss, found.tokens, found.micro_batches], dtype=torch.float64)
+        for tensor in (counts, found.scored_BT, found.entropy_BT):
+            dist.all_reduce(tensor)
+        found.loss, found.tokens = counts[0].item(), int(counts[1])
+        found.micro_batches = int(counts[2])
+        return found
+
+    def _backward(self, part: MicroBatch, batch: LossBatch, found: Gradient) -> None:
+        if part.rows:
+            super()._backward(part, batch, found)
+        else:
+            self._pass_nothing()
+
+    def _pass_nothing(self) -> None:
+        """Forward and backward like the others, adding 0 to every gradient."""
+        logprobs = self.scorer.score([]).logprobs_M
+        nothing = torch.where(logprobs.isfinite(), logprobs, 0.0).sum() * 0.0
+        nothing.backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _clip_to(self, longest: float) -> float:
+        """Over all ranks: every rank adds the same squares in the same order."""
+        mine = [local(m.grad) for m in self.masters.tensors() if m.grad is not None]
+        square = sum(
+            (g.double().square().sum().cpu() for g in mine), torch.zeros((), dtype=torch.double)
+        )
+        norm = together(square).sum().sqrt().item()
+        if norm > longest:
+            for gradient in mine:
+                gradient.mul_(longest / (norm + 1e-6))
+        return norm
+
+    @torch.no_grad()
+    def _non_finite(self) -> str | None:
+        norms = [torch.linalg.vector_norm(local(p)).cpu() for p in self.masters.tensors()]
+        wrong = together((~torch.stack(norms).isfinite()).double()).any(0).nonzero()
+        return list(self.masters.by_name)[int(wrong[0])] if len(wrong) else None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def together(tensor: Tensor) -> Tensor:
+    """What every rank has of a small tensor, rank by rank."""
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor)
+    return torch.stack(found)

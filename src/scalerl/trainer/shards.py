@@ -1,0 +1,120 @@
+"""Checkpoints of a trainer of many ranks: each writes its rows of masters and optimiser state, and
+the first beside them the model in Hugging Face layout. They are read by any number of ranks, and by
+the trainer in one process: rows are put together in the order of the ranks that wrote them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from scalerl.errors import InputError
+from scalerl.models.shape import meta_model
+from scalerl.trainer.checkpoint import MASTER, StateFiles, load_weights, shard_name
+from scalerl.trainer.interface import TrainerSpec
+from scalerl.trainer.sharding import Sharded, rows_of
+
+
+def save(
+    path: Path,
+    spec: TrainerSpec,
+    sharded: Sharded,
+    optimiser: torch.optim.Optimizer,
+    version: int,
+) -> None:
+    """Returns on no rank before all have written; raises OSError on all if one could not."""
+    if sharded.rank == 0:
+        path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    problem = _try(lambda: _write_shard(path, sharded, optimiser), path, sharded.rank)
+    whole: dict[str, Tensor] = {}
+    for name, tensor in sharded.weights().items():  # one at a time; only the first keeps them
+        if sharded.rank == 0:
+            whole[name] = tensor.cpu().contiguous()
+    if sharded.rank == 0 and problem is None:
+        problem = _try(lambda: _write_model(path, spec, whole, version), path, 0)
+    problems: list[str | None] = [None] * sharded.ranks
+    dist.all_gather_object(problems, problem)
+    first = next((p for p in problems if p is not None), None)
+    if first is not None:
+        raise OSError(first)
+
+
+def _try(write: Any, path: Path, rank: int) -> str | None:
+    """What stood in the way."""
+    if not path.is_dir():
+        return (
+            f"rank {rank} of the trainer, on {socket.gethostname()}, does not see {path}: a run "
+            "over several machines needs a directory that all of them share"
+        )
+    try:
+        write()
+    except (OSError, SafetensorError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def _write_shard(path: Path, sharded: Sharded, optimiser: torch.optim.Optimizer) -> None:
+    tensors: dict[str, Tensor] = {}
+    state = optimiser.state_dict()["state"]
+    for i, (name, parameter) in enumerate(sharded.parameters().items()):
+        tensors[f"{MASTER}/{name}"] = parameter.to_local().detach()
+        for key, value in state.get(i, {}).items():
+            if isinstance(value, DTensor):
+                tensors[f"{key}/{name}"] = value.to_local()
+            elif sharded.rank == 0:
+                tensors[f"{key}/{name}"] = torch.as_tensor(value)
+    save_file(
+        {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()},
+        path / shard_name(sharded.rank, sharded.ranks),
+    )
+
+
+def _write_model(path: Path, spec: TrainerSpec, whole: dict[str, Tensor], version: int) -> None:
+    shape = meta_model(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
+    shape.save_pretrained(path, state_dict=whole)
+    (path / "trainer.json").write_text(json.dumps({"version": version}))
+
+
+def load(path: Path, spec: TrainerSpec, sharded: Sharded, optimiser: torch.optim.Optimizer) -> int:
+    """Everything that `save`, or the trainer in one process, wrote; the version."""
+    files = StateFiles(path)
+    whole: dict[str, Tensor] = {}
+    if sharded.rank == 0 and not files.has(MASTER):  # FP32, written by one process
+        model = meta_model(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
+        whole = load_weights(path, model)
+    state: dict[int, dict[str, Any]] = {}
+    with torch.no_grad():
+        for i, (name, parameter) in enumerate(sharded.parameters().items()):
+            mine = parameter.to_local()
+            start, stop = rows_of(parameter.shape[0], sharded.rank, sharded.ranks)
+            master = f"{MASTER}/{name}"
+            if files.has(MASTER):
+                if files.shape(master) != tuple(parameter.shape):
+                    raise InputError(f"{path} is a checkpoint of another model")
+                mine.copy_(files.rows(master, start, stop))
+            else:
+                full = torch.empty(parameter.shape, dtype=sharded.dtype, device=mine.device)
+                if sharded.rank == 0:
+                    full.copy_(whole.pop(name))
+                dist.broadcast(full, 0)
+                mine.copy_(full[start:stop])
+            for kind in files.kinds(name):
+                key = f"{kind}/{name}"
+                if not files.shape(key):
+                    state.setdefault(i, {})[kind] = files.rows(key, 0, 1)
+                    continue
+                value = torch.zeros_like(parameter)
+                cast(DTensor, value).to_local().copy_(files.rows(key, start, stop))
+                state.setdefault(i, {})[kind] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    return files.version

@@ -1,0 +1,198 @@
+"""Parts as actors of a Ray cluster: `make cluster`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from cluster import Raylets, storm  # sets what Ray reads when it is imported
+from scalerl.errors import InputError
+from scalerl.placement import ray_cluster
+from scalerl.placement.ray_cluster import Needs, lacks
+from scalerl.weights.board import Board
+from scalerl.weights.interface import Layout
+from scalerl.weights.ray_objects import PIECE, RayWeights, _pieces, _views
+
+pytestmark = pytest.mark.ray
+NEEDS = Needs(generators=2, trainers=2, checkers=1, device="CPU", weights=1 << 20, model="")
+SMALL = ["batch.prompts=4", "batch.generations=8", "validation.prompts=15", "validation.k=2",
+         "validation.every=4", "checkpoint.every=2", "placement.generators=2",
+         "placement.trainers=2"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def raylets():
+    found = Raylets()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def ray(raylets):
+    import ray
+
+    ray.init(address=raylets.address, log_to_driver=False, namespace="scalerl")
+    yield ray
+    ray.shutdown()
+
+
+# -- what a cluster lacks -------------------------------------------------------------------------
+
+
+def test_a_cluster_with_everything_lacks_nothing(ray):
+    assert lacks(NEEDS) == []
+
+
+def test_too_few_devices_and_too_small_a_store_are_a_line_each(ray):
+    (line,) = lacks(replace(NEEDS, generators=9))
+    assert line.startswith("the Ray cluster has 5 CPUs on 3 nodes, but 9 generators and 2 trainers")
+    (line,) = lacks(replace(NEEDS, device="GPU"))
+    assert line.startswith("the Ray cluster has 0 GPUs on 3 nodes") and "placement.trainers" in line
+    found = lacks(replace(NEEDS, weights=100 << 20))
+    assert len(found) == 3 and "object store" in found[0] and "300 MB" in found[0]
+
+
+def test_a_model_that_nodes_do_not_see_and_other_versions_are_named(ray, monkeypatch):
+    found = lacks(replace(NEEDS, model="/on/the/drivers/disk"))
+    assert len(found) == 3
+    assert "does not see model.path=/on/the/drivers/disk" in found[0] and "share" in found[0]
+    ours = ray_cluster.versions()
+    monkeypatch.setattr(ray_cluster, "versions", lambda: ours | {"torch": "1.0"})
+    found = lacks(NEEDS)
+    assert len(found) == 3
+    assert "torch" in found[0] and "this machine 1.0: install the same version" in found[0]
+
+
+def test_a_package_that_a_node_misses_is_named(ray, monkeypatch):
+    def look(model):
+        import no_such_package  # noqa: F401
+
+    monkeypatch.setattr(ray_cluster, "_look", look)
+    found = lacks(NEEDS)
+    assert "has no package no_such_package: install scalerl[ray,train] there" in found[0]
+
+
+def test_no_such_address_and_another_ray_are_one_line(monkeypatch):
+    import ray
+
+    with pytest.raises(
+        InputError, match=r"no Ray cluster at placement.address=127.0.0.1:9: .*local"
+    ):
+        ray_cluster.connect("127.0.0.1:9", NEEDS)
+    monkeypatch.setattr(ray, "__version__", "2.9.0")
+    with pytest.raises(InputError, match=r"Ray 2.9.0 is not supported: install ray>=2.60"):
+        ray_cluster.import_ray()
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+class Taker:
+    def load(self, weights, version):
+        self.weights = {n: w.clone() for n, w in weights.items()}
+        self.version = version
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_arrive_whole_and_a_receiver_that_joins_pulls_the_newest(ray, dtype):
+    layout = Layout(("a", "b"), ((3, 2), (5,)), dtype)
+    channel = RayWeights(layout, ray.remote(num_cpus=0, max_concurrency=99)(Board).remote())
+    first, taker = channel.receiver(), Taker()
+    assert first.newest() == first.into(taker) == -1
+    for version in range(3):
+        sent = {"a": torch.full((3, 2), 1.5 + version), "b": torch.arange(5.0) + version}
+        channel.sender().publish(version, sent)
+    for receiver in (first, channel.receiver()):
+        deadline = time.monotonic() + 30
+        while receiver.newest() < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert receiver.into(taker) == 2 == taker.version
+        assert all(torch.equal(taker.weights[n], sent[n].to(dtype)) for n in sent)
+        receiver.close()
+
+
+def test_pieces_are_small_and_each_tensor_is_looked_at_once(monkeypatch):
+    from scalerl.weights import ray_objects
+
+    monkeypatch.setattr(ray_objects, "PIECE", 100)
+    assert PIECE >= 1 << 20
+    shapes = {"a": (10,), "b": (20,), "c": (40,), "d": (3,), "e": (0,)}
+    layout = Layout(tuple(shapes), tuple(shapes.values()), torch.float32)
+    sent = {n: torch.randn(s) for n, s in shapes.items()}
+    pieces = list(_pieces(layout, sent))
+    assert [p.size for p in pieces] == [10, 20, 40, 3]
+    assert all(torch.equal(w, sent[n]) for n, w in _views(layout, pieces))
+
+
+# -- whole runs -----------------------------------------------------------------------------------
+
+
+def train(out, *settings):
+    command = [sys.executable, "-m", "scalerl", "train"]
+    command += ["scalerl", "tiny", "placement.backend=ray", *SMALL, *settings, "--out", str(out)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_TOKEN"}
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env=environment)  # fmt: skip
+
+
+def left_behind():
+    return [p.name for p in Path("/tmp").glob("scalerl-ray-*")]
+
+
+def test_a_run_starts_a_cluster_of_its_own_and_leaves_nothing_of_it(tmp_path):
+    before = left_behind()
+    run = train(tmp_path / "run", "--steps", "4")
+    _, err = run.communicate(timeout=600)
+    assert run.returncode == 0, err
+    assert "raylet" not in err and "ray" not in err.lower(), err
+    steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").open()]
+    assert [s["step"] for s in steps] == [1, 2, 3, 4]
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints/step_4").glob("optimiser*")) == [
+        "optimiser-00000-of-00002.safetensors", "optimiser-00001-of-00002.safetensors",
+    ]  # fmt: skip
+    assert left_behind() == before
+    assert not subprocess.run(["pgrep", "-f", "scalerl-ray-"], stdout=subprocess.PIPE).stdout
+
+
+def test_a_run_whose_driver_is_killed_goes_on_with_resume(tmp_path):
+    run = train(tmp_path / "run", "--steps", "6")
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "run" / "checkpoints").glob("step_2")):
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    again = subprocess.run(
+        [sys.executable, "-m", "scalerl", "train", "--resume", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").open()]
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6]
+    assert not left_behind(), "what the killed one had left is swept up by the next"
+
+
+def test_doctor_tries_a_cluster_out(raylets, capsys):
+    from scalerl.cli import main
+
+    assert main(["doctor", "--cluster", raylets.address]) == 0, capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["gate", "ok"], ["hand-over", "ok"], ["update", "ok"], ["kill", "ok"],
+    ]  # fmt: skip
+    assert "generator 0 died" in lines[3]
+
+
+@pytest.mark.weather
+def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
+    run = storm(tmp_path / "run", 4, seed=0)
+    assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
