@@ -25,6 +25,8 @@ FOLDER = "models"
 TEACHERS = {"tiny": "forgetful", "tiny-noisy": "noisy"}
 #: A smaller and a larger one than the default, which has 2 layers of width 64.
 SIZES = ("1x64", "2x128")
+#: Width of an attention head of theirs.
+HEAD = 32
 _SIZE = re.compile(r"(\d+)x(\d+)")
 _MADE = re.compile(rf"({'|'.join(TEACHERS)})-(\d+)x(\d+)")
 #: Tokens of a warm start, and parameters times tokens that a core learns from in a second.
@@ -39,8 +41,8 @@ class MadeModel:
     teacher: str
     layers: int
     width: int
-    #: Of its two lessons, as `scalerl warmstart --steps` has them; None: the usual ones.
-    steps: tuple[int, int] | None = None
+    #: Further options of `scalerl warmstart`.
+    options: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> float:
@@ -60,11 +62,9 @@ class MadeModel:
         shutil.rmtree(making, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         size = ["--size", str(self.layers), str(self.width)]
-        if self.steps is not None:
-            size += ["--steps", *map(str, self.steps)]
-        words = ["warmstart", "--teacher", self.teacher, *size, "--out", str(making), "--json"]
+        words = ["warmstart", "--teacher", self.teacher, *size, *self.options, "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "scalerl", *words],
+            [sys.executable, "-m", "scalerl", *words, "--out", str(making)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -92,6 +92,12 @@ def size_path(base: Recipe, size: str, home: Path) -> str:
         raise InputError(
             f"axis model: {size} is a size of the tiny model, and {base.model.path} is another: "
             "name directories or ids of models"
+        )
+    layers, width = map(int, size.split("x"))
+    if layers < 1 or width < HEAD or width % HEAD:
+        raise InputError(
+            f"axis model: {size} is {layers} layers of width {width}: give 1 layer or more, and a "
+            f"width that is a multiple of {HEAD}"
         )
     return str(home / FOLDER / f"{base.model.path}-{size}")
 
