@@ -15,6 +15,7 @@ ceiling is known by construction, so a verdict that says otherwise is a false on
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from learning import ceiling_of, ended
 from record import save
 from scalerl import Study
 from scalerl.curves.arms import MARGIN
+from scalerl.recipe import Recipe
 from scalerl.study.plan import read_plan
 
 HOME = Path(__file__).parent.parent / "docs" / "replication"
@@ -35,18 +37,27 @@ EVERY = 10
 
 
 def begin(name: str, out: Path) -> Path:
-    """The study's directory, with the members that were collected before."""
-    study = out / name
-    for run in (HOME / name / "runs").glob("*"):
+    """The study's directory, with the recipes and members that were collected before."""
+    study, collected = out / name, HOME / name
+    if collected.exists() and not study.exists():
+        shutil.copytree(collected, study)
+    for run in (collected / "runs").glob("*"):
         if not (study / "runs" / run.name).exists():
             shutil.copytree(run, study / "runs" / run.name)
     return study
 
 
+def opened(name: str, study: Path) -> Study:
+    """The study that is there, whose recipes are kept as they were begun, or the one asked for."""
+    if (study / "study.toml").exists():
+        return Study(study)
+    return Study(study, **read_plan(HOME / f"{name}.toml").given())
+
+
 def collect(name: str, study: Path) -> None:
     for run in sorted(study.glob("runs/*")):
         to = HOME / name / "runs" / run.name
-        if to.exists() or not ended(run):
+        if to.exists() or not _whole(run):
             continue
         (to / "evals").mkdir(parents=True)
         for file in KEPT:
@@ -59,9 +70,17 @@ def collect(name: str, study: Path) -> None:
         shutil.copy(last, to / "evals" / last.name)
 
 
+def _whole(run: Path) -> bool:
+    """Whether it came to the end of its budget: one that was interrupted has ended as well."""
+    if not ended(run):
+        return False
+    last = json.loads((run / "evals.jsonl").read_text().splitlines()[-1])
+    return bool(last["step"] == Recipe.load(run / "recipe.toml").budget.steps)
+
+
 def judged(name: str) -> dict[str, Any]:
     """What the study says, beside what is true."""
-    study = Study(HOME / name, **read_plan(HOME / f"{name}.toml").given())
+    study = opened(name, HOME / name)
     study.write()
     found = study.to_dict()
     # Without forced interruption how long a thought may be is not given, and no ceiling follows.
@@ -117,8 +136,8 @@ def main() -> None:
     for name in STUDIES:
         study = begin(name, args.out)
         if not args.collect:
-            file = str(HOME / f"{name}.toml")
-            words = [sys.executable, "-m", "scalerl", "study", str(study), file, "--plain"]
+            opened(name, study).write()
+            words = [sys.executable, "-m", "scalerl", "study", str(study), "--plain"]
             subprocess.run(words, check=True)
         collect(name, study)
         if any((HOME / name / "runs").glob("*")):
