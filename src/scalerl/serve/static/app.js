@@ -41,6 +41,6 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !typing) view?.back?.();
 });
 hear((news) => { if (news.kind === "studies" || news.kind === "back") about(); });
+connect();
 show();
 about();
-connect();

@@ -223,7 +223,7 @@ export function listView(main) {
   let due = null;
   const stop = hear((news) => {
     if (news.kind === "gone") rows.delete(news.id);
-    later();
+    if (news.kind === "all") order(); else later();
     if (state.with.has(news.run?.id) && "from" in news && !due) due = setTimeout(() => { due = null; overlay(); }, 1500);
     if (news.kind === "back" || news.kind === "all") overlay();
   });

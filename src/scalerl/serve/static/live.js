@@ -23,6 +23,8 @@ function gone(text) {
 }
 
 export function connect() {
+  // The list is shown at once; what changes before the stream is open comes with its first answer.
+  if (!source) fetchRuns().catch(() => {});
   if (source) source.close();
   source = new EventSource("/api/events");
   source.addEventListener("hello", async () => {
