@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from record import save
-from scalerl.study.paired import Asked, paired, seed_variance
+from scalerl.study.paired import SamePrompts, paired, seed_variance
 
 Array = npt.NDArray[np.float64]
 #: Variants beside the reference, answers to each prompt.
@@ -60,7 +60,7 @@ def covered(seeds: int, prompts: int, seed_sd: float, studies: int) -> dict[str,
         others = [runs(s, hard, OWN, seeds, seed_sd, rng) for s in SHIFTS]
         tau2, freedom = seed_variance([reference, *others])
         for shift, variant in zip(SHIFTS, others, strict=True):
-            difference, half, apart = paired(Asked(reference, variant), tau2, freedom)
+            difference, half, apart = paired(SamePrompts(reference, variant), tau2, freedom)
             off = abs(difference - (known[shift] - known[0.0]))
             held.append(off <= half)
             unpaired_held.append(off <= apart)

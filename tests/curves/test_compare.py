@@ -50,12 +50,15 @@ def test_replicates_are_grouped_and_widen_or_narrow_the_seed_spread():
     assert compare(a, scattered, group_by="recipe").seed_sd > 0.015
 
 
-def test_declining_runs_are_not_ranked():
+def test_a_declining_run_wins_nothing():
     bad = run("bad")
     bad.score[45:] -= np.linspace(0.02, 0.25, len(bad.score) - 45)
     pair = compare(bad, run("good", seed=1)).pairs[0]
-    assert pair.verdict == "undecided" and pair.winner is None
-    assert "declining" in pair.alarm
+    assert pair.winner != "bad" and "declining" in pair.alarm
+    low = run("low", seed=1)
+    low.score[:] *= 0.5
+    pair = compare(bad, low).pairs[0]
+    assert pair.verdict == "undecided" and pair.winner is None and "declining" in pair.alarm
 
 
 def test_two_open_ceilings_get_no_verdict_and_the_reason_is_said():

@@ -81,6 +81,7 @@ def test_two_runs_with_one_seed_are_equal(tmp_path):
     same(first, second)
 
 
+@pytest.mark.weather
 def test_a_pipeline_run_is_equal_whether_or_not_its_processes_were_killed(tmp_path):
     """The trainer (the run recovers by itself), then twice the main process."""
     rng = random.Random(0)

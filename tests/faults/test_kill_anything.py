@@ -3,6 +3,8 @@ steps, prompts, ledger, checkpoints and what is left behind (`faults.problems`).
 
 import random
 
+import pytest
+
 from faults import kill_generators, lines, strike_checker, strike_main, strike_trainer, weather
 
 
@@ -37,6 +39,7 @@ def test_a_killed_checker_changes_nothing_in_the_record_but_an_event(tmp_path):
     assert steps[-1]["ledger"]["wasted"]["failed"]["rollouts"] == 0
 
 
+@pytest.mark.weather
 def test_a_run_goes_on_after_its_main_process_was_killed(tmp_path):
     rng = random.Random(2)
 

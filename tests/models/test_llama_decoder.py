@@ -145,6 +145,15 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
 
 
 @pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_token_that_the_model_does_not_know_is_an_error(kind, token):
+    decoder = kind.of(model_of(KNOWN["llama"]), rows_max=4, columns=32)
+    decoder.join(PROMPTS[:2], [0, 1])
+    with pytest.raises(IndexError):
+        decoder.decode(torch.tensor([1, token]))
+
+
+@pytest.mark.parametrize("kind", DECODERS)
 def test_a_changed_parameter_alone_is_noticed(kind):
     """Whichever it is, and however it was changed."""
     model = model_of(KNOWN["qwen3"])

@@ -129,6 +129,9 @@ REFUSALS = {
     "validation.length_control": ("validation.length_control=false", NO_CONTROL, "interruption"),
     "length.phrase": ("length.phrase=!", [], "does not close the thought"),
     "length.max_tokens": ("length.max_tokens=30", [], "not used by interruption"),
+    "precision.one_sided": (
+        "precision.one_sided=false",
+        ["precision.one_sided=true", "precision.generator_head=bf16-emulated"], "or neither"),
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),
     "placement.device": ("placement.device=cuda", [], "no GPU"),

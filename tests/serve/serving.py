@@ -37,7 +37,7 @@ class Page:
 
     def __init__(self, *directories, host="127.0.0.1", token=None):
         self.catalogue = Catalogue(Roots(directories))
-        self.app, self.site = make_app(self.catalogue, ["runs"], host, token)
+        self.app, self.site = make_app(self.catalogue, host, token)
         self.told = []
         self.catalogue.tell = self.told.append
         self.look()

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -24,7 +23,9 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
     (run / "evals.jsonl").write_text("".join(lines[:8]))
     with process(runs) as (address, running):
         assert json.loads(get(address, "/healthz")[2]) == {"status": "ok"}
-        found = wait_for(lambda: json.loads(get(address, "/api/runs")[2]))
+        found = wait_for(
+            lambda: [r for r in json.loads(get(address, "/api/runs")[2]) if r["points"]]
+        )
         assert found[0]["name"] == "grows" and found[0]["points"] == 8
         status, headers, page = get(address)
         assert status == 200 and b"scalerl" in page and "server" not in map(str.lower, headers)
@@ -40,18 +41,6 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=30)
         assert running.returncode == 0 and not out and "Traceback" not in err
-
-
-def test_a_port_that_is_taken_is_said_in_one_line(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        with (
-            pytest.raises(AssertionError, match="cannot listen"),
-            process(tmp_path, "--port", port),
-        ):
-            pass
 
 
 def test_the_token_is_in_no_line_that_is_printed(tmp_path):

@@ -34,6 +34,15 @@ def test_runs_logs_and_begun_runs_are_listed_with_their_status(tmp_path):
     assert ours["id"] == Page(tmp_path).runs()["ours"]["id"]
 
 
+def test_two_directories_of_one_name_are_kept_apart(tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        made_run(tmp_path / name / "runs" / "same", n=8, steps=20, seed=seed)
+    page = Page(tmp_path / "a" / "runs", tmp_path / "b" / "runs")
+    found = page.ask("/api/runs").json()
+    assert [run["where"] for run in found] == ["a/runs/same", "b/runs/same"]
+    assert len({run["id"] for run in found}) == 2
+
+
 def test_a_run_that_grows_is_told_of_with_its_new_points_alone(tmp_path):
     whole = made_run(tmp_path / "whole", n=21, steps=100)
     run = tmp_path / "runs" / "grows"

@@ -9,7 +9,7 @@ import pytest
 from made_study import made_study
 from paired import covered
 from scalerl import Study
-from scalerl.study.paired import Asked, paired, seed_variance
+from scalerl.study.paired import SamePrompts, paired, seed_variance
 
 
 def made_scores(seeds, shift, rng, prompts=200, seed_sd=0.0):
@@ -20,7 +20,7 @@ def made_scores(seeds, shift, rng, prompts=200, seed_sd=0.0):
 
 def test_what_makes_a_prompt_hard_cancels():
     rng = np.random.default_rng(0)
-    asked = Asked(made_scores(3, 0.0, rng), made_scores(3, 0.4, rng))
+    asked = SamePrompts(made_scores(3, 0.0, rng), made_scores(3, 0.4, rng))
     difference, half, apart = paired(asked, 0.01**2, 6.0)
     assert difference - half > 0, "told apart on the same prompts"
     assert difference - apart < 0, "and not by their means alone"
@@ -35,7 +35,7 @@ def test_the_spread_between_seeds_widens_the_interval_however_many_prompts_there
     assert calm < 0.01**2, "luck of sampling is not the seeds'"
     alone, freedom = seed_variance([made_scores(1, 0.0, rng)])
     assert alone == pytest.approx(0.01**2) and freedom == 6, "of one seed: what is usual"
-    asked = Asked(tables[0], tables[1])
+    asked = SamePrompts(tables[0], tables[1])
     assert paired(asked, tau2, freedom)[1] > 2 * paired(asked, calm, freedom)[1]
 
 

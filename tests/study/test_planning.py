@@ -7,13 +7,16 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from scalerl import InputError, Recipe, Study
 from scalerl.cli import main
+from scalerl.cli.study_view import plan_text
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.store import RunStore
+from scalerl.study.models import MadeModel
 from scalerl.study.plan import StudyPlan, parse_axis, plan_from, read_plan, variants
 
 LOO = ["loo-plan", "loo-lp", "loo-batch", "loo-8op", "loo-fp32", "loo-savg", "loo-dapo",
@@ -107,6 +110,37 @@ def test_axes_have_the_papers_values_or_those_of_a_laptop(tmp_path, base, axis, 
     assert [study.differs(name) for name in list(study.variants)[1:]] == changes
 
 
+def test_other_sizes_of_the_tiny_model_are_the_studys_own(tmp_path, capsys):
+    out = tmp_path / "s"
+    found = planned(str(out), "scalerl", "tiny", "--axis", "model", capsys=capsys)
+    changes = {m["variant"]: m["differs"] for m in found["members"]}
+    assert changes == {
+        "scalerl+tiny": {},
+        "model-1x64": {"model.path": str(out / "models" / "tiny-1x64")},
+        "model-2x128": {"model.path": str(out / "models" / "tiny-2x128")},
+    }
+    small, large = found["models"]
+    assert not small["there"] and 0.2 < small["minutes"] < large["minutes"] < 15
+    said = plan_text(Study(out, ["scalerl", "tiny"], axis={"model": ()}), None)
+    assert "made first and once, about" in " ".join(said.split())
+
+
+def test_a_size_of_the_tiny_model_is_made_once_and_whole(tmp_path):
+    pytest.importorskip("torch")
+    made = MadeModel(tmp_path / "models" / "tiny-1x32", "forgetful", 1, 32)
+    half = tmp_path / "models" / "tiny-1x32.making"
+    half.mkdir(parents=True)
+    (half / "left-by-a-kill").write_text("")
+    quick = replace(made, options=("--steps", "2", "1", "--rollouts", "4"))
+    quick.make()
+    weights = made.path / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    quick.make()
+    assert made.there and weights.stat().st_mtime_ns == before and not half.exists()
+    card = json.loads((made.path / "warmstart.json").read_text())
+    assert card["settings"]["layers"] == 1 and card["settings"]["width"] == 32
+
+
 def test_the_learning_rate_is_kept_on_the_batch_axis_or_goes_with_its_root(tmp_path, capsys):
     out = str(tmp_path / "s")
     kept = planned(out, "scalerl", "tiny", "--axis", "batch", capsys=capsys)
@@ -188,7 +222,9 @@ def test_variants_stay_what_they_are_when_their_files_change(tmp_path):
     ("words", "says"),
     [
         (["scalerl", "--axis", "height"], "no axis 'height': choose from model, length"),
-        (["scalerl", "tiny", "--axis", "model"], "--axis model=tiny,DIR"),
+        (["scalerl", "--axis", "model=2x128"], "2x128 is a size of the tiny model, and"),
+        (["scalerl", "tiny", "--axis", "model=1x33"], "a width that is a multiple of 32"),
+        (["scalerl", "tiny", "--axis", "mixture"], "the tiny model was taught one task"),
         (["scalerl", "tiny", "--axis", "batch=100"], "no multiple of the 16 generations"),
         (["scalerl", "tiny", "--axis", "generations=7"], "do not divide the 512 completions"),
         (["scalerl", "tiny", "--sweep", "loss.ratio_cup=4"], "cup"),

@@ -65,9 +65,10 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[=V1,V2]",
-        help="a scaling axis of the paper: model (paths), length (thinking tokens), batch "
-        "(completions a step), generations (per prompt, at the same batch), mixture (tasks, as in "
-        "math+code@0.8/0.2); without values the paper's, or smaller ones for the tiny model",
+        help="a scaling axis of the paper: model (paths, or sizes of the tiny one, "
+        "as in 2x128), length (thinking tokens), batch (completions a step), generations (per "
+        "prompt, at the same batch), mixture (tasks, as in math+code@0.8/0.2); without values the "
+        "paper's, or smaller ones for the tiny model",
     )
     which.add_argument(
         "--batch-lr",

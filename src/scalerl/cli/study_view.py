@@ -209,6 +209,12 @@ def plan_text(study: Study, jobs: int | None) -> str:
     else:
         clock = f"{plan['hours']:.2g}, {plan['jobs']} at once, start-up left out"
         lines.append(wrap(f"{clock} (rate: {found['rate']})", "  ", "hours: "))
+    making = [model for model in plan["models"] if not model["there"]]
+    if making:
+        minutes = sum(model["minutes"] for model in making)
+        names = ", ".join(model["path"] for model in making)
+        lines.append(wrap(f"{names}: made first and once, about {minutes:.0f} minutes on an idle "
+                          "core", "  ", "models: "))  # fmt: skip
     points = plan["validations"]
     if points is not None and points < ENOUGH:
         few = f"{points} validations in each run; to tell curves apart give {ENOUGH} or more"

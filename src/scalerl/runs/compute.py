@@ -88,9 +88,6 @@ class LedgerLine(Record):
     device_seconds: float = about(
         "seconds of training times devices, without validation", default=0.0
     )
-    by_kind: dict[str, float] = about(
-        "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
-    )
     validation_seconds: float = about("seconds of validation times devices", default=0.0)
     lost_device_seconds: float = about(
         "spent between a checkpoint and a crash; in no other number, so that a resume counts "
@@ -99,3 +96,6 @@ class LedgerLine(Record):
     )
     spent: Spent = about("device-seconds by what they went to", default=Spent())
     wasted: Wasted = about("rollouts that were not learnt from", default=Wasted())
+    by_kind: dict[str, float] = about(
+        "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
+    )

@@ -38,7 +38,7 @@ from scalerl.serve.questions import (
     content,
     together,
 )
-from scalerl.serve.studies import DRAWING, Studies, study_of
+from scalerl.serve.studies import DRAWING, Studies
 
 T = TypeVar("T")
 #: Bytes of a request's body.
@@ -64,10 +64,9 @@ class NoAnswer(Exception):
 class Site:
     """The page and what it asks."""
 
-    def __init__(self, catalogue: Catalogue, names: Sequence[str], token: str | None) -> None:
+    def __init__(self, catalogue: Catalogue, token: str | None) -> None:
         self.catalogue = catalogue
         self.hub = Hub()
-        self._names = list(names)
         self._token = token
         self._kept = Kept()
         self._rooms = Rooms(catalogue.roots)
@@ -110,13 +109,13 @@ class Site:
     # -- runs -------------------------------------------------------------------------------------
 
     async def runs(self, request: Request) -> Response:
-        return reply([self._line(e) for e in list(self.catalogue.entries.values())])
+        return reply([entry.summary() for entry in list(self.catalogue.entries.values())])
 
     async def about(self, request: Request) -> Response:
         return reply(
             {
                 "version": __version__,
-                "directories": self._names,
+                "directories": self.catalogue.roots.names,
                 "kinds": KIND,
                 "studies": len(self.catalogue.studies),
                 "problem": self.catalogue.problem,
@@ -128,11 +127,8 @@ class Site:
         q = Question.of(dict(request.query_params))
         return reply(await self._work(self._whole, entry, q))
 
-    def _line(self, entry: Entry) -> dict[str, Any]:
-        return entry.summary() | {"study": study_of(entry.source.place, self.catalogue)}
-
     def _whole(self, entry: Entry, q: Question) -> dict[str, Any]:
-        found = self._line(entry) | {"axes": self._axes(entry), "curve": None}
+        found = entry.summary() | {"axes": self._axes(entry), "curve": None}
         if entry.run is not None:
             run = self._on(entry, q.axis)
             x, y = thin(run.compute, run.score, 1500)
@@ -387,10 +383,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    catalogue: Catalogue, names: Sequence[str], host: str = "127.0.0.1", token: str | None = None
+    catalogue: Catalogue, host: str = "127.0.0.1", token: str | None = None
 ) -> tuple[Guard, Site]:
     """The app with its guard, and the site for who runs it."""
-    site = Site(catalogue, names, token)
+    site = Site(catalogue, token)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

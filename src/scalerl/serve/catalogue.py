@@ -61,6 +61,8 @@ class Entry:
     #: Points that were told of.
     sent: int = 0
     about: dict[str, Any] = field(default_factory=dict)
+    #: Of the study that it is a member of.
+    study: str | None = None
 
     def summary(self) -> dict[str, Any]:
         """The line of the list."""
@@ -76,6 +78,7 @@ class Entry:
             "compute": None if last is None else float(last.compute[-1]),
             "pass_rate": None if last is None else float(last.score[-1]),
             "group": None if run is None or run.group is None else shorten(run.group, 120),
+            "study": self.study,
             "step": None,
             "why": None,
             "waits_for": None,
@@ -213,6 +216,8 @@ class Catalogue:
         entry = Entry(id_of(source.place.name, ""), source, None, source.place.path.name)
         entry.about = {"kind": "run", "status": "reading"}
         entry.changed = written(source.place)
+        study = id_of("study", source.place.name.rpartition("/runs/")[0])
+        entry.study = study if study in self.studies else None
         self.entries[entry.id] = entry
         self.tell({"kind": "run", "run": entry.summary()})
 

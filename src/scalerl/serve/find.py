@@ -41,18 +41,33 @@ class Roots:
             if not each.exists():
                 raise InputError(f"{each}: no such file or directory: give what holds runs")
         self.real = [os.path.realpath(each) for each in self.given]
+        self.names = _names(self.real)
 
     def holds(self, path: str | Path) -> bool:
         return is_inside(path, self.real)
 
     def name(self, path: Path) -> str:
         """Relative to the root it is under, with the root's own name before it."""
-        for each, real in zip(self.given, self.real, strict=True):
+        for each, first in zip(self.given, self.names, strict=True):
             if path == each or each in path.parents:
-                first = Path(real).name or "root"
                 inside = path.relative_to(each).as_posix()
                 return first if inside == "." else f"{first}/{inside}"
         return path.name
+
+
+def _names(real: Sequence[str]) -> list[str]:
+    """The last part of each path, and the part before it where two would have one name.
+
+    >>> _names(["/data/a/runs", "/data/b/runs", "/old"])
+    ['a/runs', 'b/runs', 'old']
+    """
+    last = [Path(each).name or "root" for each in real]
+    longer = ["/".join(Path(each).parts[-2:]).lstrip("/") for each in real]
+    found: list[str] = []
+    for short, long in zip(last, longer, strict=True):
+        name = short if last.count(short) == 1 else long
+        found.append(name if name not in found else f"{name} #{len(found) + 1}")
+    return found
 
 
 def find(roots: Roots) -> list[Place]:

@@ -46,8 +46,7 @@ def serve(
         )
     roots = Roots(directories)
     listening = _bind(host, port)
-    names = [each.resolve().name or str(each) for each in roots.given]
-    app, site = make_app(Catalogue(roots), names, host, token)
+    app, site = make_app(Catalogue(roots), host, token)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -13,7 +13,7 @@ from scalerl.report.study_page import StudyTold, knob_map_part, study_answer, va
 from scalerl.report.study_told import told
 from scalerl.report.theme import drawing, render
 from scalerl.runs.followed import stamp_of
-from scalerl.serve.catalogue import Catalogue, id_of
+from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.find import STUDY, Place
 from scalerl.serve.inside import fragment
 from scalerl.serve.sources import FILES
@@ -131,9 +131,3 @@ class Studies:
                 "knob_map": fragment(knob_map_part(shown, svg)),
             },
         }
-
-
-def study_of(run_place: Place, catalogue: Catalogue) -> str | None:
-    """The study that a run directory belongs to."""
-    key = id_of("study", run_place.name.rpartition("/runs/")[0])
-    return key if key in catalogue.studies else None

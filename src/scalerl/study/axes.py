@@ -1,28 +1,31 @@
 """The paper's scaling axes by name: what is changed, and to which values.
 
 Values are of the paper where the model is real, and smaller ones where it is the tiny one that
-comes with scalerl. Two axes have none for the tiny model: other sizes of it, and tasks that it can
-be asked beside its own, have to be named.
+comes with scalerl. Other sizes of the tiny model are made (models.py). Tasks that it can be asked
+beside its own have to be named: it was taught one, and of another it knows nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
+from scalerl.study.models import SIZES, TEACHERS, is_size, size_path
 
+HERE = Path()
 Changes = dict[str, Any]
 #: Generations per prompt that the paper compares at a fixed total batch.
 GENERATIONS = (8, 16, 24, 32)
 
 
 def axis_changes(
-    base: Recipe, axis: str, values: Sequence[Any], learning_rate: str = "kept"
+    base: Recipe, axis: str, values: Sequence[Any], learning_rate: str = "kept", home: Path = HERE
 ) -> Iterator[tuple[str, Changes]]:
-    """Name and changes of every variant on an axis.
+    """Name and changes of every variant on an axis, of a study whose directory is `home`.
 
     >>> tiny = Recipe.load("scalerl", "tiny")
     >>> list(axis_changes(tiny, "generations", (8, 32)))
@@ -31,6 +34,8 @@ def axis_changes(
     """
     for value in values or _defaults(base, axis):
         changes = AXES[axis](base, value)
+        if axis == "model" and is_size(value):
+            changes = {"model.path": size_path(base, value, home)}
         if axis == "batch" and learning_rate == "sqrt":
             growth = value / base.batch.completions
             changes["optimiser.lr"] = base.optimiser.lr * math.sqrt(growth)
@@ -39,7 +44,7 @@ def axis_changes(
 
 def is_tiny(recipe: Recipe) -> bool:
     """Whether it trains a model that comes with scalerl."""
-    return recipe.model.path in ("tiny", "tiny-noisy")
+    return recipe.model.path in TEACHERS
 
 
 def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
@@ -51,16 +56,13 @@ def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
     if axis == "length":
         now = base.length.think_tokens_max or base.length.longest
         return (now * 3 // 4, now * 5 // 4) if tiny else (32768,)
-    if not tiny and axis == "model":
-        return (Recipe.load("scalerl-scout").model.path,)
-    if not tiny and axis == "mixture":
-        return ("math+code",)
-    own, how = "running-sums,running-sums+package.module:MyTask", ""
     if axis == "model":
-        own, how = "tiny,DIR", " (`scalerl warmstart --size 2 128 --out DIR` makes a larger one)"
+        return SIZES if tiny else (Recipe.load("scalerl-scout").model.path,)
+    if not tiny:
+        return ("math+code",)
     raise InputError(
-        f"axis {axis}: nothing beside the tiny default comes with scalerl; name what to "
-        f"compare, as in --axis {axis}={own}{how}"
+        "axis mixture: the tiny model was taught one task, and would only guess at another; name "
+        "what to compare, as in --axis mixture=running-sums,running-sums+package.module:MyTask"
     )
 
 

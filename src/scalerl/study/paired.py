@@ -103,20 +103,20 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class SamePrompts:
     """Two variants on the same prompts: share of right answers, (seeds, prompts) each."""
 
     reference: Array
     variant: Array
 
 
-def paired(asked: Asked, seed_variance: float, freedom: float) -> tuple[float, float, float]:
+def paired(asked: SamePrompts, seed_variance: float, freedom: float) -> tuple[float, float, float]:
     """Difference and the half-widths of its interval, paired and unpaired. `seed_variance` is
     tau², known with `freedom` degrees of freedom.
 
     >>> import numpy as np
     >>> hard = np.linspace(0, 1, 50)
-    >>> found = paired(Asked(hard[None], hard[None] + 0.1), 0.0, 6.0)
+    >>> found = paired(SamePrompts(hard[None], hard[None] + 0.1), 0.0, 6.0)
     >>> [round(float(v), 3) for v in found]
     [0.1, 0.0, 0.1]
     """
@@ -181,7 +181,7 @@ Steps = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _row(
-    asked: Asked, compute: float, steps: Steps, x_kind: str, tau2: float, freedom: float
+    asked: SamePrompts, compute: float, steps: Steps, x_kind: str, tau2: float, freedom: float
 ) -> Paired:
     difference, half, apart = paired(asked, tau2, freedom)
     return Paired(
@@ -199,7 +199,7 @@ def _row(
 
 def _asked(
     reference: Sequence[Answered], variant: Sequence[Answered]
-) -> tuple[Asked, float, Steps] | None:
+) -> tuple[SamePrompts, float, Steps] | None:
     """What both were asked when each had spent what all of them have."""
     both = [*reference, *variant]
     if not reference or not variant or len({one.run.x_kind for one in both}) > 1:
@@ -214,7 +214,7 @@ def _asked(
         return None
     table = np.array([[each[p] for p in prompts] for each in scores])
     steps, cut = [each.step for each in answers], len(reference)
-    return Asked(table[:cut], table[cut:]), common, (tuple(steps[:cut]), tuple(steps[cut:]))
+    return SamePrompts(table[:cut], table[cut:]), common, (tuple(steps[:cut]), tuple(steps[cut:]))
 
 
 def _nearest(one: Answered, compute: float) -> EvalAnswers | None:

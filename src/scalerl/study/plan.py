@@ -20,7 +20,7 @@ from scalerl.recipe import Recipe, diff, forward, leave_one_out
 from scalerl.recipe import toml as recipe_toml
 from scalerl.recipe.load import parse_override, recipe_from
 from scalerl.recipe.problems import nearest
-from scalerl.study.axes import AXES, axis_changes
+from scalerl.study.axes import AXES, HERE, axis_changes
 
 FILE = "study.toml"
 RateRule = Literal["kept", "sqrt"]
@@ -169,9 +169,12 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 # -- variants -------------------------------------------------------------------------------------
 
 
-def variants(asked: StudyPlan, known: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
+def variants(
+    asked: StudyPlan, known: Mapping[str, Recipe] | None = None, home: Path = HERE
+) -> dict[str, Recipe]:
     """Every variant by name, the reference first. `known` are those that the study has already:
-    they stay what they are, whatever has become of the files that they were made from.
+    they stay what they are, whatever has become of the files that they were made from. `home` is
+    its directory.
 
     >>> list(variants(StudyPlan(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
     ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
@@ -185,7 +188,7 @@ def variants(asked: StudyPlan, known: Mapping[str, Recipe] | None = None) -> dic
         raise InputError("how long is each run? give --steps N")
     found = {name: recipe.replace(budget) for name, recipe in ({base.name: base} | kept).items()}
     made: set[str] = set()
-    for name, recipe in _others(asked, base):
+    for name, recipe in _others(asked, base, home):
         same_budget = recipe.replace({"name": name, **budget})
         if not diff(base, same_budget):
             continue
@@ -196,13 +199,13 @@ def variants(asked: StudyPlan, known: Mapping[str, Recipe] | None = None) -> dic
     return _only(asked, found, kept)
 
 
-def _others(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+def _others(asked: StudyPlan, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
     made: list[Iterable[tuple[str, Recipe]]] = []
     if asked.leave_one_out:
         made.append(leave_one_out(base))
     if asked.forward:
         made.append(forward(base))
-    made += [_rivals(asked), _swept(asked, base), _scaled(asked, base)]
+    made += [_rivals(asked), _swept(asked, base), _scaled(asked, base, home)]
     for each in made:
         yield from each
 
@@ -246,9 +249,9 @@ def _swept(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
             yield _one(base, safe(f"{short}-{text}"), {key: value})
 
 
-def _scaled(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+def _scaled(asked: StudyPlan, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
     for axis, values in asked.axis.items():
-        for name, changes in axis_changes(base, axis, values, asked.learning_rate):
+        for name, changes in axis_changes(base, axis, values, asked.learning_rate, home):
             yield _one(base, safe(name), changes)
 
 

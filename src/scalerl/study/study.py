@@ -35,6 +35,7 @@ from scalerl.study.members import (
     limits_of,
     look,
 )
+from scalerl.study.models import MadeModel, make_all, models_of
 from scalerl.study.more import Shown, with_more
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
 from scalerl.study.race import Foresight, RaceState, race
@@ -80,10 +81,10 @@ class Study:
         known, old = self._read() if there else ({}, None)
         if words or old is None:
             self.plan = plan_from({"recipe": list(words), **given}, "study")
-            self.variants = variants(self.plan)
+            self.variants = variants(self.plan, home=self.path)
         else:
             self.plan = _grown(old, given)
-            self.variants = _more(old, self.plan, known)
+            self.variants = _more(old, self.plan, known, self.path)
         if old is not None:
             _check_growth(self.path, old, self.plan, known, self.variants)
         self.members = tuple(self._members())
@@ -182,8 +183,10 @@ class Study:
         return None if steps is None else 1 + -(-steps // every)
 
     def commands(self) -> list[str]:
-        """A `scalerl train` line for every member that is not at its end."""
+        """A `scalerl train` line for every member that is not at its end. Models that the study
+        makes are made first."""
         self.write()
+        make_all(self.models())
         now = self.progress()
         return [
             member.line(limits_of(member.recipe))
@@ -196,7 +199,13 @@ class Study:
         from scalerl.study.running import StudyListener, run_members
 
         self.write()
-        return run_members(self, jobs or self.jobs(), listener or StudyListener())
+        heard = listener or StudyListener()
+        make_all(self.models(), heard.say)
+        return run_members(self, jobs or self.jobs(), heard)
+
+    def models(self) -> list[MadeModel]:
+        """Models that the study makes before it runs: other sizes of the tiny one."""
+        return models_of(self.variants.values(), self.path)
 
     # -- what it has shown ------------------------------------------------------------------------
 
@@ -289,6 +298,9 @@ class Study:
             "budget": limits_of(self.members[0].recipe),
             "validations": self.validations(),
             "race": self.plan.race,
+            "models": [
+                {"path": str(m.path), "there": m.there, "minutes": m.minutes} for m in self.models()
+            ],
             "jobs": left.jobs,
             "compute": left.to_dict(),
             "hours": left.hours,
@@ -364,13 +376,15 @@ def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:
     return replace(old, **{**changes, "variants": more.variants})
 
 
-def _more(old: StudyPlan, new: StudyPlan, known: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def _more(
+    old: StudyPlan, new: StudyPlan, known: Mapping[str, Recipe], home: Path
+) -> dict[str, Recipe]:
     """The variants that are there, and those that only the grown plan makes: of variants that were
     left out when the study began, none comes back by itself."""
-    found = variants(new, known)
+    found = variants(new, known, home)
     if new.variants:
         return found
-    before = variants(replace(old, variants=()), known)
+    before = variants(replace(old, variants=()), known, home)
     return {n: r for n, r in found.items() if n in known or n not in before}
 
 

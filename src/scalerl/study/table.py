@@ -164,7 +164,7 @@ def _row(
         verdict, words = "reference", "the reference"
     elif pair is not None:
         verdict, winner, words = pair.verdict, pair.winner, str(pair)
-    elif unstable and len(unstable) == sum(j.run is not None for j in group):
+    elif unstable and all(j in unstable or j.run is None for j in group):
         verdict, words = "unstable", "unstable, not fitted"
     elif arm is not None:
         words = "the reference has no fit to compare with yet"

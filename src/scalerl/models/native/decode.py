@@ -186,6 +186,9 @@ class NativeDecoder:
     def _decode(self, token_B: Tensor) -> Tensor:
         """The hidden states that the head is given."""
         self._tell()
+        words = self.model.model.embed_tokens.weight.shape[0]
+        if len(token_B) and not 0 <= int(token_B.min()) <= int(token_B.max()) < words:
+            raise IndexError(f"a token is none of the model's {words} words")  # as torch would
         live = slice(self.first, self.rows)
         arrays = (token_B.numpy(), self.slot[live], self.prompt[live], self.own[live],
                   self.shared_keys[live], self.shared_values[live], self.room[live])  # fmt: skip

@@ -37,8 +37,7 @@ export function connect() {
   });
   source.addEventListener("run", (event) => {
     const news = JSON.parse(event.data);
-    const old = runs.get(news.run.id);
-    runs.set(news.run.id, { study: old ? old.study : null, ...news.run });
+    runs.set(news.run.id, news.run);
     say(news);
   });
   source.addEventListener("gone", (event) => {

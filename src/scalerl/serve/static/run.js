@@ -290,7 +290,7 @@ export function runView(main, id) {
     if (news.kind === "back") { load(); return; }
     if (news.kind === "gone" && news.id === id) { setText(said, "The run is gone from the directory."); return; }
     if (news.run?.id !== id) return;
-    about({ study: whole?.study, ...news.run });
+    about(news.run);
     const now = `${news.run.version}`;
     if (now !== seen) { seen = now; grow(news); }
     if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); }, 4000);
