@@ -159,7 +159,7 @@ def test_a_run_starts_a_cluster_of_its_own_and_leaves_nothing_of_it(tmp_path):
     assert sorted(p.name for p in (tmp_path / "run/checkpoints/step_4").glob("optimiser*")) == [
         "optimiser-00000-of-00002.safetensors", "optimiser-00001-of-00002.safetensors",
     ]  # fmt: skip
-    assert left_behind() == before
+    assert set(left_behind()) <= set(before)
     assert not subprocess.run(["pgrep", "-f", "scalerl-ray-"], stdout=subprocess.PIPE).stdout
 
 

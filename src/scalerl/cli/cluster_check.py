@@ -95,8 +95,8 @@ def _findings(watch: ClusterWatch, allowed: float) -> list[Finding]:
             "be)",
         )
     )  # fmt: skip
-    norm = watch.steps[0].grad_norm if watch.steps else None
-    line = "no step was made" if norm is None else f"a gradient of norm {norm:.3g}"
+    norm = max((s.grad_norm for s in watch.steps), default=None)
+    line = "no step was made" if norm is None else f"gradients of norm up to {norm:.3g}"
     return [*found, Finding("update", norm is not None, line)]
 
 
