@@ -26,7 +26,6 @@ from learning import ceiling_of, ended
 from record import save
 from scalerl import Study
 from scalerl.curves.arms import MARGIN
-from scalerl.recipe import Recipe
 from scalerl.study.plan import read_plan
 
 HOME = Path(__file__).parent.parent / "docs" / "replication"
@@ -71,11 +70,11 @@ def collect(name: str, study: Path) -> None:
 
 
 def _whole(run: Path) -> bool:
-    """Whether it came to the end of its budget: one that was interrupted has ended as well."""
+    """Whether it came to an end of its own: one that was interrupted has ended as well."""
     if not ended(run):
         return False
-    last = json.loads((run / "evals.jsonl").read_text().splitlines()[-1])
-    return bool(last["step"] == Recipe.load(run / "recipe.toml").budget.steps)
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [e["reason"] for e in events if e["event"] == "end"][-1] != "interrupted"
 
 
 def judged(name: str) -> dict[str, Any]:

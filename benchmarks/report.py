@@ -18,8 +18,8 @@ from pathlib import Path
 from made_study import made_study
 from record import save
 from scalerl import Study
-from scalerl.report.study_told import told
 from scalerl.report.study_page import write_study_report
+from scalerl.report.study_told import told
 
 
 def main() -> None:
