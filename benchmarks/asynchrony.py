@@ -2,7 +2,9 @@
 
     python benchmarks/asynchrony.py [--steps 100] [--repeats 2]
 
-Same recipe, task, model and batch; only the schedule differs. Seconds to the same number of
+Same recipe, task, model and batch; only the schedule differs. Devices of a cluster cannot help each
+other, and so the first three are with cores that wait; the others with cores that help: compare
+like with like. Seconds to the same number of
 optimiser steps (validation left out), what the ledger says about the waiting, and compute until the
 same pass rate. The ideal: all work, shared by two cores that never wait.
 """
@@ -20,10 +22,15 @@ from typing import Any
 
 from record import save
 
+ALONE = "placement.idle_cores=wait"
+SYNCHRONOUS = ["schedule.name=off-policy", "schedule.k=1"]
+PIPELINE = ["schedule.name=pipeline", "schedule.k=8"]
 SCHEDULES = {
-    "synchronous": ["schedule.name=off-policy", "schedule.k=1"],
-    "off-policy-8": ["schedule.name=off-policy", "schedule.k=8"],
-    "pipeline-8": ["schedule.name=pipeline", "schedule.k=8"],
+    "synchronous": [*SYNCHRONOUS, ALONE],
+    "off-policy-8": ["schedule.name=off-policy", "schedule.k=8", ALONE],
+    "pipeline-8": [*PIPELINE, ALONE],
+    "synchronous, helped": SYNCHRONOUS,
+    "pipeline-8, helped": PIPELINE,
 }
 TARGET = 0.6
 

@@ -13,6 +13,7 @@ killed is replaced by another. At the end the record is checked as in faults.py.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import secrets
@@ -31,6 +32,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 #: A dead node is noticed within seconds, also by a machine that has other work.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000,
@@ -52,7 +54,7 @@ def patiently(make: Callable[[], Any], attempts: int = 5) -> Any:
 class Raylets:
     """Three nodes on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_port: int | None = None) -> None:
         from ray.cluster_utils import Cluster
 
         self.folder = Path(tempfile.mkdtemp(prefix="raylets-"))
@@ -60,6 +62,8 @@ class Raylets:
         os.environ["RAY_TMPDIR"] = str(self.folder)
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH,
                 "object_store_memory": 200 << 20}  # fmt: skip
+        if client_port is not None:
+            head["ray_client_server_port"] = client_port
 
         def start() -> Any:
             self._end_all()  # what an attempt before this one has left
@@ -137,8 +141,9 @@ def strike_part(run: Victim, raylets: Raylets, rng: random.Random, side: str, no
 WAYS = [("generator", False), ("trainer", False), ("generator", True), ("trainer", True)]
 
 
-def storm(out: Path, kills: int, seed: int) -> Victim:
-    """A run on three raylets under so many kills, ended by Ctrl-C and checked."""
+def storm(out: Path, kills: int, seed: int, minutes: float = math.inf) -> Victim:
+    """A run on three raylets under so many kills (or as many as come in so many minutes), ended by
+    Ctrl-C and checked."""
     rng = random.Random(seed)
     raylets = Raylets()
     try:
@@ -148,9 +153,11 @@ def storm(out: Path, kills: int, seed: int) -> Victim:
         try:
             ways = WAYS * (kills // len(WAYS)) + rng.sample(WAYS, kills % len(WAYS))
             rng.shuffle(ways)
+            end = time.monotonic() + 60 * minutes
             for side, node in ways:
-                strike_part(run, raylets, rng, side, node)
-                show(run)
+                if time.monotonic() < end:
+                    strike_part(run, raylets, rng, side, node)
+                    show(run)
             run.wait(lambda: run.step % EVERY != 0, "the middle of something")
             run.end()
         finally:
@@ -184,10 +191,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="kill no longer")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="scalerl-cluster-"))
     try:
-        run = storm(folder / "run", 4 if arguments.quick else arguments.kills, arguments.seed)
+        kills = 4 if arguments.quick else arguments.kills
+        run = storm(folder / "run", kills, arguments.seed, arguments.minutes)
         steps = run.step
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -114,6 +114,7 @@ class Victim:
         return [e["step"] for e in lines(self.out / "events.jsonl") if e["event"] == "resume"]
 
     def pid(self, name: str) -> int:
+        self.wait(lambda: name in self.status["pids"], f"the number of {name}")
         return int(self.status["pids"][name])
 
     def is_up(self, name: str, not_pid: int) -> bool:
@@ -172,10 +173,38 @@ def strike_generators(run: Victim, rng: random.Random, how: str) -> None:
     run.strikes += [Strike("generator", how, True, False, next_step, whole)] * kills
 
 
+def scale(run: Victim, count: int) -> None:
+    """Ask for so many generators, and see them take part, or be gone."""
+    from scalerl.cli import main
+
+    assert main(["scale", str(run.out), "--generators", str(count)]) == 0
+    there = [f"generator {i}" for i in range(count)]
+
+    def settled() -> bool:
+        status = run.status
+        names = sorted(n for n in status["pids"] if n.startswith("generator "))
+        return names == there and len(status["rollouts"]) == count and not status["starting"]
+
+    run.wait(settled, f"{count} generators")
+    before = run.step
+    run.wait(lambda: run.step > before + 1, "two steps")
+    run.wait(lambda: min(run.status["rollouts"], default=0) > 0, "rollouts of all of them")
+
+
+def one_of(run: Victim, rng: random.Random, kind: str) -> str:
+    """The name of a part of this kind. A run may be at work before it says who its parts are."""
+
+    def there() -> list[str]:
+        return [n for n in run.status["pids"] if n.startswith(kind)]
+
+    run.wait(lambda: bool(there()), f"the number of a {kind}")
+    return rng.choice(there())
+
+
 def strike_checker(run: Victim, rng: random.Random, how: str) -> None:
     """What it was checking is checked again: nobody loses a verdict."""
     time.sleep(rng.uniform(0.0, 2.0))
-    name = rng.choice([n for n in run.status["pids"] if n.startswith("checker ")])
+    name = one_of(run, rng, "checker ")
     pid, before, start = run.pid(name), run.step, time.monotonic()
     kill(pid)
     run.wait(lambda: run.step > before, "the next step")
@@ -204,7 +233,7 @@ def strike_trainer(run: Victim, rng: random.Random, how: str) -> None:
     """The run goes back to its last checkpoint by itself."""
     aim(run, rng, how)
     before, start = len(run.resumes), time.monotonic()
-    kill(run.pid(rng.choice([n for n in run.status["pids"] if n.startswith("trainer")])))
+    kill(run.pid(one_of(run, rng, "trainer")))
     run.wait(lambda: len(run.resumes) > before, "the way back")
     back = run.resumes[-1]
     run.wait(lambda: run.step > back, "the next step")

@@ -5,7 +5,8 @@
 16 prompts x 8 rollouts of exactly 32 tokens, by `scalerl train` under both schedules (the work of
 benchmarks/against_trl.py, case "fixed"). A step should take what the slower of the two sides works
 for it: `ratio` is the step's time over that. Under off-policy-1 the sides take turns by definition,
-and the ledger's waits say so.
+and the ledger's waits say so. Training is the longer side here, and the generator's core is idle
+for part of the time: `alone` is without its help (placement.idle_cores=wait).
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from against_trl import CASES, workplace
 from record import save
 
 HERE = Path(__file__).parent
-SCHEDULES = {"pipeline-3": ["schedule.k=3"], "pipeline-1": ["schedule.k=1"],
-             "off-policy-1": ["schedule.name=off-policy", "schedule.k=1"]}  # fmt: skip
+ALONE = "placement.idle_cores=wait"
+SYNCHRONOUS = ["schedule.name=off-policy", "schedule.k=1"]
+SCHEDULES = {"pipeline-3": ["schedule.k=3"], "pipeline-3, alone": ["schedule.k=3", ALONE],
+             "pipeline-1": ["schedule.k=1"], "off-policy-1": SYNCHRONOUS,
+             "off-policy-1, alone": [*SYNCHRONOUS, ALONE]}  # fmt: skip
 SKIP = 5
 
 
@@ -59,14 +63,16 @@ def main() -> None:
         settings = workplace(folder, CASES["fixed"])
         for i in range(args.rounds):
             for name, changes in SCHEDULES.items():
-                found[name].append(train(folder / f"{name}-{i}", settings, changes, args.steps))
+                found[name].append(
+                    train(folder / f"{name}-{i}".replace(", ", "-"), settings, changes, args.steps)
+                )
                 print(f"{name} {i}: {found[name][-1]['seconds']:.3f} s", flush=True)
     table: dict[str, Any] = {}
-    print(f"\n{'':<14}{'s/step':>8}{'generate':>10}{'train':>8}{'ratio':>7}{'gen waits':>11}"
+    print(f"\n{'':<20}{'s/step':>8}{'generate':>10}{'train':>8}{'ratio':>7}{'gen waits':>11}"
           f"{'train waits':>13}{'stale':>7}")  # fmt: skip
     for name, runs in found.items():
         row = table[name] = {k: median(r[k] for r in runs) for k in runs[0]}
-        print(f"{name:<14}{row['seconds']:>8.3f}{row['generate']:>10.3f}{row['train']:>8.3f}"
+        print(f"{name:<20}{row['seconds']:>8.3f}{row['generate']:>10.3f}{row['train']:>8.3f}"
               f"{row['ratio']:>7.2f}{row['generate_wait']:>11.3f}{row['train_wait']:>13.3f}"
               f"{row['staleness']:>7.2f}")  # fmt: skip
     save("overlap", {"steps": args.steps, "median": table, "runs": found})

@@ -1,8 +1,9 @@
-"""Simulated studies of known truth: a race against fixed budgets, halving and uniform.
+"""Studies with their whole future: a race against fixed budgets, halving and uniform.
 
-python benchmarks/race.py --studies 40        (about 25 s of one core a study)
+python benchmarks/race.py --studies 20        simulated, truth known (about 15 s of a core each)
+python benchmarks/race.py --replay DIR        the recorded runs of a study, as if they grew
 
-A study has a reference and twelve variants, three seeds each. Variants, in random order:
+A simulated study has a reference and twelve variants, three seeds each. Variants, in random order:
 
     4 as the reference          recipes that do the same
     2 higher, 2 lower           ceilings apart by .03
@@ -23,6 +24,12 @@ Allocations, each on the same curves, and each judged by the same fits and verdi
     uniform     every member gets the share of its budget that the race of this study spent
     halving     all get 1/8; the better half by score gets 1/4, half of these 1/2, and so on; the
                 reference stays in, since it is what all are compared with
+
+And curves: what is decided, and what is wrong, after so much compute, of the race as it goes and of
+budgets that are fixed at less; from them, the compute at which both decide equally many.
+
+Fits have 1,000 draws here instead of 4,000 (--draws): half the time, and a probability is known to
+.005.
 """
 
 from __future__ import annotations
@@ -31,222 +38,141 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from record import save
-
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
-from simulate import noise
 
-from scalerl.curves.arms import Arm, akin
-from scalerl.curves.fit import fit
-from scalerl.curves.formula import Sigmoid
-from scalerl.curves.result import Fit
-from scalerl.runs.lines import EvalLine
-from scalerl.runs.record import Run
-from scalerl.study.race import Foresight, Racer, race
-from scalerl.study.stability import judge_lines
-
-SEEDS, POINTS = 3, 24
-KINDS = (
-    ("same",) * 4 + ("higher",) * 2 + ("lower",) * 2 + ("slower",) * 2 + ("crossing", "unstable")
+from race_studies import (
+    KINDS,
+    POINTS,
+    REFERENCE,
+    SEEDS,
+    Given,
+    Recorded,
+    Simulated,
+    StudyFuture,
 )
-DELTA, SLOWER, CROSSING = 0.03, 1.6, (0.05, 2.0)
-SEED_SD, SEED_LOG_SD, NOISE_SD, NOISE_RHO = 0.01, 0.1, 0.01, 0.4
-#: Validations that every member of a race gets first, and those of a chunk.
-FIRST, CHUNK = 6, 3
-REFERENCE = "reference"
+from record import RESULTS, save
+from scalerl.curves.arms import Arm, akin
+from scalerl.curves.laws import sigmoid
+from scalerl.study.race import race
+from scalerl.study.racing import CHUNKS, FIRST
+
 METHODS = ("fixed", "race", "third", "one-seed", "uniform", "halving")
+#: Shares that budgets are fixed at, and compute at which the race is looked at.
+SHARES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+LEVELS = tuple(round(0.05 * i, 2) for i in range(4, 21))
+#: Shares of all verdicts at which the two are compared.
+DECIDED = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65)
+
+Verdicts = dict[str, tuple[str, str | None]]
 
 
-@dataclass
-class Simulated:
-    """A study with its whole future; what is seen of it is fitted once per number of points."""
-
-    seed: int
-    kinds: dict[str, str] = field(default_factory=dict)
-    truth: dict[str, float] = field(default_factory=dict)
-    curves: dict[tuple[str, int], Run] = field(default_factory=dict)
-    seen: dict[tuple[str, int, int], tuple[Fit | None, bool]] = field(default_factory=dict)
-    foresight: Foresight = field(default_factory=Foresight)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng((self.seed, 1201))
-        r0 = rng.uniform(0.1, 0.4)
-        base = Sigmoid(R_0=r0, A=rng.uniform(r0 + 0.25, 0.85), B=rng.uniform(1.2, 2.2), C_mid=1.0)
-        end = rng.uniform(6.0, 10.0)
-        kinds = list(rng.permutation(KINDS))
-        self.kinds = {REFERENCE: "same"} | {f"v{i:02d}": str(k) for i, k in enumerate(kinds)}
-        for name, kind in self.kinds.items():
-            law = _law(base, kind)
-            self.truth[name] = law.A if kind != "unstable" else -1.0
-            onset = rng.uniform(0.1, 0.6) * end
-            for s in range(SEEDS):
-                own = replace(
-                    law,
-                    A=law.A + SEED_SD * rng.standard_normal(),
-                    C_mid=law.C_mid * math.exp(SEED_LOG_SD * rng.standard_normal()),
-                )
-                self.curves[name, s] = _curve(own, end, onset if kind == "unstable" else None, rng)
-
-    def look(self, name: str, s: int, points: int) -> tuple[Fit | None, bool]:
-        """The fit of a member after so many validations (none if unstable), and whether it is."""
-        key = name, s, points
-        if key not in self.seen:
-            whole = self.curves[name, s]
-            run = whole.replace(
-                name=f"{name}-s{s}", group=name, compute=whole.compute[: points + 1],
-                score=whole.score[: points + 1],
-            )  # fmt: skip
-            unstable = _unstable(run)
-            self.seen[key] = (None if unstable else fit(run)), unstable
-        return self.seen[key]
+# -- allocations ----------------------------------------------------------------------------------
 
 
-def _law(base: Sigmoid, kind: str) -> Sigmoid:
-    add, times = {
-        "higher": (DELTA, 1.0), "lower": (-DELTA, 1.0), "slower": (0.0, SLOWER),
-        "crossing": CROSSING,
-    }.get(kind, (0.0, 1.0))  # fmt: skip
-    return replace(base, A=base.A + add, C_mid=base.C_mid * times)
-
-
-def _curve(law: Sigmoid, end: float, onset: float | None, rng: np.random.Generator) -> Run:
-    c = np.linspace(0.0, end, POINTS + 1)
-    level = np.append(law.R_0, law.value(c[1:]))
-    if onset is not None:
-        fall = np.clip((c - onset) / (0.1 * end), 0.0, 1.0)
-        level = level - fall * (level - law.R_0)
-    score = np.clip(level + noise(len(c), NOISE_SD, NOISE_RHO, rng), 0.0, 1.0)
-    return Run("run", compute=c, score=score, x_kind="steps")
-
-
-def _unstable(run: Run) -> bool:
-    """By the rule of study/stability.py that a simulated collapse breaks first."""
-    lines = [
-        EvalLine.from_dict(
-            {
-                "step": i,
-                "compute": {},
-                "pass_rate": float(y),
-                "stderr": NOISE_SD,
-                "n_prompts": 200,
-                "k": 4,
-            }
-        )
-        for i, y in enumerate(run.score)
-    ]
-    return judge_lines([], lines).state == "unstable"
-
-
-Given = dict[tuple[str, int], int]
-
-
-def racers(study: Simulated, given: Given) -> list[Racer]:
-    """The members as a race sees them, after these numbers of validations."""
-    found = []
-    for (name, s), points in given.items():
-        f, unstable = study.look(name, s, points) if points >= FIRST else (None, False)
-        share = points / POINTS
-        found.append(
-            Racer(f"{name}-s{s}", name, f, share, FIRST / POINTS, CHUNK / POINTS, unstable=unstable)
-        )
-    return found
-
-
-def run_race(study: Simulated) -> tuple[Given, Given]:
-    """What the race gave, and what it had given when a third of all budgets was spent."""
-    given = dict.fromkeys(study.curves, 0)
+def run_race(study: StudyFuture) -> list[tuple[Given, Verdicts]]:
+    """What had been given and was known, look by look."""
+    given = study.none_given()
     places = {f"{name}-s{s}": (name, s) for name, s in given}
-    third = dict(given)
-    while order := race(racers(study, given), REFERENCE, study.foresight).order:
-        place = places[order[0]]
-        given[place] = min(max(given[place] + CHUNK, FIRST), POINTS)
-        if spent(given) <= 1.0 / 3.0:
-            third = dict(given)
-    return given, third
+    looks: list[tuple[Given, Verdicts]] = []
+    while True:
+        state = race(study.racers(given), study.reference, study.foresight)
+        looks.append((dict(given), dict(state.verdicts)))
+        if not state.order:
+            return looks
+        place = places[state.order[0]]
+        given[place] = study.after(place, given[place])
 
 
-def spent(given: Given) -> float:
-    return sum(given.values()) / (POINTS * len(given))
+def at(study: StudyFuture, looks: Sequence[tuple[Given, Verdicts]], level: float) -> int:
+    """The last look at which no more than this was spent."""
+    return max(i for i, (given, _) in enumerate(looks) if study.spent(given) <= level + 1e-9)
 
 
 def to_level(
-    study: Simulated, level: float, names: Iterable[str], given: Given, seeds: int = SEEDS
+    study: StudyFuture, level: float, names: Iterable[str], given: Given, seeds: int = SEEDS
 ) -> None:
     """These variants go on to a share of their budget; members stop where they become unstable."""
-    for name, s in study.curves:
-        if name in names and s < seeds:
-            while given[name, s] < min(round(level * POINTS), POINTS):
-                if given[name, s] >= FIRST and study.look(name, s, given[name, s])[1]:
+    chosen = set(names)
+    for place in study.curves:
+        if place[0] in chosen and place[1] < seeds:
+            while given[place] < round(level * study.end(place)):
+                if study.unstable(place, given[place]):
                     break
-                given[name, s] += 1
+                given[place] += 1
 
 
-def run_fixed(study: Simulated, level: float = 1.0, seeds: int = SEEDS) -> Given:
-    given = dict.fromkeys(study.curves, 0)
-    to_level(study, level, study.kinds, given, seeds)
+def run_fixed(study: StudyFuture, level: float = 1.0, seeds: int = SEEDS) -> Given:
+    given = study.none_given()
+    to_level(study, level, study.variants, given, seeds)
     return given
 
 
-def run_halving(study: Simulated) -> tuple[Given, set[str]]:
+def run_halving(study: StudyFuture) -> tuple[Given, set[str]]:
     """Also: who was left at the end."""
-    given = dict.fromkeys(study.curves, 0)
-    left = [name for name in study.kinds if name != REFERENCE]
-    for level in (0.125, 0.25, 0.5, 1.0):
-        to_level(study, max(level, FIRST / POINTS) if level < 0.2 else level,
-                 {*left, REFERENCE}, given)  # fmt: skip
-        if level == 1.0:
-            break
-        left = sorted(left, key=lambda name: -_score(study, name, given))[
-            : math.ceil(len(left) / 2)
-        ]
-    return given, {*left, REFERENCE}
+    given = study.none_given()
+    left = [name for name in study.variants if name != study.reference]
+    for level in (FIRST / POINTS, 0.25, 0.5, 1.0):
+        to_level(study, level, {*left, study.reference}, given)
+        if level < 1.0:
+            left = sorted(left, key=lambda name: -_score(study, name, given))
+            left = left[: math.ceil(len(left) / 2)]
+    return given, {*left, study.reference}
 
 
-def _score(study: Simulated, name: str, given: Given) -> float:
+def _score(study: StudyFuture, name: str, given: Given) -> float:
     """What halving goes by: mean of the last two validations of its seeds; unstable ones last."""
     last = []
-    for s in range(SEEDS):
-        points = given[name, s]
-        unstable = study.look(name, s, points)[1]
-        last.append(
-            -1.0 if unstable else study.curves[name, s].score[points - 1 : points + 1].mean()
-        )
+    for place, points in given.items():
+        if place[0] == name:
+            score = study.curves[place].score[points - 1 : points + 1].mean()
+            last.append(-1.0 if study.unstable(place, points) else score)
     return float(np.mean(last))
+
+
+# -- what they found ------------------------------------------------------------------------------
+
+
+def verdicts_of(study: StudyFuture, given: Given) -> Verdicts:
+    """With nothing to be given, the race only says what the verdicts are."""
+    closed = [replace(r, closed=True) for r in study.racers(given)]
+    return dict(race(closed, study.reference, study.foresight).verdicts)
+
+
+def rows_of(study: Simulated, verdicts: Verdicts) -> list[dict[str, Any]]:
+    rows = []
+    for name, kind in study.kinds.items():
+        if name != REFERENCE:
+            verdict, winner = verdicts.get(name, ("undecided", None))
+            wrong = _wrong(kind, name, verdict, winner)
+            rows.append({"kind": kind, "verdict": verdict, "wrong": wrong})
+    return rows
 
 
 def judged(study: Simulated, given: Given, left: set[str]) -> dict[str, Any]:
     """Each comparison: decided, wrong; and what became of the best."""
-    members = racers(study, given)
-    # With nothing to be given, the race only says what the verdicts are.
-    state = race([replace(r, closed=True) for r in members], REFERENCE, study.foresight)
-    arms = {}
-    for name in study.kinds:
-        fits = tuple(r.fit for r in members if r.variant == name and r.fit is not None)
-        if fits:
-            arms[name] = Arm(name, fits)
-    arms = {arm.name: arm for arm in akin(arms.values())}
-    rows = []
-    for name, kind in study.kinds.items():
-        if name == REFERENCE:
-            continue
-        verdict, winner = state.verdicts.get(name, ("undecided", None))
-        wrong = _wrong(kind, name, verdict, winner)
-        rows.append({"kind": kind, "verdict": verdict, "wrong": wrong})
+    verdicts = verdicts_of(study, given)
+    members = study.racers(given)
+    arms = [
+        Arm(name, fits)
+        for name in study.variants
+        if (fits := tuple(r.fit for r in members if r.variant == name and r.fit is not None))
+    ]
+    ceilings = {arm.name: float(np.median(arm.ceiling)) for arm in akin(arms)}
     best = max(study.truth, key=lambda name: study.truth[name])
-    named = max(arms, key=lambda name: float(np.median(arms[name].ceiling)))
-    verdict, winner = state.verdicts.get(best, ("undecided", None))
+    verdict, winner = verdicts.get(best, ("undecided", None))
     return {
-        "rows": rows,
-        "compute": spent(given),
+        "rows": rows_of(study, verdicts),
+        "compute": study.spent(given),
         "thrown_away": best not in left or verdict == "unstable" or winner == REFERENCE,
-        "not_named": named != best,
+        "not_named": max(ceilings, key=lambda name: ceilings[name]) != best,
     }
 
 
@@ -265,17 +191,19 @@ def _wrong(kind: str, name: str, verdict: str, winner: str | None) -> bool:
 
 
 def one(seed: int) -> dict[str, Any]:
-    began = time.monotonic()
+    began = time.process_time()
     study = Simulated(seed)
     everyone = set(study.kinds)
-    raced, third = run_race(study)
+    looks = run_race(study)
+    raced, third = looks[-1][0], looks[at(study, looks, 1.0 / 3.0)][0]
     halved, left = run_halving(study)
+    cut = {share: run_fixed(study, share) for share in SHARES}
     found = {
-        "fixed": judged(study, run_fixed(study), everyone),
+        "fixed": judged(study, cut[1.0], everyone),
         "race": judged(study, raced, everyone),
         "third": judged(study, third, everyone),
         "one-seed": judged(study, run_fixed(study, seeds=1), everyone),
-        "uniform": judged(study, run_fixed(study, spent(raced)), everyone),
+        "uniform": judged(study, run_fixed(study, study.spent(raced)), everyone),
         "halving": judged(study, halved, left),
     }
     shares = {k: f"{v['compute']:.2f}" for k, v in found.items()}
@@ -283,8 +211,21 @@ def one(seed: int) -> dict[str, Any]:
     wrong = {k: [f"{r['kind']}:{r['verdict']}" for r in v["rows"] if r["wrong"]]
              for k, v in found.items()}  # fmt: skip
     print(f"study {seed}: compute {shares} decided {counts} wrong {wrong} "
-          f"({time.monotonic() - began:.0f} s)", flush=True)  # fmt: skip
+          f"({len(looks)} looks, {time.process_time() - began:.0f} s)", flush=True)  # fmt: skip
+    found["cut"] = {
+        share: {"compute": study.spent(given), "rows": rows_of(study, verdicts_of(study, given))}
+        for share, given in cut.items()
+    }
+    found["course"] = {}
+    for level in LEVELS:
+        given, verdicts = looks[at(study, looks, level)]
+        found["course"][level] = {
+            "compute": study.spent(given), "rows": rows_of(study, verdicts)
+        }  # fmt: skip
     return found
+
+
+# -- over studies ---------------------------------------------------------------------------------
 
 
 def summary(studies: list[dict[str, Any]]) -> dict[str, Any]:
@@ -292,25 +233,67 @@ def summary(studies: list[dict[str, Any]]) -> dict[str, Any]:
     for method in METHODS:
         rows = [r for study in studies for r in study[method]["rows"]]
         healthy = [r for r in rows if r["kind"] != "unstable"]
+        by_kind = {k: [r for r in rows if r["kind"] == k] for k in dict.fromkeys(KINDS)}
         out[method] = {
             "comparisons": len(rows),
             "compute": _mean(s[method]["compute"] for s in studies),
-            "decided": _mean(r["verdict"] != "undecided" for r in rows),
+            "decided": _mean(map(_decided, rows)),
             "wrong": _mean(r["wrong"] for r in rows),
             "wrong_healthy": _mean(r["wrong"] for r in healthy),
-            "collapses_missed": _mean(r["verdict"] != "unstable" for r in rows if r not in healthy),
+            "collapses_missed": _mean(r["verdict"] != "unstable" for r in by_kind["unstable"]),
             "best_thrown_away": _mean(s[method]["thrown_away"] for s in studies),
             "best_not_named": _mean(s[method]["not_named"] for s in studies),
-            "decided_by_kind": {
-                kind: _mean(r["verdict"] != "undecided" for r in rows if r["kind"] == kind)
-                for kind in dict.fromkeys(KINDS)
-            },
-            "wrong_by_kind": {
-                kind: _mean(r["wrong"] for r in rows if r["kind"] == kind)
-                for kind in dict.fromkeys(KINDS)
-            },
+            "decided_by_kind": {k: _mean(map(_decided, mine)) for k, mine in by_kind.items()},
+            "wrong_by_kind": {k: _mean(r["wrong"] for r in mine) for k, mine in by_kind.items()},
         }
     return out
+
+
+def course(studies: list[dict[str, Any]], which: str) -> list[dict[str, float]]:
+    """Compute, decided and wrong, along the way."""
+    found = []
+    for key in studies[0][which]:
+        rows = [r for study in studies for r in study[which][key]["rows"]]
+        found.append({
+            "compute": _mean(study[which][key]["compute"] for study in studies),
+            "decided": _mean(map(_decided, rows)),
+            "wrong": _mean(r["wrong"] for r in rows),
+        })  # fmt: skip
+    return found
+
+
+def equally(
+    fixed: Sequence[dict[str, float]], raced: Sequence[dict[str, float]]
+) -> list[dict[str, float]]:
+    """The compute at which each has decided a share of all verdicts, between the points of its
+    curve, and what was wrong by then; only shares that both come to."""
+    out = []
+    for decided in DECIDED:
+        ours, theirs = _reaches(raced, decided), _reaches(fixed, decided)
+        if ours is not None and theirs is not None:
+            out.append({
+                "decided": decided,
+                "fixed": theirs[0], "fixed_wrong": theirs[1],
+                "race": ours[0], "race_wrong": ours[1],
+                "ratio": ours[0] / theirs[0],
+            })  # fmt: skip
+    return out
+
+
+def _reaches(curve: Sequence[dict[str, float]], decided: float) -> tuple[float, float] | None:
+    """Compute and wrong verdicts where the curve first comes to this share."""
+    for before, after in pairwise(curve):
+        if before["decided"] < decided <= after["decided"]:
+            share = (decided - before["decided"]) / (after["decided"] - before["decided"])
+            compute, wrong = (
+                before[k] + share * (after[k] - before[k]) for k in ("compute", "wrong")
+            )
+            return compute, wrong
+    return None
+
+
+def _decided(row: dict[str, Any]) -> bool:
+    return bool(row["verdict"] != "undecided")
 
 
 def _mean(values: Iterable[Any]) -> float:
@@ -318,21 +301,69 @@ def _mean(values: Iterable[Any]) -> float:
     return float(np.mean(found)) if found else math.nan
 
 
+# -- recorded runs --------------------------------------------------------------------------------
+
+
+def replay(path: Path) -> dict[str, Any]:
+    """What a race of these runs would have spent and decided, beside all of them in full."""
+    study = Recorded(path)
+    looks = run_race(study)
+    raced, fixed = looks[-1][0], run_fixed(study)
+    told, whole = looks[-1][1], verdicts_of(study, fixed)
+    seeds = {v: sum(place[0] == v for place in study.curves) for v in study.variants}
+    rows = [
+        {
+            "variant": v,
+            "runs": seeds[v],
+            "given": [round(n / study.end(p), 3) for p, n in raced.items() if p[0] == v],
+            "race": list(told.get(v, ("undecided", None))),
+            "fixed": list(whole.get(v, ("undecided", None))),
+        }
+        for v in study.variants
+    ]
+    others = [row for row in rows if row["variant"] != study.reference]
+    return {
+        "runs": len(study.curves),
+        "reference": study.reference,
+        "compute": {"race": study.spent(raced), "fixed": study.spent(fixed)},
+        "comparisons": len(others),
+        "decided": {k: sum(r[k][0] != "undecided" for r in others) for k in ("race", "fixed")},
+        "differ": [r["variant"] for r in others if r["race"] != r["fixed"]],
+        "rows": rows,
+    }
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--studies", type=int, default=40)
+    parser.add_argument("--studies", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="seed of the first one")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
+    parser.add_argument("--draws", type=int, default=1000, help="of each posterior")
+    parser.add_argument("--replay", type=Path, metavar="DIR", help="of a study with its runs")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args(argv)
+    if args.replay is not None:
+        found = replay(args.replay)
+        for row in found["rows"]:
+            print(f"{row['variant']}: {row['given']} race {row['race']} fixed {row['fixed']}")
+        print({k: found[k] for k in ("runs", "compute", "decided", "differ")})
+        save("race", found, args.out or RESULTS / "race_replay.json", f"--replay {args.replay}")
+        return
+    sigmoid.DRAWS = args.draws
     began, studies = time.monotonic(), list[dict[str, Any]]()
     while len(studies) < args.studies and time.monotonic() - began < 60 * args.minutes:
-        studies.append(one(len(studies)))
+        studies.append(one(args.first + len(studies)))
     found = summary(studies)
     for method, row in found.items():
         print(method, " ".join(f"{k} {v:.3f}" for k, v in row.items() if isinstance(v, float)))
-    save("race", {"studies": len(studies), "variants": len(KINDS), "seeds": SEEDS,
-                  "points": POINTS, "methods": found}, args.out,
-         f"--studies {len(studies)}")  # fmt: skip
+    curves = {"fixed": course(studies, "cut"), "race": course(studies, "course")}
+    equal = equally(curves["fixed"], curves["race"])
+    for point in equal:
+        print("equally many:", " ".join(f"{k} {v:.3f}" for k, v in point.items()))
+    save("race", {"studies": len(studies), "first": args.first, "variants": len(KINDS),
+                  "seeds": SEEDS, "points": POINTS, "first_points": FIRST, "chunks": CHUNKS,
+                  "draws": args.draws, "methods": found, "curves": curves, "equally": equal},
+         args.out, f"--studies {len(studies)}")  # fmt: skip
 
 
 if __name__ == "__main__":

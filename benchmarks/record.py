@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 
 def save(name: str, result: dict[str, Any], path: Path | None = None, options: str = "") -> Path:
-    """To results/<name>.json or `path`, with the command that made it; prints where it went."""
+    """To results/<name>.json or `path`, with the command that made it; prints where it went.
+    `options` replaces those that were given, where some do not matter."""
+    options = options or shlex.join(sys.argv[1:])
     head = {
         "benchmark": name,
         "command": f"python benchmarks/{name}.py {options}".rstrip(),

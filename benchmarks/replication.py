@@ -3,13 +3,14 @@
 python benchmarks/replication.py                     runs what is left, then collects
 python benchmarks/replication.py --collect           only collects what is there
 
-Three studies of the default task (docs/replication/*.toml): 65 runs of 300 steps, about three
-minutes each on two idle cores, so some three and a half hours in all. Kill it whenever you like:
+Three studies of the default task (docs/replication/*.toml): 69 runs of 300 steps, some two and a
+half minutes each on two idle cores, so about three hours in all. Kill it whenever you like:
 the same command goes on. A run that was collected is not run again, also on another machine.
 
 Of every member that has ended, docs/replication/STUDY/runs keeps its validations, its recipe, every
-tenth step, and the per-prompt outcomes of its last validation; no checkpoints. Every variant's
-ceiling is known by construction, so a verdict that says otherwise is a false one: they are counted.
+tenth step, and the per-prompt outcomes of its last validation; no checkpoints. The report of the
+study is beside them (STUDY/report). Every variant's ceiling is known by construction, so a verdict
+that says otherwise is a false one: they are counted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from learning import ceiling_of, ended
 from record import save
 from scalerl import Study
 from scalerl.curves.arms import MARGIN
+from scalerl.report.html import write_files
+from scalerl.report.study_page import study_files
+from scalerl.report.study_told import told
 from scalerl.study.plan import read_plan
 
 HOME = Path(__file__).parent.parent / "docs" / "replication"
@@ -33,6 +37,8 @@ STUDIES = ("recipes", "heads", "axes")
 KEPT = ("recipe.toml", "recipe.json", "evals.jsonl", "events.jsonl", "status.json")
 #: Steps that are kept: one in so many.
 EVERY = 10
+#: What is kept of a report: the page holds its figures, the twin shows those beside it.
+PAGES = (".html", ".md", ".json", ".png")
 
 
 def begin(name: str, out: Path) -> Path:
@@ -78,10 +84,14 @@ def _whole(run: Path) -> bool:
 
 
 def judged(name: str) -> dict[str, Any]:
-    """What the study says, beside what is true."""
+    """What the study says, beside what is true; and its report, beside the records."""
     study = opened(name, HOME / name)
     study.write()
     found = study.to_dict()
+    report = study_files(told(study, command=f"scalerl report docs/replication/{name} -o out"))
+    here = f"{HOME.parent.parent.resolve()}/".encode()  # of this machine
+    kept = {n: text.replace(here, b"") for n, text in report.items() if n.endswith(PAGES)}
+    write_files(kept, HOME / name / "report")
     # Without forced interruption how long a thought may be is not given, and no ceiling follows.
     truth = {
         variant: ceiling_of(recipe) if recipe.length.control == "interruption" else None
@@ -130,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--collect", action="store_true", help="run nothing")
     parser.add_argument("--out", type=Path, default=Path("out/replication"))
+    parser.add_argument("--jobs", type=int, help="members at once")
     args = parser.parse_args()
     found = {}
     for name in STUDIES:
@@ -137,6 +148,7 @@ def main() -> None:
         if not args.collect:
             opened(name, study).write()
             words = [sys.executable, "-m", "scalerl", "study", str(study), "--plain"]
+            words += [] if args.jobs is None else ["--jobs", str(args.jobs)]
             subprocess.run(words, check=True)
         collect(name, study)
         if any((HOME / name / "runs").glob("*")):

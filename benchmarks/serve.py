@@ -1,10 +1,11 @@
 """The live page at size: how soon it opens, how soon a dragged window is fitted again, what it
 takes of memory, and whether that grows with a file.
 
-python benchmarks/serve.py [--seconds 600] [--only opens drag many grows]
+python benchmarks/serve.py [--only opens many] [--seconds 600]
 
-Needs Chromium and requirements/page.txt (`make page`). `load` is the machine's load average at the
-time: figures of a busy machine say little.
+Needs Chromium and requirements/page.txt (`make page`). Times (`opens`, `many`) are for a machine
+that does nothing else, and go to results/serve.json; memory while a file grows (`grows`, ten
+minutes) does not mind, and goes to results/serve_grows.json.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from record import save
+from record import RESULTS, save
 from scalerl.recipe import Recipe
 
 SRC = Path(__file__).parent.parent / "src"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PARTS = ("opens", "many", "grows")
 #: Milliseconds between two moves of the hand, and moves.
 PAUSE, MOVES = 60, 60
 
@@ -183,7 +185,8 @@ def drag(page: Page) -> dict[str, Any]:
 
 
 def grows(browser: Browser, folder: Path, seconds: float) -> dict[str, Any]:
-    """Steps, validations and a CSV, together 100 lines a second, with one of them open."""
+    """A CSV that grows by a hundred lines a second, and a run of ours by fifty steps and five
+    validations; both are open, each in a page of its own."""
     make_runs(folder, 1, 50)
     run = folder / "run-0000"
     (run / "events.jsonl").unlink()
@@ -204,11 +207,10 @@ def grows(browser: Browser, folder: Path, seconds: float) -> dict[str, Any]:
                     at = 50 + i
                     used = {"device_hours": 0.01 * at, "flops": 1e10 * at, "steps": at}
                     score = 0.2 + 0.5 * at / (at + 2000)
-                    if i % 2:
-                        rows.write(f"{at},{score:.4f}\n")
-                    elif i % 20:
+                    rows.write(f"{at},{score:.4f}\n")
+                    if i % 2 == 0:
                         steps.write(step_line(at, used))
-                    else:
+                    if i % 20 == 0:
                         evals.write(eval_line(at, score, used))
                 n = max(n, due)
                 for file in (steps, rows, evals):
@@ -216,31 +218,39 @@ def grows(browser: Browser, folder: Path, seconds: float) -> dict[str, Any]:
 
     with serving(folder) as (address, running):
         until(lambda: len(ask(address, "api/runs")) == 2)
-        page, _ = opened(browser, address, 2)
-        page.get_by_role("link", name="run-0000", exact=True).click()
-        page.locator(".facts b").first.wait_for(timeout=300_000)
-        session = page.context.new_cdp_session(page)
+        pages = {}
+        for name in ("run-0000", "log"):
+            page, _ = opened(browser, address, 2)
+            page.get_by_role("link", name=name, exact=True).click()
+            page.locator(".facts b").first.wait_for(timeout=300_000)
+            pages[name] = page, page.context.new_cdp_session(page)
         threading.Thread(target=write, daemon=True).start()
         looks = []
         for _ in range(max(int(seconds / 30), 2)):
             page.wait_for_timeout(min(30, seconds / 2) * 1000)
-            session.send("HeapProfiler.collectGarbage")
-            heap = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
-            lines = sum(1 for _ in (run / "steps.jsonl").open()) + sum(1 for _ in log.open())
-            looks.append({"lines": lines, "server_mb": memory(running.pid), "page_mb": heap})
-            print(looks[-1], flush=True)
+            look: dict[str, Any] = {"lines": _lines(log), "server_mb": memory(running.pid)}
+            for name, (each, session) in pages.items():
+                session.send("HeapProfiler.collectGarbage")
+                look[f"page_{name}_mb"] = each.evaluate("performance.memory.usedJSHeapSize") / 1e6
+            looks.append(look)
+            print(look, flush=True)
         stop.set()
         points = {r["name"]: r["points"] for r in ask(address, "api/runs")}
         return {"seconds": seconds, "looks": looks, "points_known": points}
 
 
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--only", nargs="+", default=["opens", "many", "grows"])
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="scalerl-serve-"))
-    out: dict[str, Any] = {"load": os.getloadavg()}
+    out: dict[str, Any] = {}
     try:
         with sync_playwright() as play:
             program = shutil.which("chromium")
@@ -251,13 +261,14 @@ def main() -> None:
             if "many" in arguments.only:
                 out["many"] = opens(browser, folder / "many", 1000, 500)
                 print(json.dumps(out["many"]), flush=True)
+            if out:
+                save("serve", out)
             if "grows" in arguments.only:
-                out["grows"] = grows(browser, folder / "grows", arguments.seconds)
+                found = grows(browser, folder / "grows", arguments.seconds)
+                save("serve", found, RESULTS / "serve_grows.json", "--only grows")
             browser.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    out["load_after"] = os.getloadavg()
-    save("serve", out)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ import torch
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Request, Written
-from scalerl.engine.local import LocalEngine
+from scalerl.engine.interface import Engine, Request, Written
 from scalerl.trainer.local import LocalTrainer
 from scalerl.trainer.optimisers import Optimiser
 
@@ -91,7 +90,7 @@ def requests(
     return out
 
 
-def write(engine: LocalEngine, asked: Sequence[Request]) -> list[Written]:
+def write(engine: Engine, asked: Sequence[Request]) -> list[Written]:
     engine.submit(asked)
     out: list[Written] = []
     while engine.health().busy:

@@ -20,6 +20,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -286,6 +287,48 @@ def race() -> str:
     return markdown(head, rows)
 
 
+def race_equally() -> str:
+    """The compute at which the race and fixed budgets decide equally many."""
+    rows = [
+        [
+            f"{p['decided']:.2f}",
+            f"{p['fixed']:.2f}",
+            f"{100 * p['fixed_wrong']:.1f} %",
+            f"{p['race']:.2f}",
+            f"{100 * p['race_wrong']:.1f} %",
+            f"{p['ratio']:.2f}",
+        ]
+        for p in result("race")["equally"]
+    ]
+    head = ["decided", "fixed budgets need", "wrong", "the race needs", "wrong", "of fixed"]
+    return markdown(head, rows)
+
+
+def race_replay() -> str:
+    """Recorded runs, as if they grew."""
+    found = result("race_replay")
+    rows = [
+        [
+            f"`{row['variant']}`",
+            ", ".join(f"{100 * share:.0f} %" for share in row["given"]),
+            *(" ".join(filter(None, row[k])) for k in ("race", "fixed")),
+        ]
+        for row in found["rows"]
+        if row["variant"] != found["reference"]
+    ]
+    shares = next(r["given"] for r in found["rows"] if r["variant"] == found["reference"])
+    text = ", ".join(f"{100 * share:.0f} %" for share in shares)
+    rows.insert(0, [f"`{found['reference']}`", text, "the reference", ""])
+    spent = found["compute"]
+    head = [
+        f"{found['runs']} runs",
+        f"given by the race, {spent['race']:.2f} of all",
+        "verdict of the race",
+        f"of all runs in full, {spent['fixed']:.2f}",
+    ]
+    return markdown(head, rows)
+
+
 def replication(name: str) -> str:
     """A study of the replication: each variant's ceiling, its speed, the verdict."""
     found = result("replication")["studies"].get(name)
@@ -384,6 +427,43 @@ def faults() -> str:
     return markdown(head, rows)
 
 
+def hand_over() -> str:
+    """Each channel's times by size and generators, and what an 8B model would take by them."""
+    found = result("hand_over")
+    rows = found["rows"]
+    fast = {r["channel"]: r["bytes"] / r["arrive"] for r in rows
+            if r["generators"] == 1 and r["size"] == "0.5B"}  # fmt: skip
+
+    def seconds(value: float) -> str:
+        digits = 1 if value < 0.01 else 0
+        return f"{1000 * value:.{digits}f} ms" if value < 1 else f"{value:.1f} s"
+
+    body = []
+    for size, channel in dict.fromkeys((r["size"], r["channel"]) for r in rows):
+        these = [r for r in rows if (r["size"], r["channel"]) == (size, channel)]
+        megabytes = these[0]["bytes"] / 1e6
+        body.append(
+            [
+                f"{size} ({megabytes:.2g} MB)"
+                if megabytes < 10
+                else f"{size} ({megabytes:.0f} MB)",
+                channel,
+                *(seconds(these[0][k]) for k in ("publish", "load")),
+                *(seconds(r["arrive"]) for r in these),
+            ]
+        )
+    large = found["large_bytes"]
+    said = ", ".join(f"{n} {seconds(large / rate)}" for n, rate in fast.items())
+    head = ["weights", "channel", "publish", "load",
+            *(f"arrive, {n}" for n in (1, 2, 4))]  # fmt: skip
+    return (
+        markdown(head, body)
+        + f"\n\nBy arithmetic, at the rate of 0.5B to one generator: the {large / 1e9:.0f} GB of "
+        f"an 8B model in BF16 would take {said} on this machine. Where a network of 50 GB/s is "
+        f"the limit it is {large / 50e9:.2g} s a copy."
+    )
+
+
 def _stops(found: dict[str, Any]) -> str:
     text = f"{found['stopped']} ({found['wrong']})"
     return text if found["typical"] is None else f"{text}, at evaluation {found['typical']:g}"
@@ -423,7 +503,7 @@ def _with_interval(value: float, interval: list[float], holds: bool) -> str:
 
 
 def learning_summary() -> str:
-    found = result("learning")["summary"]["default"]
+    found = result("learning_now")["summary"]["default"]
     of = found["seeds"]
     rows = [
         ["greedy pass rate, median", f"{found['greedy_start']:.2f} → {found['greedy_final']:.2f}"],
@@ -518,6 +598,20 @@ def limits() -> str:
     return markdown(head, rows)
 
 
+def engines() -> str:
+    found = result("engines")
+    rows = [
+        [model, str(r["rows"]), f"{r['prompt']} + {r['completion']}",
+         f"{r['local']['tokens_per_second']:,.0f}", f"{r['vllm']['tokens_per_second']:,.0f}",
+         f"{r['local']['tokens_per_second'] / r['vllm']['tokens_per_second']:.1f} ×"]
+        for model, key in (("tiny", "tiny"), ("SmolLM2-135M", "smollm2"))
+        for r in found[key]
+    ]  # fmt: skip
+    head = ["model", "rows at once", "tokens", "local engine, tok/s", "vLLM, tok/s",
+            "local / vLLM"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def smollm2() -> str:
     r = result("smollm2")["result"]
     listed = ", ".join
@@ -552,6 +646,33 @@ def asynchrony() -> str:
     head = ["schedule", f"s for {found['steps']} steps", "speed-up", "ideal, s", "generator waits",
             "trainer waits", "staleness, mean / max", f"s to {found['target']}"]  # fmt: skip
     return markdown(head, rows)
+
+
+def default_run() -> str:
+    found = result("default_run")["median"]
+    rows = [
+        [name, f"{r['step']:.3f}", f"{r['generate']:.3f}", f"{r['train']:.3f}",
+         f"{r['generate_wait']:.0%}", f"{r['train_wait']:.0%}", f"{r['validation']:.2f}",
+         f"{r['run'] / 60:.1f}"]
+        for name, r in found.items()
+    ]  # fmt: skip
+    head = ["", "s a step", "generator works", "trainer works", "generator waits", "trainer waits",
+            "s a validation", "minutes for 300 steps"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def recovery() -> str:
+    words = {
+        "start": "command to first step",
+        "generator": "generator killed, its successor writes",
+        "trainer": "trainer killed, next step from the checkpoint",
+    }
+    found = result("recovery")["seconds"]
+    rows = [
+        [words[name], f"{median(s):.1f}", f"{min(s):.1f} to {max(s):.1f}", str(len(s))]
+        for name, s in found.items()
+    ]
+    return markdown(["", "s, median", "from, to", "times"], rows)
 
 
 def overlap() -> str:
@@ -681,6 +802,28 @@ def toy_part(name: str) -> Callable[[], str]:
     return code
 
 
+def serve() -> str:
+    """The live page at size."""
+    found = result("serve")
+    sizes = [found["opens"], found["many"]]
+    head = [
+        "what",
+        *(f"{size['runs']:,} runs × {size['evaluations']} evaluations" for size in sizes),
+    ]
+    what: dict[str, Callable[[dict[str, Any]], str]] = {
+        "server up, s": lambda r: f"{r['server_up_s']:.1f}",
+        "opens, nothing read yet, s": lambda r: f"{r['first_open_s']:.2f}",
+        "opens, median of five, s": lambda r: f"{r['open_s']:.2f}",
+        "every forecast is there after, s": lambda r: f"{r['all_forecast_s']:.0f}",
+        "finds a run by name, ms": lambda r: f"{1000 * r['find_s']:.0f}",
+        "fits again on drag, median and 90th percentile, ms": lambda r: (
+            f"{r['drag']['median_ms']:.0f}, {r['drag']['p90_ms']:.0f}"
+        ),
+        "server's memory, MB": lambda r: f"{r['server_mb']:.0f}",
+    }
+    return markdown(head, [[name, *map(tell, sizes)] for name, tell in what.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
     for f in (
@@ -702,10 +845,13 @@ TABLES: dict[str, Callable[[], str]] = {
         verdicts,
         paired,
         race,
+        race_equally,
+        race_replay,
         speed,
         speed_growth,
         stop_rules,
         faults,
+        hand_over,
         learning,
         learning_noisy,
         learning_summary,
@@ -713,12 +859,16 @@ TABLES: dict[str, Callable[[], str]] = {
         trl,
         time_to_pass_rate,
         limits,
+        engines,
         smollm2,
         asynchrony,
+        default_run,
+        recovery,
         overlap,
         checks,
         growth,
         growth_long,
+        serve,
         rooms,
         train_stream,
     )

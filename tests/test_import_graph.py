@@ -15,6 +15,7 @@ SRC = Path(__file__).parent.parent / "src" / "scalerl"
 #: needs any more goes. A room within a room (`models/tiny`) has a line of its own.
 ALLOWED = {
     "errors": set(),
+    "machine": set(),
     "registry": {"errors"},
     "streams": set(),
     "runs": {"streams", "registry", "errors"},
@@ -47,6 +48,7 @@ ALLOWED = {
         "tasks",
         "streams",
         "registry",
+        "machine",
         "errors",
     },
     "notebook": {"runs"},
@@ -61,7 +63,7 @@ ALLOWED = {
         "errors",
     },
     "callbacks": {"curves", "runs", "errors"},
-    "study": {"pipeline", "curves", "recipe", "runs", "streams", "errors"},
+    "study": {"pipeline", "curves", "recipe", "runs", "streams", "machine", "errors"},
     "evaluation": {
         "placement",
         "pipeline",

@@ -114,15 +114,18 @@ def train(
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
+    from scalerl.placement import nursery
     from scalerl.placement.child import GUARD, UNGUARDED
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A part that is being started has imported the script that calls this: the run says so.
-        raise SystemExit(UNGUARDED)
+        os._exit(UNGUARDED)  # (an exception would be lost in the nursery)
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     recipe = recipe_from(recipe)
+    if recipe.placement.backend == "local":
+        nursery.prepare()  # it imports while we read and plan
     rule = None if stop_when is None else parse_rule(stop_when)
     path, told = Path(out), listener or default_listener()
     store = RunStore(path, resume=resume)
@@ -271,8 +274,11 @@ class RunAttempts:
             past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
             loop.notes = self.notes
-            with _signals(loop) as caught:
-                end = self._run(loop, caught)
+            try:
+                with _signals(loop) as caught:
+                    end = self._run(loop, caught)
+            finally:
+                self.recipe = loop.recipe  # generators may have come and gone
             at_once = not loop.started
         finally:
             crew.stop(at_once=at_once)

@@ -1,10 +1,13 @@
 """Parts as actors of a Ray cluster: `make cluster`."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from cluster import Raylets, storm  # sets what Ray reads when it is imported
+from cluster import ON_RAY, Raylets, actors_left, storm  # sets what Ray reads when imported
+from faults import SMALL as FAULTS
+from faults import Victim, problems, scale
 from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import Needs, lacks
@@ -35,13 +40,19 @@ def raylets():
     found.close()
 
 
-@pytest.fixture
-def ray(raylets):
+@contextlib.contextmanager
+def joined(raylets):
     import ray
 
     ray.init(address=raylets.address, log_to_driver=False, namespace="scalerl")
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def ray(raylets):
+    with joined(raylets) as found:
+        yield found
 
 
 # -- what a cluster lacks -------------------------------------------------------------------------
@@ -60,24 +71,82 @@ def test_too_few_devices_and_too_small_a_store_are_a_line_each(ray):
     assert len(found) == 3 and "object store" in found[0] and "300 MB" in found[0]
 
 
-def test_a_model_that_nodes_do_not_see_and_other_versions_are_named(ray, monkeypatch):
+def test_a_model_that_nodes_do_not_see_is_named(ray):
     found = lacks(replace(NEEDS, model="/on/the/drivers/disk"))
     assert len(found) == 3
     assert "does not see model.path=/on/the/drivers/disk" in found[0] and "share" in found[0]
-    ours = ray_cluster.versions()
-    monkeypatch.setattr(ray_cluster, "versions", lambda: ours | {"torch": "1.0"})
-    found = lacks(NEEDS)
-    assert len(found) == 3
-    assert "torch" in found[0] and "this machine 1.0: install the same version" in found[0]
 
 
-def test_a_package_that_a_node_misses_is_named(ray, monkeypatch):
-    def look(model):
-        import no_such_package  # noqa: F401
+@contextlib.contextmanager
+def stranger(raylets, folder, without, fake=None):
+    """A node of its own environment: this one's packages, but for some; and one of another
+    version."""
+    base = [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)]
+    subprocess.run(base, check=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.lower().startswith(without) and not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
+    if fake is not None:
+        name, version = fake
+        (site / f"{name}-{version}.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (site / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    node = subprocess.Popen(
+        [str(folder / "bin" / "python"), "-m", "ray.scripts.scripts", "start",
+         f"--address={raylets.address}", "--num-cpus=1", "--object-store-memory=100000000",
+         "--block"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        node.terminate()
+        node.wait(60)
 
-    monkeypatch.setattr(ray_cluster, "_look", look)
-    found = lacks(NEEDS)
-    assert "has no package no_such_package: install scalerl[ray,train] there" in found[0]
+
+def lines_of_four_nodes(ray):
+    """What is missing, once the fourth node is there."""
+    deadline = time.monotonic() + 120
+    while len([n for n in ray.nodes() if n["Alive"]]) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return lacks(NEEDS)
+
+
+@pytest.fixture
+def no_path(monkeypatch):
+    """Parts are given PYTHONPATH: with it, they would find our sources after all."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def test_a_node_with_another_version_is_named(raylets, ray, no_path, tmp_path):
+    with stranger(raylets, tmp_path / "env", ("transformers-",), ("transformers", "4.0.0")):
+        (line,) = lines_of_four_nodes(ray)
+    assert "has transformers 4.0.0, this machine" in line
+    assert "install the same version on every node" in line
+
+
+def test_a_node_that_misses_a_package_is_named(raylets, ray, no_path, tmp_path):
+    with stranger(raylets, tmp_path / "env", ("scalerl", "_editable")):
+        (line,) = lines_of_four_nodes(ray)
+    assert line.endswith("has no package scalerl: install scalerl[ray,train] there")
+
+
+def test_a_checkpoint_directory_that_is_not_shared_is_one_line(raylets, tmp_path):
+    """The driver has a disk of its own there (a namespace); the trainer does not see it."""
+    out = tmp_path / "run"
+    out.mkdir()
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+              f'mount -t tmpfs tmpfs {out} && exec "$@"', "sh"]  # fmt: skip
+    if subprocess.run([*inside, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mount namespaces are forbidden here")
+    where = [f"placement.address={raylets.address}"]
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *where,
+               "placement.backend=ray", *SMALL, "--steps", "3", "--out", str(out)]  # fmt: skip
+    done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=600)
+    assert done.returncode != 0
+    assert "does not see it: a run over several machines needs a directory that all" in done.stderr
 
 
 def test_no_such_address_and_another_ray_are_one_line(monkeypatch):
@@ -181,6 +250,25 @@ def test_a_run_whose_driver_is_killed_goes_on_with_resume(tmp_path):
     assert not left_behind(), "what the killed one had left is swept up by the next"
 
 
+def test_a_run_is_a_client_of_a_cluster_elsewhere(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    elsewhere = Raylets(client_port=port)
+    try:
+        where = f"placement.address=ray://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", where,
+                   "placement.backend=ray", *SMALL, "--steps", "4", "--out",
+                   str(tmp_path / "run")]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        assert "raylet" not in done.stderr and "autoscaler" not in done.stderr, done.stderr
+        steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").open()]
+        assert [s["step"] for s in steps] == [1, 2, 3, 4]
+        assert actors_left(elsewhere) == []
+    finally:
+        elsewhere.close()
+
+
 def test_doctor_tries_a_cluster_out(raylets, capsys):
     from scalerl.cli import main
 
@@ -190,6 +278,29 @@ def test_doctor_tries_a_cluster_out(raylets, capsys):
         ["gate", "ok"], ["hand-over", "ok"], ["update", "ok"], ["kill", "ok"],
     ]  # fmt: skip
     assert "generator 0 died" in lines[3]
+
+
+@pytest.mark.weather
+@pytest.mark.parametrize("channel", ["auto", "collective"])
+def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel):
+    from ray.util import placement_group_table
+
+    where = [f"placement.address={raylets.address}", f"placement.weights={channel}"]
+    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, *where])
+    run.begin()
+    try:
+        scale(run, 3)
+        scale(run, 1)
+        with joined(raylets) as ray:
+            taken = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
+            assert len(taken) == 1 + 1 + 4, "the trainer, a generator, the checkers"
+            del ray
+        scale(run, 2)
+        run.end()
+    finally:
+        run.process.kill()
+        run.process.wait()
+    assert not (wrong := problems(run) + actors_left(raylets)), wrong
 
 
 @pytest.mark.weather

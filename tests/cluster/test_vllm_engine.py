@@ -2,21 +2,29 @@
 loop with the weights of its version and the cache that was kept."""
 
 import copy
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from test_replay import replay
 
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
+from scalerl.algorithm.options import Options
+from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError
+from scalerl.models.routing import routers_of
+from scalerl.models.tokens import token_pieces
+from scalerl.trainer.local import LocalTrainer
+from scalerl.trainer.optimisers import Optimiser
 
 pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-3
@@ -87,6 +95,17 @@ def requests_of(control, sampling=PLAIN, count=3, each=3):
     ]  # fmt: skip
 
 
+def replayed(models, requests, found, temperature=1.0):
+    """The largest difference of a log-prob to the replay."""
+    gaps = []
+    for w in found:
+        r, prompt = w.rollout, requests[w.request].prompt_token_ids
+        again = replay(models, prompt, r.token_ids.tolist(), r.versions.tolist(), temperature)
+        gaps.append(float(np.abs(r.logprobs - again)[~r.forced].max(initial=0.0)))
+        assert (r.logprobs[r.forced] == 0).all()
+    return max(gaps)
+
+
 @pytest.mark.parametrize("sampling", [PLAIN, Sampling(0.7)])
 def test_every_token_is_replayed_with_its_versions_weights_and_the_kept_cache(made, sampling):
     engine, models = made
@@ -94,15 +113,13 @@ def test_every_token_is_replayed_with_its_versions_weights_and_the_kept_cache(ma
     found = write(engine, models, requests.values())
     assert len(found) == 9
     assert sum(len(set(w.rollout.versions.tolist())) > 1 for w in found) > 3
-    for w in found:
-        r = w.rollout
-        prompt = requests[w.request].prompt_token_ids
-        expected = replay(models, prompt, r.token_ids.tolist(), r.versions.tolist(),
-                          sampling.temperature)  # fmt: skip
-        free = ~r.forced
-        np.testing.assert_allclose(r.logprobs[free], np.asarray(expected)[free], atol=TOLERANCE)
-        assert (r.logprobs[r.forced] == 0).all()
-    assert any(r.rollout.forced.any() for r in found), "nobody was interrupted"
+    assert replayed(models, requests, found, sampling.temperature) < TOLERANCE
+    forced = [w for w in found if w.rollout.forced.any()]
+    assert forced, "nobody was interrupted"
+    for w in forced:  # each at the budget that its own seed gives it
+        budget = FORCE.start(requests[w.request].seeds[w.row]).budget
+        assert int(w.rollout.forced.argmax()) == budget
+        assert w.rollout.token_ids[w.rollout.forced].tolist() == list(FORCE.phrase_ids)
 
 
 def test_a_rollout_follows_from_its_seed_whoever_shares_the_batch(made):
@@ -166,23 +183,92 @@ def test_dropped_requests_give_back_what_was_written(made):
     assert not engine.health().busy
 
 
-def test_a_tensor_that_is_left_behind_is_found_at_the_first_update(made, monkeypatch):
+def all_but_one(given, old, kept):
+    return {n: old[n] if n == kept else w for n, w in given.items()}
+
+
+def half_of_one(given, old, kept):
+    half = given[kept].clone()
+    half[: len(half) // 2] = old[kept][: len(half) // 2]
+    return {n: half if n == kept else w for n, w in given.items()}
+
+
+@pytest.mark.parametrize("left", [all_but_one, half_of_one])
+@pytest.mark.parametrize("kept", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight",
+                                  "model.norm.weight"])  # fmt: skip
+def test_what_is_left_behind_of_a_tensor_is_found_at_the_first_update(
+    made, monkeypatch, left, kept
+):
     engine, models = made
-    reload, kept = engine._reload, "model.layers.1.mlp.up_proj.weight"
-    if engine.probe.tied:
-        kept = "model.embed_tokens.weight"
+    old, reload = weights(models[0]), engine._reload
+    monkeypatch.setattr(engine, "_reload", lambda given: reload(left(given, old, kept)))
+    engine._proven = False
+    with pytest.raises(PipelineError, match="does not have the trainer's weights with every"):
+        engine.load(old, 0)
+    monkeypatch.undo()
+    engine.load(old, 0)
 
-    def all_but_one(given):
-        reload({n: w if n != kept else weights(models[0])[kept] for n, w in given.items()})
 
-    monkeypatch.setattr(engine, "_reload", all_but_one)
+def test_a_tied_head_that_stays_as_it_was_is_found_at_the_first_update(made, monkeypatch):
+    """What vLLM's own reload does."""
+    engine, models = made
+    if not engine.probe.tied:
+        pytest.skip("not tied")
+    engine.load(weights(models[1]), 0)
+
+    def stale(given):
+        engine.runner.reload_weights(weights_iterator=iter(given.items()))
+
+    monkeypatch.setattr(engine, "_reload", stale)
     engine._proven = False
     with pytest.raises(PipelineError, match="does not have the trainer's weights with every"):
         engine.load(weights(models[0]), 0)
     monkeypatch.undo()
     engine.load(weights(models[0]), 0)
-    with pytest.raises(InputError, match="weights do not fit the model"):
-        engine.load({n: w for n, w in weights(models[0]).items() if n != kept}, 1)
+
+
+def test_weights_without_one_of_their_tensors_do_not_fit(made):
+    engine, models = made
+    with pytest.raises(InputError, match=r"weights do not fit the model: model\.norm\.weight"):
+        engine.load({n: w for n, w in weights(models[0]).items() if n != "model.norm.weight"}, 1)
+
+
+def test_a_prefix_is_shared_within_a_version_and_never_with_another(made, monkeypatch):
+    engine, models = made
+    long = tuple(i % WORDS for i in range(70))
+    cached, step = {}, engine.engine.step
+
+    def looked_at():
+        found = step()
+        cached.update({o.request_id: o.num_cached_tokens or 0 for o in found})
+        return found
+
+    monkeypatch.setattr(engine.engine, "step", looked_at)
+    for version in (0, 1):
+        engine.load(weights(models[version]), version)
+        for number in range(2):
+            cached.clear()
+            engine.submit([Request(f"long {number}", long, Limit(6), {0: number})])
+            found = []
+            while engine.health().busy:
+                found += engine.step().written
+            # Two blocks of 32 tokens, of the request before it at this version.
+            assert max(cached.values()) == (64 if number else 0), (version, number)
+            r = found[0].rollout
+            expected = replay(models, long, r.token_ids.tolist(), r.versions.tolist())
+            np.testing.assert_allclose(r.logprobs, expected, atol=TOLERANCE)
+
+
+def test_a_stop_token_ends_a_rollout_and_is_its_last(made):
+    engine, models = made
+    stops = (3, 9, 27, 40)
+    found = write(engine, models[:1], requests_of(Limit(40, stops)))
+    ended = [w.rollout for w in found if w.rollout.finish == "stop"]
+    assert len(ended) > 4
+    for w in found:
+        tokens = w.rollout.token_ids.tolist()
+        assert not set(tokens[:-1]) & set(stops)
+        assert (tokens[-1] in stops) == (w.rollout.finish == "stop")
 
 
 def test_an_emulated_head_and_an_unknown_version_are_one_line(folder, monkeypatch):
@@ -194,3 +280,121 @@ def test_an_emulated_head_and_an_unknown_version_are_one_line(folder, monkeypatc
     monkeypatch.setattr(vllm, "__version__", "0.18.0")
     with pytest.raises(InputError, match=r"vLLM 0.18.0 is not supported: install vllm .*0.32"):
         ENGINES["vllm"](spec)
+
+
+def test_an_fp32_head_over_bf16_is_verified_and_refused_where_it_is_none(folder, monkeypatch):
+    from vllm.config.model import ModelConfig
+
+    spec = EngineSpec(str(folder / "tied"), "bfloat16", "fp32", 2, 2, 64)
+    ENGINES["vllm"](spec)
+    monkeypatch.setattr(ModelConfig, "head_dtype", property(lambda self: self.dtype))
+    with pytest.raises(InputError, match=r"does not compute the head of .* in FP32"):
+        ENGINES["vllm"](spec)
+    ENGINES["vllm"](replace(spec, head="model"))
+
+
+# -- mixtures of experts --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """Experts in pairs whose routers are the same to rounding, three of four pairs asked: which of
+    a pair is third is chance."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=WORDS, hidden_size=64, intermediate_size=128,
+                            moe_intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+                            num_key_value_heads=2, head_dim=32, num_experts=8,
+                            num_experts_per_tok=3, norm_topk_prob=True, initializer_range=0.3,
+                            max_position_embeddings=256, mlp_only_layers=[1],
+                            tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
+                            pad_token_id=None)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for router in routers_of(model):
+            noise = 1e-7 * torch.randn(router.weight[::2].shape)
+            router.weight[1::2] = router.weight[::2] + noise
+    path = tmp_path_factory.mktemp("mixture")
+    model.save_pretrained(path)
+    spec = EngineSpec(str(path), "float32", "fp32", slots=8, validation_slots=4, columns=128,
+                      routing=True)  # fmt: skip
+    return ENGINES["vllm"](spec), model
+
+
+def test_experts_of_a_mixture_are_recorded_and_replayed_in_the_trainer(mixture):
+    engine, model = mixture
+    requests = requests_of(FORCE)
+    written = {(w.request, w.row): w.rollout for w in write(engine, [model], requests)}
+    groups = [
+        Group(q.id, np.asarray(q.prompt_token_ids), tuple(written[q.id, i] for i in q.seeds))
+        for q in requests
+    ]
+    for group in groups:
+        for r in group.rollouts:
+            assert r.experts.shape == (len(group.prompt_token_ids) + len(r) - 1, 2, 3)
+
+    def gaps(**how):
+        trainer = LocalTrainer(copy.deepcopy(model), Options(), Optimiser(), **how)
+        scored = zip(trainer.score(groups), groups, strict=True)
+        return np.concatenate([
+            np.abs(s - r.logprobs)[~r.forced]
+            for rows, g in scored for s, r in zip(rows, g.rollouts, strict=True)
+        ])  # fmt: skip
+
+    assert gaps().max() > 0.05  # the same weights on both sides
+    assert gaps(replay=True).max() < TOLERANCE
+
+
+def test_weights_of_a_mixture_change_in_flight_and_its_experts_are_laid_out_anew(mixture):
+    engine, model = mixture
+    generator = torch.Generator().manual_seed(2)
+    versions = []
+    for _ in range(3):  # no pair of experts is alike any more
+        model = copy.deepcopy(model).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + 0.2 * torch.randn(p.shape, generator=generator))
+        versions.append(model)
+    requests = {r.id: r for r in requests_of(FORCE)}
+    found = write(engine, versions, requests.values())
+    assert sum(len(set(w.rollout.versions.tolist())) > 1 for w in found) > 3
+    assert replayed(versions, requests, found) < TOLERANCE
+
+
+def test_experts_of_a_model_that_has_none_are_refused_in_one_line(folder):
+    spec = EngineSpec(str(folder / "tied"), "float32", "fp32", 2, 2, 64, routing=True)
+    with pytest.raises(InputError, match="vLLM does not tell the experts of this model"):
+        ENGINES["vllm"](spec)
+
+
+# -- a pretrained model ---------------------------------------------------------------------------
+
+
+def test_a_pretrained_model_is_replayed_through_updates_in_flight():
+    """SmolLM2-135M, its weights changed twice while its rollouts are written."""
+    script = Path(__file__).parents[2] / "examples" / "smollm2.py"
+    made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    path = made.stdout.split()[-1]
+    engine = ENGINES["vllm"](EngineSpec(path, "float32", "fp32", slots=4, validation_slots=2,
+                                        columns=128))  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    generator, models = torch.Generator().manual_seed(1), []
+    for _ in range(3):
+        models.append(copy.deepcopy(model).eval())
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + 0.02 * torch.randn(p.shape, generator=generator))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    asked = ["What is the capital of France?", "Count from one to twenty."]
+    close = tuple(tokenizer(" So the answer is", add_special_tokens=False)["input_ids"])
+    end = EndOfThought.of(" is", token_pieces(tokenizer, frozenset()))
+    force = Interruption(phrase_ids=close, end=end, think_min=10, think_max=16, answer_tokens=8,
+                         stop_ids=())  # fmt: skip
+    requests = {
+        q: Request(q, tuple(tokenizer(q)["input_ids"]), force, {0: i, 1: 7 + i})
+        for i, q in enumerate(asked)
+    }
+    found = write(engine, models, requests.values(), every=6)
+    assert all(len(set(w.rollout.versions.tolist())) > 1 for w in found)
+    assert any(w.rollout.forced.any() for w in found)
+    assert replayed(models, requests, found) < TOLERANCE

@@ -47,12 +47,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
+    return run(folder)
+
+
+@pytest.fixture(scope="module")
+def replayed(folder):
+    return run(folder, "precision.routing=replay")
+
+
+def run(folder, *changes):
     """Three steps: where the run is, what it said, its steps."""
     home = folder.parent
     (home / "own_reward.py").write_text(REWARD)
     rows = [json.dumps({"prompt": f"a{i // 10}b{i % 10}="}) for i in range(100)]
     (home / "prompts.jsonl").write_text("\n".join(rows))
-    out = home / "run"
+    out = home / ("run" + "-replayed" * bool(changes))
     paths = os.pathsep.join(filter(None, [str(home), os.getenv("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", f"model.path={folder}",
@@ -61,7 +70,7 @@ def trained(folder):
          "task.options.held_out_share=0.2", "batch.prompts=4", "batch.generations=4",
          "length.think_tokens_min=16", "length.think_tokens_max=24", "validation.prompts=8",
          "validation.k=1", "filter.truncated=keep", "optimiser.lr=1e-3",
-         "optimiser.warmup_steps=0", "--steps", "3", "--out", str(out)],
+         "optimiser.warmup_steps=0", *changes, "--steps", "3", "--out", str(out)],
         capture_output=True, text=True, timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths},
     )  # fmt: skip
@@ -84,6 +93,20 @@ def test_generator_and_trainer_agree_on_a_mixture_of_experts(trained):
     assert found is not None
     assert float(found[1]) < MAX_GAP and float(found[2]) < MAX_GAP
     assert steps[0]["staleness"]["max"] == 0 and steps[0]["logprob_gap"]["max"] < MAX_GAP
+
+
+def test_the_gate_says_who_chooses_the_experts(trained, replayed):
+    words = "each side chooses them by itself"
+    assert words in trained[1] and words not in replayed[1]
+
+
+def test_experts_are_replayed_through_the_whole_system(replayed):
+    """Across versions, too: what was recorded is asked, whatever the router would choose by now."""
+    _, text, steps = replayed
+    found = re.search(r"log-prob gap before training: mean (\S+), max (\S+)", text)
+    assert found is not None and float(found[2]) < MAX_GAP
+    assert len(steps) == 3 and steps[0]["logprob_gap"]["max"] < MAX_GAP
+    assert all(math.isfinite(s["grad_norm"]) and s["grad_norm"] > 0 for s in steps)
 
 
 def test_the_checkpoint_is_a_mixture_of_experts_whose_experts_have_learnt(trained, folder):

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from scalerl.algorithm.length import Limit
-from scalerl.engine.decoder import ModelDecoder
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
+from scalerl.engine.model_decoder import ModelDecoder
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.native.build import library

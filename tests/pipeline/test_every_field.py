@@ -107,6 +107,7 @@ CHANGES = {
     "placement.engine": ("placement.engine=local", []),
     "placement.trainer": ("placement.trainer=fsdp", []),
     "placement.activations": ("placement.activations=recompute", []),
+    "placement.idle_cores": ("placement.idle_cores=wait", ["placement.backend=local"]),
     "placement.weights": ("placement.weights=shared-memory", []),
     "placement.checkers": ("placement.checkers=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),
@@ -132,6 +133,7 @@ REFUSALS = {
     "precision.one_sided": (
         "precision.one_sided=false",
         ["precision.one_sided=true", "precision.generator_head=bf16-emulated"], "or neither"),
+    "precision.routing": ("precision.routing=replay", [], "tiny has no router"),
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),
     "placement.device": ("placement.device=cuda", [], "no GPU"),

@@ -37,6 +37,17 @@ def test_a_gap_that_would_poison_the_ratios_names_the_likely_culprit(plan, overr
         gate.verdict(with_recipe(plan, *overrides), [0.5, 0.1])
 
 
+def test_of_a_mixture_the_first_suspect_is_its_routing_unless_it_is_replayed(plan):
+    mixture = dataclasses.replace(plan, experts=True)
+    with pytest.raises(PipelineError, match=r"different experts .* set precision.routing=replay"):
+        gate.verdict(with_recipe(mixture, "model.dtype=bfloat16"), [0.5, 0.1])
+    assert "each side chooses them by itself" in gate.verdict(mixture, [1e-6])
+    replayed = with_recipe(mixture, "precision.routing=replay")
+    with pytest.raises(PipelineError, match="chat template"):
+        gate.verdict(replayed, [0.5, 0.1])
+    assert "experts" not in gate.verdict(replayed, [1e-6])
+
+
 def test_a_nan_does_not_pass_the_gate(plan):
     with pytest.raises(PipelineError):
         gate.verdict(plan, [0.0, float("nan")])

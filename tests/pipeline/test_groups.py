@@ -1,5 +1,6 @@
 """Groups under way, and how they come back from a checkpoint."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,6 +102,20 @@ def test_groups_come_back_from_a_checkpoint_as_they_were(tmp_path):
             assert np.array_equal(getattr(a, name), getattr(b, name))
             assert getattr(a, name).dtype == getattr(b, name).dtype
         assert (a.finish, a.reward, a.correct) == (b.finish, b.reward, b.correct)
+
+
+def test_experts_of_a_mixture_come_back_with_their_rollouts(tmp_path):
+    def routed(n):
+        tokens = len(IDS) + n - 1
+        return replace(rollout(n, None), experts=np.arange(tokens * 6, dtype=np.int16)
+                       .reshape(tokens, 3, 2) + n)  # fmt: skip
+
+    kept = [routed(3), rollout(0, None, "failed"), routed(5), routed(1)]
+    groups.save(tmp_path, [pending(0, rollouts=kept[:2]), pending(1, rollouts=kept[2:])])
+    found = groups.load(tmp_path, {p.id: p for p in PROMPTS}, plan_of())
+    for a, b in zip([r for p in found.values() for r in p.rollouts.values()], kept, strict=True):
+        assert (a.experts is None) == (b.experts is None)
+        assert b.experts is None or np.array_equal(a.experts, b.experts)
 
 
 def test_no_groups_are_saved_as_well(tmp_path):

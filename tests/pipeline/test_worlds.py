@@ -25,7 +25,9 @@ def test_the_worlds_are_rough_enough():
     """They meet what they are made for: otherwise the test above proves little."""
     lived = [live(seed) for seed in range(150)]
     assert sum(w.attempts > 1 for w in lived) > 5, "trainers die and runs go on"
-    assert sum(len(w.crew.loop.dispatcher) > w.generators for w in lived) > 3, "generators join"
+    now = [len(w.crew.loop.dispatcher) - w.generators for w in lived]
+    assert sum(n > 0 for n in now) > 3, "generators join"
+    assert sum(n < 0 for n in now) > 3, "generators leave"
     assert sum(w.crew.loop.ledger.wasted["failed"][0] > 0 for w in lived) > 5, "generators die"
     assert any(w.crew.loop.ledger.check_wait > 0 for w in lived), "checks are waited for"
 
@@ -87,5 +89,20 @@ def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
     monkeypatch.setattr(Loop, "_begin", lazy)
     monkeypatch.setattr(Loop, "_start_groups", lambda self: None)
     with pytest.raises(AssertionError, match="idle"):
+        for seed in range(60):
+            live(seed)
+
+
+def test_a_generator_that_takes_its_groups_along_is_noticed(monkeypatch):
+    """Leaving hands everything back: with a loop that forgets it, groups are lost."""
+    from scalerl.pipeline.scaling import Scaling
+
+    def forgets(self, state):
+        del self.dispatcher.states[state.handle.name]
+        self.ledger.left(state.handle.name)
+        self.crew.dismiss(state.handle)
+
+    monkeypatch.setattr(Scaling, "_has_left", forgets)
+    with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)

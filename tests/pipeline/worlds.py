@@ -121,12 +121,14 @@ class RandomWorld:
         def some(low, high):
             return Duration(low * (high / low) ** r.random(), r.choice([0.0, 0.3, 1.0]))
 
-        names = ["trainer", *(f"generator {i}" for i in range(self.generators)), "checker 0"]
-        kinds = ["kill", "freeze", "lose", "lose-to", "late"] + ["join"] * (not deterministic)
+        # One that has not joined, or has left, is spared.
+        names = ["trainer", *(f"generator {i}" for i in range(self.generators + 1)), "checker 0"]
+        kinds = ["kill", "freeze", "lose", "lose-to", "late", "scale", "scale"]
         faults = tuple(
-            Fault(r.uniform(0.0, 12.0), r.choice(kinds), r.choice(names), r.uniform(0.1, 25.0))
+            Fault(r.uniform(0.0, 12.0), r.choice(kinds), r.choice(names), r.uniform(0.1, 25.0),
+                  r.randint(1, 4))
             for _ in range(r.choice([0, 0, 1, 2, 4]))
-        )
+        )  # fmt: skip
         rough = r.random() < 0.3
         self.world = World(
             seed=seed,
@@ -264,6 +266,11 @@ class WatchedCrew(InlineCrew):
 
     loop = None
     polls = 0
+
+    def ask_for(self, generators):
+        """As `scalerl scale` does."""
+        if self.loop is not None:
+            self.loop.store.ask_for(generators)
 
     def poll(self, seconds):
         self.polls += 1

@@ -60,16 +60,42 @@ def test_it_is_ready_when_the_first_weights_are_there():
 
 def test_reports_are_numbered_and_say_what_was_taken_in_and_what_time_went_to():
     bench = Bench()
-    bench.submit("a", [2, 4])
+    bench.submit("a", [2, 2])
     bench.submit("b", [4])
     first, second = bench.turns(4)
     assert (first.number, second.number) == (1, 2)
     assert (first.taken, second.taken) == (2, 2)
-    assert names(first) == [("a", 0)] and names(second) == [("a", 1), ("b", 0)]
-    assert (first.tokens, second.tokens) == (6, 4)
+    assert names(first) == [("a", 0), ("a", 1)] and names(second) == [("b", 0)]
+    assert (first.tokens, second.tokens) == (6, 2)
     assert first.seconds["generate"] == pytest.approx(2 * STEP)
     assert second.seconds["generate"] == pytest.approx(2 * STEP)
     assert not bench.part.busy
+
+
+def test_what_is_finished_is_said_when_its_group_is_whole_or_with_the_next_sign_of_life():
+    bench = Bench()
+    bench.submit("a", [1, 3])
+    bench.submit("b", [2, round(3 * HEARTBEAT / STEP)])
+    assert bench.turns(2) == []
+    whole = bench.turn()
+    assert names(whole) == [("a", 0), ("b", 0), ("a", 1)], "with all that is there"
+    bench.submit("c", [1, round(9 * HEARTBEAT / STEP)])
+    (alive,) = bench.turns(round(1.2 * HEARTBEAT / STEP))
+    assert names(alive) == [("c", 0)], "nothing is kept for longer"
+
+
+def test_what_two_lanes_wrote_is_never_in_one_report():
+    bench = Bench()
+    bench.submit("a", [1, 4])
+    bench.turn()
+    bench.submit("v", [1, 2], "validate", version=0)
+    found = []
+    for _ in range(8):
+        began, bench.time = bench.time, bench.time + STEP / 10
+        found += [(r.lane, names(r)) for r in bench.part.work(began) if r.written]
+    assert found == [
+        ("train", [("a", 0)]), ("validate", [("v", 0), ("v", 1)]), ("train", [("a", 1)])
+    ]  # fmt: skip
 
 
 def test_it_shows_that_it_lives_when_it_has_nothing_to_say():
@@ -135,15 +161,14 @@ def test_in_a_deterministic_run_it_does_its_share_with_given_weights_and_holds()
     bench.submit("a", [1, 2, 3, 5])
     bench.part.take(m.Advance(version=0, rollouts=2))
     bench.publish(1)  # whoever is faster must not matter
-    first, second = bench.turns(4)
-    assert names(first) == [("a", 0)] and not first.held
-    assert names(second) == [("a", 1)] and second.held
-    assert second.version == 0 and not bench.part.busy
+    (first,) = bench.turns(4)
+    assert names(first) == [("a", 0), ("a", 1)] and first.held
+    assert first.version == 0 and not bench.part.busy
     bench.part.take(m.Advance(version=1, rollouts=99))
-    third, last = bench.turns(4)
-    assert names(third) == [("a", 2)] and third.version == 1 and not third.held
-    assert names(last) == [("a", 3)] and last.held, "all there is, is its share"
-    assert last.written[0].rollout.versions.tolist() == [0, 0, 1, 1, 1]
+    (last,) = bench.turns(4)
+    assert names(last) == [("a", 2), ("a", 3)] and last.held, "all there is, is its share"
+    assert last.version == 1
+    assert last.written[1].rollout.versions.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_an_advance_waits_for_its_weights():

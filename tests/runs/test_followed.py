@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from scalerl import load_run, load_runs
+from scalerl.runs.follow import parsed
 from scalerl.runs.followed import FollowedRun
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from made_records import made_run
 
 
@@ -83,3 +85,20 @@ def test_a_long_record_takes_little_memory(whole, monkeypatch):
     followed = FollowedRun(whole)
     followed.look()
     same(load_run(whole), load_runs([followed.table()])[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b'{"a": NaN, "b": -Infinity, "c": 123456789012345678901}', {"b": float("-inf")}),
+        (b'{"a": "half a pair: \\ud800"}', {"a": "half a pair: \ud800"}),
+        (b'{"a": "half of \xc3"}', {"a": "half of \ufffd"}),
+        (b'{"a": 1, "b": ', None),
+        (b"[1, 2]", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_lines_are_read_as_python_reads_them(line, found):
+    read = parsed(line)
+    assert (read is None) == (found is None)
+    assert read is None or read == read | found

@@ -127,7 +127,7 @@ def get(address, path="/", timeout=30, **headers):
         return answer.status, dict(answer.headers), answer.read()
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=120):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():

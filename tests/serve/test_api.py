@@ -1,5 +1,6 @@
 """What the page asks, and what programs may ask as well."""
 
+import asyncio
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from serving import Page
 
 from made_study import made_study
 from scalerl.cli import main
+from scalerl.serve.questions import Fits, Question
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,37 @@ def test_a_quick_answer_agrees_with_the_whole_one(page):
     )
     assert quick["facts"] == whole["facts"] and quick["curve"] == whole["curve"]
     assert quick["fit"]["params"] == whole["fit"]["params"]
+
+
+def test_a_question_that_is_cut_off_by_the_end_of_the_server_is_said_to_be(page):
+    key = page.runs()["first"]["id"]
+
+    async def ask():
+        asked = asyncio.ensure_future(page.asked("/api/fit", {"run": key, "to": 1.9e12}))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        return await asked
+
+    answer = asyncio.run(ask())
+    assert answer.status == 503 and "stopped" in answer.json()["error"]
+
+
+def test_a_budget_is_asked_of_the_fit_there_is(page, monkeypatch):
+    key = page.runs()["first"]["id"]
+    page.ask("/api/fit", {"run": key, "to": 2.2e12, "quick": True})
+    fits = []
+    monkeypatch.setattr("scalerl.serve.questions.fit", lambda *a, **k: fits.append(a))
+    found = page.ask("/api/fit", {"run": key, "to": 2.2e12, "budget": 5e12, "quick": True})
+    assert found.status == 200 and not fits
+
+
+def test_fits_of_a_run_that_grows_do_not_pile_up(page, monkeypatch):
+    (run,) = (e.run for e in page.catalogue.entries.values() if e.name == "first")
+    monkeypatch.setattr("scalerl.serve.questions.KEPT_POINTS", 3 * len(run))
+    kept = Fits()
+    for end in (1.2e12, 1.4e12, 1.6e12, 1.8e12, 2.0e12):
+        kept.of(run, Question(hi=end))
+    assert len(kept._kept) == 3
 
 
 def test_answers_are_kept_by_content(page):
@@ -158,6 +191,10 @@ def test_everything_can_be_taken_away(page):
     report = pack.read("report.html").decode()
     assert "Inside the run" in report and "fit-first.png" in pack.namelist()
     both = "".join(f"&run={run['id']}" for run in page.runs().values())
+    rows = list(csv.DictReader(io.StringIO(page.ask(f"/api/export/data.csv?{both[1:]}").text)))
+    assert {row["run"] for row in rows} == {"first", "second"}
+    data = page.ask(f"/api/export/data.json?{both[1:]}").json()
+    assert len(data["runs"]) == 2 and len(data["pairs"]) == 1
     assert b"<svg" in page.ask(f"/api/export/figure.svg?{both[1:]}").body
     assert page.ask(f"/api/export/figure.exe{ask}").status == 404
 

@@ -31,6 +31,9 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
         assert status == 200 and b"scalerl" in page and "server" not in map(str.lower, headers)
         stream = urllib.request.urlopen(address + "api/events", timeout=60)
         assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.readline().startswith(b"retry") and stream.readline() == b"event: all\n"
+        everything = json.loads(stream.readline().removeprefix(b"data:"))
+        assert [run["id"] for run in everything] == [run["id"] for run in found]
         with (run / "evals.jsonl").open("a") as file:
             file.write(lines[8])
         for line in stream:

@@ -161,7 +161,7 @@ def test_a_member_that_is_written_elsewhere_is_waited_for(study, monkeypatch):
 
 
 def test_jobs_fit_the_cores_and_other_devices_are_not_shared(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("scalerl.study.study.cores", lambda: 8)
     local = Study(tmp_path / "a", ["scalerl", "tiny"])
     assert local.jobs() == 4, "a generator and a trainer each"
     inline = Study(tmp_path / "b", ["scalerl", "tiny", "placement.backend=inline"])
@@ -179,3 +179,27 @@ def test_the_hours_left_are_from_members_that_have_run(study):
     assert left.steps == 5 * 80 + 60 and left.source == "members of this study"
     assert left.hours == pytest.approx((5 * 80 + 60) * 2.0 / 20 / 60)
     assert limits_of(study.members[0].recipe) == {"steps": 80}
+
+
+def test_members_that_run_at_once_share_the_cores(study, tmp_path, monkeypatch):
+    said = tmp_path / "said"
+    write = f"import os; open({str(said)!r}, 'a').write(os.environ['SCALERL_CORES'] + ' ')"
+    monkeypatch.setattr(running, "PROGRAM", (sys.executable, "-c", write))
+    monkeypatch.setattr(running, "cores", lambda: 6)
+    (study.path / "logs").mkdir(exist_ok=True)
+    for jobs in (1, 4):
+        runner = Runner(study, jobs, Heard())
+        member = study.members[0]
+        runner.start(member, limits_of(member.recipe), look(member))
+        runner.running[0].process.wait()
+        runner.end_all()
+    assert said.read_text().split() == ["6", "1"]
+
+
+def test_the_time_left_is_not_known_before_something_was_done(study):
+    runner = Runner(study, 1, Heard())
+    assert runner.told().left is None
+    runner.done_before -= 1e-12  # of rounding
+    assert runner.told().left is None
+    record(study.members[0], 40, 80)
+    assert runner.told().left is not None

@@ -7,6 +7,7 @@ import pytest
 from scalerl import Study
 from scalerl.cli.study_view import PlainStudyView, closing, plan_text, table_text
 from scalerl.study.members import MemberProgress
+from scalerl.study.race import RaceState
 from scalerl.study.running import StudyEnd, StudyProgress
 from scalerl.study.stability import Stability
 from scalerl.study.table import StudyRow
@@ -84,6 +85,37 @@ def test_the_panel_has_a_bar_the_members_the_table_and_what_was_said(study):
                  "loo-dapo", "unstable", "1 failed", "no space left", "2 at once"):  # fmt: skip
         assert part in text
     assert "no space left" in stream.getvalue()
+
+
+def test_the_panel_of_a_race_says_what_goes_next_why_and_what_is_open_in_eighty_columns(study):
+    console = pytest.importorskip("rich.console")
+    from scalerl.cli.study_live import LiveStudyView
+
+    view = LiveStudyView(console.Console(file=io.StringIO(), width=80))
+    view.progress(told(study, 0.4))
+    view.table(ROWS)
+    verdicts = {"loo-plan": ("higher-ceiling", "scalerl+tiny"), "loo-lp": ("faster", "loo-lp"),
+                "loo-dapo": ("undecided", None)}  # fmt: skip
+    why = "another seed of loo-dapo is expected to decide 0.6 of 3 open verdicts"
+    open_ones = {"loo-dapo": 0.34, "loo-lp": 0.04}
+    view.race(RaceState(("loo-dapo-s1", "loo-lp-s0"), why, verdicts, open_ones, 4.0, 10.0))
+    shown = console.Console(file=io.StringIO(), width=80, record=True)
+    shown.print(view.panel())
+    text = shown.export_text()
+    assert "1 of 3 closed, 1 open, 1 beyond the budget" in text
+    assert why in " ".join(text.replace("│", " ").split()) and "then      loo-lp-s0" in text
+    rows = {line.split()[1]: line for line in text.splitlines() if "[0." in line}
+    assert "34%" in rows["loo-dapo"] and "no chance" in rows["loo-lp"]
+    assert "%" not in rows["loo-plan"].partition("]")[2] and "…" not in text
+    assert "0.500 [0.480, 0.520]" in rows["loo-plan"], "the ceiling is not cut off"
+
+
+def test_a_log_says_once_what_a_race_does_next(study):
+    stream = io.StringIO()
+    with PlainStudyView(stream) as view:
+        for _ in range(3):
+            view.race(RaceState(("loo-lp-s0",), "going on", {}, {"loo-lp": 0.5}, 4.0, 10.0))
+    assert stream.getvalue() == "race: next is loo-lp-s0: going on; 40% of all budgets spent\n"
 
 
 def test_the_end_names_what_failed_and_how_to_go_on(study):

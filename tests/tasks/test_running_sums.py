@@ -7,7 +7,16 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.models.tiny.teacher import CLEAN, TEACHERS, Noise, trace
-from scalerl.tasks.running_sums import PHRASE, RunningSums, Sum, ceiling, ceiling_of, judge, written
+from scalerl.tasks.running_sums import (
+    PHRASE,
+    CarrySums,
+    RunningSums,
+    Sum,
+    ceiling,
+    ceiling_of,
+    judge,
+    written,
+)
 
 
 @pytest.mark.parametrize("budgets", [(56, 64), (48, 56), (40, 40), (0, 3), (100, 200)])
@@ -37,6 +46,19 @@ def test_the_ceiling_of_a_validation_set_counts_its_own_sizes():
     prompts = task.validation_prompts(150)  # ten of each size
     assert task.ceiling(prompts, 56, 64) == pytest.approx(ceiling(56, 64))
     assert ceiling_of([15], 56, 64) == pytest.approx(4 / 9)
+
+
+def test_the_second_task_has_large_digits_the_same_ceiling_and_the_same_split():
+    first, second = RunningSums(), CarrySums()
+    asked = [Sum.parse(p.question) for p in second.train_prompts(seed=0)]
+    assert len(asked) == 4000 and min(min(s.digits) for s in asked) == 5
+    held_out = second.validation_prompts(105)
+    assert second.ceiling(held_out, 56, 64) == pytest.approx(ceiling(56, 64))
+    trained = {p.question for task in (first, second) for p in task.train_prompts(seed=0)}
+    assert not trained & {p.question for p in held_out + first.validation_prompts(210)}
+    assert {p.task for p in held_out} == {"carry-sums"}
+    with pytest.raises(InputError, match="carry-sums makes its own prompts"):
+        CarrySums("data.jsonl")
 
 
 def test_budgets_in_the_wrong_order_are_refused():

@@ -168,6 +168,27 @@ def test_tied_heads_other_architectures_mixtures_and_three_ranks(ranks, models):
                 assert r.grad_norm == pytest.approx(report.grad_norm, rel=1e-6)
 
 
+def test_recorded_experts_are_replayed_by_every_rank(ranks, models):
+    rng = np.random.default_rng(3)
+
+    def routed(prompt, r):
+        tokens = len(prompt) + len(r) - 1
+        experts = rng.random((tokens, 2, 4)).argsort(-1)[..., :2].astype(np.int16)
+        return replace(r, experts=experts)
+
+    groups = [
+        replace(g, rollouts=tuple(routed(g.prompt_token_ids, r) for r in g.rollouts))
+        for g in batch()
+    ]
+    spec = spec_of(models / "mixtral", replay=True)
+    expected, report, weights = gradients(TRAINERS["local"](spec), groups)
+    own, *_ = gradients(TRAINERS["local"](replace(spec, replay=False)), groups)
+    assert apart(own, expected) > 0.01
+    for ((g, r, w),) in ranks.run(2, several, [spec], groups):
+        assert apart(g, expected) < 1e-6 and apart(w, weights) < 1e-6
+        assert r.grad_norm == pytest.approx(report.grad_norm, rel=1e-6)
+
+
 def test_the_gradient_is_clipped_over_all_ranks(ranks, models):
     spec = spec_of(models / "untied", optimiser=Optimiser(lr=1.0, warmup_steps=1, eps=1e-2,
                                                           grad_clip=1e-3))  # fmt: skip

@@ -9,12 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
+from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.models.load import model_path
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
 from scalerl.trainer.local import LocalTrainer
+from scalerl.trainer.micro import kept_rows
 from scalerl.trainer.optimisers import Optimiser
 from scalerl.trainer.registry import TRAINERS
 
@@ -295,8 +297,8 @@ def out_of_memory_above(t, tokens):
     """Micro-batches of more tokens get what torch's allocator says when it has nothing left."""
     inner = t.scorer.score
 
-    def score(groups):
-        found = inner(groups)
+    def score(*given):
+        found = inner(*given)
         if found.tokens > tokens:
             raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: "
@@ -305,6 +307,37 @@ def out_of_memory_above(t, tokens):
         return found
 
     t.scorer.score = score
+
+
+@pytest.mark.parametrize("budget", [4096, 48])
+def test_the_loss_of_a_step_is_that_of_the_whole_batch_however_it_is_cut(budget):
+    t, groups = trainer(token_budget=budget), batch()
+    prepared = prepare(groups, t.options)
+    rows = iter(t.scorer.logprobs(kept_rows(groups, prepared), 4096))
+    scored = torch.zeros(prepared.batch.mask_BT.shape)
+    for i, row in enumerate(rows):
+        scored[i, : len(row)] = torch.from_numpy(row)
+    expected = float(objective(scored, prepared.batch, t.options).loss)
+    assert expected != 0.0
+    assert t.step(groups).loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("short_of_memory", [False, True])
+def test_no_bit_of_a_step_depends_on_how_many_threads_there_are(short_of_memory):
+    alone, together = trainer(token_budget=48), trainer(token_budget=48)
+    together.threads = 2
+    for seed in range(3):
+        if short_of_memory and seed == 1:
+            for t in (alone, together):
+                out_of_memory_above(t, 40)
+        a, b = (t.step(batch(seed=seed)) for t in (alone, together))
+        assert a.micro_batches > 1
+        assert (a.loss, a.grad_norm, a.forward_tokens, a.micro_batches, a.notes) == (
+            b.loss, b.grad_norm, b.forward_tokens, b.micro_batches, b.notes
+        )  # fmt: skip
+        assert a.diagnostics == b.diagnostics
+    for name, value in alone.weights().items():
+        assert torch.equal(together.weights()[name], value)
 
 
 def test_out_of_memory_makes_micro_batches_smaller_and_says_so():
@@ -341,7 +374,7 @@ def test_a_step_that_fails_in_the_optimiser_is_not_taken_twice():
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
     t = trainer()
-    t.scorer.score = lambda groups: torch.zeros(2) @ torch.zeros(3)
+    t.scorer.score = lambda *given: torch.zeros(2) @ torch.zeros(3)
     with pytest.raises(RuntimeError, match="size"):
         t.step(batch())
     assert t.token_budget == 8192

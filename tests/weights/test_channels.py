@@ -1,8 +1,11 @@
 """Weight channels: what a generator takes is whole and goes by its true number."""
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +14,8 @@ import torch
 import torch.multiprocessing
 
 from scalerl.errors import InputError
+from scalerl.placement.processes import LOOPBACK
+from scalerl.trainer.meeting import meeting_point
 from scalerl.weights import shared_memory
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Layout
@@ -181,3 +186,102 @@ def test_a_run_in_a_container_with_little_shared_memory_ends_with_one_line(tmp_p
     assert done.returncode == 2, done.stdout + done.stderr
     assert "MB of shared memory, but /dev/shm has 0 MB free" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+# -- collectives ----------------------------------------------------------------------------------
+
+
+def broadcast_taker(channel, name, told):
+    """A generator's process: says each version that it has taken whole."""
+    multiprocessing.current_process().name = name
+    receiver, model, seen = channel.receiver(), Model(), -1
+    while True:
+        if receiver.newest() != seen:
+            seen = receiver.into(model)
+            told.put((name, seen, model.is_whole(seen)))
+        time.sleep(0.005)
+
+
+class Takers:
+    """Processes that take weights from a channel of this process."""
+
+    def __init__(self):
+        self.store, port = meeting_point("127.0.0.1")
+        self.channel = CHANNELS["collective"](LAYOUT)
+        self.channel.meet("127.0.0.1", port, LOOPBACK, "cpu")
+        self.context = torch.multiprocessing.get_context("spawn")
+        self.told = self.context.Queue()
+        self.running = {}
+
+    def start(self, name):
+        process = self.context.Process(
+            target=broadcast_taker, args=(self.channel, name, self.told), daemon=True
+        )
+        process.start()
+        self.running[name] = process
+
+    def hear(self, version, *names, seconds=180):
+        """Until each of these has taken this version, whole."""
+        missing, end = set(names), time.monotonic() + seconds
+        while missing:
+            name, seen, whole = self.told.get(timeout=max(end - time.monotonic(), 0.01))
+            assert whole
+            missing -= {name} if seen == version else set()
+
+
+@pytest.fixture
+def takers():
+    found = Takers()
+    yield found
+    for process in found.running.values():
+        process.kill()
+        process.join()
+
+
+def test_a_broadcast_reaches_all_and_whoever_joins(takers):
+    sender = takers.channel.sender()
+    try:
+        sender.publish(0, weights(0))  # before anybody is there
+        takers.start("generator 0")
+        takers.start("generator 1")
+        takers.hear(0, "generator 0", "generator 1")
+        for version in range(1, 20):
+            sender.publish(version, weights(version))
+        takers.hear(19, "generator 0", "generator 1")
+        takers.start("generator 2")
+        takers.hear(19, "generator 2")  # without any new weights
+        sender.publish(20, weights(20))
+        takers.hear(20, *takers.running)
+        assert sender.notes == []
+    finally:
+        sender.close()
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_broadcast_goes_on_without_one_that_is_gone_and_names_it(takers, how):
+    sender = takers.channel.sender()
+    try:
+        for name in ("generator 0", "generator 1", "generator 2"):
+            takers.start(name)
+        sender.publish(0, weights(0))
+        takers.hear(0, *takers.running)
+        os.kill(takers.running["generator 1"].pid, getattr(signal, how))
+        sender.publish(1, weights(1))
+        takers.hear(1, "generator 0", "generator 2")
+        (note,) = sender.notes
+        assert note.startswith("weights: generator 1 did not answer within 5 s")
+        if how == "SIGSTOP":  # it comes back
+            os.kill(takers.running["generator 1"].pid, signal.SIGCONT)
+        else:  # it is replaced
+            takers.start("generator 1")
+        takers.hear(1, "generator 1")
+        sender.publish(2, weights(2))
+        takers.hear(2, *takers.running)
+    finally:
+        sender.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_a_channel_between_processes_on_one_gpu_is_refused_without_one():
+    with pytest.raises(InputError, match=r"this machine has none: set placement.weights=auto"):
+        CHANNELS["cuda-ipc"](LAYOUT)

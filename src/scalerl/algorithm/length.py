@@ -94,8 +94,12 @@ class EndOfThought:
     def read(self, state: int, token_ids: Iterable[int]) -> tuple[int, int]:
         """(state after these tokens, how many of them were read when the text was whole; 0 if it
         is not)."""
-        steps, whole = self.steps, self.whole
-        for i, token in enumerate(token_ids, start=1):
+        steps, whole, tokens = self.steps, self.whole, tuple(token_ids)
+        # Before the first that may begin it nothing happens: most of a thought.
+        first = (
+            0 if state else min((tokens.index(t) for t in self.starts if t in tokens), default=0)
+        )
+        for i, token in enumerate(tokens[first:], start=first + 1):
             state = steps[state].get(token, 0)
             if state == whole:
                 return whole, i

@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         forecast,
         recipe,
         report,
+        scale,
         serve,
         study,
         train,
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(fit, forecast, compare, backtest, report, serve),
-        *(recipe, train, study, evaluate, doctor, warmstart),
+        *(recipe, train, scale, study, evaluate, doctor, warmstart),
     ):
         module.add(commands)
     return top

@@ -17,14 +17,18 @@ from rich.text import Text
 
 from scalerl.cli.pace import face
 from scalerl.cli.study_view import HEAD, PlainStudyView, cells, size_text
+from scalerl.study.race import HOPE
 from scalerl.study.running import StudyProgress
 from scalerl.study.table import StudyRow, worst
 
 if TYPE_CHECKING:
+    from scalerl.study.race import RaceState
     from scalerl.study.study import Study
 
 #: Widest panel, said lines that stay in it, and drawings a second.
 WIDTH, SAID, REFRESH = 120, 4, 2
+#: Column of a race, and columns that a narrow terminal does without, the first first.
+CHANCE, DISPENSABLE = "to close", ("half", "B", "C_mid", "state")
 STYLES = {"unstable": "bold red", "undecided": "dim"}
 
 
@@ -35,6 +39,7 @@ class LiveStudyView(PlainStudyView):
         self.console = console or Console()
         super().__init__(self.console.file)
         self._title, self._rows = "", list[StudyRow]()
+        self._race: RaceState | None = None
         self._told: tuple[float, StudyProgress] | None = None
         self._past: deque[str] = deque(maxlen=SAID)
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
@@ -69,6 +74,10 @@ class LiveStudyView(PlainStudyView):
         with self._lock:
             self._told = time.monotonic(), told
 
+    def race(self, state: RaceState) -> None:
+        with self._lock:
+            self._race = state
+
     def table(self, rows: list[StudyRow]) -> None:
         with self._lock:
             self._rows = rows
@@ -76,7 +85,9 @@ class LiveStudyView(PlainStudyView):
     def panel(self) -> RenderableType:
         """What is shown now."""
         with self._lock:
-            parts: list[RenderableType] = [*self._progress(), self._table()]
+            parts: list[RenderableType] = [
+                *self._progress(), *self._raced(), self._table()
+            ]  # fmt: skip
             parts += [_one_line(Text(line, style="dim")) for line in self._past]
         width = min(WIDTH, self.console.width)
         title = Text(self._title, style="bold")
@@ -106,13 +117,49 @@ class LiveStudyView(PlainStudyView):
             lines.append(Text(f"{told.failed} failed", style="red"))
         return lines
 
+    def _raced(self) -> list[RenderableType]:
+        """What a race is doing, and why."""
+        state = self._race
+        if state is None:
+            return []
+        row = Table.grid(padding=(0, 2))
+        row.add_column(style="dim", no_wrap=True)
+        row.add_column()
+        if state.standing:
+            row.add_row("verdicts", state.standing)
+        row.add_row("race", f"over: {state.why}" if state.over else state.why)
+        if len(state.order) > 1:
+            row.add_row("then", _one_line(Text(", ".join(state.order[1:4]))))
+        return [row]
+
     def _table(self) -> Table:
+        """The rows, with the columns that there is room for."""
+        body = [[*cells(row), self._chance(row)] for row in self._rows]
+        head = [*HEAD, CHANCE]
+        shown = [i for i, name in enumerate(head) if name == "variant" or _any(body, i)]
+        room = min(WIDTH, self.console.width) - 4
+        for name in DISPENSABLE:
+            widths = [max(len(line[i]) for line in (head, *body)) + 2 for i in shown]
+            if sum(widths) > room:
+                shown = [i for i in shown if head[i] != name]
         table = Table(box=None, padding=(0, 1), expand=False)
-        for name in HEAD:
-            table.add_column(name, no_wrap=True, header_style="dim")
-        for row in self._rows:
-            table.add_row(*cells(row), style=STYLES.get(worst(row.stability.values()), ""))
+        for i in shown:
+            table.add_column(head[i], no_wrap=True, header_style="dim")
+        for row, line in zip(self._rows, body, strict=True):
+            style = STYLES.get(worst(row.stability.values()), "")
+            table.add_row(*(line[i] for i in shown), style=style)
         return table
+
+    def _chance(self, row: StudyRow) -> str:
+        """Of a verdict that a race has open: the chance that the budget closes it."""
+        chance = None if self._race is None else self._race.chances.get(row.variant)
+        if chance is None:
+            return ""
+        return f"{chance:.0%}" if chance >= HOPE else "no chance"
+
+
+def _any(body: list[list[str]], i: int) -> bool:
+    return any(line[i] for line in body)
 
 
 def _one_line(line: Text) -> Text:

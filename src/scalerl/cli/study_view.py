@@ -21,6 +21,7 @@ from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
 from scalerl.study.table import StudyRow, worst
 
 if TYPE_CHECKING:
+    from scalerl.study.race import RaceState
     from scalerl.study.study import Study
 
 #: Longest name of a variant that is shown whole.
@@ -28,7 +29,7 @@ NAME = 28
 #: Seconds between two lines of progress in a log.
 EVERY = 30.0
 #: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
-HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "")
+HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "state")
 #: Columns of the knob map.
 KNOBS = ("knob", "ceiling, against the reference", "compute to one score", "moves")
 #: Validations from which a forecast at half the compute can be checked.
@@ -58,7 +59,7 @@ class PlainStudyView(StudyListener):
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
-        self._said = 0.0
+        self._said, self._why = 0.0, ""
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +77,11 @@ class PlainStudyView(StudyListener):
 
     def say(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
+
+    def race(self, state: RaceState) -> None:
+        if state.order and state.why != self._why:
+            self._why = state.why
+            self.say(f"race: {state}")
 
     def progress(self, told: StudyProgress) -> None:
         now = time.monotonic()

@@ -222,11 +222,15 @@ def compare(
     return Comparison(tuple(given), tuple(arms), tuple(pairs), scope, matrix, mean_a, sd)
 
 
-def compare_arms(a: Arm, b: Arm, seed_sd: float) -> Pair:
-    """What can be said of two recipes whose arms are there already."""
-    first, second = sorted((a, b), key=lambda g: -float(np.median(g.ceiling)))
-    points = {id(f): _point(f) for g in (a, b) for f in g.fits}
-    return _pair(first, second, seed_sd, "recipes", points, planning=False, refit=True)
+def compare_arms(a: Arm, others: Sequence[Arm], seed_sd: float) -> list[Pair]:
+    """What can be said of a recipe and each of the others, whose arms are there already."""
+    points = {id(f): _point(f) for g in (a, *others) for f in g.fits}
+    found = []
+    for b in others:
+        first, second = sorted((a, b), key=lambda g: -float(np.median(g.ceiling)))
+        pair = _pair(first, second, seed_sd, "recipes", points, planning=False, refit=True)
+        found.append(pair)
+    return found
 
 
 def _check(fits: list[Fit]) -> None:

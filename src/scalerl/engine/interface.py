@@ -101,6 +101,8 @@ class EngineSpec:
     device: str = "cpu"
     #: Whether code that the model brings along may run.
     trust_remote_code: bool = False
+    #: Whether rollouts say which experts of a mixture their tokens were sent to.
+    routing: bool = False
 
 
 class Engine(Protocol):

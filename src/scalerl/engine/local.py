@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.engine.decoder import Decoder, ModelDecoder
+from scalerl.engine.decoder import Decoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
 from scalerl.engine.rows import Rows, Running, unwritten
 from scalerl.engine.sampling import NonFiniteLogits, drawn
@@ -24,7 +24,13 @@ from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.load import load_model, non_finite
 from scalerl.models.native.decode import NativeDecoder
+from scalerl.models.quick import quick_model
+from scalerl.models.routing import Experts, Recorder
 from scalerl.models.rows import Compaction
+
+#: Reading one prompt costs nearly as much as reading ten. So those that come while others are
+#: written are let gather: for so many decode steps, or until they are one row in so many.
+GATHER_STEPS, GATHER_SHARE = 8, 4
 
 
 class _Queue:
@@ -34,12 +40,30 @@ class _Queue:
         self.slots = slots
         self.rows = Rows(slots, columns, device)
         self.waiting: deque[tuple[Request, int]] = deque()
+        #: Decode steps for which some have waited though there was room.
+        self.waited = 0
         #: Requests that were dropped while the lane stood still.
         self.dropped: set[str] = set()
 
     @property
     def busy(self) -> bool:
         return bool(self.rows or self.waiting)
+
+    def admits(self) -> int:
+        """How many of those that wait are let in now."""
+        may = min(len(self.waiting), self.slots - len(self.rows))
+        self.waited = self.waited + 1 if may else 0
+        gather = self.waited <= GATHER_STEPS and may * GATHER_SHARE < self.slots
+        if self.rows and gather:
+            return 0
+        self.waited = 0
+        return may
+
+
+def _any_decoder(model: nn.Module, rows: int, columns: int) -> Decoder:
+    from scalerl.engine.model_decoder import ModelDecoder  # Transformers, which takes seconds
+
+    return ModelDecoder(model, rows, columns)
 
 
 class LocalEngine:
@@ -48,6 +72,7 @@ class LocalEngine:
     slots             rollouts that run at once; validation_slots: in the other lane (as many)
     threads           that decode; validation_threads: in the other lane (as many)
     columns           longest prompt plus answer, in tokens
+    routing           whether rollouts say which experts of a mixture their tokens were sent to
     """
 
     def __init__(
@@ -60,14 +85,16 @@ class LocalEngine:
         version: int = 0,
         threads: int = 1,
         validation_threads: int | None = None,
+        routing: bool = False,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
         size = (slots + other, columns)
+        self.recorder = Recorder(model) if routing else None
         fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
-        self.decoder: Decoder = fast or ModelDecoder(model, *size)
+        self.decoder: Decoder = fast or _any_decoder(model, *size)
         self.threads: dict[Lane, int] = {
             "train": threads,
             "validate": threads if validation_threads is None else validation_threads,
@@ -84,9 +111,10 @@ class LocalEngine:
     @staticmethod
     def of(spec: EngineSpec) -> LocalEngine:
         """As a recipe describes it."""
-        model = load_model(
-            spec.model, spec.dtype, spec.device, trust_remote_code=spec.trust_remote_code
-        )
+        how = {"trust_remote_code": spec.trust_remote_code}
+        model = quick_model(spec.model, spec.dtype, spec.device, **how)
+        if LlamaDecoder.of(model, 1, spec.columns) is None:  # only its own forward pass will do
+            model = load_model(spec.model, spec.dtype, spec.device, **how)
         use_head_precision(model, spec.head)
         return LocalEngine(
             model,
@@ -95,6 +123,7 @@ class LocalEngine:
             columns=spec.columns,
             threads=spec.threads,
             validation_threads=spec.validation_threads,
+            routing=spec.routing,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
@@ -114,7 +143,13 @@ class LocalEngine:
         queue = self._turn()
         written, tokens = self._admit(queue)
         if queue.rows:
-            more, n = self._advance(queue, self.decoder.decode(queue.rows.last_tokens()))
+            logits_BV = self.decoder.decode(queue.rows.last_tokens())
+            if self.recorder is not None:
+                for running, experts in zip(
+                    queue.rows.running, self.recorder.last()[:, None], strict=True
+                ):
+                    running.experts.append(experts)
+            more, n = self._advance(queue, logits_BV)
             written, tokens = written + more, tokens + n
         return EngineStep(self.lane, tuple(written), tokens)
 
@@ -173,7 +208,7 @@ class LocalEngine:
     def _admit(self, queue: _Queue) -> tuple[list[Written], int]:
         """Read the prompts of waiting rollouts, as many as there are free rows, and draw their
         first tokens. A prompt is read once for all rollouts of its group that join together."""
-        free = queue.slots - len(queue.rows)
+        free = queue.admits()
         new: list[Running] = []
         finished: list[Written] = []
         while queue.waiting and len(new) < free:
@@ -190,10 +225,24 @@ class LocalEngine:
             place = {request: i for i, request in enumerate(prompts)}
             which = [place[r.request] for r in new]
             logits_BV = self.decoder.join(list(prompts.values()), which)
+            if self.recorder is not None:
+                self._note_prompts(self.recorder.last(), list(prompts.values()), new, which)
             queue.rows.join(new)
             more, tokens = self._advance(queue, logits_BV, first)
             finished += more
         return finished, tokens
+
+    def _note_prompts(
+        self,
+        last: Experts,
+        prompts: Sequence[tuple[int, ...]],
+        new: Sequence[Running],
+        which: Sequence[int],
+    ) -> None:
+        """Prompts were read with padding on the left, each once for all of its rollouts."""
+        each = last.reshape(len(prompts), -1, *last.shape[1:])
+        for running, i in zip(new, which, strict=True):
+            running.experts.append(each[i, each.shape[1] - len(prompts[i]) :])
 
     def _advance(
         self, queue: _Queue, logits_BV: Tensor, first: int = 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from scalerl.engine.interface import EngineSpec
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
+from scalerl.models.routing import Experts, Replay, routers_of
 
 #: Tokens of the probe.
 LENGTH = 16
@@ -38,6 +39,7 @@ class Probe:
         self.model.tie_weights()
         self.model.eval()
         use_head_precision(self.model, spec.head)
+        self.replay = Replay(self.model) if routers_of(self.model) else None
         self.tied = self.model.get_input_embeddings().weight is self.model.lm_head.weight
         words = int(self.model.get_input_embeddings().weight.shape[0])
         self.tokens = [(7 + 31 * i) % words for i in range(min(LENGTH, spec.columns - 1))]
@@ -63,8 +65,17 @@ class Probe:
         return out
 
     @torch.no_grad()
-    def gap(self, weights: Mapping[str, Tensor], scored: Sequence[float]) -> float:
-        """Mean |theirs - ours|; not a number where theirs are none."""
+    def gap(
+        self,
+        weights: Mapping[str, Tensor],
+        scored: Sequence[float],
+        experts: Experts | None = None,
+    ) -> float:
+        """Mean |theirs - ours|; not a number where theirs are none. Of a mixture, with the experts
+        that the engine took, where it tells them: a token that rounding sends elsewhere would look
+        like other weights."""
+        if self.replay is not None:
+            self.replay.give([experts], len(self.tokens), torch.device("cpu"))
         given = {name: tensor.cpu() for name, tensor in weights.items()}
         ids = torch.tensor([self.tokens])
         logits = torch.func.functional_call(

@@ -19,6 +19,7 @@ from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Pro
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import Request, Written
 from scalerl.engine.sampling import DrawSettings
+from scalerl.models.routing import Experts
 from scalerl.models.rows import Compaction
 
 
@@ -35,6 +36,8 @@ class Running:
     forcing: deque[int] = field(default_factory=deque)
     #: How many of its tokens the length control has seen.
     told: int = 0
+    #: Of a mixture, where it is asked for: what each pass noted of this rollout's tokens.
+    experts: list[Experts] = field(default_factory=list)
 
     @staticmethod
     def of(request: Request, row: int) -> Running:
@@ -177,6 +180,7 @@ class Rows:
             versions=self.versions[i, :n].copy(),
             forced=self.forced[i, :n].copy(),
             finish=finish,
+            experts=np.concatenate(running.experts) if running.experts else None,
         )
         return Written(running.request.id, running.row, rollout)
 

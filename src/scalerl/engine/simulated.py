@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
+from scalerl.errors import InputError
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,11 @@ class SimulatedEngine:
 
     @staticmethod
     def of(spec: EngineSpec) -> SimulatedEngine:
+        if spec.routing:
+            raise InputError(
+                "placement.engine=simulated has no experts whose choice could be replayed: set "
+                "precision.routing=own, or placement.engine=local"
+            )
         return SimulatedEngine(spec.slots, spec.validation_slots)
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:

@@ -32,6 +32,7 @@ from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Reque
 from scalerl.engine.probe import Probe
 from scalerl.engine.rows import Running, unwritten
 from scalerl.errors import InputError, PipelineError
+from scalerl.models.routing import Experts
 
 #: Versions that this was tested with: the first, and the first that it was not.
 SUPPORTED = ("0.32", "0.33")
@@ -92,6 +93,8 @@ class _Writing:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.forced: list[bool] = []
+        #: Of a mixture, where it is asked for: what each step noted of its tokens.
+        self.experts: list[Experts] = []
 
     def written(self, finish: FinishReason) -> Written:
         rollout = Rollout(
@@ -100,6 +103,7 @@ class _Writing:
             versions=np.asarray(self.versions, dtype=np.int64),
             forced=np.asarray(self.forced, dtype=bool),
             finish=finish,
+            experts=np.concatenate(self.experts) if self.experts and self.tokens else None,
         )
         return Written(self.running.request.id, self.running.row, rollout)
 
@@ -133,10 +137,11 @@ class VllmEngine:
     """An Engine over vLLM in this process."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        import_vllm(spec)
+        vllm = import_vllm(spec)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from scalerl.engine import vllm_model
         from scalerl.engine.vllm_forcing import Forcing
 
         if spec.head == "bf16-emulated":
@@ -148,6 +153,8 @@ class VllmEngine:
         self.spec, self.version = spec, 0
         slots = max(spec.slots, spec.validation_slots)
         blocks = -(-spec.columns // BLOCK) * (spec.slots + spec.validation_slots) + 1
+        # What is recorded of the routing is no part of a captured graph.
+        eager = spec.device == "cpu" or spec.routing
         more = {"hf_overrides": {"head_dtype": "float32"}} if spec.head == "fp32" else {}
         try:
             self.engine = LLMEngine.from_engine_args(
@@ -155,14 +162,14 @@ class VllmEngine:
                     model=spec.model,
                     dtype=spec.dtype,
                     trust_remote_code=spec.trust_remote_code,
-                    enforce_eager=spec.device == "cpu",
+                    enforce_eager=eager,
                     skip_tokenizer_init=True,
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
                     max_model_len=spec.columns,
                     max_num_seqs=slots,
                     block_size=BLOCK,
-                    enable_prefix_caching=True,
+                    enable_prefix_caching=not spec.routing,  # a shared prefix is routed unseen
                     enable_chunked_prefill=False,  # a seed and a split prompt fail together
                     max_num_batched_tokens=max(spec.columns, 4096),
                     async_scheduling=False,
@@ -198,6 +205,12 @@ class VllmEngine:
         self._number = 0
         self.probe = Probe(spec)
         self._proven = False
+        model = self.runner.get_model()
+        if spec.head == "fp32":
+            vllm_model.check_head(model, spec, vllm.__version__)
+        self.routes = None
+        if spec.routing or (eager and vllm_model.mixtures(model)):  # the probe has use for them
+            self.routes = vllm_model.Routes(self.engine.vllm_config, model)
 
     # -- the protocol -----------------------------------------------------------------------------
 
@@ -223,6 +236,9 @@ class VllmEngine:
             row = rows.get(output.request_id)
             if row is None:
                 continue
+            if self.routes is not None and self.spec.routing:
+                at = self.forcing.row(output.request_id)
+                row.experts.append(self.routes.of(*self.runner.query_start_loc.np[at : at + 2]))
             told = output.outputs[0]
             for token, logprobs in zip(told.token_ids, told.logprobs, strict=True):
                 tokens += 1
@@ -347,14 +363,14 @@ class VllmEngine:
     # -- weights ----------------------------------------------------------------------------------
 
     def _reload(self, weights: Mapping[str, Tensor]) -> None:
-        self.runner.reload_weights(weights_iterator=iter(weights.items()))
-        model = self.runner.get_model()
-        if self.probe.tied:  # vLLM leaves a tied head as it was, without a word
-            head = model.lm_head
-            head.quant_method.process_weights_after_loading(head)
+        from scalerl.engine.vllm_model import put
+
+        put(self.runner, weights, tied=self.probe.tied, device=self.spec.device)
 
     def _prove(self, weights: Mapping[str, Tensor], when: str) -> None:
-        gap = self.probe.gap(weights, self._score(self.probe.tokens))
+        scored = self._score(self.probe.tokens)
+        experts = None if self.routes is None else self.routes.of(0, len(self.probe.tokens))
+        gap = self.probe.gap(weights, scored, experts)
         if not gap <= self.probe.allowed:
             raise PipelineError(
                 f"vLLM does not have the trainer's weights {when}: log-probs of a probe are "

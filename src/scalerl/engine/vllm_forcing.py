@@ -42,6 +42,10 @@ class Forcing(LogitsProcessor):  # type: ignore[misc]
             if how is MoveDirectionality.SWAP and second is not None:
                 self._put(a, second)
 
+    def row(self, name: str) -> int:
+        """Of a request, in the last step's batch."""
+        return self._row_of[name]
+
     def apply(self, logits: Tensor) -> Tensor:
         asked = [(self._row_of[n], t) for n, t in self.force.items() if n in self._row_of]
         if asked:

@@ -67,7 +67,7 @@ def evaluate(
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(UNGUARDED)  # a checker that is being started has imported the script
+        os._exit(UNGUARDED)  # a checker that is being started has imported the script
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not models:

@@ -64,6 +64,11 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
+    check_finite(model, path, dtype)
+    return model.to(device)
+
+
+def check_finite(model: Any, path: str, dtype: str) -> None:
     wrong = non_finite(model)
     if wrong is not None:
         raise InputError(
@@ -71,7 +76,6 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
             f"{dtype}: the checkpoint is damaged or was saved after a run had diverged; take "
             "another one"
         )
-    return model.to(device)
 
 
 def non_finite(model: Any) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from scalerl.models.routing import Experts
 
 TokenIds = npt.NDArray[np.int64]
 
@@ -17,6 +20,13 @@ class PromptRows:
 
     prompt: TokenIds
     completions: tuple[TokenIds, ...]
+    #: Of each row, where a mixture's routing is replayed (models/routing.py).
+    experts: tuple[Experts | None, ...] = ()
+
+    def only(self, rows: Sequence[int]) -> PromptRows:
+        """Some of the completions."""
+        experts = tuple(self.experts[i] for i in rows) if self.experts else ()
+        return PromptRows(self.prompt, tuple(self.completions[i] for i in rows), experts)
 
     def __len__(self) -> int:
         return len(self.completions)

@@ -10,8 +10,8 @@ from typing import Any
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Checks, Judged
-from scalerl.pipeline.crew import Clock, Crew, Gone, Handle, Lost
-from scalerl.pipeline.dispatch import Dispatcher
+from scalerl.pipeline.crew import Clock, Crew, Gone, Handle, Lost, number
+from scalerl.pipeline.dispatch import Dispatcher, GeneratorState
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.plan import Plan
@@ -38,6 +38,8 @@ class Conversation(ABC):
         self, plan: Plan, crew: Crew, clock: Clock, store: RunStore, listener: Listener
     ) -> None:
         self.plan, self.crew, self.clock = plan, crew, clock
+        #: The plan's, but for the number of generators, which may change.
+        self.recipe = plan.recipe
         self.store, self.listener = store, listener
         where = plan.recipe.placement
         self.patience, self.deterministic = where.patience, where.deterministic
@@ -85,6 +87,15 @@ class Conversation(ABC):
     @abstractmethod
     def _start_groups(self) -> None: ...
 
+    @abstractmethod
+    def _rescale(self) -> None: ...
+
+    @abstractmethod
+    def _has_left(self, state: GeneratorState) -> None: ...
+
+    @abstractmethod
+    def _never_joined(self, who: Handle) -> None: ...
+
     # -- listening --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
@@ -95,6 +106,8 @@ class Conversation(ABC):
         """Begin what can be begun meanwhile, then hear what anybody has to say."""
         self._start_groups()
         for event in self.crew.poll(WATCH):
+            if not self._present(event.who):  # what came before in this very list has ended it
+                continue
             if isinstance(event, Gone):
                 self._lost(event.who, event.why)
                 continue
@@ -105,6 +118,10 @@ class Conversation(ABC):
             handler(event.who, event.message)
         self._pass_on_notes()
         self._look_around(waits_for)
+
+    def _present(self, who: Handle) -> bool:
+        crew = self.crew
+        return any(who is part for part in (crew.trainer, *crew.generators, *crew.checkers))
 
     def _tell_trainer(self, message: Any) -> None:
         self.trainer_since = self.clock.now()
@@ -183,8 +200,13 @@ class Conversation(ABC):
             raise lost
         state = self.dispatcher.states.get(who.name)
         self._note("lost", str(lost))
-        if state is None:  # it was about to join
-            self.crew.replace(who)
+        if state is None:
+            self._never_joined(who)
+            return
+        begun = sum(lane == "train" for _, lane in state.held.values())
+        if state.leaving:
+            self.ledger.waste("failed", begun, 0)
+            self._has_left(state)
             return
         state.deaths += 1
         if state.deaths > MAX_DEATHS:
@@ -192,7 +214,6 @@ class Conversation(ABC):
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
                 "look at memory (a smaller batch, shorter answers), then --resume"
             )
-        begun = sum(lane == "train" for _, lane in state.held.values())
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.listener.say(f"warning: {lost}: starting another one")
         state.starting, state.behind_since = True, None
@@ -219,6 +240,7 @@ class Conversation(ABC):
             self._forgive(away)  # we stood still ourselves (Ctrl-Z, a slow disk)
         else:
             self._find_the_silent(waits_for)
+        self._rescale()
         self._write_status(waits_for)
 
     def _find_the_silent(self, waits_for: str) -> None:
@@ -256,7 +278,7 @@ class Conversation(ABC):
                 waits_for=waits_for,
                 pids=self.crew.describe(),
                 silent_seconds={p.name: round(p.silence, 1) for p in parts},
-                starting=tuple(i for i, s in enumerate(self.dispatcher) if s.starting),
+                starting=tuple(number(s.handle) for s in self.dispatcher if s.starting),
                 stopping=self._stop is not None,
                 rollouts=tuple(s.rollouts for s in self.dispatcher),
                 under_way=len(stages),

@@ -76,6 +76,14 @@ class Crew(Protocol):
         """End this generator or checker and start another in its place; it says `Ready`."""
         ...
 
+    def join(self) -> Handle:
+        """Start one generator more, under a name that is free; it says `Ready`."""
+        ...
+
+    def dismiss(self, who: Handle) -> None:
+        """End this generator for good; nothing more is heard of it."""
+        ...
+
     def stop(self, *, at_once: bool = False) -> None:
         """End all: asked first, unless it is to be at once."""
         ...
@@ -83,6 +91,17 @@ class Crew(Protocol):
     def describe(self) -> dict[str, int]:
         """Where the parts are, for people: process ids by name, say."""
         ...
+
+
+def number(generator: Handle) -> int:
+    """Of a generator: 2 of `generator 2`."""
+    return int(generator.name.rpartition(" ")[2])
+
+
+def free_name(generators: Sequence[Handle]) -> str:
+    """Of a generator that joins: the lowest number that nobody has."""
+    taken = {number(generator) for generator in generators}
+    return f"generator {next(i for i in range(len(taken) + 1) if i not in taken)}"
 
 
 class Lost(PipelineError):

@@ -21,6 +21,8 @@ class GeneratorState:
     version: int = 0
     #: Not up yet: what is asked of it is sent when it is.
     starting: bool = True
+    #: Told to go: it is asked nothing more, and its last report is awaited.
+    leaving: bool = False
     #: Rollouts that it has still to write, by request and row.
     held: dict[tuple[str, int], tuple[Request, Lane]] = field(default_factory=dict)
     #: Tokens a second while busy, smoothed; only their proportions matter.
@@ -56,10 +58,15 @@ class Dispatcher:
         self.deterministic = deterministic
 
     def __len__(self) -> int:
-        return len(self.states)
+        return len(self.staying)
 
     def __iter__(self) -> Iterator[GeneratorState]:
         return iter(self.states.values())
+
+    @property
+    def staying(self) -> list[GeneratorState]:
+        """Those that may be asked something."""
+        return [state for state in self if not state.leaving]
 
     @property
     def oldest(self) -> int:
@@ -73,7 +80,7 @@ class Dispatcher:
     def choose(self, planned: Mapping[str, int]) -> GeneratorState:
         """The generator that will be done first with what it holds and `planned` more: a slow one
         holds nobody up."""
-        return min(self, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
+        return min(self.staying, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
     def hand(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int
@@ -86,7 +93,7 @@ class Dispatcher:
             self.tell(state, m.Submit(tuple(new), lane, version))
         return [f"{r.id}/{row}" for r, row in rows]
 
-    def tell(self, state: GeneratorState, message: m.Submit | m.Advance) -> None:
+    def tell(self, state: GeneratorState, message: m.Submit | m.Advance | m.Leave) -> None:
         """Send a message, and note that it is to be taken in."""
         state.sent += 1
         state.handle.send(replace(message, number=state.sent))
@@ -100,6 +107,12 @@ class Dispatcher:
         state.sent = state.taken = state.number = 0
         state.behind_since = None
         return state
+
+    def leave(self, state: GeneratorState) -> None:
+        """Tell a generator to go; it keeps what it holds until its last report."""
+        state.leaving = True
+        if not state.starting:
+            self.tell(state, m.Leave(tuple(r.id for r in state.requests("train"))))
 
     def heard(self, state: GeneratorState, report: m.Report) -> list[Written]:
         """What a generator has finished of what it holds; anything else is an old story."""

@@ -38,11 +38,18 @@ def verdict(plan: Plan, gaps: Sequence[float]) -> str:
     if not gaps:
         return "log-prob gap before training: no tokens to compare"
     mean, most = float(np.mean(gaps)), float(np.max(gaps))
-    if mean <= MAX_GAP:
-        return f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}"
     recipe = plan.recipe
+    apart = plan.experts and recipe.precision.routing == "own"
+    if mean <= MAX_GAP:
+        how = " (a mixture of experts: each side chooses them by itself)" if apart else ""
+        return f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}{how}"
     heads = (recipe.precision.generator_head, recipe.precision.trainer_head)
     suspects = []
+    if apart:
+        suspects.append(
+            "tokens that the two sides send to different experts of the mixture: set "
+            "precision.routing=replay"
+        )
     if heads[0] != heads[1] or "fp32" not in heads or recipe.model.dtype != "float32":
         suspects.append(
             f"the heads' precision ({heads[0]} and {heads[1]} over {recipe.model.dtype}): "

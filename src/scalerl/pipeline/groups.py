@@ -146,6 +146,7 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
     """Write `groups.json` and `groups.npz`."""
     about = []
     arrays: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
+    experts = []
     for p in pending:
         kept: Sequence[Rollout] = () if p.stage == "writing" else p._in_order()
         if p.group is not None:
@@ -153,6 +154,8 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
         for rollout in kept:
             for name in _ARRAYS:
                 arrays[name].append(getattr(rollout, name))
+            if rollout.experts is not None:
+                experts.append(rollout.experts)
         about.append(
             {
                 "serial": p.serial,
@@ -169,6 +172,8 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
         name: np.concatenate(values) if values else np.zeros(0, dtype=_ARRAYS[name])
         for name, values in arrays.items()
     }
+    if experts:
+        flat["experts"] = np.concatenate(experts)
     np.savez(path / "groups.npz", **flat)
 
 
@@ -177,8 +182,9 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
     about = json.loads((path / "groups.json").read_text())
     with np.load(path / "groups.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in _ARRAYS}
+        experts = file.get("experts")
     found: dict[int, PendingGroup] = {}
-    at = 0
+    at = routed = 0
     for item in about:
         prompt = prompts[item["prompt"]]
         size = plan.recipe.batch.generations
@@ -187,6 +193,10 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
         )
         for row, (length, finish, reward, correct) in enumerate(item["rollouts"]):
             part = {name: values[at : at + length] for name, values in arrays.items()}
+            if experts is not None and length:
+                seen = len(p.token_ids) + length - 1  # the last token is read by nobody
+                part["experts"] = experts[routed : routed + seen]
+                routed += seen
             p.rollouts[row] = Rollout(**part, finish=finish, reward=reward, correct=correct)
             at += length
         if item["checked"]:

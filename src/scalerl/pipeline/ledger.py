@@ -13,7 +13,7 @@ all that the trainer waited for was written and only its check was missing; `che
 checkers spent, which are no devices. `wasted` counts rollouts that were written and not learnt
 from, by reason: stale (under way when a run went on with other knobs; the schedules themselves let
 nothing grow too old), filtered (no variance, truncated, unscored) and failed (lost with a process,
-or part of a refused step).
+handed back by a generator that left, or part of a refused step).
 """
 
 from __future__ import annotations
@@ -135,6 +135,12 @@ class Ledger:
         """One generator more."""
         self.tick()
         self.generators += 1
+
+    def left(self, part: str) -> None:
+        """One generator less."""
+        self.tick()
+        self.generators -= 1
+        self._kinds.pop(part, None)
 
     def waste(self, why: WasteReason, rollouts: int, tokens: int) -> None:
         before = self.wasted[why]

@@ -36,10 +36,11 @@ from scalerl.pipeline import checkpoints, gate, state
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms
 from scalerl.pipeline.checks import Judged
-from scalerl.pipeline.conversation import WATCH, Conversation, Stopped
+from scalerl.pipeline.conversation import WATCH, Stopped
 from scalerl.pipeline.crew import Clock, Crew, Handle
 from scalerl.pipeline.groups import PendingGroup, Told
 from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.scaling import Scaling
 from scalerl.pipeline.schedule import GroupAge, NextBatch
 from scalerl.pipeline.step_line import step_line
 from scalerl.pipeline.unscored import Unscored
@@ -67,7 +68,7 @@ class LoopEnd:
     compute: Compute
 
 
-class Loop(Conversation):
+class Loop(Scaling):
     """One run, until its budget is used up, the prompts run out, or somebody says stop."""
 
     def __init__(
@@ -140,8 +141,7 @@ class Loop(Conversation):
             if self._checkpoint_due():
                 self.save()
         waits_for = self._begin()
-        unfinished = len(self.pending) - self._count("ready")
-        if self._out_of_prompts and not self.batch and not unfinished:
+        if self._out_of_prompts and not self.batch and self._count("ready") == len(self.pending):
             return "every prompt has been retired"
         self._take_in(waits_for)
         return None
@@ -183,7 +183,7 @@ class Loop(Conversation):
 
     def _check_mismatch(self) -> None:
         """Both sides must agree on the same tokens before anything is learnt from their ratio."""
-        first = next(iter(self.dispatcher))
+        first = self.dispatcher.staying[0]
         self.dispatcher.hand(first, [gate.request(self.plan)], "validate", self.version)
         while len(self._gate) < gate.ROLLOUTS:
             self._obey()
@@ -206,12 +206,16 @@ class Loop(Conversation):
         ending = self.over or self._stop is not None
         if not self.started or ending or (self.validation and self.validation.unwritten):
             return
+        most = None
+        if self.plan.schedule.name == "pipeline":
+            enough = self.plan.recipe.batch.prompts * len(self.dispatcher)
+            most = enough - self._count("writing")
+            if most <= 0:  # the usual case, asked after every message
+                return
         # The batch that is being trained on has used up its version, and is no longer pending.
         version = self.version + bool(self.batch)
         room = self.plan.schedule.room(version, self.dispatcher.oldest, self._ages())
-        if self.plan.schedule.name == "pipeline":
-            enough = self.plan.recipe.batch.prompts * len(self.dispatcher)
-            room = min(room, max(enough - self._count("writing"), 0))
+        room = room if most is None else min(room, most)
         if room <= 0:
             return
         drawn = [self.again.popleft() for _ in range(min(room, len(self.again)))]
@@ -281,6 +285,9 @@ class Loop(Conversation):
         self.listener.wrote(self.clock.now(), report.version, named)
         for written in found:
             self._wrote(written, report)
+        if report.left:
+            self.ledger.waste("failed", *report.dropped)
+            self._has_left(generator)
 
     def _wrote(self, written: Written, report: m.Report) -> None:
         if written.request == gate.ID:
@@ -408,7 +415,7 @@ class Loop(Conversation):
         try:
             requests = [asked.request for asked in self.validation.asked.values()]
             share = len(self.dispatcher)
-            for i, generator in enumerate(self.dispatcher):
+            for i, generator in enumerate(self.dispatcher.staying):
                 self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
             while self.validation.unwritten:
                 self._obey()

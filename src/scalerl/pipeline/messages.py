@@ -40,6 +40,15 @@ class Advance:
     number: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """To a generator that is to go: drop these training requests and say what was written of them.
+    Others will write them."""
+
+    requests: tuple[str, ...]
+    number: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
     """From a generator, whenever it has finished something, and now and then to show it lives."""
@@ -57,6 +66,9 @@ class Report:
     tokens: int = 0
     #: A deterministic run: it has done its share and holds.
     held: bool = False
+    #: Its last word: it leaves; (rollouts, tokens) that it had begun for training and dropped.
+    left: bool = False
+    dropped: tuple[int, int] = (0, 0)
 
 
 # -- trainer --------------------------------------------------------------------------------------

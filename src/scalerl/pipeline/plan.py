@@ -19,13 +19,10 @@ from scalerl.algorithm.options import Options, options_of
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat
-from scalerl.models.load import (
-    load_generation_config,
-    load_tokenizer,
-    model_path,
-    resolve_device,
-)
-from scalerl.models.shape import cache_bytes, context_length, matmul_parameters, meta_model
+from scalerl.models.load import model_path, resolve_device
+from scalerl.models.quick import quick_generation_config, quick_shape, quick_tokenizer
+from scalerl.models.routing import routers_of
+from scalerl.models.shape import cache_bytes, context_length, matmul_parameters
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
@@ -83,6 +80,8 @@ class Plan:
     columns: int
     slots: int
     validation_slots: int
+    #: Whether the model is a mixture of experts.
+    experts: bool = False
 
     @staticmethod
     def of(recipe: Recipe, asks: Callable[[Task], Sequence[Prompt]] | None = None) -> Plan:
@@ -90,14 +89,14 @@ class Plan:
         evaluation: it has no other sets, and no training prompts but these."""
         model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
         device = resolve_device(recipe.placement.device)
-        tokenizer = load_tokenizer(model, trust_remote_code=trust)
+        tokenizer = quick_tokenizer(model, trust_remote_code=trust)
         task = task_of(recipe.task)
         asked = asks(task) if asks else task.validation_prompts(recipe.validation.prompts)
         train = {p.id: p for p in (asked if asks else task.train_prompts(recipe.seed))}
         if not train:
             raise InputError(f"task {task.name} has no prompts to train on: see held_out_share")
-        shape = meta_model(model, recipe.model.dtype, trust_remote_code=trust)
-        configs = (load_generation_config(model), shape.config.get_text_config())
+        shape = quick_shape(model, recipe.model.dtype, trust_remote_code=trust)
+        configs = (quick_generation_config(model), shape.config.get_text_config())
         stop_ids = stop_tokens(tokenizer, *configs)
         hidden = hidden_tokens(tokenizer, (recipe.task.think_open, recipe.task.think_close))
         control = _control(recipe, tokenizer, stop_ids, hidden)
@@ -108,6 +107,11 @@ class Plan:
             raise InputError(
                 f"sampling.max_prompt_tokens + the longest answer = {columns} tokens, but the "
                 f"model reads {context}: lower sampling.max_prompt_tokens or the budgets in length"
+            )
+        if recipe.precision.routing == "replay" and not routers_of(shape):
+            raise InputError(
+                f"precision.routing=replay is for mixtures of experts, and {recipe.model.path} has "
+                "no router: set precision.routing=own"
             )
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
         plan = Plan(
@@ -132,6 +136,7 @@ class Plan:
             options=options_of(recipe),
             layout=Layout.of(shape),
             parameters=matmul_parameters(shape),
+            experts=bool(routers_of(shape)),
             columns=columns,
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
             validation_slots=max(min(MAX_SLOTS, most // 2), 1),

@@ -46,17 +46,22 @@ def failure(error: Exception) -> m.Failed:
     return m.Failed(f"{type(error).__name__}: {text[0] if text else ''}")
 
 
+#: Where this process came from, if it is a part: the main one, or the nursery, which ends with it.
+_PARENT: list[int] = []
+
+
 def orphaned() -> bool:
     """Whether the main process is gone: elsewhere than on Linux nobody ends us then."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and parent.pid != os.getppid()
+    return bool(_PARENT) and os.getppid() != _PARENT[0]
 
 
 def _die_with_parent() -> None:
     """Linux ends this process when the main one is gone, however that came about."""
+    _PARENT[:] = [os.getppid()]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if orphaned():
+    main = multiprocessing.parent_process()
+    if main is not None and not main.is_alive():
         sys.exit()  # it was gone before we could ask for that
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from scalerl.engine.interface import Engine, EngineStep
+from scalerl.engine.interface import Engine, EngineStep, Lane, Written
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Work
@@ -31,8 +32,15 @@ class GeneratorPart:
         #: The version that must be there before anything else is done.
         self.needs = 0
         self._held: list[m.Submit | m.Advance] = []
+        #: Told to go: then what it drops, and then nothing more.
+        self._leave: m.Leave | None = None
+        self._gone = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
+        #: What is finished and was not said yet, all of one lane; and what each request has left.
+        self._written: list[Written] = []
+        self._lane: Lane = "train"
+        self._left: dict[str, int] = {}
         self._told = now()
 
     def start(self) -> m.Ready | None:
@@ -47,6 +55,8 @@ class GeneratorPart:
     @property
     def busy(self) -> bool:
         """Whether `work` would do anything but report."""
+        if self._leave is not None:
+            return not self._gone
         if self._held:
             return self.receiver.newest() >= self.needs
         health = self.engine.health()
@@ -54,11 +64,14 @@ class GeneratorPart:
 
     def take(self, message: Any) -> None:
         """Anything the loop says. What must wait for weights waits in order."""
-        if not isinstance(message, m.Submit | m.Advance):
+        if not isinstance(message, m.Submit | m.Advance | m.Leave):
             raise PipelineError(f"a generator does not understand {type(message).__name__!r}")
         if message.number not in (0, self._taken + 1):
             return  # one before it was lost: the loop sees that no more is taken in
         self._taken += 1
+        if isinstance(message, m.Leave):  # waits for nothing
+            self._leave = message
+            return
         self._held.append(message)
         self._accept()
 
@@ -75,6 +88,9 @@ class GeneratorPart:
                 self.share = message.rollouts
             else:
                 self.engine.submit(message.requests, message.lane)
+                for request in message.requests:
+                    left = self._left.get(request.id, 0)
+                    self._left[request.id] = left + len(request.seeds)
 
     def _load(self, began: float) -> bool:
         """The newest weights, if they are new."""
@@ -87,6 +103,8 @@ class GeneratorPart:
     def work(self, began: float) -> list[m.Report]:
         """One decode step, if there is anything to write, and a report, if there is anything to
         say. `began` is when this turn began, for the ledger."""
+        if self._leave is not None:
+            return self._last_word(self._leave)
         self._accept()
         new = False
         if self.share is None and self.engine.health().lane == "train":
@@ -99,10 +117,28 @@ class GeneratorPart:
                 kind: Work = "validate" if step.lane == "validate" else "generate"
                 self._seconds[kind] += self.now() - began
                 self._tokens += step.tokens if step.lane == "train" else 0
+        said = []
+        if self._written and step.written and step.lane != self._lane:
+            said.append(self._report(held=False))
+        whole = self._finished(step)
         held = step.lane == "train" and self._holds(len(step.written))
-        if step.written or held or new or self.now() - self._told > HEARTBEAT:
-            return [self._report(step, held)]
-        return []
+        if whole or held or new or self.now() - self._told > HEARTBEAT:
+            said.append(self._report(held))
+        return said
+
+    def _finished(self, step: EngineStep) -> bool:
+        """Keep what is written until its group is whole, which is when anybody can use it: a
+        message a group instead of one a decode step. Whether one is."""
+        whole = False
+        for written in step.written:
+            self._left[written.request] -= 1
+            if not self._left[written.request]:
+                del self._left[written.request]
+                whole = True
+        if step.written:
+            self._lane = step.lane
+            self._written += step.written
+        return whole
 
     def _holds(self, finished: int) -> bool:
         """Whether the share has just been done (or nothing is left to do)."""
@@ -113,18 +149,27 @@ class GeneratorPart:
             self.share = 0
         return self.share == 0
 
-    def _report(self, step: EngineStep, held: bool) -> m.Report:
+    def _last_word(self, leave: m.Leave) -> list[m.Report]:
+        if self._gone:
+            return []
+        self._gone = True
+        begun = [w.rollout for w in self.engine.abort(leave.requests) if len(w.rollout)]
+        report = self._report(held=False)
+        return [replace(report, left=True, dropped=(len(begun), sum(map(len, begun))))]
+
+    def _report(self, held: bool) -> m.Report:
         self._number += 1
         report = m.Report(
             number=self._number,
             taken=self._taken,
             version=self.version,
-            written=step.written,
-            lane=step.lane,
+            written=tuple(self._written),
+            lane=self._lane,
             seconds=dict(self._seconds),
             tokens=self._tokens,
             held=held,
         )
+        self._written.clear()
         self._seconds.clear()
         self._tokens = 0
         self._told = self.now()

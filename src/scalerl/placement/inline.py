@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
 from scalerl.placement.specs import Specs
@@ -304,6 +304,20 @@ class InlineCrew:
                 return self.checkers[i]
         raise PipelineError(f"{who.name} cannot be replaced")
 
+    def join(self) -> Handle:
+        made = self._start(InlineGenerator(free_name(self.generators), self))
+        self.generators.append(made)
+        return made
+
+    def dismiss(self, who: Handle) -> None:
+        for generator in self.generators:
+            if generator is who:
+                generator.alive = False
+        self.generators = [g for g in self.generators if g is not who]
+
+    def ask_for(self, generators: int) -> None:
+        """What the world asks of the run; whoever watches over the run passes it on."""
+
     def stop(self, *, at_once: bool = False) -> None:
         self._agenda.clear()
 
@@ -315,9 +329,8 @@ class InlineCrew:
         return part
 
     def _strike(self, fault: Fault) -> None:
-        if fault.kind == "join":
-            name = f"generator {len(self.generators)}"
-            self.generators.append(self._start(InlineGenerator(name, self)))
+        if fault.kind == "scale":
+            self.ask_for(fault.generators)
             return
         everyone: list[InlinePart] = [self.trainer, *self.generators, *self.checkers]
         for part in everyone:

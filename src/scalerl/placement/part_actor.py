@@ -4,10 +4,12 @@ and starts the sooner."""
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -43,10 +45,10 @@ class PartActor:
     after the other, in order."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = multiprocessing.current_process().name = name
         self.line = QueueLine()
         self.over = threading.Event()
-        self._meeting: Any = None
+        self._meetings: list[Any] = []
 
     def __repr__(self) -> str:
         return self.name
@@ -58,11 +60,13 @@ class PartActor:
         return os.getpid(), socket.gethostname(), ray.util.get_node_ip_address()
 
     def meeting(self) -> tuple[str, int]:
-        """Where the ranks of a trainer meet: this one keeps the place."""
+        """Where the ranks of a trainer, or the two ends of a weights channel, meet: this one keeps
+        the place."""
         from scalerl.trainer.meeting import meeting_point
 
         address = self.where()[2]
-        self._meeting, port = meeting_point(address)
+        store, port = meeting_point(address)
+        self._meetings.append(store)
         return address, port
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
@@ -80,11 +84,13 @@ class PartActor:
     def tell(self, message: Any) -> None:
         self.line.inbox.put(message)
 
-    def listen(self, seconds: float) -> list[Any]:
-        """All that it has said, waiting so long for the first of it."""
+    def listen(self, seconds: float, gather: float) -> list[Any]:
+        """All that it has said, waiting so long for the first of it, and then a little for what
+        comes right after: every answer costs both sides a millisecond or two."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             found.append(self.line.outbox.get(timeout=seconds))
+            time.sleep(gather)
             while True:
                 found.append(self.line.outbox.get_nowait())
         return found
@@ -95,7 +101,10 @@ class PartActor:
 
 
 def _placed(argument: Any, address: str) -> Any:
-    """A rank binds to the interface of its node that the others see, and to no other."""
+    """A rank, or an end of a weights channel, binds to the interface of its node that the others
+    see, and to no other."""
+    if hasattr(argument, "placed"):
+        return argument.placed(interface_of(address))
     ranks = getattr(argument, "ranks", None)
     if ranks is None:
         return argument

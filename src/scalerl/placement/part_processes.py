@@ -15,10 +15,11 @@ from scalerl.pipeline import messages as m
 from scalerl.placement.child import guarded, orphaned
 from scalerl.placement.generator_part import GeneratorPart
 from scalerl.placement.line import PartLine
+from scalerl.placement.memory import keep_freed_memory
 from scalerl.placement.trainer_part import TrainerPart
 from scalerl.trainer.interface import RankLost, Trainer, TrainerSpec
 from scalerl.trainer.meeting import others_there
-from scalerl.weights.interface import Channel
+from scalerl.weights.interface import Channel, close
 
 #: A part with nothing to do looks for messages and weights this often.
 IDLE = 0.01
@@ -37,6 +38,7 @@ def serve_generator(
     deterministic: bool,
 ) -> None:
     """A generator, until it is told to stop."""
+    keep_freed_memory()
     torch.set_num_threads(spec.threads)
     part = GeneratorPart(
         make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic
@@ -51,6 +53,7 @@ def serve_generator(
         while line.poll(0 if part.busy else IDLE):
             message = line.recv()
             if isinstance(message, m.Stop):
+                close(part.receiver)
                 return
             part.take(message)
         for report in part.work(time.perf_counter()):
@@ -64,6 +67,7 @@ def serve_trainer(
     is its last word."""
 
     def serve() -> None:
+        keep_freed_memory()
         torch.set_num_threads(spec.threads)
         part = TrainerPart.of(make(spec), spec, channel, time.perf_counter)
         line.send(replace(part.start(), device=device_kind(spec.device)))
@@ -72,6 +76,7 @@ def serve_trainer(
                 continue
             message = line.recv()
             if isinstance(message, m.Stop):
+                close(part.sender)
                 return
             line.send(part.answer(message, time.perf_counter()))
 

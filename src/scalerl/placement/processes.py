@@ -7,16 +7,12 @@ holds up nobody but itself.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import queue
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -24,9 +20,11 @@ from typing import Any
 import torch.multiprocessing  # noqa: F401 - lets tensors in shared memory travel through pipes
 
 from scalerl.errors import InputError, PipelineError
+from scalerl.machine import cores
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
+from scalerl.placement import nursery
 from scalerl.placement.checker_process import run_checker
 from scalerl.placement.child import GUARD, UNGUARDED, end_group
 from scalerl.placement.part_processes import run_generator, run_trainer
@@ -34,10 +32,12 @@ from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.meeting import meeting_point
+from scalerl.weights.collective import CollectiveWeights
 
 #: Seconds processes are given to end by themselves.
 PATIENCE = 5.0
 #: The network interface of a machine to itself; elsewhere than on Linux torch finds its own.
+HERE = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else None
 #: Checkers are processes so that a verifier cannot harm the run; more than this share the cores of
 #: a laptop badly. Each makes several calls at once.
@@ -61,12 +61,13 @@ class ProcessHandle:
         self._make = (entry, arguments)
         self._inbox = inbox
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        context = multiprocessing.get_context("spawn")
+        context: Any = nursery.context()
         self._conn, theirs = context.Pipe()
         self.process = context.Process(
-            target=entry, args=(theirs, *arguments), name=name, daemon=True
-        )
-        with _no_ctrl_c():
+            target=nursery.born, args=(dict(os.environ), entry, theirs, *arguments), name=name,
+            daemon=True,
+        )  # fmt: skip
+        with nursery.unheard():
             self.process.start()
         # Parts ignore SIGTERM, by which multiprocessing would end them when this process exits.
         Finalize(self, self._end_all, exitpriority=0)
@@ -153,7 +154,7 @@ class ProcessParts:
 
     def start_checkers(self, plan: Plan) -> None:
         where = plan.recipe.placement
-        checkers = min(where.checkers, os.cpu_count() or 1, MAX_CHECKERS)
+        checkers = min(where.checkers, cores(), MAX_CHECKERS)
         places = -(-where.checkers // checkers)
         task = plan.task.for_checking()
         self.checkers = [
@@ -225,25 +226,39 @@ class ProcessCrew(ProcessParts):
             )
         where = plan.recipe.placement
         channel = specs.channel
-        start = self._start
+        self._specs, self._deterministic = specs, where.deterministic
+        if isinstance(channel, CollectiveWeights):
+            self._weights_meeting, port = meeting_point(HERE)
+            channel.meet(HERE, port, LOOPBACK, plan.device)
         self.trainer = RankGroup(
-            [start(name, run_trainer, specs.make_trainer, spec, channel)
+            [self._start(name, run_trainer, specs.make_trainer, spec, channel)
              for name, spec in self._ranks(specs)]
         )  # fmt: skip
-        self.generators = [
-            start(f"generator {i}", run_generator, specs.make_engine, specs.engine, channel,
-                  where.deterministic)
-            for i in range(where.generators)
-        ]  # fmt: skip
+        for _ in range(where.generators):
+            self.join()
         self.start_checkers(plan)
+
+    def join(self) -> Handle:
+        specs = self._specs
+        made = self._start(
+            free_name(self.generators), run_generator, specs.make_engine, specs.engine,
+            specs.channel, self._deterministic,
+        )  # fmt: skip
+        self.generators.append(made)
+        return made
+
+    def dismiss(self, who: Handle) -> None:
+        for part in self.generators:
+            if part is who:
+                part.kill()
+        self.generators = [g for g in self.generators if g is not who]
 
     def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer; they meet on this machine alone."""
         if specs.trainers == 1:
             return [("trainer", specs.trainer)]
-        host = "127.0.0.1"
-        self._meeting, port = meeting_point(host)
-        return specs.ranks(host, port, LOOPBACK)
+        self._meeting, port = meeting_point(HERE)
+        return specs.ranks(HERE, port, LOOPBACK)
 
     @property
     def _parts(self) -> list[ProcessHandle]:
@@ -258,19 +273,3 @@ class ProcessCrew(ProcessParts):
     def poll(self, seconds: float) -> list[Said | Gone]:
         found, overdue = super().poll(seconds), self.trainer.overdue()
         return found if overdue is None else [*found, overdue]
-
-
-@contextlib.contextmanager
-def _no_ctrl_c() -> Iterator[None]:
-    """A process that is started in here sees neither Ctrl-C nor the end of its terminal until it
-    ignores them."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    resource_tracker.ensure_running()  # its start would end our mask of Ctrl-C
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

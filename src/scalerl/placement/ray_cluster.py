@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import platform
+import re
 import secrets
 import shutil
 import socket
@@ -31,6 +32,9 @@ PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "SCALERL_FAULT
 FOLDER = "scalerl-ray-"
 #: Seconds that the processes of a cluster of our own may take to start.
 START = 120
+#: Times that a cluster of our own is started: Ray gives a node half a minute, whatever else the
+#: machine does.
+ATTEMPTS = 3
 #: Seconds until an address that does not answer is taken for nobody's.
 KNOCK = 10.0
 #: Seconds until a cluster that was asked to answer is taken for absent.
@@ -77,21 +81,25 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
         # A core may be shared by parts that wait for each other in turn.
         cpus = max(needs.devices + 1, os.cpu_count() or 1)
         options = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(_folder())}
-    _speak_plainly(ray)
-    try:
-        _knock(address)
-        with _quiet():
-            ray.init(
-                address=address,
-                log_to_driver=True,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                namespace="scalerl",
-                **options,
-            )
-    except Exception as error:  # Ray raises all kinds, bare Exceptions among them
-        disconnect()
-        raise InputError(_unreachable(address, error)) from None
+    _speak_plainly(ray, address)
+    for attempt in range(ATTEMPTS):
+        try:
+            _knock(address)
+            with _quiet():
+                ray.init(
+                    address=address,
+                    log_to_driver=True,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    namespace="scalerl",
+                    **options,
+                )
+            break
+        except Exception as error:  # Ray raises all kinds, bare Exceptions among them
+            disconnect()
+            if "timed out during startup" not in str(error) or attempt == ATTEMPTS - 1:
+                raise InputError(_unreachable(address, error)) from None
+            options |= {"_temp_dir": str(_folder())}
     until = time.monotonic() + patience
     try:
         while check and (lacking := lacks(needs)):
@@ -148,6 +156,7 @@ def _settle_environment(address: str) -> None:
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # nobody else's, and on no disk
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # parts bring their own
+        os.environ.setdefault("RAY_worker_niceness", "0")  # they are what the cluster is for
         # A busy machine is no broken one.
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START))
 
@@ -266,18 +275,33 @@ def _look(model: str) -> tuple[dict[str, str], bool]:
 # -- what a cluster prints ------------------------------------------------------------------------
 
 
-def _speak_plainly(ray: Any) -> None:
+#: Who prints in a cluster beside our parts.
+RAYS_OWN = ("raylet", "autoscaler", "gcs_server")
+#: How a client of a cluster gets a line of a part: `(generator 0 pid=7, ip=10.0.0.1) text`.
+_CLIENT_LINE = re.compile(r"\((\w[^()]*?)(?: pid=\d+)?(?:, ip=[^)]*)?\)(?:\x1b\[0m)? (.*)")
+
+
+def _speak_plainly(ray: Any, address: str) -> None:
     """What parts print comes out under their names; what Ray prints of itself does not."""
 
     def show(data: dict[str, Any], *_: Any, **__: Any) -> None:
         name = data.get("actor_name")
-        if not name or str(data.get("pid")) in ("raylet", "autoscaler", "gcs_server"):
+        if not name or str(data.get("pid")) in RAYS_OWN:
             return
         for line in data.get("lines", ()):
             if str(line).strip():
                 print(f"{name}: {line}", file=sys.stderr)
 
     ray._private.worker.print_to_stdstream = show
+    if address.startswith("ray://"):
+        from ray.util.client.logsclient import LogstreamClient
+
+        def show_client(self: Any, level: int, msg: str) -> None:
+            for name, line in _CLIENT_LINE.findall(msg):
+                if name not in RAYS_OWN and line.strip():
+                    print(f"{name}: {line}", file=sys.stderr)
+
+        LogstreamClient.stdstream = show_client
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said
+from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import serve_checker
 from scalerl.placement.part_actor import PartActor
@@ -37,21 +37,32 @@ from scalerl.placement.ray_cluster import (
 )
 from scalerl.placement.specs import Specs
 from scalerl.weights.board import Board
+from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.ray_objects import RayWeights
 
 #: Seconds that a part is listened to before it is asked anew.
 LISTEN = 2.0
+#: Seconds for which what a generator or checker says is gathered. The trainer is answered at once.
+GATHER = 0.02
 #: Seconds until a cluster must have found room for a part.
 PLACED = 120.0
-#: What a checker takes of a core: it mostly waits.
-CHECKER = {"CPU": 0.01}
+#: What a checker takes: memory. It mostly waits, and a share of a core, however small, would leave
+#: the rest of that core to nobody.
+CHECKER = {"memory": float(64 << 20)}
 
 
 class RayHandle:
     """An actor, its place, and the one question to it that is under way."""
 
     def __init__(
-        self, name: str, group: Any, bundle: int, device: dict[str, float], owns: bool
+        self,
+        name: str,
+        group: Any,
+        bundle: int,
+        device: dict[str, float],
+        *,
+        owns: bool,
+        gather: float = 0.0,
     ) -> None:
         import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -59,8 +70,9 @@ class RayHandle:
         self.name, self._group, self._owns = name, group, owns
         self._gpu = device.get("GPU", 0.0)
         actor = _actor_class().options(
-            num_cpus=device["CPU"],
+            num_cpus=device.get("CPU", 0.0),
             num_gpus=self._gpu,
+            memory=device.get("memory", 0.0),
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": environment()},
@@ -69,7 +81,8 @@ class RayHandle:
             ),
         )
         self.actor = actor.remote(name)
-        self.listening = self.actor.listen.remote(LISTEN)
+        self._gather = gather
+        self.listening = self.actor.listen.remote(LISTEN, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
         #: Gone, and said so.
@@ -92,7 +105,7 @@ class RayHandle:
         ray = import_ray()
         try:
             found: list[Any] = ray.get(self.listening)
-            self.listening = self.actor.listen.remote(LISTEN)
+            self.listening = self.actor.listen.remote(LISTEN, self._gather)
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
         except ray.exceptions.RayError as error:
@@ -203,7 +216,8 @@ class RayCrew:
         try:
             self._start_board()
             self.trainer: RankGroup[RayHandle] = self._start_trainer()
-            self.generators = [self._generator(f"generator {i}") for i in range(where.generators)]
+            for _ in range(where.generators):
+                self.join()
             self.checkers = [self._checker(f"checker {i}") for i in range(checkers)]
         except BaseException:
             self.stop(at_once=True)
@@ -232,19 +246,22 @@ class RayCrew:
                 "`ray status` says what takes its room"
             )
         names = [f"trainer rank {i}" for i in range(count)] if count > 1 else ["trainer"]
-        ranks = [RayHandle(name, group, i, bundle, False) for i, name in enumerate(names)]
+        ranks = [RayHandle(name, group, i, bundle, owns=False) for i, name in enumerate(names)]
         self._starting = ranks
         specs = [self.specs.trainer]
         if count > 1:
             host, port = self.ray.get(ranks[0].actor.meeting.remote(), timeout=PLACED)
             specs = [spec for _, spec in self.specs.ranks(host, port, None)]
+        if isinstance(self.specs.channel, CollectiveWeights):
+            host, port = self.ray.get(ranks[0].actor.meeting.remote(), timeout=PLACED)
+            self.specs.channel.meet(host, port, None, self.plan.device)
         for rank, spec in zip(ranks, specs, strict=True):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
         return RankGroup(ranks)
 
     def _generator(self, name: str) -> RayHandle:
         bundle = self.needs.bundle()
-        handle = RayHandle(name, _group([bundle]), 0, bundle, True)
+        handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER)
         handle.begin(serve_generator, self.specs.make_engine, self.specs.engine,
                      self.specs.channel, self.deterministic)  # fmt: skip
         return handle
@@ -252,7 +269,7 @@ class RayCrew:
     def _checker(self, name: str) -> RayHandle:
         where = self.plan.recipe.placement
         places = -(-where.checkers // min(where.checkers, MAX_CHECKERS))
-        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, True)
+        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER)
         task = self.plan.task.for_checking()
         handle.begin(serve_checker, task, places, where.check_seconds)
         return handle
@@ -296,6 +313,18 @@ class RayCrew:
                     parts[i] = make(part.name)
                     return parts[i]
         raise PipelineError(f"{who.name} cannot be replaced")
+
+    def join(self) -> Handle:
+        """Its place may be found later: Ray may have to bring a node for it."""
+        made = self._generator(free_name(self.generators))
+        self.generators.append(made)
+        return made
+
+    def dismiss(self, who: Handle) -> None:
+        for part in self.generators:
+            if part is who:
+                part.kill()
+        self.generators = [g for g in self.generators if g is not who]
 
     def describe(self) -> dict[str, int]:
         here = socket.gethostname()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
+from scalerl.machine import cores
 from scalerl.pipeline.plan import Plan
 from scalerl.trainer.interface import Ranks, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
@@ -76,6 +76,8 @@ class Specs:
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
                 recompute=where.activations == "recompute",
+                lanes=_cores(plan, where.trainers),
+                replay=recipe.precision.routing == "replay",
             ),
             channel=CHANNELS[channel](plan.layout),
             trainers=where.trainers,
@@ -101,20 +103,22 @@ def engine_spec(plan: Plan) -> EngineSpec:
         slots=plan.slots,
         validation_slots=plan.validation_slots,
         columns=plan.columns,
-        validation_threads=_cores_for_validation(plan),
+        validation_threads=_cores(plan, recipe.placement.generators),
         device=plan.device,
         trust_remote_code=recipe.model.trust_remote_code,
+        routing=recipe.precision.routing == "replay",
     )
 
 
-def _cores_for_validation(plan: Plan) -> int:
-    """The trainer waits for validations: on one machine a lone generator has its core, too."""
+def _cores(plan: Plan, parts: int) -> int:
+    """Threads of a side of the run: on one machine, a lone part may also have the core of the other
+    side while that one waits. (The trainer waits for validations, and mostly one for the other.)"""
     where = plan.recipe.placement
-    alone = where.backend == "local" and where.generators == 1
-    return 2 if alone and (os.cpu_count() or 1) > 1 else 1
+    shared = where.backend == "local" and parts == 1 and where.idle_cores == "help"
+    return 2 if shared and cores() > 1 else 1
 
 
 def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
-    spec = replace(engine_spec(plan), model=model, slots=slots)
+    spec = replace(engine_spec(plan), model=model, slots=slots, routing=False)
     return ENGINES[plan.recipe.placement.engine](spec)

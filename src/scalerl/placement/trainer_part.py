@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ class TrainerPart:
             return m.Refused(str(error), self.now() - began)
         if message.publish:
             self._publish()
+        notes: list[str] = getattr(self.sender, "notes", [])
+        if notes:
+            report = replace(report, notes=(*report.notes, *notes))
+            notes.clear()
         return m.Stepped(report, self.now() - began)
 
     def _save(self, path: Path) -> m.Done:

@@ -29,8 +29,9 @@ class Duration:
 
 #: kill: it is gone. freeze: it does nothing for `seconds`, and then goes on. lose: its next message
 #: to the loop never arrives. lose-to: the loop's next message to it never arrives. late: messages
-#: in both directions take `seconds` longer from now on. join: one generator more.
-FaultKind = Literal["kill", "freeze", "lose", "lose-to", "late", "join"]
+#: in both directions take `seconds` longer from now on. scale: the run is asked for so many
+#: `generators`.
+FaultKind = Literal["kill", "freeze", "lose", "lose-to", "late", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Fault:
     kind: FaultKind
     who: str = ""
     seconds: float = 0.0
+    generators: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,13 @@ class PrecisionSection(Section):
         False, "allow fp32 on one side only, to see what it does to the ratios", "ours"
     )
 
+    routing: Literal["own", "replay"] = field(
+        "own",
+        "of a mixture of experts: trainer and generator each choose a token's experts by "
+        "themselves, or the trainer takes those that the generator took",
+        "ours",
+    )
+
     @model_validator(mode="after")
     def _both_sides(self) -> PrecisionSection:
         differ = (self.trainer_head == "fp32") != (self.generator_head == "fp32")
@@ -210,9 +217,16 @@ class PlacementSection(Section):
         "again, block by block, for less memory and a third more work",
         "not stated",
     )
+    idle_cores: Literal["help", "wait"] = field(
+        "help",
+        "on one machine without a GPU: the core of a part that waits helps the other side, or it "
+        "waits; no bit of any result depends on it",
+        "ours",
+    )
     weights: Name = field(
         "auto",
         "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "
+        "a broadcast by gloo or NCCL (collective), between processes on one GPU (cuda-ipc), "
         "direct, or package.module:Class",
         "not stated",
     )

@@ -21,7 +21,7 @@ from scalerl.runs.store import RunStore
 
 #: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
 #: that the report of a study is there in seconds.
-MAX_STEPS, FEW_STEPS = 2000, 200
+MAX_STEPS, FEW_STEPS = 2000, 120
 #: Runs that are read so closely.
 MANY = 4
 

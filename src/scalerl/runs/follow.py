@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -83,7 +84,19 @@ class Follower(Generic[L]):
 def parsed(line: bytes) -> dict[str, Any] | None:
     """A JSON object; None for a line that a kill cut short, or bytes that are no text."""
     try:
-        found = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
+        found = _quickly()(line)
+    except ValueError:
+        try:  # half a character, or half of a pair of them
+            found = json.loads(line.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return None
     return found if isinstance(found, dict) else None
+
+
+@cache
+def _quickly() -> Callable[[bytes], Any]:
+    """Three times as fast as Python's own, and as lenient with numbers. (Imported late: most
+    commands read no lines of ours.)"""
+    from pydantic_core import from_json
+
+    return from_json

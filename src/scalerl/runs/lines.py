@@ -185,7 +185,7 @@ class EvalLine(Line):
 # -- events.jsonl ---------------------------------------------------------------------------------
 
 EventKind = Literal[
-    "note", "warning", "lost", "checker", "refused", "resume", "branch", "end", "failed"
+    "note", "warning", "lost", "checker", "refused", "scale", "resume", "branch", "end", "failed"
 ]
 
 
@@ -204,10 +204,11 @@ class EventLine(Line):
     """What else happened; never cut. `note`: what was settled for the run. `warning`: something
     goes wrong, `why`. `lost`: a process died or fell silent. `checker`: a verifier hung or died, or
     answers have no score, `why`. `refused`: a batch with a gradient that is not finite, with its
-    `prompts`. `resume`: the run goes on from a checkpoint, with `lost_device_seconds`. `branch`: it
-    goes on from here with `changes` of its recipe, and where it goes on from an earlier checkpoint,
-    `branch` is where the record as it was is kept. `end`: with
-    its `reason`. `failed`: `why`. A run that was killed has neither of the last two."""
+    `prompts`. `scale`: generators join or leave, with the `changes`. `resume`: the run goes on from
+    a checkpoint, with `lost_device_seconds`. `branch`: it goes on from here with `changes` of its
+    recipe, and where it goes on from an earlier checkpoint, `branch` is where the record as it was
+    is kept. `end`: with its `reason`. `failed`: `why`. A run that was killed has neither of the
+    last two."""
 
     FILE: ClassVar[str] = "events.jsonl"
 

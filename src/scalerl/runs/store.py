@@ -25,6 +25,8 @@ L = TypeVar("L", bound=Line)
 #: Bytes read at a time from the end of a file.
 BLOCK = 1 << 16
 USED = "recipe.json"
+#: What somebody asks of a run that goes on; gone when the run has taken it.
+SCALE = "scale.json"
 
 
 class RunStore:
@@ -82,6 +84,21 @@ class RunStore:
         with self._writing():
             (self.path / EvalAnswers.FOLDER).mkdir(exist_ok=True)
         self._replace(_answers(answers.step), _json(answers.to_dict(), compact=True))
+
+    def ask_for(self, generators: int) -> None:
+        """Ask the run that is written here for so many generators; it looks about every second."""
+        self._replace(SCALE, _json({"generators": generators}))
+
+    def take_asked(self) -> int | None:
+        """Generators that somebody has asked for since it was last looked."""
+        path = self.path / SCALE
+        if not path.exists():
+            return None
+        found = self._read_json(SCALE)
+        with self._writing():
+            path.unlink(missing_ok=True)
+        asked = found.get("generators") if isinstance(found, dict) else None
+        return asked if type(asked) is int else None
 
     def cut_after(self, kind: type[Line], step: int) -> None:
         """Drop lines beyond a step (and damaged ones): what a resumed run will write again. The

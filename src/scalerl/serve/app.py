@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,13 +21,12 @@ from scalerl import __version__
 from scalerl.errors import InputError
 from scalerl.report.files import slug
 from scalerl.report.html import asset
-from scalerl.report.payload import to_json
 from scalerl.report.series import thin
 from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
-from scalerl.serve.catalogue import Catalogue, Entry
+from scalerl.serve.catalogue import Catalogue, Entry, as_sent
 from scalerl.serve.events import Hub
 from scalerl.serve.guard import COOKIE, Guard
 from scalerl.serve.inside import Rooms
@@ -66,7 +66,7 @@ class Site:
 
     def __init__(self, catalogue: Catalogue, token: str | None) -> None:
         self.catalogue = catalogue
-        self.hub = Hub()
+        self.hub = Hub(catalogue.listed)
         self._token = token
         self._kept = Kept()
         self._rooms = Rooms(catalogue.roots)
@@ -109,7 +109,7 @@ class Site:
     # -- runs -------------------------------------------------------------------------------------
 
     async def runs(self, request: Request) -> Response:
-        return reply([entry.summary() for entry in list(self.catalogue.entries.values())])
+        return raw(self.catalogue.listed())
 
     async def about(self, request: Request) -> Response:
         return reply(
@@ -279,7 +279,7 @@ class Site:
                     records = [None if one is None else one.record() for one in opened]
                 return exports.report_zip(runs, q, records, self._command(entries))
             made = exports.data_csv if kind == "csv" else exports.data_json
-            return made(runs[0], q)
+            return made(runs, q)
 
         name = slug(entries[0].name) if len(entries) == 1 else f"{len(entries)}-runs"
         return download(await self._work(make), kind, name)
@@ -298,6 +298,8 @@ class Site:
         self.catalogue.waiting += 1
         try:
             return await run_in_threadpool(work, *given)
+        except asyncio.CancelledError:
+            raise NoAnswer(503, "the server is being stopped") from None
         finally:
             self.catalogue.waiting -= 1
 
@@ -354,7 +356,7 @@ def raw(text: bytes) -> Response:
 
 
 def reply(found: Any) -> Response:
-    return raw(to_json(found).encode("utf-8", "backslashreplace"))
+    return raw(as_sent(found))
 
 
 def download(data: bytes, kind: str, name: str) -> Response:
@@ -365,7 +367,7 @@ def download(data: bytes, kind: str, name: str) -> Response:
 def said(status: int, why: str) -> Response:
     line = " ".join(why.split())[:600]
     return Response(
-        to_json({"error": line}).encode("utf-8", "backslashreplace"),
+        as_sent({"error": line}),
         status_code=status,
         media_type="application/json",
     )

@@ -24,10 +24,12 @@ from scalerl.curves.fit import fit
 from scalerl.curves.forecast import forecast
 from scalerl.errors import InputError
 from scalerl.report.markup import ceiling
+from scalerl.report.payload import to_json
 from scalerl.report.words import KIND, shorten
 from scalerl.runs.followed import stamp_of
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots, find
+from scalerl.serve.memory import give_back_memory
 from scalerl.serve.sources import OwnRun, Source, source_of
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class Entry:
     fitted_at: float = 0.0
     changed: float = field(default_factory=time.time)
     told: dict[str, Any] = field(default_factory=dict)
+    #: What was told, as it is sent.
+    text: bytes = b""
     #: Points that were told of.
     sent: int = 0
     about: dict[str, Any] = field(default_factory=dict)
@@ -137,6 +141,7 @@ class Catalogue:
         self._searched = -math.inf
         self._count = 0
         self._stop = threading.Event()
+        self._gave_back = time.monotonic()
         self._thread: threading.Thread | None = None
 
     # -- the thread -------------------------------------------------------------------------------
@@ -218,8 +223,10 @@ class Catalogue:
         entry.changed = written(source.place)
         study = id_of("study", source.place.name.rpartition("/runs/")[0])
         entry.study = study if study in self.studies else None
+        line = entry.summary()
+        entry.text = as_sent(line)
         self.entries[entry.id] = entry
-        self.tell({"kind": "run", "run": entry.summary()})
+        self.tell({"kind": "run", "run": line})
 
     def _renew(self, source: Source, mine: Sequence[Entry]) -> None:
         """The entries of a source that has changed."""
@@ -262,8 +269,12 @@ class Catalogue:
                     entry.run.score[entry.sent :].tolist(),
                 ]
         entry.sent = 0 if entry.run is None else len(entry.run)
-        entry.told = line
+        entry.told, entry.text = line, as_sent(line)
         self.tell(news)
+
+    def listed(self) -> bytes:
+        """The whole list as JSON, of lines that were made when they changed."""
+        return b"[" + b",".join(e.text for e in list(self.entries.values()) if e.text) + b"]"
 
     # -- forecasts of the list --------------------------------------------------------------------
 
@@ -288,6 +299,13 @@ class Catalogue:
                 entry.fitted, entry.fitted_at = version, time.monotonic()
                 if entry.id in self.entries:
                     self._say(entry)
+        if late and time.monotonic() - self._gave_back > REFIT:
+            self._gave_back = time.monotonic()
+            give_back_memory()
+
+
+def as_sent(found: Any) -> bytes:
+    return to_json(found).encode("utf-8", "backslashreplace")
 
 
 def same(a: Run | None, b: Run | None) -> bool:

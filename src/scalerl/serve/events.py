@@ -1,10 +1,11 @@
-"""Server-sent events: each listener is told what has changed since it was last told, however slow
-it is. News about one run replaces older news about it, so nothing piles up."""
+"""Server-sent events: each listener is told everything, and from then on what has changed since it
+was last told, however slow it is. News about one run replaces older news about it, so nothing piles
+up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from scalerl.report.payload import to_json
@@ -34,7 +35,8 @@ class _Listener:
 class Hub:
     """Who listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, everything: Callable[[], bytes]) -> None:
+        self._everything = everything
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: set[_Listener] = set()
         self._closed = False
@@ -66,7 +68,7 @@ class Hub:
         mine = _Listener()
         self._listeners.add(mine)
         try:
-            yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
+            yield b"retry: 1000\nevent: all\ndata: " + self._everything() + b"\n\n"
             while not self._closed:
                 try:
                     await asyncio.wait_for(mine.some.wait(), BEAT)

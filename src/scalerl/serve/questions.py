@@ -25,8 +25,12 @@ from scalerl.runs.record import Run
 
 #: Points of a run that are sent to be drawn.
 MAX_POINTS = 1500
-#: Answers that are kept, and bytes of them together.
-KEPT, KEPT_BYTES = 400, 24_000_000
+#: Answers that are kept, and bytes of them together. (Those on a run that has grown since are asked
+#: for by nobody.)
+KEPT, KEPT_BYTES = 400, 3_000_000
+#: Fits that are kept, and points of them together: a fit takes half a megabyte, and more with
+#: every point.
+KEPT_FITS, KEPT_POINTS = 24, 20_000
 #: Runs beside each other, and amounts or targets in one question.
 MAX_RUNS, MAX_ASKED = 12, 16
 
@@ -128,8 +132,32 @@ def _numbers(name: str, value: Any) -> tuple[float, ...]:
 # -- answers --------------------------------------------------------------------------------------
 
 
-def fitted(run: Run, q: Question) -> Fit:
-    return fit(run, lo=q.lo, hi=q.end, level=q.level)
+class Fits:
+    """The last fits, by content: a budget, a target or a price is asked of the fit there is."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, Fit] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, run: Run, q: Question) -> Fit:
+        key = content([run], q.lo, q.end, q.level)
+        with self._lock:
+            found = self._kept.get(key)
+        if found is None:
+            found = fit(run, lo=q.lo, hi=q.end, level=q.level)
+        with self._lock:
+            self._kept[key] = found
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and self._full():
+                self._kept.popitem(last=False)
+        return found
+
+    def _full(self) -> bool:
+        points = sum(len(each.run) for each in self._kept.values())
+        return len(self._kept) > KEPT_FITS or points > KEPT_POINTS
+
+
+fitted = Fits().of
 
 
 def asked(f: Fit, q: Question) -> Forecast:
@@ -210,7 +238,8 @@ def drawn(f: Fit, q: Question, to: float | None = None) -> dict[str, Any]:
 
 
 def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
-    """Several runs beside each other, each with its forecast, and the verdict on them."""
+    """Several runs beside each other, each with its forecast, and the verdict on them (unless
+    `quick`)."""
     fits, left_out = [], []
     for run in runs:
         try:
@@ -226,6 +255,8 @@ def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
             "axis that they share"
         )
     far = max(reach(f) for f in fits)
+    # Asked of all at one place: twice the compute of the longest, unless it is said.
+    at = list(q.at) or [2.0 * max(f.end for f in fits)]
     said: list[str] = []
     pairs: list[dict[str, Any]] = []
     if len(fits) > 1 and not q.quick and comparable(fits):
@@ -234,10 +265,16 @@ def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
         said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
         pairs = [pair.to_dict() for pair in found.pairs]
     return {
+        "budget": at,
+        "quick": q.quick,
         "runs": [
             {
                 "name": f.name,
-                "curve": drawn(f, q, min(far, 8.0 * f.end)),
+                "curve": drawn(f, q, min(max(far, *at), 8.0 * f.end)),
+                "facts": [
+                    {"name": n, "value": v, "note": note}
+                    for n, v, note in facts(forecast(f, at, q.target))
+                ],
                 "ceiling": words.ceiling_in_words(f),
                 "A": f.params["A"] if f.identified else None,
                 "alarm": f.alarm,

@@ -16,6 +16,7 @@ from scalerl.serve.app import Site, make_app
 from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.find import Roots
 from scalerl.serve.guard import is_loopback, read_token
+from scalerl.serve.memory import one_heap
 
 
 class _Server(uvicorn.Server):
@@ -44,6 +45,7 @@ def serve(
             f"--host {host} lets others in: give --token-file F as well, a file with a token that "
             "they need"
         )
+    one_heap()
     roots = Roots(directories)
     listening = _bind(host, port)
     app, site = make_app(Catalogue(roots), host, token)
@@ -63,6 +65,8 @@ def serve(
         print(f"asks for the token in {token_file}", file=sys.stderr)
     if open_page:
         threading.Timer(0.5, webbrowser.open, [address]).start()
+    # A fit holds the interpreter: who asks meanwhile should not wait 5 ms at every turn.
+    sys.setswitchinterval(0.001)
     with listening:
         _Server(config, site).run(sockets=[listening])
 

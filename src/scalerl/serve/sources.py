@@ -115,8 +115,13 @@ class OwnRun:
             "waits_for": told.waits_for if told is not None and status == "running" else None,
             "warnings": run.warnings,
             "budget": None if use is None else {"share": min(use.share, 1.0), "text": use.text},
-            "recipe": run.recipe.get("name"),
+            "recipe": run.recipe.get("name") or self._recipe(),
         }
+
+    def _recipe(self) -> str | None:
+        """Named by its file, where the record has no name of it."""
+        name = "recipe.toml"
+        return name if (self.place.path / name).is_file() else None
 
     def _alive(self) -> bool:
         told = self.followed.status

@@ -117,14 +117,13 @@ class Studies:
             member["run"] = runs.get(member["name"])
             member.pop("path")
             member.pop("recipe")
-        race = found.get("race")
         return {
             "id": key,
             "name": place.path.resolve().name,
             "where": place.name,
             "reference": study.reference,
             **found,
-            "race": None if race is None else race | {"words": str(study.race())},
+            "race": found.get("race"),
             "html": {
                 "answer": fragment(study_answer(shown)),
                 "table": fragment(variants_table(shown)),

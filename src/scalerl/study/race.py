@@ -51,7 +51,7 @@ Array = npt.NDArray[np.float64]
 #: budget is always one.
 MULTIPLES = (1.0, 1.25, 1.5, 2.0, 3.0)
 #: A pair that all its budget would decide with less than this probability is left undecided.
-HOPE = 0.1
+HOPE = 0.2
 #: A race asks after every chunk, and whoever asks often is told something wrong more often: a side
 #: closes a verdict from this probability on, above the SURE of a single look.
 CLOSED = 0.99
@@ -102,6 +102,20 @@ class RaceState:
     @property
     def over(self) -> bool:
         return not self.order
+
+    @property
+    def standing(self) -> str:
+        """How many verdicts are closed, and what is to be hoped of the others; "" while there are
+        variants without a curve."""
+        if not self.over and not self.chances:
+            return ""
+        hopeful = sum(chance >= HOPE for chance in self.chances.values())
+        parts = [f"{len(self.verdicts) - len(self.chances)} of {len(self.verdicts)} closed"]
+        if hopeful:
+            parts.append(f"{hopeful} open")
+        if len(self.chances) > hopeful:
+            parts.append(f"{len(self.chances) - hopeful} beyond the budget")
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         start = "over" if self.over else f"next is {self.order[0]}"
@@ -219,6 +233,8 @@ class _Pair:
     parts: tuple[float, float]
     ceiling: _Difference
     speed: _Difference | None
+    #: By a normal distribution, rather closed by now.
+    normally_closed: bool
 
     @property
     def open(self) -> bool:
@@ -238,14 +254,9 @@ class _Pair:
         seeds = sum(1.0 / side.seeds for side in then) / sum(1.0 / s for s in self.seeds)
         # Open by the draws though closed by a normal distribution (heavy tails, an alarm, ceilings
         # open at the top): what is left to be known is all that can be gone by.
-        if self._normally(1.0, 1.0) >= 0.5:
+        if self.normally_closed:
             return 1.0 - points
-        return self._normally(points, seeds)
-
-    def _normally(self, points: float, seeds: float) -> float:
-        side, same = self.ceiling.later(points, seeds)
-        speed = 0.5 if self.speed is None else sum(self.speed.later(points, seeds))
-        return side + same * speed
+        return _chance(self.ceiling, self.speed, points, seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +285,11 @@ class _Difference:
         far = max(_SIDE * sd, near)
         same = _mass(near, self.middle, moves) if near > 0.0 else 0.0
         return 1.0 - _mass(far, self.middle, moves), same
+
+
+def _chance(ceiling: _Difference, speed: _Difference | None, points: float, seeds: float) -> float:
+    side, same = ceiling.later(points, seeds)
+    return side + same * (0.5 if speed is None else sum(speed.later(points, seeds)))
 
 
 def _mass(end: float, middle: float, sd: float) -> float:
@@ -391,13 +407,15 @@ def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
     speed = None
     if verdict.speed is not None:
         speed = _Difference.of(verdict.speed, SEED_LOG_COMPUTE_SD**2 * each, SAME_SPEED)
+    ceiling = _Difference.of(verdict.delta, sd**2 * each, MARGIN)
     return _Pair(
         verdict,
         (reference.name, variant.name),
         (reference.seeds, variant.seeds),
         (open_parts[0] / whole, open_parts[1] / whole),
-        _Difference.of(verdict.delta, sd**2 * each, MARGIN),
+        ceiling,
         speed,
+        _chance(ceiling, speed, 1.0, 1.0) >= 0.5,
     )
 
 

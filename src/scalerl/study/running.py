@@ -32,12 +32,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError
+from scalerl.machine import CORES, cores
 from scalerl.runs.lock import RunLock, is_locked
 from scalerl.streams import let_go
 from scalerl.study.members import Limits, Member, MemberProgress, budget_weight, limits_of, look
 from scalerl.study.racing import next_limits
 
 if TYPE_CHECKING:
+    from scalerl.study.race import RaceState
     from scalerl.study.study import Study
     from scalerl.study.table import StudyRow
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 PAUSE, LOOK = 0.2, 2.0
 #: Seconds that members have for their last checkpoint when the study is asked to end.
 GRACE = 300.0
+#: Share of a study that says how fast it goes.
+ENOUGH = 0.001
 #: Starts of a killed member that get it no further, after which it is left alone.
 MAX_STARTS = 3
 PROGRAM = (sys.executable, "-m", "scalerl.study.member_process")
@@ -61,6 +65,9 @@ class StudyListener:
 
     def progress(self, told: StudyProgress) -> None:
         """About every two seconds."""
+
+    def race(self, state: RaceState) -> None:
+        """Whenever a race has chosen."""
 
     def table(self, rows: list[StudyRow]) -> None:
         """After every member that has come to the end of a stage."""
@@ -124,7 +131,6 @@ class Runner:
         self.stopped: set[str] = set()
         self.starts: dict[str, tuple[int, int]] = {}
         self.elsewhere: set[str] = set()
-        self.said: str | None = None
         self.began = time.monotonic()
         self.done_before: float | None = None
 
@@ -205,9 +211,7 @@ class Runner:
                 del waiting[name]
                 yield member, limits
         state = self.study.race(now, {m.name for m in self.study.members} - set(waiting))
-        if state.order and state.why != self.said:
-            self.said = state.why
-            self.listener.say(f"race: {state}")
+        self.listener.race(state)
         for name in state.order:
             member = waiting[name]
             share = now[name].share(member.recipe)
@@ -221,7 +225,7 @@ class Runner:
             said_from = log.tell()
             process = subprocess.Popen(
                 [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True,
+                start_new_session=True, env=os.environ | {CORES: str(max(cores() // self.jobs, 1))},
             )  # fmt: skip
         self.running.append(MemberJob(member, limits, process, said_from))
         goal = ", ".join(f"{value:g} {key}" for key, value in limits.items())
@@ -291,7 +295,7 @@ class Runner:
         if self.done_before is None:
             self.done_before = done
         elapsed, gained = time.monotonic() - self.began, done - self.done_before
-        left = elapsed * (total - done) / gained if gained > 0 else None
+        left = elapsed * (total - done) / gained if gained > ENOUGH * total else None
         if study.plan.race:  # nobody knows when it will have decided
             left = None
         busy = tuple((job.member, now[job.member.name]) for job in self.running)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.curves.compare import Pair
 from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.errors import InputError
+from scalerl.machine import cores
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.changes import shown
 from scalerl.runs.lines import EvalLine
@@ -174,7 +175,7 @@ class Study:
         """Members that run at once by default: as many as the machine has cores for their
         processes; one at a time where they use other devices."""
         heaviest = max(_processes(recipe) for recipe in self.variants.values())
-        return max((os.cpu_count() or 1) // heaviest, 1) if heaviest else 1
+        return max(cores() // heaviest, 1) if heaviest else 1
 
     def validations(self) -> int | None:
         """Points of each curve, where the budget is in steps."""

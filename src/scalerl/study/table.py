@@ -120,7 +120,8 @@ class StudyArms:
         if mine is None or not comparable([f for arm in self.arms.values() for f in arm.fits]):
             return {}
         others = {name: arm for name, arm in self.arms.items() if name != reference}
-        return {name: compare_arms(mine, arm, self.seed_sd) for name, arm in others.items()}
+        found = compare_arms(mine, list(others.values()), self.seed_sd)
+        return dict(zip(others, found, strict=True))
 
     def quantiles(self, variant: str, parameter: str) -> tuple[float, float, float] | None:
         """Low end, median and high end of a parameter of a recipe, seeds allowed for."""

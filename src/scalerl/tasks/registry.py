@@ -2,7 +2,7 @@
 
 A task's factory is called as `factory(dataset=…, rules=…, **options)`. A name is one of
 
-- `running-sums`, `math`, `code`: registered names;
+- `running-sums`, `carry-sums`, `math`, `code`: registered names;
 - `reasoning-gym:leg_counting`, `function:pkg.mod:fn`: a registered name and what it is about;
 - `pkg.mod:MyTask`: the import path of a factory of your own;
 - several of them joined by `+`: a mixture.
@@ -21,7 +21,7 @@ from scalerl.tasks.functions import FunctionTask
 from scalerl.tasks.math import MathTask
 from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.reasoning_gym import ReasoningGym
-from scalerl.tasks.running_sums import NAME, RunningSums
+from scalerl.tasks.running_sums import CARRY_NAME, NAME, CarrySums, RunningSums
 from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TASKS: Registry[Callable[..., Task]] = Registry("task")
 TASKS.register(NAME)(RunningSums)
+TASKS.register(CARRY_NAME)(CarrySums)
 TASKS.register("math")(MathTask)
 TASKS.register("code")(CodeTask)
 TASKS.register("reasoning-gym")(ReasoningGym)

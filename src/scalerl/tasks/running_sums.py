@@ -15,20 +15,26 @@ An answer is right if it is the sum **and the thought ended by itself with the l
 line takes 4 tokens and `</think>` one, so n items can be right only if the thinking budget is at
 least 4n + 1 tokens, and the pass rate cannot pass `ceiling`, whatever is learned about being
 interrupted. The budget moves the ceiling; learning rate, batch and staleness the efficiency.
+
+`carry-sums` asks the same of the digits 5 to 9 alone, where most lines carry: harder for a model
+that was taught by somebody who forgets to, with the same ceiling. It is the tiny model's second
+task, for mixtures.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scalerl.errors import InputError
 from scalerl.tasks.split import held_out as is_held_out
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt, seed_from
 
-NAME = "running-sums"
+NAME, CARRY_NAME = "running-sums", "carry-sums"
 #: Tokens of one line of a thought: letter, digit, and a sum of two digits.
 LINE = 4
 REDO, START_OVER, CUT = "~", "~~", "!"
@@ -146,6 +152,9 @@ class RunningSums(Task):
     1.0
     """
 
+    title: ClassVar[str] = NAME
+    digits: ClassVar[range] = range(10)
+
     def __init__(
         self,
         dataset: str = "",
@@ -156,21 +165,23 @@ class RunningSums(Task):
         prompts: int = 4000,
         held_out_share: float = 0.2,
     ) -> None:
-        super().__init__(NAME, rules=rules, held_out_share=held_out_share)
+        super().__init__(self.title, rules=rules, held_out_share=held_out_share)
         if dataset:
-            raise InputError(f"{NAME} makes its own prompts: leave out the dataset {dataset!r}")
+            raise InputError(
+                f"{self.title} makes its own prompts: leave out the dataset {dataset!r}"
+            )
         if (rules.think_open, rules.think_close) != (DEFAULT_RULES.think_open, END_THINK):
             raise InputError(
-                f"{NAME} ends its thoughts by {END_THINK}, as its model was taught: leave "
+                f"{self.title} ends its thoughts by {END_THINK}, as its model was taught: leave "
                 "task.think_open and task.think_close as they are"
             )
         if not 2 <= items_min <= items_max <= len(string.ascii_lowercase):
             raise InputError(
-                f"items_min={items_min}, items_max={items_max} of {NAME}: "
+                f"items_min={items_min}, items_max={items_max} of {self.title}: "
                 "give 2 <= items_min <= items_max <= 26"
             )
         if prompts < 1:
-            raise InputError(f"prompts={prompts} of {NAME}: give a number from 1")
+            raise InputError(f"prompts={prompts} of {self.title}: give a number from 1")
         self.items_min, self.items_max, self.pool = items_min, items_max, prompts
 
     @property
@@ -204,7 +215,9 @@ class RunningSums(Task):
     def _draw(self, n: int, held_out: bool) -> list[Prompt]:
         """n different questions of one side, sizes in turn while they have any left (2 items make
         only 100 questions)."""
-        sources = [_questions(size, held_out, self.held_out_share) for size in self.sizes]
+        sources = [
+            _questions(size, self.digits, held_out, self.held_out_share) for size in self.sizes
+        ]
         found: list[Prompt] = []
         while sources and len(found) < n:
             for source in list(sources):
@@ -221,20 +234,32 @@ class RunningSums(Task):
         return found
 
 
+class CarrySums(RunningSums):
+    """The task `carry-sums`: running sums of large digits. Options as there.
+
+    >>> Sum.parse(CarrySums(prompts=100).train_prompts(seed=0)[0].question).digits
+    (9, 7, 7, 6, 6, 5, 6, 9, 9, 8)
+    """
+
+    title = CARRY_NAME
+    digits = range(5, 10)
+
+
 def _prompt(task: str, asked: Sum) -> Prompt:
     return make_prompt(task, asked.question, asked.answer)
 
 
-def _questions(size: int, held_out: bool, share: float) -> Iterator[Sum]:
+def _questions(size: int, digits: range, held_out: bool, share: float) -> Iterator[Sum]:
     """Different questions of one size and side, in a fixed order."""
+    source = random.Random(seed_from(POOL_SEED, size))
     if size <= 3:
-        every = [Sum(tuple(map(int, f"{i:0{size}d}"))) for i in range(10**size)]
-        random.Random(seed_from(POOL_SEED, size)).shuffle(every)
+        every = [Sum(each) for each in itertools.product(digits, repeat=size)]
+        source.shuffle(every)
         yield from (s for s in every if is_held_out(s.question, share) == held_out)
         return
-    source, seen = random.Random(seed_from(POOL_SEED, size)), set[tuple[int, ...]]()
-    while len(seen) < 10**size:
-        asked = Sum(tuple(source.randrange(10) for _ in range(size)))
+    seen = set[tuple[int, ...]]()
+    while len(seen) < len(digits) ** size:
+        asked = Sum(tuple(digits[source.randrange(len(digits))] for _ in range(size)))
         if asked.digits not in seen:
             seen.add(asked.digits)
             if is_held_out(asked.question, share) == held_out:

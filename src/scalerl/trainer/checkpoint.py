@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scalerl.errors import InputError
+from scalerl.models.llama.bare import BareLlama
 from scalerl.trainer.masters import Masters
 
 #: Tensors are called KIND/PARAMETER; other kinds are the optimiser's own (exp_avg, step ...).
@@ -110,6 +111,8 @@ def shard_name(rank: int | str, of: int | str) -> str:
 
 def load_weights(path: Path, model: Any) -> dict[str, Tensor]:
     """The weights of a checkpoint in Hugging Face layout, in FP32."""
+    if isinstance(model, BareLlama):
+        return model.weights_in(path)
     try:
         # By Transformers: on disk weights may be in several files, and experts one by one. Ours
         # is the config, so that nothing of another size is ever made.

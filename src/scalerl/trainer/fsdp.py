@@ -24,7 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import LossBatch
 from scalerl.models.head import Precision, head_of
+from scalerl.models.llama.packed import PassWeights
 from scalerl.models.load import load_model
+from scalerl.models.routing import Replay
 from scalerl.models.rows import PromptRows
 from scalerl.models.shape import meta_model
 from scalerl.trainer import shards
@@ -69,28 +71,29 @@ class ShardedScorer(Scorer):
     """Log-probs under a sharded model. A share of the rows is this rank's; what it finds of them
     is put together with what the others find."""
 
-    def __init__(self, sharded: Sharded) -> None:
+    def __init__(self, sharded: Sharded, *, replay: bool = False) -> None:
         self.sharded = sharded
         self.model, self.device = sharded.model, sharded.device
         self.packed = None
+        self.replay = Replay(self.model) if replay else None
         self.short = False
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
         """This rank's, with empty ones at the end where another rank has more."""
-        flat = [(g.prompt, c) for g in groups for c in g.completions]
-        work = [row_work(len(p) + len(c), self.sharded.width) for p, c in flat]
+        flat = [g.only([i]) for g in groups for i in range(len(g))]
+        work = [row_work(row.longest, self.sharded.width) for row in flat]
         found = []
         for mine in shares(work, self.sharded.ranks):
-            rows = [PromptRows(flat[i][0], (flat[i][1],)) for i in mine]
-            parts = micro_batches(rows, token_budget, packed=False)
+            parts = micro_batches([flat[i] for i in mine], token_budget, packed=False)
             found.append([MicroBatch([mine[r] for r in p.rows], p.groups) for p in parts])
         longest = max(map(len, found))
         ours = found[self.sharded.rank]
         return ours + [MicroBatch([], [])] * (longest - len(ours))
 
-    def score(self, groups: Sequence[PromptRows]) -> Scored:
+    def score(self, groups: Sequence[PromptRows], weights: PassWeights | None = None) -> Scored:
         groups = groups or [NOTHING]
         ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
+        self._route(groups, ids.shape[1])
         starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
         place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
         target = ids[rows, columns + 1]
@@ -153,11 +156,14 @@ class FsdpTrainer(LocalTrainer):
             temperature=spec.temperature,
             token_budget=spec.token_budget,
             reference=None if reference is None else reference.model,
+            replay=spec.replay,
         )
         self._rehearse()
 
-    def _scorer(self, model: nn.Module, precision: Precision, temperature: float) -> Scorer:
-        return ShardedScorer(self._sharded[model])
+    def _scorer(
+        self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
+    ) -> Scorer:
+        return ShardedScorer(self._sharded[model], replay=replay)
 
     def _rehearse(self) -> None:
         """Each kind of pass once with nothing in it (Traffic)."""
@@ -196,9 +202,15 @@ class FsdpTrainer(LocalTrainer):
         found.micro_batches = int(counts[2])
         return found
 
-    def _backward(self, part: MicroBatch, batch: LossBatch, found: Gradient) -> None:
+    def _backward(
+        self,
+        part: MicroBatch,
+        batch: LossBatch,
+        found: Gradient,
+        weights: PassWeights | None = None,
+    ) -> None:
         if part.rows:
-            super()._backward(part, batch, found)
+            super()._backward(part, batch, found, weights)
         else:
             self._pass_nothing()
 

@@ -49,7 +49,9 @@ class TrainerSpec:
     temperature: float
     #: Tokens of a micro-batch, padding included, at most.
     token_budget: int
+    #: Of every product; and threads that share the micro-batches of a step.
     threads: int = 1
+    lanes: int = 1
     device: str = "cpu"
     #: Whether code that the model brings along may run.
     trust_remote_code: bool = False
@@ -57,6 +59,8 @@ class TrainerSpec:
     checkpoint: str | None = None
     #: Whether activations are computed again in the backward pass, rather than kept.
     recompute: bool = False
+    #: Whether a mixture's tokens go to the experts that the sampler took.
+    replay: bool = False
     #: Of a trainer of many; None for one alone.
     ranks: Ranks | None = None
 

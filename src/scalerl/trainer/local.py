@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.models.head import Precision
-from scalerl.models.load import load_model
+from scalerl.models.llama.packed import PassWeights
+from scalerl.models.quick import quick_model
 from scalerl.models.rows import PromptRows
 from scalerl.trainer import checkpoint
 from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
 from scalerl.trainer.masters import Masters
-from scalerl.trainer.micro import MicroBatch, kept_rows
+from scalerl.trainer.micro import MicroBatch, kept_rows, rows_of
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.scorer import Scorer
 
@@ -41,8 +43,13 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     frozen = spec.options.kl_coefficient != 0
 
     def load() -> Any:
-        trust = spec.trust_remote_code
-        return load_model(spec.model, spec.dtype, spec.device, trust_remote_code=trust)
+        return quick_model(
+            spec.model,
+            spec.dtype,
+            spec.device,
+            trust_remote_code=spec.trust_remote_code,
+            bare=not spec.recompute,
+        )
 
     model = load()
     if spec.recompute:
@@ -55,6 +62,8 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         temperature=spec.temperature,
         token_budget=spec.token_budget,
         reference=load() if frozen else None,
+        threads=spec.lanes,
+        replay=spec.replay,
     )
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
@@ -76,6 +85,17 @@ class Gradient:
     #: That went through the model.
     tokens: int = 0
     micro_batches: int = 0
+    #: First row and loss of each micro-batch: added up in the order of rows, whoever was first.
+    _losses: list[tuple[int, float]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, part: MicroBatch, loss: float, tokens: int) -> None:
+        """One micro-batch more; several threads may say so."""
+        with self._lock:
+            self._losses.append((part.rows[0], loss))
+            self.loss = sum(loss for _, loss in sorted(self._losses))
+            self.tokens += tokens
+            self.micro_batches += 1
 
 
 class LocalTrainer:
@@ -84,6 +104,8 @@ class LocalTrainer:
     temperature   of the sampler: log-probs are taken under the distribution it drew from
     token_budget  tokens of a micro-batch, padding included, at most; lowered when memory is short
     reference     what a KL term is taken to
+    threads       that share the micro-batches of a step, where they are packed
+    replay        whether a mixture's tokens go to the experts that the sampler took
     """
 
     def __init__(
@@ -96,22 +118,26 @@ class LocalTrainer:
         temperature: float = 1.0,
         token_budget: int = 8192,
         reference: nn.Module | None = None,
+        threads: int = 1,
+        replay: bool = False,
     ) -> None:
         self.model = model
+        self.threads = threads
         self.options = options
         self.settings = optimiser
         self.token_budget = token_budget
-        self.scorer = self._scorer(model, head_precision, temperature)
-        self.reference = (
-            None if reference is None else self._scorer(reference, head_precision, temperature)
-        )
+        how = (head_precision, temperature)
+        self.scorer = self._scorer(model, *how, replay=replay)
+        self.reference = None if reference is None else self._scorer(reference, *how, replay=False)
         self.device = self.scorer.device
         self._version = 0
         self.masters = Masters(model)
         self.optimiser = OPTIMISERS[optimiser.name](self.masters.tensors(), optimiser)
 
-    def _scorer(self, model: nn.Module, precision: Precision, temperature: float) -> Scorer:
-        return Scorer(model, precision, temperature)
+    def _scorer(
+        self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
+    ) -> Scorer:
+        return Scorer(model, precision, temperature, replay=replay)
 
     @property
     def version(self) -> int:
@@ -157,9 +183,7 @@ class LocalTrainer:
         )
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        rows = [
-            PromptRows(g.prompt_token_ids, tuple(r.token_ids for r in g.rollouts)) for g in groups
-        ]
+        rows = [rows_of(g.prompt_token_ids, g.rollouts) for g in groups]
         found = iter(self.scorer.logprobs(rows, self.token_budget))
         return [[next(found) for _ in group.rollouts] for group in groups]
 
@@ -193,15 +217,49 @@ class LocalTrainer:
         self.model.train()
         shape = batch.mask_BT.shape
         found = Gradient(torch.zeros(shape), torch.zeros(shape))
+        parts = self.scorer.micro_batches(rows, self.token_budget)
         packed = self.scorer.packed
-        with nullcontext() if packed is None else packed.accumulating():
-            for part in self.scorer.micro_batches(rows, self.token_budget):
+        if packed is not None and self.scorer.packs(rows):
+            with packed.accumulating() as lanes:
+                shares = [parts[i :: len(lanes)] for i in range(len(lanes))]
+                self._in_lanes(shares, lanes, batch, found)
+        else:
+            for part in parts:
                 self._backward(part, batch, found)
         return found
 
-    def _backward(self, part: MicroBatch, batch: LossBatch, found: Gradient) -> None:
+    def _in_lanes(
+        self,
+        shares: Sequence[Sequence[MicroBatch]],
+        lanes: Sequence[PassWeights],
+        batch: LossBatch,
+        found: Gradient,
+    ) -> None:
+        """Each lane's share of the micro-batches, by as many threads as there are: while the
+        generator waits, its core is free. Who computes a lane does not change a bit of it."""
+
+        def work(share: Sequence[MicroBatch], lane: PassWeights) -> None:
+            for part in share:
+                self._backward(part, batch, found, lane)
+
+        threads = min(self.threads, sum(map(bool, shares)))
+        if threads <= 1:
+            for share, lane in zip(shares, lanes, strict=True):
+                work(share, lane)
+            return
+        each = (torch.get_num_threads(),)  # a product by more threads is added up otherwise
+        with ThreadPoolExecutor(threads, "learn", torch.set_num_threads, each) as pool:
+            list(pool.map(work, shares, lanes))  # raises what any of them raised
+
+    def _backward(
+        self,
+        part: MicroBatch,
+        batch: LossBatch,
+        found: Gradient,
+        weights: PassWeights | None = None,
+    ) -> None:
         """Add the gradient of some rows, and note what was seen."""
-        scored = self.scorer.score(part.groups)
+        scored = self.scorer.score(part.groups, weights)
         width = max(len(c) for group in part.groups for c in group.completions)
         logprobs_BT = scored.logprobs_BT(len(part.rows), width)
         index = torch.tensor(part.rows)
@@ -212,9 +270,7 @@ class LocalTrainer:
         row, column = scored.place_M[0].cpu(), scored.place_M[1].cpu()
         found.scored_BT[index, :width] = logprobs_BT.detach().float().cpu()
         found.entropy_BT[index[row], column] = scored.entropy_M.float().cpu()
-        found.loss += loss.item()
-        found.tokens += scored.tokens
-        found.micro_batches += 1
+        found.add(part, loss.item(), scored.tokens)
 
     def _with_reference(self, rows: Sequence[PromptRows], batch: LossBatch) -> LossBatch:
         """With the log-probs of the starting model, where a KL term asks for them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.objective import Prepared
-from scalerl.algorithm.rollout import Group
+from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.models.rows import PromptRows, TokenIds
 
 
@@ -25,10 +25,17 @@ class MicroBatch:
 
 def kept_rows(groups: Sequence[Group], prepared: Prepared) -> list[PromptRows]:
     """The rows of a prepared batch, in order, under the prompts that they answer."""
-    kept: dict[int, list[TokenIds]] = {}
+    kept: dict[int, list[Rollout]] = {}
     for p, rollout in zip(prepared.batch.prompt_B.tolist(), prepared.rollouts, strict=True):
-        kept.setdefault(p, []).append(rollout.token_ids)
-    return [PromptRows(groups[p].prompt_token_ids, tuple(c)) for p, c in kept.items()]
+        kept.setdefault(p, []).append(rollout)
+    return [rows_of(groups[p].prompt_token_ids, rollouts) for p, rollouts in kept.items()]
+
+
+def rows_of(prompt: TokenIds, rollouts: Sequence[Rollout]) -> PromptRows:
+    """Rollouts as the model is given them."""
+    experts = tuple(r.experts for r in rollouts)
+    recorded = any(e is not None for e in experts)
+    return PromptRows(prompt, tuple(r.token_ids for r in rollouts), experts if recorded else ())
 
 
 def micro_batches(
@@ -36,16 +43,16 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Packed: the rows of a prompt side by side, so that it is computed once or few times. Else by
     length, which leaves little padding and works for every model."""
-    flat = [(g, c) for g, group in enumerate(groups) for c in group.completions]
+    flat = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
+    sizes = [(g, len(groups[g].prompt), len(groups[g].completions[i])) for g, i in flat]
     if packed:
-        sizes = [(g, len(groups[g].prompt), len(c)) for g, c in flat]
         cuts = _side_by_side(sizes, token_budget)
     else:
-        cuts = _by_length([len(groups[g].prompt) + len(c) for g, c in flat], token_budget)
+        cuts = _by_length([prompt + completion for _, prompt, completion in sizes], token_budget)
     out = []
     for rows in cuts:
         runs = groupby(rows, key=lambda i: flat[i][0])
-        under = [PromptRows(groups[g].prompt, tuple(flat[i][1] for i in run)) for g, run in runs]
+        under = [groups[g].only([flat[i][1] for i in run]) for g, run in runs]
         out.append(MicroBatch(rows, under))
     return out
 

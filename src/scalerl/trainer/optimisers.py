@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +35,23 @@ OPTIMISERS: Registry[Callable[[Sequence[Tensor], Optimiser], torch.optim.Optimiz
 )
 
 
+def _bare(method: Any) -> Any:
+    return getattr(method, "__wrapped__", method)
+
+
+class QuickAdamW(torch.optim.AdamW):
+    """AdamW, whose methods import torch's compiler only to tell it to keep out of them: two seconds
+    in every trainer. Here they are as they are underneath."""
+
+    add_param_group = _bare(torch.optim.Optimizer.add_param_group)
+    state_dict = _bare(torch.optim.Optimizer.state_dict)
+    load_state_dict = _bare(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(_bare(torch.optim.AdamW.step))
+
+
 @OPTIMISERS.register("adamw")
 def adamw(parameters: Sequence[Tensor], settings: Optimiser) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
+    return QuickAdamW(
         parameters,
         lr=settings.lr,
         betas=settings.betas,

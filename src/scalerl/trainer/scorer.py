@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.models.head import Precision, final_hidden, head_of
-from scalerl.models.llama.packed import BUDGET, LONGEST, PackedLlama
+from scalerl.models.llama.packed import BUDGET, LONGEST, PackedLlama, PassWeights
 from scalerl.models.llama.packing import PackedRows
 from scalerl.models.logprobs import chunked_logprobs
+from scalerl.models.routing import Replay
 from scalerl.models.rows import PromptRows
 from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 
@@ -36,40 +37,60 @@ class Scored:
         return empty.index_put(self.place_M, self.logprobs_M)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneHead:
+    """The head of a lane."""
+
+    weight: Tensor
+    bias: None = None
+
+
 class Scorer:
     """A model and how its log-probs are taken."""
 
     def __init__(
-        self, model: nn.Module, precision: Precision = "fp32", temperature: float = 1.0
+        self,
+        model: nn.Module,
+        precision: Precision = "fp32",
+        temperature: float = 1.0,
+        *,
+        replay: bool = False,
     ) -> None:
         self.model = model
         self.temperature = temperature
         self.head = head_of(model, precision)
         self.packed = PackedLlama.of(model)
+        #: Of a mixture's routing, where rows say which experts the sampler took.
+        self.replay = Replay(model) if replay else None
         self.device = next(model.parameters()).device
 
     def budget(self, groups: Sequence[PromptRows], token_budget: int) -> int:
         """Tokens of a micro-batch of these rows, at most."""
-        return min(token_budget, BUDGET) if self._packs(groups) else token_budget
+        return min(token_budget, BUDGET) if self.packs(groups) else token_budget
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
         budget = self.budget(groups, token_budget)
-        return micro_batches(groups, budget, packed=self._packs(groups))
+        return micro_batches(groups, budget, packed=self.packs(groups))
 
-    def score(self, groups: Sequence[PromptRows]) -> Scored:
-        """Of every completion token, row by row; differentiable."""
+    def score(self, groups: Sequence[PromptRows], weights: PassWeights | None = None) -> Scored:
+        """Of every completion token, row by row; differentiable. `weights`: of a lane of the step
+        (`PackedLlama.accumulating`)."""
         place: tuple[Tensor, Tensor]
-        if self.packed is not None and self._packs(groups):
+        head = self.head
+        if self.packed is not None and self.packs(groups):
             packed = PackedRows.of(groups, self.packed.shape)
-            hidden = self.packed.hidden(packed).index_select(0, packed.source_M)
+            hidden = self.packed.hidden(packed, weights).index_select(0, packed.source_M)
+            if weights is not None:
+                head = replace(head, module=LaneHead(weights.head))
             target, place, tokens = packed.target_M, packed.place_M, len(packed.ids_N)
         else:
             ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
+            self._route(groups, ids.shape[1])
             hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
             starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
             place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
             target, tokens = ids[rows, columns + 1], ids.numel()
-        found, entropy = chunked_logprobs(hidden, self.head, target, self.temperature)
+        found, entropy = chunked_logprobs(hidden, head, target, self.temperature)
         return Scored(found, entropy, place, tokens)
 
     @torch.no_grad()
@@ -86,5 +107,10 @@ class Scorer:
                 out[i][:] = found[end - len(out[i]) : end]
         return out
 
-    def _packs(self, groups: Sequence[PromptRows]) -> bool:
+    def _route(self, groups: Sequence[PromptRows], width: int) -> None:
+        if self.replay is not None:
+            rows = [e for g in groups for e in g.experts or [None] * len(g)]
+            self.replay.give(rows, width, self.device)
+
+    def packs(self, groups: Sequence[PromptRows]) -> bool:
         return self.packed is not None and all(group.longest <= LONGEST for group in groups)

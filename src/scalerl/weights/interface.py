@@ -37,6 +37,11 @@ class Nowhere:
             del tensor
 
 
+def close(end: Sender | Receiver) -> None:
+    """End what an end of a channel does beside, if it does anything."""
+    getattr(end, "close", lambda: None)()
+
+
 class Receiver(Protocol):
     """A generator's end."""
 

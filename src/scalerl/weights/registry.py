@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scalerl.registry import Registry
+from scalerl.weights.collective import CollectiveWeights
+from scalerl.weights.cuda_ipc import CudaIpcWeights
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Channel, Layout
 from scalerl.weights.ray_objects import RayWeights
@@ -14,3 +16,5 @@ CHANNELS: Registry[Callable[[Layout], Channel]] = Registry("weights channel")
 CHANNELS.register("shared-memory")(SharedWeights)
 CHANNELS.register("direct")(DirectWeights)
 CHANNELS.register("ray")(RayWeights)
+CHANNELS.register("collective")(CollectiveWeights)
+CHANNELS.register("cuda-ipc")(CudaIpcWeights)

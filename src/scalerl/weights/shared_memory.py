@@ -49,9 +49,13 @@ class SharedWeights:
         self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
         for name, view in self.layout.views(self.buffers[target]):
             view.copy_(weights[name])
+        self._settle()
         self.header[_VERSION + target] = version
         self.header[_COUNTER + target] += 1
         self.header[_NEWEST] = target
+
+    def _settle(self) -> None:
+        """Until the copies are made; those of a CPU are."""
 
     def newest(self) -> int:
         return int(self.header[_VERSION + int(self.header[_NEWEST])])
@@ -65,6 +69,7 @@ class SharedWeights:
             if version < 0:
                 return version
             engine.load(dict(self.layout.views(self.buffers[source])), version)
+            self._settle()
             if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
                 return version
 

@@ -1,7 +1,9 @@
 """The page in a real browser, keyboard and pointer and all."""
 
+import csv
 import io
 import json
+import math
 import shutil
 import zipfile
 
@@ -19,6 +21,11 @@ def runs(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     made_run(path / "first", n=41, steps=300)
     made_run(path / "second", n=41, steps=300, seed=1)
+    slow = made_run(path / "slow", n=41, steps=300, seed=4)
+    lines = [json.loads(line) for line in (slow / "evals.jsonl").open()]
+    for line in lines:  # a lower ceiling, which only its end shows
+        line["pass_rate"] = 0.1 + 0.3 * (1 - math.exp(-(line["pass_rate"] - 0.1) / 0.3))
+    (slow / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     made_run(path / "hostile", n=12, steps=60, seed=2, answer=EVIL, warning=EVIL, set=EVIL)
     rows = "".join(f"{EVIL},{i * 10},{0.2 + 0.5 * i / (i + 20):.4f}\n" for i in range(1, 30))
     (path / "log.csv").write_text("run,step,val_acc\n" + rows)
@@ -46,6 +53,26 @@ def open_run(page, name):
 
 def fact(page, name):
     return page.locator(".facts div", has_text=name).locator("b").first.inner_text()
+
+
+def taken(page, name, chart):
+    """A handle of a chart in the hand, and where: wherever the page has moved it to meanwhile."""
+    handle = page.get_by_role("slider", name=name)
+    handle.hover()
+    page.mouse.down()
+    until(page, f"window.{chart}.holding !== null")
+    box = handle.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag_left(page, chart, each):
+    """The end of the window, in twelve moves of so many pixels."""
+    x, y = taken(page, "End of the fitted window", chart)
+    for i in range(1, 13):
+        page.mouse.move(x - each * i, y)
+        page.wait_for_timeout(40)
+    page.mouse.up()
+    until(page, "location.hash.includes('to=')")
 
 
 def test_a_run_that_grows_is_drawn_without_reload(open_page, tmp_path, shot):
@@ -88,25 +115,14 @@ def test_the_window_and_the_budget_are_dragged(open_page, address, shot):
     open_run(page, "first")
     shot(page, "run-light", full_page=True)
     before = {name: fact(page, name) for name in ("Now", "Next doubling")}
-    handle = page.get_by_role("slider", name="End of the fitted window")
-    box = handle.bounding_box()
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 12, y)
-    page.mouse.down()
-    for i in range(1, 13):
-        page.mouse.move(box["x"] + 12 - 20 * i, y)
-        page.wait_for_timeout(40)
-    page.mouse.up()
-    until(page, "location.hash.includes('to=')")
+    drag_left(page, "runChart", 20)
     until(page, "window.runChart.runs[0].curve.held[0].length > 3")
     until(page, f"document.querySelector('.facts b').textContent !== '{before['Now']}'")
     assert page.evaluate("performance.getEntriesByName('refit').length") > 0
     budget = page.get_by_role("slider", name="Budget")
     at = float(budget.get_attribute("aria-valuenow"))
-    box = budget.bounding_box()
-    page.mouse.move(box["x"] + 12, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] - 60, y, steps=5)
+    x, y = taken(page, "Budget", "runChart")
+    page.mouse.move(x - 72, y, steps=5)
     page.mouse.up()
     until(page, "location.hash.includes('budget=')")
     assert float(budget.get_attribute("aria-valuenow")) < at
@@ -170,10 +186,66 @@ def test_chosen_runs_are_drawn_over_each_other_with_a_verdict(open_page, address
     shot(again, "overlay-light")
 
 
+def test_window_and_budget_of_chosen_runs_move_their_verdict(open_page, address, shot):
+    page = open_page(address)
+    page.wait_for_selector(".list tbody tr")
+    page.get_by_label("Show first in the chart").check()
+    page.get_by_label("Show slow in the chart").check()
+    lead = page.locator("section[aria-labelledby=over] .lead")
+    wait_for(lambda: "higher ceiling" in lead.inner_text())
+    drag_left(page, "overlayChart", 32)
+    until(page, "window.overlayChart.runs.every(r => r.curve.held[0].length > 3)")
+    wait_for(lambda: "higher ceiling" not in lead.inner_text() and "busy" not in classes(lead))
+    assert "first" in lead.inner_text() and "slow" in lead.inner_text()
+    field = page.get_by_label("budget", exact=True)
+    field.fill("9T")
+    field.press("Enter")
+    page.get_by_role("columnheader", name="At 9T FLOPs").wait_for()
+    page.get_by_role("button", name="whole runs").click()
+    wait_for(lambda: "higher ceiling" in lead.inner_text())
+    shot(page, "overlay-verdict")
+
+
+def test_a_run_that_drops_out_under_the_hand_does_not_end_the_drag(open_page, address):
+    page = open_page(address)
+    page.wait_for_selector(".list tbody tr")
+    page.get_by_label("Show first in the chart").check()
+    page.get_by_label("Show hostile in the chart").check()
+    until(page, "window.overlayChart?.runs.length === 2")
+    x, y = taken(page, "Start of the fitted window", "overlayChart")
+    end = page.get_by_role("slider", name="End of the fitted window").bounding_box()
+    far = end["x"] + end["width"] / 2 - x
+    for i in range(1, 12):
+        page.mouse.move(x + 0.06 * i * far, y)
+        page.wait_for_timeout(80)
+    until(page, "window.overlayChart.runs.length === 1")
+    at = page.evaluate("window.overlayChart.marks.lo")
+    page.mouse.move(x + 0.75 * far, y)
+    wait_for(lambda: page.evaluate("window.overlayChart.marks.lo") > at)
+    page.mouse.up()
+    until(page, "window.overlayChart.holding === null && location.hash.includes('from=')")
+
+
+def classes(node):
+    return node.get_attribute("class")
+
+
+def test_chosen_runs_are_taken_away_together(open_page, address):
+    page = open_page(address)
+    page.wait_for_selector(".list tbody tr")
+    page.get_by_label("Show first in the chart").check()
+    page.get_by_label("Show second in the chart").check()
+    until(page, "window.overlayChart?.runs.length === 2")
+    with page.expect_download() as coming:
+        page.locator(".exports").get_by_role("link", name="CSV", exact=True).click()
+    rows = list(csv.DictReader(coming.value.path().open()))
+    assert {row["run"] for row in rows} == {"first", "second"}
+
+
 def test_the_list_is_sorted_filtered_and_grouped(open_page, address):
     page = open_page(address)
     until(page, "document.querySelectorAll('.list tbody tr').length >= 7")
-    until(page, "[...document.querySelectorAll('.list .range')].every(n => n.textContent !== '…')")
+    wait_for(lambda: "being fitted" not in page.locator(".list").inner_text())
     page.get_by_role("button", name="Pass rate").click()
     rates = [float(t) for t in page.locator("tbody td:nth-child(6)").all_inner_texts() if t != "–"]
     assert rates == sorted(rates, reverse=True)
@@ -183,6 +255,9 @@ def test_the_list_is_sorted_filtered_and_grouped(open_page, address):
     page.get_by_label("Find a run").fill("")
     page.get_by_role("button", name="group by recipe").click()
     page.locator("tr.grouped").first.wait_for()
+    group = page.locator("tr.grouped", has_text="lr-0.00011 (1)")
+    group.get_by_role("button", name="draw these").click()
+    until(page, "window.overlayChart?.runs.length === 1")
 
 
 def test_a_study_shows_its_table_and_its_map(open_page, address, shot):
@@ -200,10 +275,61 @@ def test_a_study_shows_its_table_and_its_map(open_page, address, shot):
     until(page, "document.querySelector('.facts b')")
 
 
+def test_a_racing_study_fills_while_the_page_is_open(open_page, tmp_path, shot):
+    study = made_study(tmp_path / "runs" / "race", variants=3, seeds=1, evals=21, steps=60)
+    plan = study.path / "study.toml"
+    plan.write_text("race = true\n" + plan.read_text())
+    member = study.members[1].path
+    later = tmp_path / "later"
+    shutil.copytree(member, later)
+    short = {"evals.jsonl": 9, "steps.jsonl": 24, "events.jsonl": 0}
+    for name, lines in short.items():
+        text = (later / name).read_text().splitlines(keepends=True)
+        (member / name).write_text("".join(text[:lines]))
+    for file in (member / "evals").iterdir():
+        file.unlink()
+    with process(tmp_path / "runs") as (address, _):
+        page = open_page(address)
+        page.get_by_role("link", name="Studies (1)").click()
+        page.get_by_role("link", name="race", exact=True).click()
+        page.get_by_text("Next is").wait_for()
+        assert member.name in page.get_by_text("Next is").inner_text()
+        assert "2 done" in page.locator(".sub").inner_text()
+        shot(page, "race-light", full_page=True)
+        before = page.locator("#variants").inner_text()
+        for name, lines in short.items():
+            text = (later / name).read_text().splitlines(keepends=True)
+            with (member / name).open("a") as file:
+                file.write("".join(text[lines:]))
+        until(page, "document.querySelector('.sub').textContent.includes('3 done')")
+        page.get_by_text("It is over").wait_for()
+        assert page.locator("#variants").inner_text() != before
+
+
+def test_a_link_to_a_run_has_the_recipe_beside_another(open_page, address):
+    page = open_page(address)
+    open_run(page, "first")
+    again = open_page(page.url)
+    choice = again.get_by_label("Compare the recipe with that of")
+    until(again, "document.querySelector('[aria-labelledby=beside] select')?.options.length > 2")
+    label = choice.locator("option", has_text="second").inner_text()
+    choice.select_option(label=label)
+    again.get_by_role("cell", name="seed", exact=True).or_(
+        again.locator("[aria-labelledby=beside] th", has_text="seed")
+    ).first.wait_for()
+    assert "beside=" in again.url
+
+
 def test_figures_data_and_report_are_taken_away(open_page, address):
     page = open_page(address)
     open_run(page, "first")
-    starts = {"PNG": b"\x89PNG", "SVG": b"<?xml", "CSV": b"kind,", "JSON": b"{", "report": b"PK"}
+    starts = {
+        "PNG": b"\x89PNG",
+        "SVG": b"<?xml",
+        "CSV": b"run,kind,",
+        "JSON": b"{",
+        "report": b"PK",
+    }
     for label, start in starts.items():
         with page.expect_download() as coming:
             page.locator(".exports").get_by_role("link", name=label, exact=True).click()

@@ -7,6 +7,8 @@ forward pass, to rounding, in less time (benchmarks/profile_step.py).
   is, native/learn.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
   micro-batches and passed on to the model's parameters once.
+- It is summed in LANES sums, and these in their order: as many threads may work on a step, and no
+  bit of it depends on how many do.
 
 Attention keeps its probabilities for the backward pass, which grows with the square of the length:
 beyond `LONGEST` tokens the model's own forward pass is to be used.
@@ -14,8 +16,10 @@ beyond `LONGEST` tokens the model's own forward pass is to be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +56,28 @@ TORCH = Way(kernels.norm, kernels.swiglu, kernels.attend)
 NATIVE = Way(learn.norm, learn.swiglu, learn.attend)
 
 
+#: Sums that the gradient of a step is made of. Each holds as much memory as the weights.
+LANES = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassWeights:
+    """What a pass computes with: the model's own, or cut off from them, for the sum of a lane."""
+
+    layers: list[FusedLayer]
+    embedding: Tensor
+    norm: Tensor
+    head: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        fused = [t for layer in self.layers for t in layer.tensors()]
+        return [self.embedding, self.norm, self.head, *fused]
+
+    def lane(self) -> PassWeights:
+        plain = [t.detach().requires_grad_() for t in (self.embedding, self.norm, self.head)]
+        return PassWeights([layer.leaf() for layer in self.layers], *plain)
+
+
 class PackedLlama:
     """The hidden states of a Llama-shaped model, for packed rows with shared prompts."""
 
@@ -66,6 +92,7 @@ class PackedLlama:
             or bool(getattr(lm.config, "attention_dropout", 0))
             or getattr(lm, "is_gradient_checkpointing", False)
             or not all(p.requires_grad for p in model.parameters())
+            or lm.get_output_embeddings().bias is not None
         ):
             return None
         ways = [TORCH] if library() is None else [NATIVE, TORCH]
@@ -76,38 +103,37 @@ class PackedLlama:
         self.model: Any = model
         self.shape = shape
         self.way = way
-        #: During a step only.
-        self.layers: list[FusedLayer] = []
         self.rotation = rotation(model, shape, torch.arange(LONGEST))
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """For one step: weights are fused once, at the beginning, and the gradients summed since
-        are given to the model's parameters at the end. Weights must not change meanwhile."""
-        whole = self._fused()
-        self.layers = [layer.leaf() for layer in whole]
-        try:
-            yield
-            pairs = [
-                (fused, leaf.grad)
-                for ours, cut in zip(whole, self.layers, strict=True)
-                for fused, leaf in zip(ours.tensors(), cut.tensors(), strict=True)
-                if leaf.grad is not None
-            ]
-            if pairs:
-                torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
-        finally:
-            self.layers = []
+    def accumulating(self) -> Iterator[tuple[PassWeights, ...]]:
+        """For one step: weights are fused once, at the beginning, and the gradients summed in the
+        lanes since are given to the model's parameters at the end. Weights must not change
+        meanwhile."""
+        whole = self._weights()
+        lanes = tuple(whole.lane() for _ in range(LANES))
+        yield lanes
+        own, *cuts = (w.tensors() for w in (whole, *lanes))
+        pairs = [(t, _summed(cut)) for t, *cut in zip(own, *cuts, strict=True)]
+        # A sum whose gradient these are: `backward` with gradients given would import sympy, most
+        # of a second in every trainer.
+        products = [torch.dot(t.flatten(), g.flatten()) for t, g in pairs if g is not None]
+        if products:
+            torch.stack(products).sum().backward()  # type: ignore[no-untyped-call]
 
-    def _fused(self) -> list[FusedLayer]:
-        return [fuse(block, self.shape) for block in self.model.model.layers]
+    def _weights(self) -> PassWeights:
+        body = self.model.model
+        layers = [fuse(block, self.shape) for block in body.layers]
+        head = self.model.get_output_embeddings().weight
+        return PassWeights(layers, body.embed_tokens.weight, body.norm.weight, head)
 
-    def hidden(self, rows: PackedRows) -> Tensor:
+    def hidden(self, rows: PackedRows, weights: PassWeights | None = None) -> Tensor:
         """The hidden states N x D that the head is given."""
         shape, (norm, swiglu, attend) = self.shape, self.way
-        x_ND = F.embedding(rows.ids_N, self.model.model.embed_tokens.weight)
+        weights = weights or self._weights()
+        x_ND = F.embedding(rows.ids_N, weights.embedding)
         turn_N = self.rotation[rows.position_N]
-        for w in self.layers or self._fused():
+        for w in weights.layers:
             qkv = F.linear(norm(x_ND, shape.eps), w.qkv, w.qkv_bias)
             if w.qk_norm is not None:
                 qkv = self._normed_heads(qkv, w.qk_norm)
@@ -116,8 +142,7 @@ class PackedLlama:
                 x_ND = x_ND + w.out_bias
             gate_up = F.linear(norm(x_ND, shape.eps), w.gate_up)
             x_ND = torch.addmm(x_ND, swiglu(gate_up), w.down.t())
-        weight: Tensor = self.model.model.norm.weight
-        return norm(x_ND, shape.eps) * weight
+        return norm(x_ND, shape.eps) * weights.norm
 
     def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
         """Qwen3 norms each head's queries and keys."""
@@ -142,3 +167,9 @@ class PackedLlama:
                 theirs.append(final_hidden(self.model, row)[0, len(group.prompt) - 1 : -1])
         expected = torch.cat(theirs)
         return bool((ours - expected).abs().max() <= 1e-4 * expected.abs().max().clamp(min=1.0))
+
+
+def _summed(leaves: Sequence[Tensor]) -> Tensor | None:
+    """The gradients of the lanes, in their order; None where none has any."""
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    return functools.reduce(torch.add, found) if found else None

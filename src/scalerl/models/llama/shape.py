@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Kind of model: the class it must be of, so that a subclass with other ideas is refused.
+#: Kind of model: the classes it may be of, so that a subclass with other ideas is refused.
 KINDS = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
+    "llama": ("LlamaForCausalLM", "BareLlama"),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "mistral": ("MistralForCausalLM",),
 }
-#: Rotary embeddings whose angles depend on the position alone, not on the length of the sequence.
-ROTARY = {"default", "linear", "llama3", "yarn"}
-
 #: exp of it is 0, and it stays finite when added to a score.
 MASKED = -1e30
+#: Rotary embeddings whose angles depend on the position alone, not on the length of the sequence.
+ROTARY = {"default", "linear", "llama3", "yarn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,11 @@ class LlamaShape:
         """None for any model that is not Llama-shaped in every respect."""
         config: Any = getattr(model, "config", None)
         kind = getattr(config, "model_type", None)
-        if kind not in KINDS or type(model).__name__ != KINDS[kind] or not _plain(model, config):
+        if (
+            kind not in KINDS
+            or type(model).__name__ not in KINDS[kind]
+            or not _plain(model, config)
+        ):
             return None
         heads = int(config.num_attention_heads)
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -68,5 +71,5 @@ def _plain(model: nn.Module, config: Any) -> bool:
 
 def _known(module: nn.Module) -> bool:
     hooked = bool(module._forward_hooks or module._forward_pre_hooks)
-    linear = type(module).__name__ in ("Linear", "HeadLinear") or not isinstance(module, nn.Linear)
-    return linear and not hooked
+    linear = type(module).__name__ in ("Linear", "HeadLinear", "BareLinear")
+    return (linear or not isinstance(module, nn.Linear)) and not hooked

@@ -90,7 +90,7 @@ export class Chart {
     }
     if (this.marks.target) { low = Math.min(low, this.marks.target); high = Math.max(high, this.marks.target); }
     if (this.marks.budget) last = Math.max(last, this.marks.budget * 1.04);
-    const pad = 0.05 * Math.max(high - low, 0.02);
+    const pad = 0.06 * Math.max(high - low, 0.02);
     const first = this.log ? this.first() / 1.12 : 0;
     return { first, last: Math.max(last, first * 1.5), low: Math.max(low - pad, -0.02), high: Math.min(high + pad, 1.02) };
   }
@@ -127,7 +127,7 @@ export class Chart {
         y: { range: () => { const r = this.range(); return [r.low, r.high]; } },
       },
       axes: [
-        { ...axis, grid: { show: false }, label: `${this.runs[0].curve.unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(this.log ? { splits: (u, _, low, high) => ticks(low, high, (u.width - 60) / 60), filter: (_, vs) => vs } : {}) },
+        { ...axis, grid: { show: false }, size: 34, label: `${this.runs[0].curve.unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(this.log ? { splits: (u, _, low, high) => ticks(low, high, (u.width - 60) / 60), filter: (_, vs) => vs } : {}) },
         { ...axis, size: 46, values: (_, vs) => vs.map((v) => String(+v.toFixed(3))) },
       ],
       hooks: { draw: [(u) => { this.lines(u); this.place(); }], setCursor: [(u) => this.read(u)] },
@@ -137,6 +137,8 @@ export class Chart {
     this.plot.root.querySelector("canvas").setAttribute("role", "img");
     if (this.moved) for (const name of ["lo", "hi", "budget"]) this.addHandle(name);
     if (focused) this.handles[focused]?.focus();
+    // A chart that is built anew under a hand stays in it.
+    if (this.holding) { try { this.handles[this.holding].setPointerCapture(this.pointer); } catch { this.holding = null; } }
   }
 
   // The ceiling with its interval, and the target.
@@ -151,7 +153,7 @@ export class Chart {
       ctx.beginPath(); ctx.moveTo(bbox.left, at); ctx.lineTo(bbox.left + bbox.width, at); ctx.stroke();
       ctx.font = `${12 * dpr}px sans-serif`;
       ctx.textAlign = "left";
-      ctx.fillText(text, bbox.left + 90 * dpr, at - 5 * dpr);
+      ctx.fillText(text, bbox.left + 0.3 * bbox.width, at - 5 * dpr < bbox.top + 9 * dpr ? at + 14 * dpr : at - 5 * dpr);
       ctx.restore();
     };
     if (this.runs.length === 1 && this.runs[0].ceiling) {
@@ -172,6 +174,8 @@ export class Chart {
     const { ctx, bbox } = u, dpr = devicePixelRatio, gap = 14 * dpr;
     const labels = this.runs.filter((r) => r.curve.x.length).map((r) => ({ r, y: u.valToPos(r.curve.median.at(-1), "y", true) - 8 * dpr })).sort((a, b) => b.y - a.y);
     labels.forEach((l, i) => { if (i) l.y = Math.min(l.y, labels[i - 1].y - gap); });
+    // What does not fit above is pushed down again.
+    labels.reverse().forEach((l, i) => { l.y = Math.max(l.y, i ? labels[i - 1].y + gap : bbox.top + gap); });
     ctx.save();
     ctx.font = `${12 * dpr}px sans-serif`;
     ctx.textAlign = "right";
@@ -180,8 +184,8 @@ export class Chart {
     for (const { r, y } of labels) {
       ctx.fillStyle = css(`--c${r.colour % COLOURS}`);
       const name = r.name.length > 28 ? r.name.slice(0, 27) + "…" : r.name;
-      ctx.strokeText(name, bbox.left + bbox.width - 4 * dpr, Math.max(y, bbox.top + gap));
-      ctx.fillText(name, bbox.left + bbox.width - 4 * dpr, Math.max(y, bbox.top + gap));
+      ctx.strokeText(name, bbox.left + bbox.width - 4 * dpr, y);
+      ctx.fillText(name, bbox.left + bbox.width - 4 * dpr, y);
     }
     ctx.restore();
   }
@@ -201,11 +205,13 @@ export class Chart {
       handle.setPointerCapture(event.pointerId);
       handle.focus();
       this.holding = name;
+      this.pointer = event.pointerId;
     });
     handle.addEventListener("pointermove", (event) => {
       if (this.holding !== name) return;
       const box = this.plot.over.getBoundingClientRect();
-      this.moveTo(name, this.plot.posToVal(Math.min(Math.max(event.clientX - box.left, 0), box.width), "x"), false);
+      const at = this.plot.posToVal(Math.min(Math.max(event.clientX - box.left, 0), box.width), "x");
+      this.moveTo(name, +at.toPrecision(4), false);
     });
     const drop = () => { if (this.holding === name) { this.holding = null; this.moved(name, this.marks[name], true); } };
     handle.addEventListener("pointerup", drop);

@@ -36,3 +36,13 @@ export async function ask(path, body) {
   if (!answer.ok) throw Object.assign(new Error(found.error || "it did not work"), { told: true });
   return found;
 }
+
+// Links to what can be taken away of the runs that are shown, as they are shown.
+export function downloads(ids, numbers, axis) {
+  const q = new URLSearchParams(ids.map((id) => ["run", id]));
+  for (const [key, value] of numbers) if (value !== null) q.set(key, value);
+  if (axis) q.set("axis", axis);
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "&theme=dark" : "";
+  const made = [["figure.png", "PNG"], ["figure.svg", "SVG"], ["data.csv", "CSV"], ["data.json", "JSON"], ["report.zip", "report"]];
+  return made.map(([file, label]) => el("a", { href: `/api/export/${file}?${q}${file.startsWith("figure") ? dark : ""}`, download: true, title: `Download ${file}` }, label));
+}

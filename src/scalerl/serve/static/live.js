@@ -3,17 +3,12 @@ import { ask } from "./dom.js";
 
 export const runs = new Map();
 const hearers = new Set();
-let source = null, lost = null, connected = false;
+let source = null, lost = null;
+// Whether the list was told at all: without it, nothing can be said of there being no runs.
+export const told = { once: false };
 
 export const hear = (hearer) => { hearers.add(hearer); return () => hearers.delete(hearer); };
 const say = (news) => { for (const hearer of [...hearers]) hearer(news); };
-
-export async function fetchRuns() {
-  const list = await ask("/api/runs");
-  runs.clear();
-  for (const run of list) runs.set(run.id, run);
-  say({ kind: "all" });
-}
 
 function gone(text) {
   const line = document.getElementById("gone");
@@ -23,19 +18,17 @@ function gone(text) {
 }
 
 export function connect() {
-  // The list is shown at once; what changes before the stream is open comes with its first answer.
-  if (!source) fetchRuns().catch(() => {});
   if (source) source.close();
   source = new EventSource("/api/events");
-  source.addEventListener("hello", async () => {
+  source.addEventListener("all", (event) => {
     clearTimeout(lost);
     lost = null;
-    try {
-      await fetchRuns();
-      if (connected) say({ kind: "back" });
-      connected = true;
-      gone("");
-    } catch { drop(); }
+    gone("");
+    runs.clear();
+    for (const run of JSON.parse(event.data)) runs.set(run.id, run);
+    const again = told.once;
+    told.once = true;
+    say({ kind: again ? "back" : "all" });
   });
   source.addEventListener("run", (event) => {
     const news = JSON.parse(event.data);
@@ -62,6 +55,6 @@ function drop() {
 // The browser reconnects by itself after a break, but not after an answer that is no stream.
 function retry() {
   if (!lost) return;
-  if (source.readyState === EventSource.CLOSED) connect();
+  if (source.readyState === EventSource.CLOSED) ask("/api/about").then(connect, () => {});
   setTimeout(retry, 2000);
 }

@@ -1,9 +1,10 @@
 // One run: its curve with everything that can be handled, and what is inside.
 import { Chart } from "./chart.js";
-import { adopt, ask, el, setText } from "./dom.js";
+import { adopt, ask, downloads, el, setText } from "./dom.js";
+import { following, measured } from "./follow.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
-import { ago, amount, parse, short } from "./words.js";
+import { ago, amount, parse, short, waits } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
 
@@ -11,7 +12,7 @@ export function runView(main, id) {
   const { params } = here();
   const state = { axis: params.get("axis") || "", linear: params.get("linear") === "1", beside: params.get("beside") || "" };
   for (const key of NUMBERS) { const v = parse(params.get(key) || ""); state[key] = Number.isFinite(v) ? v : null; }
-  let whole = null, latest = null, open = true, inFlight = false, next = false, seen = "", step = null;
+  let whole = null, latest = null, open = true, seen = "", step = null;
 
   // ---- the page
   const title = el("h1", {}, runs.get(id)?.name || "…");
@@ -26,8 +27,8 @@ export function runView(main, id) {
   const logs = el("button", { type: "button", onclick: () => { state.linear = !state.linear; keep(); draw(); } }, "log axis");
   const reset = el("button", { type: "button", onclick: () => { for (const k of NUMBERS) state[k] = null; for (const i of Object.values(inputs)) i.value = ""; keep(); marks(); fit(false); } }, "whole run");
   const inputs = {};
-  const field = (key, label, hint) => {
-    const input = inputs[key] = el("input", { type: "text", inputmode: "decimal", placeholder: hint, "aria-label": label, value: state[key] === null ? "" : state[key], onchange: () => {
+  const field = (key, label, hint, meaning) => {
+    const input = inputs[key] = el("input", { type: "text", inputmode: "decimal", placeholder: hint, title: meaning, "aria-label": label, value: state[key] === null ? "" : state[key], onchange: () => {
       const v = parse(input.value);
       input.setAttribute("aria-invalid", String(Number.isNaN(v)));
       if (Number.isNaN(v)) return;
@@ -51,9 +52,10 @@ export function runView(main, id) {
   main.replaceChildren(
     el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said,
     el("section", { "aria-label": "Curve" },
-      el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now"), field("target", "target", "0.8"), field("price", "price", "a unit"), field("value", "value", "a point"), reset, el("span", { class: "gap" }), exports, copy),
+      el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now", "Compute to forecast to, such as 50k or 2e12"), field("target", "target", "0.8", "A pass rate: when, and how likely, it is reached"), field("price", "price", "a unit", "What a unit of compute costs"), field("value", "value", "a point", "What a point of pass rate is worth: whether going on pays"), reset),
       box, readout,
-      el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when)),
+      el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when),
+      el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy)),
     lead,
     el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
   );
@@ -64,8 +66,8 @@ export function runView(main, id) {
 
   // ---- state in the address
   function keep() {
-    const rounded = Object.fromEntries(NUMBERS.map((k) => [k, state[k] === null ? null : +state[k].toPrecision(6)]));
-    note("run", id, { ...rounded, axis: state.axis, linear: state.linear, beside: state.beside });
+    const numbers = Object.fromEntries(NUMBERS.map((k) => [k, state[k]]));
+    note("run", id, { ...numbers, axis: state.axis, linear: state.linear, beside: state.beside });
     links();
   }
 
@@ -77,12 +79,7 @@ export function runView(main, id) {
   }
 
   function links() {
-    const q = new URLSearchParams({ run: id });
-    for (const key of NUMBERS) if (state[key] !== null) q.set(key, state[key]);
-    if (state.axis) q.set("axis", state.axis);
-    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const made = [["figure.png", "PNG"], ["figure.svg", "SVG"], ["data.csv", "CSV"], ["data.json", "JSON"], ["report.zip", "report"]];
-    exports.replaceChildren(...made.flatMap(([file, label]) => [el("a", { href: `/api/export/${file}?${q}${file.startsWith("figure") && dark ? "&theme=dark" : ""}`, download: true, title: `Download ${file}` }, label), " "]));
+    exports.replaceChildren(...downloads([id], NUMBERS.map((k) => [k, state[k]]), state.axis));
   }
 
   // ---- data
@@ -139,55 +136,36 @@ export function runView(main, id) {
     return c && { x: [], median: [], low: [], high: [], end: 0, used: [c.compute, c.score], held: [[], []], unit: c.unit };
   }
 
-  // What follows the hand is asked one question at a time, and the newest next. What takes longer
-  // (words, what would identify the ceiling) is asked when the hand rests, and dropped if it moves.
-  let turn = 0, rest = null, thinking = false;
-  function fit(quick) {
-    turn++;
-    clearTimeout(rest);
-    rest = quick ? null : setTimeout(think, 150);
-    if (inFlight) { next = true; return; }
-    quickly();
-  }
-
-  async function quickly() {
-    if (!whole?.curve) return;
-    inFlight = true;
-    const begun = performance.now();
-    facts.classList.add("stale");
-    try {
-      const found = await ask("/api/fit", question(true));
-      if (!open) return;
-      latest = found;
-      setText(said, "");
-      tell(found);
-      draw();
-      performance.measure("refit", { start: begun, end: performance.now() });
-      if (performance.getEntriesByName("refit").length > 500) performance.clearMeasures("refit");
-    } catch (error) {
-      if (!open) return;
-      setText(said, error.told ? error.message : "");
-      if (error.told) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
-    } finally {
-      facts.classList.remove("stale");
-      inFlight = false;
-      if (next) { next = false; quickly(); }
-    }
-  }
-
-  async function think() {
-    if (thinking || !whole?.curve) { rest = setTimeout(think, 300); return; }
-    const mine = turn;
-    thinking = true;
-    lead.classList.add("busy");
-    try {
-      const found = await ask("/api/fit", question(false));
-      if (open && mine === turn) tell(found);
-    } catch { /* the quick question has said it */ } finally {
-      thinking = false;
-      lead.classList.remove("busy");
-    }
-  }
+  const follow = following(
+    async () => {
+      if (!whole?.curve) return;
+      const begun = performance.now();
+      facts.classList.add("stale");
+      try {
+        const found = await ask("/api/fit", question(true));
+        if (!open) return;
+        latest = found;
+        setText(said, "");
+        tell(found);
+        draw();
+        measured(begun);
+      } catch (error) {
+        if (!open) return;
+        setText(said, error.told ? error.message : "");
+        if (error.told) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
+      } finally { facts.classList.remove("stale"); }
+    },
+    // Words, and what would identify the ceiling.
+    async (still) => {
+      if (!whole?.curve) return;
+      lead.classList.add("busy");
+      try {
+        const found = await ask("/api/fit", question(false));
+        if (still()) tell(found);
+      } catch { /* the quick question has said it */ } finally { lead.classList.remove("busy"); }
+    },
+  );
+  const fit = (moving) => follow.ask(moving);
 
   function tell(found) {
     facts.replaceChildren(...found.facts.map((f) => el("div", {}, el("dt", {}, f.name), el("dd", {}, el("b", {}, f.value), " ", el("span", {}, f.note)))), ...extra(found));
@@ -246,9 +224,10 @@ export function runView(main, id) {
   function about(run) {
     setText(title, short(run.name, 100));
     document.title = `${short(run.name, 40)} · scalerl`;
-    const parts = [run.status, run.step === null ? null : `step ${run.step.toLocaleString("en")}`, run.budget?.text, `${run.points} evaluations`, run.where, run.group, run.waits_for ? `waits for ${run.waits_for}` : null, run.why, `changed ${ago(run.changed)}`];
+    const parts = [run.status, run.step === null || run.budget?.text.startsWith("step") ? null : `step ${run.step.toLocaleString("en")}`, run.budget?.text, `${run.points} evaluations`, run.where, run.group, waits(run), run.why, `changed ${ago(run.changed)}`];
     sub.replaceChildren(el("span", { class: `status ${run.status}` }, parts.filter(Boolean).join(" · ")));
     if (run.study) sub.append(" · ", el("a", { href: link("study", run.study) }, "its study"));
+    sub.append(" · ", el("a", { href: link("runs", "", { with: id }) }, "draw over others"));
   }
 
   // ---- what is inside
@@ -288,6 +267,7 @@ export function runView(main, id) {
   let due = null, panelsDue = null;
   const stop = hear((news) => {
     if (news.kind === "back") { load(); return; }
+    if (news.kind === "all" && whole) others();
     if (news.kind === "gone" && news.id === id) { setText(said, "The run is gone from the directory."); return; }
     if (news.run?.id !== id) return;
     about(news.run);
@@ -312,5 +292,5 @@ export function runView(main, id) {
   }
 
   load();
-  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); clearTimeout(rest); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
 }

@@ -23,6 +23,18 @@ export function studiesView(main) {
   return { close() { open = false; stop(); clearInterval(timer); } };
 }
 
+// What the race does next, and why.
+function raced(s) {
+  const { race } = s, next = s.members.find((m) => m.name === race.next);
+  const chances = Object.entries(race.chances).sort((a, b) => b[1] - a[1]);
+  const share = race.spent / race.of;
+  return [
+    el("h2", { class: "tight" }, "The race"),
+    el("p", {}, race.ended ? "It is over: " : ["Next is ", el("b", {}, next?.run ? el("a", { href: link("run", next.run) }, race.next) : race.next), ": "], `${race.why}.`),
+    el("p", { class: "small" }, el("progress", { max: 1, value: share, "aria-label": "Share of all budgets that is spent" }), ` ${Math.round(100 * share)} % of all budgets spent; ${race.decided} of ${race.decided + chances.length} verdicts decided`, chances.length ? `; still open, with the chance that the budget decides it: ${chances.map(([name, p]) => `${name} ${Math.round(100 * p)} %`).join(", ")}` : "", "."),
+  ];
+}
+
 export function studyView(main, id) {
   const title = el("h1", {}, "…"), sub = el("p", { class: "sub", role: "status" }, "Working it out…");
   const answer = el("section", { "aria-label": "Answer" }), race = el("div");
@@ -32,7 +44,7 @@ export function studyView(main, id) {
     el("section", { "aria-labelledby": "t" }, el("h2", { id: "t" }, "Variants"), table),
     el("section", { "aria-labelledby": "m" }, el("h2", { id: "m" }, "Knob map"), map),
     el("section", { "aria-labelledby": "r" }, el("h2", { id: "r" }, "Runs"), members),
-    el("p", { class: "tools" }, el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")),
+    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")),
   );
   let open = true, before = "", reading = false, again = false;
   const parts = {};
@@ -52,7 +64,7 @@ export function studyView(main, id) {
       if (before !== s.html.answer) { before = s.html.answer; adopt(answer, s.html.answer); }
       put(table, s.html.table);
       put(map, s.html.knob_map);
-      race.replaceChildren(...(s.race ? [el("h2", { class: "tight" }, "The race"), el("p", {}, s.race.words)] : []));
+      race.replaceChildren(...(s.race ? raced(s) : []));
       members.replaceChildren(...s.members.map((m) => el("article", { class: "card" },
         el("p", {}, m.run ? el("a", { href: link("run", m.run) }, m.name) : m.name),
         el("p", { class: "small" }, el("span", { class: `status ${m.status}` }, m.status), ` · step ${m.step} · ${score(m.pass_rate)}`),

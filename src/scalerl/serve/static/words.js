@@ -31,3 +31,9 @@ export function parse(text) {
   const scale = { k: 1e3, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15, m: 1e6, g: 1e9, b: 1e9, t: 1e12, p: 1e15 }[found[2]] || 1;
   return Number(found[1]) * scale;
 }
+
+// Who waits for whom, as the run itself says it.
+export function waits(r) {
+  if (!r.waits_for) return "";
+  return /\bgroups?\b/.test(r.waits_for) ? `trainer waits for ${r.waits_for}` : `waits for ${r.waits_for}`;
+}

@@ -1,0 +1,306 @@
+"""Weights by a collective: one broadcast to all generators, gloo between CPUs and NCCL between GPUs
+(`placement.weights = "collective"`).
+
+Both ends have a thread and two buffers: the trainer copies its weights and goes on; a broadcast
+fills the buffer that the engine does not read, and the engine goes on writing meanwhile.
+
+A collective hangs when somebody is missing, so nobody enters one on trust. Each hand-over is a
+round, agreed on in a store that the trainer's side keeps:
+
+    sender      round 7: version 12, group 3, generators 1, 2 and 4        (announced)
+    receivers   here                                                       (each for itself)
+    sender      go: 1 and 4                       (2 did not answer in time: it is named and out)
+    all of these form the group, if it is another than before, and broadcast
+    receivers   done, or failed                   (then there is another round, in a new group)
+
+One that dies inside the broadcast ends it for all: at once where its connections close, after the
+deadline where it only is silent. Who joins, or was out and is back, signs up and is in the next
+round: the group is formed anew then.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from copy import copy
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from scalerl.errors import PipelineError
+from scalerl.weights.interface import Layout, Loads
+
+#: Seconds until one who does not answer is out, and until a broadcast is given up.
+HERE, DEADLINE = 5.0, 60.0
+#: Seconds between two looks into the store.
+LOOK = 0.01
+#: Broadcasts in a row that failed although everybody was there: then it is the network.
+MAX_FAILURES = 3
+#: Bytes that are broadcast at once.
+PIECE = 256 << 20
+#: Rounds whose agreements are kept.
+KEPT = 64
+
+
+class CollectiveWeights:
+    """The channel. A placement says where its ends meet (`meet`)."""
+
+    across_processes = True
+    across_machines = True
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.device = layout, "cpu"
+        self.address: tuple[str, int] | None = None
+        self.interface: str | None = None
+        self.deadline = DEADLINE
+
+    def meet(self, host: str, port: int, interface: str | None, device: str) -> None:
+        """There is a store at this address, which only the parts of the run know."""
+        self.address, self.interface, self.device = (host, port), interface, device
+
+    def placed(self, interface: str | None) -> CollectiveWeights:
+        """On a node that the others see through this interface of the network."""
+        found = copy(self)
+        found.interface = interface
+        return found
+
+    def store(self) -> TCPStore:
+        assert self.address is not None, "its placement has not said where to meet"
+        if self.interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = self.interface
+            os.environ["NCCL_SOCKET_IFNAME"] = self.interface
+        limit = timedelta(seconds=self.deadline)
+        return TCPStore(*self.address, is_master=False, timeout=limit)
+
+    def buffers(self) -> list[Tensor]:
+        size, dtype = self.layout.size, self.layout.dtype
+        return [torch.zeros(size, dtype=dtype, device=self.device) for _ in "ab"]
+
+    def group(self, store: Store, number: int, rank: int, size: int) -> Any:
+        """A process group of its own: the ranks of a trainer have another."""
+        limit, own = timedelta(seconds=self.deadline), PrefixStore(f"group/{number}", store)
+        if not self.device.startswith("cuda"):
+            return dist.ProcessGroupGloo(own, rank, size, limit)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(own, rank, size, options)
+
+    def sender(self) -> CollectiveSender:
+        return CollectiveSender(self)
+
+    def receiver(self) -> CollectiveReceiver:
+        return CollectiveReceiver(self)
+
+
+class BroadcastEnd:
+    """What both ends have: a store, two buffers, the group they are in, and a thread."""
+
+    def __init__(self, channel: CollectiveWeights, work: Callable[[], None]) -> None:
+        self.channel, self.layout = channel, channel.layout
+        self.store = channel.store()
+        self.front, self.back = channel.buffers()
+        self.lock = threading.Lock()
+        self.error: Exception | None = None
+        self.closed = False
+        self._group: tuple[int, Any] = (-1, None)
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            while not self.closed:
+                work()
+        except Exception as error:  # nobody would wait for this thread: it is said when asked
+            self.error = error
+        self._group = (-1, None)
+
+    def close(self) -> None:
+        """Take part no more."""
+        self.closed = True
+        self._thread.join(self.channel.deadline)
+
+    def broadcast(self, group: int, rank: int, size: int, flat: Tensor) -> str:
+        """From the first rank to all; `done`, or what went wrong."""
+        try:
+            if self._group[0] != group:
+                self._group = (-1, None)  # the old one's connections close first
+                self._group = (group, self.channel.group(self.store, group, rank, size))
+            whole = flat.view(torch.uint8)
+            for piece in whole.split(PIECE):  # type: ignore[no-untyped-call]
+                self._group[1].broadcast([piece], dist.BroadcastOptions()).wait()
+            if flat.is_cuda:
+                torch.cuda.synchronize(flat.device)
+        except RuntimeError as error:  # as torch says that another is gone or late
+            self._group = (-1, None)  # and with its connections the others hear of it
+            return str(error).splitlines()[0]
+        return "done"
+
+    def waits(self, seconds: float, until: Callable[[], bool]) -> bool:
+        """Whether it came true in time."""
+        end = time.monotonic() + seconds
+        while not (found := until()) and time.monotonic() < end and not self.closed:
+            time.sleep(LOOK)
+        return found
+
+
+class CollectiveSender(BroadcastEnd):
+    """The trainer's end."""
+
+    def __init__(self, channel: CollectiveWeights) -> None:
+        #: Version that each generator has, and its name; by the number it signed up under.
+        self.members: dict[int, int] = {}
+        self.names: dict[int, str] = {}
+        #: What is worth a warning.
+        self.notes: list[str] = []
+        self.version = self._staged = -1
+        self._signed = self._round = self._number = self._failures = 0
+        self._in_group: tuple[int, ...] = ()
+        super().__init__(channel, self._turn)
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """A copy, which the thread sends while the trainer goes on. A version that was not sent
+        before the next one came is passed over."""
+        if self.error is not None:
+            raise PipelineError(f"weights cannot be handed over: {self.error}")
+        with self.lock:
+            for name, view in self.layout.views(self.back):
+                view.copy_(weights[name])
+            if self.back.is_cuda:
+                torch.cuda.synchronize(self.back.device)
+            self._staged = version
+
+    def _turn(self) -> None:
+        """The newest weights, to everybody who does not have them."""
+        with self.lock:
+            if self._staged > self.version:
+                self.front, self.back = self.back, self.front
+                self.version = self._staged
+        self._let_in()
+        behind = [i for i, version in self.members.items() if version != self.version]
+        if self.version < 0 or not behind:
+            time.sleep(LOOK)
+            return
+        here = self._ask(behind)
+        if here:
+            self._send(here)
+
+    def _let_in(self) -> None:
+        for i in range(self._signed + 1, self.store.add("signed", 0) + 1):
+            key = f"name/{i}"
+            said = self.waits(HERE, lambda key=key: self.store.check([key]))  # type: ignore[misc]
+            self.names[i] = self._text(key) if said else "a generator"
+            self.members[i], self._signed = -1, i
+
+    def _ask(self, members: list[int]) -> list[int]:
+        """Announce a round; who is there."""
+        self._round += 1
+        n = self._round
+        self._say(f"round/{n}", {"version": self.version, "members": members})
+        self.store.add("rounds", 1)
+        self.waits(HERE, lambda: self.store.check([f"here/{n}/{i}" for i in members]))
+        here = [i for i in members if self.store.check([f"here/{n}/{i}"])]
+        for i in members:
+            if i not in here and not self.closed:
+                self._drop(i, f"did not answer within {HERE:.0f} s")
+        if tuple(here) != self._in_group or self._group[1] is None:
+            self._number, self._in_group = self._number + 1, tuple(here)
+        self._say(f"go/{n}", {"group": self._number, "members": here})
+        self._forget(n - KEPT)
+        return here
+
+    def _send(self, here: list[int]) -> None:
+        n = self._round
+        found = self.broadcast(self._number, 0, len(here) + 1, self.front)
+        self.waits(HERE, lambda: self.store.check([f"end/{n}/{i}" for i in here]))
+        for i in here:
+            end = self._text(f"end/{n}/{i}") if self.store.check([f"end/{n}/{i}"]) else "silent"
+            if end == "done":
+                self.members[i] = self.version
+            else:  # everybody forms a new group; who is gone will not answer then
+                self._in_group = ()
+        self._failures = 0 if found == "done" else self._failures + 1
+        if self._failures >= MAX_FAILURES:
+            raise PipelineError(
+                f"{found}; {self._failures} broadcasts failed with everybody there: look at the "
+                "network between the nodes, or set placement.weights=auto"
+            )
+
+    def _drop(self, i: int, why: str) -> None:
+        del self.members[i]
+        self.notes.append(
+            f"weights: {self.names[i]} {why}: the hand-over goes on without it, and lets it in "
+            "again when it is there"
+        )
+        self.store.set(f"dropped/{i}", "")
+
+    def _forget(self, n: int) -> None:
+        if n > 0:
+            for key in (f"round/{n}", f"go/{n}"):
+                self.store.delete_key(key)
+            for kind in ("here", "end"):
+                for i in range(1, self._signed + 1):
+                    self.store.delete_key(f"{kind}/{n}/{i}")
+
+    def _say(self, key: str, value: dict[str, Any]) -> None:
+        self.store.set(key, json.dumps(value))
+
+    def _text(self, key: str) -> str:
+        return str(self.store.get(key).decode())
+
+
+class CollectiveReceiver(BroadcastEnd):
+    """A generator's end."""
+
+    def __init__(self, channel: CollectiveWeights) -> None:
+        self._version = -1
+        self._i = self._next = 0
+        super().__init__(channel, self._turn)
+
+    def newest(self) -> int:
+        if self.error is not None:
+            raise PipelineError(f"weights do not arrive: {self.error}")
+        return self._version
+
+    def into(self, engine: Loads) -> int:
+        with self.lock:  # the thread fills the other buffer meanwhile
+            if self.newest() >= 0:
+                engine.load(dict(self.layout.views(self.front)), self._version)
+            return self._version
+
+    def _sign_up(self) -> None:
+        self._next = self.store.add("rounds", 0) + 1
+        self._i = self.store.add("signed", 1)
+        self.store.set(f"name/{self._i}", multiprocessing.current_process().name)
+
+    def _turn(self) -> None:
+        """One round, if there is one."""
+        if not self._i or self.store.check([f"dropped/{self._i}"]):
+            self._sign_up()
+        n, i = self._next, self._i
+        if not self.waits(1.0, lambda: self.store.check([f"round/{n}"])):
+            return
+        self._next += 1
+        asked = json.loads(self.store.get(f"round/{n}"))
+        if i not in asked["members"]:
+            return
+        self.store.set(f"here/{n}/{i}", "")
+        if not self.waits(2 * HERE, lambda: self.store.check([f"go/{n}"])):
+            return
+        go = json.loads(self.store.get(f"go/{n}"))
+        if i not in go["members"]:
+            return
+        rank = 1 + go["members"].index(i)
+        end = self.broadcast(go["group"], rank, len(go["members"]) + 1, self.back)
+        if end == "done":
+            with self.lock:
+                self.front, self.back = self.back, self.front
+                self._version = asked["version"]
+        self.store.set(f"end/{n}/{i}", end)

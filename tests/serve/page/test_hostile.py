@@ -1,0 +1,78 @@
+"""Script in every field that the page shows: it is text, wherever it came from."""
+
+import json
+import time
+
+import pytest
+from made_records import made_run
+from serving import process, wait_for
+
+from made_study import made_study
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)<\\script>"
+QUOTED = '"' + EVIL.replace('"', '""') + '"'
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Names of files, runs, columns, recipes, groups; prompts, answers, warnings, ends, waits."""
+    root = tmp_path / "runs"
+    run = made_run(root / EVIL, n=12, steps=60, answer=EVIL, warning=EVIL, set=EVIL)
+    recipe = run / "recipe.toml"
+    name = f"name = {json.dumps(EVIL)}"
+    recipe.write_text(recipe.read_text().replace('name = "scalerl+tiny"', name))
+    (run / "recipe.json").write_text(json.dumps({"recipe": {"name": EVIL}}))
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 61, "event": "failed", "why": EVIL}) + "\n")
+    waits = made_run(root / "waits", n=8, steps=20, seed=1)
+    (waits / "events.jsonl").unlink()
+    told = {"step": 20, "waits_for": EVIL, "time": time.time() + 3600}
+    (waits / "status.json").write_text(json.dumps(told))
+    rows = "".join(f"{QUOTED},{i},{2 * i},0.{i + 10}\n" for i in range(1, 30))
+    (root / "log.csv").write_text(f"run,step,{QUOTED},val_acc\n" + rows)
+    (root / f"{EVIL}.csv").write_text("a,b\n1,x\n")
+    made_study(root / "study <script>alert(3)<script>", variants=2, seeds=1, evals=11, steps=20)
+    return root
+
+
+def test_no_field_runs_a_script(open_page, hostile):
+    with process(hostile) as (address, _):
+        page = open_page(address)
+        alerts = []
+        page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+        page.wait_for_selector(".list tbody tr")
+        wait_for(lambda: "trainer" in page.locator(".list").inner_text() or EVIL in waiting(page))
+        seen = [page.locator("#view").inner_text()]
+        page.get_by_role("button", name="group by recipe").click()
+        for box in page.locator(".list .pick input").all()[:4]:
+            box.check()
+        wait_for(lambda: page.locator(".chosen tbody tr").count() > 1)
+        clean(page, alerts)
+        links = page.evaluate("[...document.querySelectorAll('.list tbody th a')].map(a => a.hash)")
+        for link in links:
+            view(page, address, link)
+            clean(page, alerts)
+            seen.append(page.locator("#view").inner_text())
+        view(page, address, "#/studies")
+        page.locator(".members a").first.click()
+        page.locator("#variants table").wait_for()
+        clean(page, alerts)
+        seen.append(page.locator("#view").inner_text())
+        assert sum("<img src=x" in text for text in seen) >= 4, seen
+
+
+def waiting(page):
+    return " ".join(page.locator(".list td .small").all_inner_texts())
+
+
+def view(page, address, link):
+    page.goto(f"{address}{link}")
+    page.wait_for_timeout(200)
+    wait_for(lambda: page.evaluate("document.querySelector('h1')?.textContent !== '…'"))
+    page.wait_for_timeout(1500)
+
+
+def clean(page, alerts):
+    assert page.locator("#view img, #view script").count() == 0
+    assert not page.evaluate("document.title").startswith("undefined")
+    assert not alerts
