@@ -1,6 +1,6 @@
 """Weight channels: what a generator takes is whole and goes by its true number."""
 
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -198,35 +198,45 @@ def broadcast_taker(channel, name, told):
     while True:
         if receiver.newest() != seen:
             seen = receiver.into(model)
-            told.put((name, seen, model.is_whole(seen)))
+            told.send((name, seen, model.is_whole(seen)))
         time.sleep(0.005)
 
 
 class Takers:
-    """Processes that take weights from a channel of this process."""
+    """Processes that take weights from a channel of this process. Each has a pipe of its own: the
+    lock of a queue for all would stay with one that is stopped as it lets go of it."""
 
     def __init__(self):
         self.store, port = meeting_point("127.0.0.1")
         self.channel = CHANNELS["collective"](LAYOUT)
         self.channel.meet("127.0.0.1", port, LOOPBACK, "cpu")
         self.context = torch.multiprocessing.get_context("spawn")
-        self.told = self.context.Queue()
-        self.running = {}
+        self.told, self.running = [], {}
 
     def start(self, name):
+        ours, its = self.context.Pipe(duplex=False)
         process = self.context.Process(
-            target=broadcast_taker, args=(self.channel, name, self.told), daemon=True
+            target=broadcast_taker, args=(self.channel, name, its), daemon=True
         )
         process.start()
+        its.close()
+        self.told.append(ours)
         self.running[name] = process
 
     def hear(self, version, *names, seconds=180):
         """Until each of these has taken this version, whole."""
         missing, end = set(names), time.monotonic() + seconds
         while missing:
-            name, seen, whole = self.told.get(timeout=max(end - time.monotonic(), 0.01))
-            assert whole
-            missing -= {name} if seen == version else set()
+            ready = multiprocessing.connection.wait(self.told, max(end - time.monotonic(), 0))
+            assert ready, f"{missing} never took version {version}"
+            for pipe in ready:
+                try:
+                    name, seen, whole = pipe.recv()
+                except EOFError:  # it was killed
+                    self.told.remove(pipe)
+                    continue
+                assert whole
+                missing -= {name} if seen == version else set()
 
 
 @pytest.fixture
