@@ -59,6 +59,7 @@ class Raylets:
 
         self.folder = Path(tempfile.mkdtemp(prefix="raylets-"))
         (self.folder / "ray").mkdir()
+        self._before = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = str(self.folder)
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH,
                 "object_store_memory": 200 << 20}  # fmt: skip
@@ -105,7 +106,10 @@ class Raylets:
     def close(self) -> None:
         self.cluster.shutdown()
         self._end_all()
-        del os.environ["RAY_TMPDIR"]
+        if self._before is None:
+            del os.environ["RAY_TMPDIR"]
+        else:  # of a cluster around this one
+            os.environ["RAY_TMPDIR"] = self._before
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

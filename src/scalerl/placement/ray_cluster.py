@@ -32,9 +32,11 @@ PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "SCALERL_FAULT
 FOLDER = "scalerl-ray-"
 #: Seconds that the processes of a cluster of our own may take to start.
 START = 120
-#: Times that a cluster of our own is started: Ray gives a node half a minute, whatever else the
-#: machine does.
+#: Times that a cluster of our own is started, or one elsewhere is asked to let us in: Ray gives a
+#: node, and what serves a client, half a minute, whatever else the machine does.
 ATTEMPTS = 3
+#: What Ray says when that was too little.
+LATE = ("timed out during startup", "Initialization failure from server")
 #: Seconds until an address that does not answer is taken for nobody's.
 KNOCK = 10.0
 #: Seconds until a cluster that was asked to answer is taken for absent.
@@ -97,9 +99,10 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
             break
         except Exception as error:  # Ray raises all kinds, bare Exceptions among them
             disconnect()
-            if "timed out during startup" not in str(error) or attempt == ATTEMPTS - 1:
+            if not any(late in str(error) for late in LATE) or attempt == ATTEMPTS - 1:
                 raise InputError(_unreachable(address, error)) from None
-            options |= {"_temp_dir": str(_folder())}
+            if address == "local":
+                options |= {"_temp_dir": str(_folder())}
     until = time.monotonic() + patience
     try:
         while check and (lacking := lacks(needs)):
@@ -185,6 +188,12 @@ def _unreachable(address: str, error: Exception) -> str:
         return f"no Ray cluster could be started on this machine: {why}"
     if "version mismatch" in str(error).lower():
         return f"the Ray cluster at {address} runs other versions than this machine: {why}"
+    if any(late in str(error) for late in LATE):
+        return (
+            f"the Ray cluster at {address} is there, but did not let this run in within Ray's time "
+            "(30 s): is its head overloaded? Try again, or start the run on one of its nodes with "
+            "placement.address=auto"
+        )
     return (
         f"there is no Ray cluster at placement.address={address}: start one (ray start --head), "
         f"say where it is (placement.address=ray://HOST:10001), or set placement.address=local "

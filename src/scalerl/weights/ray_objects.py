@@ -131,10 +131,10 @@ def _pieces(layout: Layout, weights: Mapping[str, Tensor]) -> Iterator[npt.NDArr
 def _views(layout: Layout, pieces: list[npt.NDArray[Any]]) -> Iterator[tuple[str, Tensor]]:
     """Each tensor as a view into the piece that it is in."""
     rest = iter(pieces)
-    flat, at = torch.empty(0), 0
+    flat, at = torch.empty(0, dtype=layout.dtype), 0
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         n = torch.Size(shape).numel()
-        if at == len(flat):
+        if n and at == len(flat):
             with warnings.catch_warnings():  # read-only: engines copy
                 warnings.simplefilter("ignore", UserWarning)
                 flat, at = torch.from_numpy(np.asarray(next(rest))).view(layout.dtype), 0
