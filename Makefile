@@ -10,7 +10,7 @@ DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
 .PHONY: demo test lint types unit weather parity page benchmark lab-speed smollm2 cluster \
-	scale-out vllm docs clean
+	cluster-quick scale-out vllm docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -42,6 +42,10 @@ weather: .venv/dev
 cluster: .venv-cluster/ray
 	.venv-cluster/bin/pytest tests/cluster/test_ray.py
 	.venv-cluster/bin/python benchmarks/cluster.py
+
+# Its short form, in the environment of the other tests: one kill of each kind, two minutes.
+cluster-quick: .venv/ray
+	$(BIN)/pytest tests/cluster/test_ray.py -k outlives
 
 # What it costs: hand-overs, ranks and actors on a machine that does nothing else (ten minutes), then
 # three whole runs on Ray beside the recorded ones (half an hour).
@@ -108,6 +112,10 @@ docs: .venv/dev
 
 .venv/dev: .venv/core requirements/test.txt requirements/lab.txt requirements/serve.txt
 	$(BIN)/pip install -q -r requirements/test.txt -e ".[dev]"
+	@touch $@
+
+.venv/ray: .venv/dev requirements/cluster.txt
+	$(BIN)/pip install -q -r requirements/cluster.txt
 	@touch $@
 
 .venv-cluster/ray: requirements/cluster.txt requirements/lab.txt pyproject.toml
