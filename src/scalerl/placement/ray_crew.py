@@ -226,15 +226,27 @@ class RayCrew:
     # -- starting ---------------------------------------------------------------------------------
 
     def _start_board(self) -> None:
-        """On the driver's node, which lives as long as the run does."""
+        """On the driver's node, which lives as long as the run does. A node that has just come may
+        not know that one yet, and would keep the board to itself: so that is looked at."""
         if not isinstance(self.specs.channel, RayWeights):
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = self.ray.get_runtime_context().get_node_id()
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, True),
-                   "max_concurrency": 1000}  # fmt: skip
-        self.specs.channel.board = self.ray.remote(**options)(Board).remote()
+                   "max_concurrency": 1000, "max_task_retries": -1}  # fmt: skip
+        until = time.monotonic() + PLACED
+        while True:
+            board = self.ray.remote(**options)(Board).remote()
+            if self.ray.get(board.node.remote(), timeout=PLACED) == here:
+                break
+            self.ray.kill(board)
+            if time.monotonic() > until:
+                raise PipelineError(
+                    f"Ray found no place on the driver's node within {PLACED:.0f} s"
+                )
+            time.sleep(0.5)
+        self.specs.channel.board = board
 
     def _start_trainer(self) -> RankGroup[RayHandle]:
         bundle, count = self.needs.bundle(), self.specs.trainers

@@ -18,6 +18,12 @@ class Board:
         self.version, self.boxes = -1, [[]]  # type: tuple[int, list[list[Any]]]
         self.changed = asyncio.Condition()
 
+    async def node(self) -> str:
+        """Where it is."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     async def post(self, version: int, pieces: list[Any]) -> None:
         async with self.changed:
             self.version = version
