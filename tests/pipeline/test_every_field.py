@@ -2,6 +2,7 @@
 does, or is refused with the reason. A field that is new in the schema must be named here."""
 
 import json
+import sys
 from dataclasses import fields, is_dataclass
 
 import pytest
@@ -230,9 +231,11 @@ def test_changing_a_field_changes_the_run(field, tmp_path):
 
 
 @pytest.mark.parametrize("field", REFUSALS)
-def test_what_cannot_be_is_refused_with_the_reason(field):
+def test_what_cannot_be_is_refused_with_the_reason(field, monkeypatch):
     from scalerl.placement.registry import place
 
+    for package in ("ray", "vllm"):  # as where they are not installed
+        monkeypatch.setitem(sys.modules, package, None)
     change, before, reason = REFUSALS[field]
     with pytest.raises(InputError, match=reason):
         place(Plan.of(Recipe.load("scalerl", "tiny", overrides=[*BASE, *before, change])), None)
