@@ -23,6 +23,11 @@ def markdown(page: str) -> str:
     <BLANKLINE>
     One **run**.
     <BLANKLINE>
+    >>> print(markdown("<table><tr><th>Run</th></tr><tr><td>one<br>stable</td></tr></table>"))
+    | Run |
+    | --- |
+    | one; stable |
+    <BLANKLINE>
     """
     reader = _Reader()
     reader.feed(_PICTURE.sub(r"\1</svg>", page))
@@ -62,6 +67,8 @@ class _Reader(HTMLParser):
             self._flush()
         if tag == "pre":
             self._pre = True
+        elif tag == "br":
+            self._text.append("; " if self._in_table else " ")
         elif tag == "tr":
             self._row = []
         elif tag == "table":
