@@ -92,8 +92,24 @@ def test_one_seed_that_fell_is_enough_to_call_a_variant_unstable(three):
     assert race(fallen, "ref").verdicts["new"] == ("unstable", None)
 
 
+def with_ends(racers):
+    """One run of each variant has come to its end."""
+    return [replace(r, share=1.0) if r.name.endswith("-s0") else r for r in racers]
+
+
+def test_before_a_verdict_on_ceilings_is_the_last_word_a_run_of_either_side_goes_to_its_end(three):
+    ref, low = three[:2], three[2:4]
+    state = race([*ref, *low], "ref")
+    assert state.verdicts["low"] == ("higher-ceiling", "ref") and not state.chances
+    assert set(state.order) == {"ref-s0", "low-s0"} and "goes to its end" in state.why
+    state = race([*with_ends(ref), *low], "ref")
+    assert state.order == ("low-s0",)
+    closed = [replace(r, closed=r.variant == "low") for r in low]
+    assert race([*with_ends(ref), *closed], "ref").over, "who cannot go on is not waited for"
+
+
 def test_it_ends_when_every_verdict_is_decided(three):
-    state = race(three[:4], "ref")
+    state = race(with_ends(three[:4]), "ref")
     assert state.over and state.why == "all 1 verdicts are decided"
     assert state.to_dict()["ended"] is True and "next" not in state.to_dict()
 
@@ -114,7 +130,7 @@ def test_who_stands_low_and_is_open_goes_on():
 
 
 def test_an_unstable_variant_is_decided_and_gets_nothing(three):
-    fallen = [replace(r, unstable=r.variant == "new") for r in three]
+    fallen = [replace(r, unstable=r.variant == "new") for r in with_ends(three)]
     state = race(fallen, "ref")
     assert state.over and state.verdicts["new"] == ("unstable", None)
 

@@ -23,8 +23,10 @@ of the budget, not for one chunk alone: a single validation hardly ever decides,
 variant begins with one seed; the others are begun where a seed is what is missing.
 
 Nobody is thrown away: who is not run is paused, and goes on when its pair promises most. Curves
-cross, so how high a member stands counts for nothing, only how open its verdict is. Everything here
-is a function of the records.
+cross, so how high a member stands counts for nothing, only how open its verdict is. And before a
+verdict on a ceiling is the last word, one run of either side goes to the end of its budget: until
+then a slower climb looks like a lower ceiling, and a run that will break looks like a high one.
+Everything here is a function of the records.
 """
 
 from __future__ import annotations
@@ -336,10 +338,26 @@ def race(racers: Sequence[Racer], reference: str, foresight: Foresight | None = 
     order = tuple(dict.fromkeys(name for plan in plans for name in plan.members))
     if order:
         return RaceState(order, plans[0].why, verdicts, chances, spent, of)
+    unseen = tuple(dict.fromkeys(_unseen_ends(pairs, racers)))
+    if unseen:
+        why = f"{unseen[0]} goes to its end, before the verdict on its ceiling is the last word"
+        return RaceState(unseen, why, verdicts, chances, spent, of)
     why = _why_over(verdicts, chances, racers)
     if not pairs and reference in _unstable(racers):
         why = f"the reference {reference} is unstable: nothing can be compared with it"
     return RaceState((), why, verdicts, chances, spent, of)
+
+
+def _unseen_ends(pairs: Mapping[str, _Pair], racers: Sequence[Racer]) -> Iterator[str]:
+    """Of each side of a verdict on ceilings that no run has followed to the end: the longest."""
+    groups = _groups(racers)
+    for pair in pairs.values():
+        if pair.verdict.name == "higher-ceiling" and not pair.open:
+            for name in pair.names:
+                begun = [r for r in groups[name] if r.share > 0.0 and not r.unstable]
+                longest = max(begun, key=lambda r: r.share)
+                if longest.may_go_on:
+                    yield longest.name
 
 
 def _why_over(
