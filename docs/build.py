@@ -427,6 +427,15 @@ def faults() -> str:
     return markdown(head, rows)
 
 
+def cluster() -> str:
+    """Kills within a Ray cluster, and how long until the next step."""
+    found = result("cluster")
+    took = found["seconds_to_the_next_step"]
+    each = found["kills"] // len(took)
+    rows = [[who, str(each), f"{seconds:.1f}"] for who, seconds in took.items()]
+    return markdown(["kill -9 on Ray", "count", "next step, s"], rows)
+
+
 def hand_over() -> str:
     """Each channel's times by size and generators, and what an 8B model would take by them."""
     found = result("hand_over")
@@ -851,6 +860,7 @@ TABLES: dict[str, Callable[[], str]] = {
         speed_growth,
         stop_rules,
         faults,
+        cluster,
         hand_over,
         learning,
         learning_noisy,
