@@ -44,7 +44,7 @@ def struck(folder, rng, strikes):
         study, members = start(folder, *RACE, "--json"), 0
         while done < strikes and study.poll() is None:
             try:
-                study.wait(rng.uniform(0.2, 20.0))
+                study.wait(rng.uniform(0.2, 4.0))  # a start takes three
             except subprocess.TimeoutExpired:
                 others = alive(folder, but=study.pid) if members < 2 else []
                 victim = rng.choice([study.pid, *others])

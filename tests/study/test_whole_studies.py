@@ -119,7 +119,7 @@ def struck(folder, rng, strikes):
         study = start(folder, *ASKED, "--json")
         while done < strikes and study.poll() is None:
             try:
-                study.wait(rng.uniform(0.2, 20.0))
+                study.wait(rng.uniform(0.2, 4.0))  # a start takes three
             except subprocess.TimeoutExpired:
                 victims = [study.pid, *alive(folder, but=study.pid)]
                 with suppress(ProcessLookupError):
