@@ -73,6 +73,9 @@ def share(name: str, study: Study) -> None:
 
 
 def collect(name: str, study: Path) -> None:
+    if not (HOME / name / "study.toml").exists():  # the recipes as they were run
+        shutil.copytree(study / "recipes", HOME / name / "recipes", dirs_exist_ok=True)
+        shutil.copy(study / "study.toml", HOME / name)
     for run in sorted(study.glob("runs/*")):
         to = HOME / name / "runs" / run.name
         if to.exists() or not _whole(run):
