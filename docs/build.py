@@ -357,7 +357,8 @@ def replication(name: str) -> str:
     wrong = sum(row["false"] for row in found["table"])
     held = [row["holds"] for row in found["table"] if row["holds"] is not None]
     return (
-        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs; spread between seeds "
+        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs are fitted, others are "
+        "unstable; spread between seeds "
         f"{found['seed_sd']:.3f}. The interval holds the constructed ceiling in {sum(held)} of "
         f"{len(held)} variants; false verdicts: {wrong}."
     )
