@@ -43,7 +43,7 @@ from scalerl.trainer.optimisers import Optimiser
 #: Of the batch: prompts, rollouts of each, tokens of each.
 BATCH = (4, 4, 48)
 #: Steps of the runs, of which the first ones are not counted, and times that they are taken.
-STEPS, SKIP, ROUNDS = 25, 5, 2
+STEPS, SKIP, ROUNDS = 40, 5, 4
 
 
 # -- fsdp -----------------------------------------------------------------------------------------

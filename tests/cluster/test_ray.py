@@ -27,7 +27,7 @@ from scalerl.weights.interface import Layout
 from scalerl.weights.ray_objects import PIECE, RayWeights, _pieces, _views
 
 pytestmark = pytest.mark.ray
-NEEDS = Needs(generators=2, trainers=2, checkers=1, device="CPU", weights=1 << 20, model="")
+NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="")
 SMALL = ["batch.prompts=4", "batch.generations=8", "validation.prompts=15", "validation.k=2",
          "validation.every=4", "checkpoint.every=2", "placement.generators=2",
          "placement.trainers=2"]  # fmt: skip

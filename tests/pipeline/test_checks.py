@@ -47,11 +47,11 @@ class Bench:
         jobs = self.checks.states[name].jobs
         return [[a.text for a in x.answers] for x in self.handles[i].sent if x.job in jobs]
 
-    def answer(self, i, *verdicts, hung=0):
+    def answer(self, i, *verdicts, hung=0, seconds=0.1):
         """The oldest job of a checker comes back; all right unless said otherwise."""
         job = next(iter(self.checks.states[self.handles[i].name].jobs.values()))
         found = verdicts or (RIGHT,) * len(job.answers)
-        return self.checks.heard(self.handles[i], m.Verdicts(job.number, found, 0.1, hung))
+        return self.checks.heard(self.handles[i], m.Verdicts(job.number, found, seconds, hung))
 
     def die(self, i, *, up=True):
         """A checker dies, and another takes its place."""
@@ -72,6 +72,18 @@ def test_the_answers_of_a_prompt_travel_together_and_fill_places_one_by_one():
     assert (judged.key, judged.verdicts) == ("a", (RIGHT, RIGHT))
     assert bench.texts(0) == [["b.0", "b.1"], ["c.0", "c.1"]]
     assert bench.checks.pending == 2
+
+
+def test_quick_checks_are_given_ahead_and_slow_ones_wait_for_a_place():
+    bench = Bench(checkers=1, places=2)
+    bench.submit("first")
+    bench.answer(0, seconds=0.004)  # 2 ms a call: ten calls take 20 ms
+    for key in "abcdefg":
+        bench.submit(key)
+    assert len(bench.texts(0)) == 5
+    for _ in range(5):
+        bench.answer(0, seconds=20.0)  # no longer quick
+    assert bench.texts(0) == [["f.0", "f.1"]]  # g waits
 
 
 def test_answers_that_are_judged_in_one_call_take_one_place():

@@ -41,7 +41,7 @@ def _lacks(where: Any, device: str) -> list[str]:
 def _cluster_lacks(where: Any, device: str) -> list[str]:
     from scalerl.placement.ray_cluster import Needs, connect, disconnect, lacks
 
-    needs = Needs(where.generators, where.trainers, where.checkers, device, weights=0, model="")
+    needs = Needs(where.generators, where.trainers, device, weights=0, model="")
     try:
         connect(where.address, needs, check=False)
     except InputError as error:

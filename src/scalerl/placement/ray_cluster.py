@@ -49,7 +49,6 @@ class Needs:
 
     generators: int
     trainers: int
-    checkers: int
     #: "CPU" or "GPU": what a generator and a rank take one of.
     device: str
     #: Bytes of a set of weights.

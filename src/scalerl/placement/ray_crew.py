@@ -3,8 +3,9 @@
 Every part is an actor: in it a thread does the work (part_processes.py, checker_process.py) between
 two queues; the actor's own methods only put into one and take out of the other. The driver keeps
 exactly one `listen` per actor under way, so nothing that is said is lost, and hears of a death
-from it. Generators and checkers have a placement group each, the ranks of the trainer one together:
-after the loss of a node nothing waits for half a group.
+from it. A call costs either side about a millisecond, so what comes close together shares one.
+Generators and checkers have a placement group each, the ranks of the trainer one together: after
+the loss of a node nothing waits for half a group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, PipelineError
+from scalerl.machine import cores
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
@@ -43,7 +46,7 @@ from scalerl.weights.ray_objects import RayWeights
 #: Seconds that a part is listened to before it is asked anew.
 LISTEN = 2.0
 #: Seconds for which what a generator or checker says is gathered. The trainer is answered at once.
-GATHER = 0.02
+GATHER, GATHER_VERDICTS = 0.04, 0.005
 #: Seconds until a cluster must have found room for a part.
 PLACED = 120.0
 #: What a checker takes: memory. It mostly waits, and a share of a core, however small, would leave
@@ -75,6 +78,7 @@ class RayHandle:
             memory=device.get("memory", 0.0),
             max_restarts=0,
             max_task_retries=0,
+            enable_task_events=False,
             runtime_env={"env_vars": environment()},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
@@ -82,6 +86,7 @@ class RayHandle:
         )
         self.actor = actor.remote(name)
         self._gather = gather
+        self._unsaid: list[Any] = []
         self.listening = self.actor.listen.remote(LISTEN, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
@@ -94,7 +99,15 @@ class RayHandle:
         return time.monotonic() - self._heard
 
     def send(self, message: Any) -> None:
-        self.actor.tell.remote(message)
+        """The trainer is told at once; others what has come up until the driver listens again."""
+        self._unsaid.append(message)
+        if not self._gather:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._unsaid:
+            self.actor.tell.remote(pickle.dumps(self._unsaid))
+            self._unsaid = []
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
         self.actor.begin.remote(serve, *arguments)
@@ -104,7 +117,7 @@ class RayHandle:
         gone."""
         ray = import_ray()
         try:
-            found: list[Any] = ray.get(self.listening)
+            found: list[Any] = pickle.loads(ray.get(self.listening))
             self.listening = self.actor.listen.remote(LISTEN, self._gather)
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
@@ -205,7 +218,6 @@ class RayCrew:
                 "placement.weights=auto, or placement.backend=local"
             )
         self.plan, self.deterministic = plan, where.deterministic
-        checkers = min(where.checkers, MAX_CHECKERS)
         self.needs = needs_of(plan)
         self._stopped = False
         connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED)
@@ -218,6 +230,8 @@ class RayCrew:
             self.trainer: RankGroup[RayHandle] = self._start_trainer()
             for _ in range(where.generators):
                 self.join()
+            checkers = min(where.checkers, self._cores(), MAX_CHECKERS)
+            self._places = -(-where.checkers // checkers)
             self.checkers = [self._checker(f"checker {i}") for i in range(checkers)]
         except BaseException:
             self.stop(at_once=True)
@@ -278,12 +292,16 @@ class RayCrew:
                      self.specs.channel, self.deterministic)  # fmt: skip
         return handle
 
+    def _cores(self) -> int:
+        """Of a cluster of our own those of this machine: it says that it has one for every part."""
+        if self.plan.recipe.placement.address == "local":
+            return cores()
+        return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
+
     def _checker(self, name: str) -> RayHandle:
-        where = self.plan.recipe.placement
-        places = -(-where.checkers // min(where.checkers, MAX_CHECKERS))
-        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER)
-        task = self.plan.task.for_checking()
-        handle.begin(serve_checker, task, places, where.check_seconds)
+        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_VERDICTS)
+        seconds = self.plan.recipe.placement.check_seconds
+        handle.begin(serve_checker, self.plan.task.for_checking(), self._places, seconds)
         return handle
 
     # -- the crew ---------------------------------------------------------------------------------
@@ -297,6 +315,8 @@ class RayCrew:
         return [*ranks, *self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[Said | Gone]:
+        for part in self._parts:
+            part.flush()
         asked = {part.listening: part for part in self._parts if not part.over}
         ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
         if ready and len(asked) > 1:
@@ -351,6 +371,7 @@ class RayCrew:
             if not at_once:
                 for part in self._parts:
                     part.send(m.Stop())
+                    part.flush()
                 ends = [part.actor.end.remote(PATIENCE) for part in self._parts]
                 self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
         finally:
@@ -367,7 +388,6 @@ def needs_of(plan: Plan) -> Needs:
     return Needs(
         generators=where.generators,
         trainers=where.trainers,
-        checkers=min(where.checkers, MAX_CHECKERS),
         device="GPU" if plan.device.startswith("cuda") else "CPU",
         weights=plan.layout.size * plan.layout.dtype.itemsize,
         model=str(Path(plan.model).resolve()) if Path(plan.model).is_dir() else "",
