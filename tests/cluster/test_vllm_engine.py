@@ -168,6 +168,44 @@ def test_validation_holds_training_rollouts_whose_tokens_stay_the_same(made):
         assert a.rollout.token_ids.tolist() == b.rollout.token_ids.tolist()
 
 
+def test_more_prompts_than_one_step_reads_outlive_updates_and_a_validation(folder):
+    """6,400 tokens of prompts, of which a step of vLLM's reads about 4,000."""
+    spec = EngineSpec(str(folder / "tied"), "float32", "fp32", slots=64, validation_slots=64,
+                      columns=128)  # fmt: skip
+    models = versions_of(AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32))
+    engine = ENGINES["vllm"](spec)
+    rng = np.random.default_rng(0)
+    requests = {
+        f"{lane}{i}": Request(f"{lane}{i}", tuple(rng.integers(4, WORDS, 100).tolist()),
+                              Limit(8, ()), {0: i}, PLAIN)
+        for lane in ("train", "validate") for i in range(64)
+    }  # fmt: skip
+    engine.load(weights(models[0]), 0)
+    found = []
+    for version, lane in enumerate(("train", "validate"), start=1):
+        engine.submit([r for name, r in requests.items() if name.startswith(lane)], lane)
+        found += engine.step().written
+        engine.load(weights(models[version]), version)
+    for _ in range(100):
+        found += engine.step().written
+    assert not engine.health().busy
+    assert len({(w.request, w.row) for w in found}) == len(found) == 128
+    assert replayed(models, requests, found) < TOLERANCE
+
+
+def test_a_rollout_that_is_no_longer_written_is_an_error_and_no_silence(made):
+    engine, models = made
+    engine.load(weights(models[0]), 0)
+    engine.submit(requests_of(Limit(20, ()), count=1, each=2))
+    engine.step()
+    held, engine._scheduler.running = engine._scheduler.running, []
+    with pytest.raises(PipelineError, match="vLLM no longer writes 2 of its rollouts"):
+        for _ in range(1000):
+            engine.step()
+    engine._scheduler.running = held
+    engine.abort(["q0"])
+
+
 def test_dropped_requests_give_back_what_was_written(made):
     engine, models = made
     engine.load(weights(models[0]), 0)

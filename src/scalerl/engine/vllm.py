@@ -7,7 +7,8 @@ One request of vLLM's per rollout, one token for each in a step. What the lab's 
   shared by rollouts that were admitted at the same version, and by no others (`cache_salt`);
 - forced tokens are put in by a logits processor of ours, which leaves one token possible: their
   log-prob is 0, and no cache is recomputed;
-- the queue is ours, so that a rollout is admitted with the version that is there then;
+- the queue is ours, so that a rollout is admitted with the version that is there then: only as
+  many as one step of vLLM's can read, so that none waits in it while weights or lanes change;
 - after an update the engine scores a probe, and an independent forward pass over the weights it was
   given must agree; at the first update with every tensor changed as well, so that one that is left
   behind is found then and not in the curve (engine/probe.py).
@@ -40,6 +41,10 @@ SUPPORTED = ("0.32", "0.33")
 BLOCK = 32
 #: GiB of cache on a CPU, at least; and room beyond what all rollouts can need.
 CACHE_GIB = 1
+#: Tokens of prompts that a step reads, at least.
+READ = 4096
+#: Steps in a row that may bring nothing while there are rollouts to write.
+NOTHING = 100
 #: Sizes of a head that its CPU kernels know.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -151,6 +156,8 @@ class VllmEngine:
             )
         torch.set_num_threads(spec.threads)
         self.spec, self.version = spec, 0
+        #: Tokens of prompts that are read in a step, beside a token of every rollout.
+        self._read = max(spec.columns, READ)
         slots = max(spec.slots, spec.validation_slots)
         blocks = -(-spec.columns // BLOCK) * (spec.slots + spec.validation_slots) + 1
         # What is recorded of the routing is no part of a captured graph.
@@ -171,7 +178,7 @@ class VllmEngine:
                     block_size=BLOCK,
                     enable_prefix_caching=not spec.routing,  # a shared prefix is routed unseen
                     enable_chunked_prefill=False,  # a seed and a split prompt fail together
-                    max_num_batched_tokens=max(spec.columns, 4096),
+                    max_num_batched_tokens=self._read + slots,
                     async_scheduling=False,
                     logits_processors=[Forcing],
                     **more,
@@ -200,6 +207,8 @@ class VllmEngine:
         }  # fmt: skip
         self.rows: dict[Lane, dict[str, _Writing]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
+        #: Steps in a row that brought nothing.
+        self._nothing = 0
         #: What vLLM ran when the other lane's turn came.
         self._held: list[Any] = []
         self._number = 0
@@ -248,6 +257,9 @@ class VllmEngine:
                     gone.append(output.request_id)
                     break
                 self._force(output.request_id, row)
+        self._nothing = 0 if tokens or not rows else self._nothing + 1
+        if self._nothing > NOTHING:
+            raise PipelineError(f"vLLM no longer writes {len(rows)} of its rollouts")
         self._drop(self.lane, gone)
         return EngineStep(self.lane, tuple(written), tokens)
 
@@ -308,7 +320,11 @@ class VllmEngine:
         rows, waiting = self.rows[self.lane], self.waiting[self.lane]
         slots = self.spec.slots if self.lane == "train" else self.spec.validation_slots
         finished = []
+        room = self._read
         while waiting and len(rows) < slots:
+            room -= len(waiting[0][0].prompt_token_ids)
+            if room < 0:
+                break
             request, number = waiting.popleft()
             running = Running.of(request, number)
             done = running.ask()
