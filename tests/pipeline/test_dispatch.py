@@ -115,6 +115,23 @@ def test_a_generator_that_takes_in_nothing_falls_behind_until_it_does(clock):
     assert dispatcher.behind(state) == 0.0
 
 
+def test_a_generator_that_reports_and_writes_nothing_of_what_it_holds_is_stuck(clock):
+    dispatcher = dispatcher_of(1, clock)
+    (state,) = dispatcher
+    alive = m.Report(1, 0, 0)
+    dispatcher.heard(state, alive)
+    clock.time = 50.0
+    assert dispatcher.stuck(state) == 0.0  # it holds nothing
+    dispatcher.hand(state, [request(1)], "train", 0)
+    dispatcher.heard(state, alive)
+    clock.time = 60.0
+    dispatcher.heard(state, alive)
+    assert dispatcher.stuck(state) == 10.0
+    for kind in ("generate", "validate"):  # one lane stands still while the other writes
+        dispatcher.heard(state, m.Report(2, 0, 0, seconds={kind: 0.1}))
+        assert dispatcher.stuck(state) == 0.0
+
+
 def test_a_rollout_that_is_finished_forgives_earlier_deaths(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher

@@ -23,12 +23,14 @@ def test_the_invariants_hold_in_random_worlds(part):
 
 def test_the_worlds_are_rough_enough():
     """They meet what they are made for: otherwise the test above proves little."""
-    lived = [live(seed) for seed in range(150)]
+    lived = [live(seed) for seed in range(400)]
     assert sum(w.attempts > 1 for w in lived) > 5, "trainers die and runs go on"
     now = [len(w.crew.loop.dispatcher) - w.generators for w in lived]
     assert sum(n > 0 for n in now) > 3, "generators join"
     assert sum(n < 0 for n in now) > 3, "generators leave"
     assert sum(w.crew.loop.ledger.wasted["failed"][0] > 0 for w in lived) > 5, "generators die"
+    stuck = sum(any("has written nothing" in line for line in w.listener.said) for w in lived)
+    assert stuck > 1, "generators forget what they were asked"
     assert any(w.crew.loop.ledger.check_wait > 0 for w in lived), "checks are waited for"
 
 

@@ -124,6 +124,7 @@ class RandomWorld:
         # One that has not joined, or has left, is spared.
         names = ["trainer", *(f"generator {i}" for i in range(self.generators + 1)), "checker 0"]
         kinds = ["kill", "freeze", "lose", "lose-to", "late", "scale", "scale"]
+        kinds += [] if deterministic else ["forget"]
         faults = tuple(
             Fault(r.uniform(0.0, 12.0), r.choice(kinds), r.choice(names), r.uniform(0.1, 25.0),
                   r.randint(1, 4))
@@ -249,6 +250,10 @@ class Witness(Listener):
 
     def __init__(self, world: RandomWorld) -> None:
         self.world = world
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
     def batch(self, groups) -> None:
         loop = self.world.crew.loop

@@ -216,7 +216,7 @@ class Conversation(ABC):
             )
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.listener.say(f"warning: {lost}: starting another one")
-        state.starting, state.behind_since = True, None
+        state.starting, state.behind_since, state.stuck_since = True, None, None
         state.handle = self.crew.replace(who)
 
     def _lost_checker(self, who: Handle, why: str) -> None:
@@ -253,6 +253,9 @@ class Conversation(ABC):
             silence = max(state.handle.silence, self.dispatcher.behind(state))
             if silence > (max(self.patience, START) if state.starting else self.patience):
                 self._lost(state.handle, self._silent(silence, waits_for))
+            elif (stuck := self.dispatcher.stuck(state)) > self.patience:
+                many = f"{len(state.held)} rollouts" if len(state.held) > 1 else "one rollout"
+                self._lost(state.handle, f"holds {many} and has written nothing for {stuck:.0f} s")
         for checker, why in self.checks.replaceable(max(self.patience, START)):
             self._lost(checker, why)
 
@@ -266,6 +269,8 @@ class Conversation(ABC):
         for state in self.dispatcher:
             if state.behind_since is not None:
                 state.behind_since += seconds
+            if state.stuck_since is not None:
+                state.stuck_since += seconds
         for checker in self.checks.states.values():
             checker.deadline += seconds
 

@@ -11,6 +11,8 @@ from scalerl.pipeline.crew import Clock, Handle
 
 #: Weight of the newest report in a generator's speed.
 FRESH = 0.2
+#: What a generator's time goes to while it writes.
+WRITES = {"generate", "validate"}
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +38,8 @@ class GeneratorState:
     taken: int = 0
     behind_since: float | None = None
     number: int = 0
+    #: Since when it holds rollouts and reports, and has written no token.
+    stuck_since: float | None = None
 
     def requests(self, lane: Lane) -> list[Request]:
         """What it still has to write in a lane, group by group."""
@@ -105,7 +109,7 @@ class Dispatcher:
         state = self.states.setdefault(handle.name, GeneratorState(handle))
         state.handle, state.version, state.starting = handle, version, False
         state.sent = state.taken = state.number = 0
-        state.behind_since = None
+        state.behind_since = state.stuck_since = None
         return state
 
     def leave(self, state: GeneratorState) -> None:
@@ -129,8 +133,17 @@ class Dispatcher:
         state.rollouts += len(found)
         if found:
             state.deaths = 0
+        if self.deterministic or not state.held or report.seconds.keys() & WRITES:
+            state.stuck_since = None
+        elif state.stuck_since is None:
+            state.stuck_since = self.clock.now()
         return found
 
     def behind(self, state: GeneratorState) -> float:
         """Seconds for which it has not taken in what it was sent."""
         return 0.0 if state.behind_since is None else self.clock.now() - state.behind_since
+
+    def stuck(self, state: GeneratorState) -> float:
+        """Seconds for which it has written nothing of what it holds, though it says that it
+        lives."""
+        return 0.0 if state.stuck_since is None else self.clock.now() - state.stuck_since

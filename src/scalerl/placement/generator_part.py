@@ -37,10 +37,11 @@ class GeneratorPart:
         self._gone = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
-        #: What is finished and was not said yet, all of one lane; and what each request has left.
+        #: What is finished and was not said yet, all of one lane; and of each request, how many
+        #: rollouts are not.
         self._written: list[Written] = []
         self._lane: Lane = "train"
-        self._left: dict[str, int] = {}
+        self.unfinished: dict[str, int] = {}
         self._told = now()
 
     def start(self) -> m.Ready | None:
@@ -89,8 +90,8 @@ class GeneratorPart:
             else:
                 self.engine.submit(message.requests, message.lane)
                 for request in message.requests:
-                    left = self._left.get(request.id, 0)
-                    self._left[request.id] = left + len(request.seeds)
+                    left = self.unfinished.get(request.id, 0)
+                    self.unfinished[request.id] = left + len(request.seeds)
 
     def _load(self, began: float) -> bool:
         """The newest weights, if they are new."""
@@ -131,9 +132,9 @@ class GeneratorPart:
         message a group instead of one a decode step. Whether one is."""
         whole = False
         for written in step.written:
-            self._left[written.request] -= 1
-            if not self._left[written.request]:
-                del self._left[written.request]
+            self.unfinished[written.request] -= 1
+            if not self.unfinished[written.request]:
+                del self.unfinished[written.request]
                 whole = True
         if step.written:
             self._lane = step.lane

@@ -101,6 +101,9 @@ class InlinePart(ABC):
     def wake(self) -> None:  # noqa: B027 - most parts look at nothing else
         """Something outside has changed: weights, say."""
 
+    def forget(self) -> None:  # noqa: B027 - most parts hold nothing
+        """Lose what it was asked, and say nothing of it."""
+
     def die(self, why: str) -> None:
         if self.alive:
             self.alive = False
@@ -140,6 +143,9 @@ class InlineGenerator(InlinePart):
             return
         self._turning, began, crew = True, self.crew.clock.now(), self.crew
         crew.after(crew.world.decode, lambda: self._when_thawed(lambda: self._turn(began)))
+
+    def forget(self) -> None:
+        self.part.engine.abort(list(self.part.unfinished))
 
     def _turn(self, began: float) -> None:
         self._turning = False
@@ -342,5 +348,7 @@ class InlineCrew:
                 part.frozen_until = self.clock.time + fault.seconds
             elif fault.kind == "late":
                 part.delay = fault.seconds
+            elif fault.kind == "forget":
+                part.forget()
             else:
                 part.losing["to" if fault.kind == "lose-to" else "from"] += 1

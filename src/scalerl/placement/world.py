@@ -29,9 +29,9 @@ class Duration:
 
 #: kill: it is gone. freeze: it does nothing for `seconds`, and then goes on. lose: its next message
 #: to the loop never arrives. lose-to: the loop's next message to it never arrives. late: messages
-#: in both directions take `seconds` longer from now on. scale: the run is asked for so many
-#: `generators`.
-FaultKind = Literal["kill", "freeze", "lose", "lose-to", "late", "scale"]
+#: in both directions take `seconds` longer from now on. forget: a generator loses what it was asked
+#: and goes on reporting. scale: the run is asked for so many `generators`.
+FaultKind = Literal["kill", "freeze", "lose", "lose-to", "late", "forget", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
