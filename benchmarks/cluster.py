@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults import EVERY, SMALL, Strike, Victim, kill, problems, show
+from faults import EVERY, SMALL, Strike, Victim, kill, lines, problems, show
 from record import save
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -122,6 +122,7 @@ def strike_part(run: Victim, raylets: Raylets, rng: random.Random, side: str, no
     wanted = 2
     run.wait(lambda: len(names(run, side)) == wanted, f"every {side}")
     before, resumes = run.step, len(run.resumes)
+    noted = len(lines(run.out / "events.jsonl"))
     run.wait(lambda: run.step > before, "a step")
     time.sleep(rng.uniform(0.0, 2.0))
     there = [n for n in names(run, side) if not node or raylets.of(run.pid(n)) is not None]
@@ -139,7 +140,9 @@ def strike_part(run: Victim, raylets: Raylets, rng: random.Random, side: str, no
     run.wait(lambda: name in run.status["pids"] and run.pid(name) != pid, f"another {name}")
     what = f"node of a {side}" if node else side
     whole = time.monotonic() - start
-    run.strikes.append(Strike(what, "any moment", True, False, next_step, whole))
+    events = lines(run.out / "events.jsonl")[noted:]
+    words = tuple(f"{e['event']}: {e.get('why') or 'step ' + str(e['step'])}" for e in events)
+    run.strikes.append(Strike(what, "any moment", True, False, next_step, whole, words))
 
 
 WAYS = [("generator", False), ("trainer", False), ("generator", True), ("trainer", True)]
@@ -214,6 +217,10 @@ def main() -> None:
             who: statistics.median(s.next_step or 0.0 for s in strikes)
             for who, strikes in sorted(by.items())
         },
+        "strikes": [
+            {"who": s.who, "seconds_to_the_next_step": s.next_step, "events": s.events}
+            for s in run.strikes
+        ],
     }
     print(result)
     if not arguments.quick:

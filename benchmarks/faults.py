@@ -51,6 +51,8 @@ class Strike:
     #: Until the next line of steps.jsonl, and until all processes were there again.
     next_step: float | None = None
     whole_again: float | None = None
+    #: What the run's record says of it.
+    events: tuple[str, ...] = ()
 
 
 @dataclass

@@ -226,7 +226,7 @@ def lacks(needs: Needs) -> list[str]:
                 f"{SETS * needs.weights / 2**20:.0f} MB: start Ray there with a larger "
                 "--object-store-memory"
             )
-    return found or [line for node in nodes for line in _node_lacks(ray, node, needs)]
+    return found or _nodes_lack(ray, nodes, needs)
 
 
 def versions() -> dict[str, str]:
@@ -240,17 +240,37 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _node_lacks(ray: Any, node: dict[str, Any], needs: Needs) -> list[str]:
-    """What a node of its own has to say: packages and paths."""
-    from ray.exceptions import GetTimeoutError, RayError
+#: Nodes that had everything when they were asked, and the model that they saw: a run that goes back
+#: to its last checkpoint does not ask them again.
+_WELL: set[tuple[str, str]] = set()
+
+
+def _nodes_lack(ray: Any, nodes: list[dict[str, Any]], needs: Needs) -> list[str]:
+    """What the nodes themselves have to say, all asked at once: packages and paths."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    name = node["NodeManagerHostname"]
-    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    look = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where,
-                      runtime_env={"env_vars": environment()})(_look)  # fmt: skip
+    asked = []
+    for node in nodes:
+        if (node["NodeID"], needs.model) in _WELL:
+            continue
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        look = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where,
+                          runtime_env={"env_vars": environment()})(_look)  # fmt: skip
+        asked.append((node, look.remote(needs.model)))
+    until, found = time.monotonic() + ANSWER, []
+    for node, answer in asked:
+        lines = _node_lacks(ray, node["NodeManagerHostname"], answer, until, needs)
+        found += lines
+        if not lines:
+            _WELL.add((node["NodeID"], needs.model))
+    return found
+
+
+def _node_lacks(ray: Any, name: str, answer: Any, until: float, needs: Needs) -> list[str]:
+    from ray.exceptions import GetTimeoutError, RayError
+
     try:
-        theirs, there = ray.get(look.remote(needs.model), timeout=ANSWER)
+        theirs, there = ray.get(answer, timeout=max(until - time.monotonic(), 0.0))
     except GetTimeoutError:
         return [f"node {name} does not answer within {ANSWER:.0f} s: look at it (ray status)"]
     except (RayError, ModuleNotFoundError, ImportError) as error:
