@@ -42,7 +42,7 @@ from scalerl.runs.trackers import open_trackers
 from scalerl.streams import let_go
 
 if TYPE_CHECKING:
-    from scalerl.pipeline.crew import Clock, Crew
+    from scalerl.pipeline.crew import Clock, Crew, Renewable
     from scalerl.pipeline.loop import Loop, LoopEnd
     from scalerl.pipeline.plan import Plan
 
@@ -165,12 +165,20 @@ def _open(
         told.say(f"going on with a change: {event.why}")
 
 
-def begin(recipe: Recipe, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
-    """The plan of a recipe, and its crew where the recipe places it."""
+def begin(
+    recipe: Recipe, checkpoint: Path | None, survivors: tuple[Renewable, Clock] | None = None
+) -> tuple[Plan, Crew, Clock]:
+    """The plan of a recipe, and its crew where the recipe places it: who has survived the loss of
+    the trainer, if they can go on with another."""
     from scalerl.pipeline.plan import Plan
     from scalerl.placement.registry import place
 
     plan = Plan.of(recipe)
+    if survivors is not None:
+        crew, clock = survivors
+        if crew.renew(plan, checkpoint):
+            return plan, crew, clock
+        crew.stop(at_once=True)
     return plan, *place(plan, checkpoint)
 
 
@@ -184,7 +192,7 @@ class RunAttempts:
         rule: StopRule | None,
         listener: Listener,
         resume: bool,
-        begin: Callable[[Recipe, Path | None], tuple[Plan, Crew, Clock]] = begin,
+        begin: Callable[..., tuple[Plan, Crew, Clock]] = begin,
     ) -> None:
         self.begin = begin
         self.recipe, self.store, self.rule = recipe, store, rule
@@ -193,6 +201,8 @@ class RunAttempts:
         self.listener: Listener = WhileSomebodyListens(listener, self.notes.append)
         self.resume = resume
         self.checkpoint: Path | None = None
+        #: Of an attempt that has lost its trainer: who can go on with another.
+        self._survivors: tuple[Renewable, Clock] | None = None
         kind = recipe.compute.axis
         self.axis = AXES[kind].removeprefix("compute/")
         self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
@@ -209,6 +219,9 @@ class RunAttempts:
                     again = commands.resume(self.store.path)
                     self.listener.say(f"once that is put right, this goes on: {again}")
             raise
+        finally:
+            if self._survivors is not None:
+                self._survivors[0].stop(at_once=True)
 
     def _attempts(self) -> RunEnd:
         from scalerl.pipeline.crew import Lost
@@ -219,7 +232,8 @@ class RunAttempts:
             failures = 1 if step > reached else failures + 1
             reached = step
             try:
-                return self._attempt(None if step < 0 else step)
+                # Who goes back to the same checkpoint again has nobody left to trust.
+                return self._attempt(None if step < 0 else step, keep=failures == 1)
             except Lost as lost:
                 if failures >= MAX_FAILURES:
                     raise
@@ -253,7 +267,8 @@ class RunAttempts:
         self._event("resume", max(step, 0), lost_device_seconds=max(spent - kept, 0.0))
         return step
 
-    def _attempt(self, step: int | None) -> RunEnd:
+    def _attempt(self, step: int | None, *, keep: bool) -> RunEnd:
+        from scalerl.pipeline.crew import Lost, Renewable
         from scalerl.pipeline.deterministic import DeterministicLoop
         from scalerl.pipeline.loop import Loop
 
@@ -261,7 +276,7 @@ class RunAttempts:
             self._add(line)
         checkpoint = self.checkpoint if step is not None else None
         kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
-        plan, crew, clock = self.begin(self.recipe, checkpoint)
+        plan, crew, clock = self._begin(checkpoint)
         self.listener.begin(self.recipe, self.store.path, step)
         at_once = True
         caught: list[int] = []
@@ -280,10 +295,22 @@ class RunAttempts:
             finally:
                 self.recipe = loop.recipe  # generators may have come and gone
             at_once = not loop.started
+        except Lost as lost:
+            if keep and lost.trainer and isinstance(crew, Renewable):
+                self._survivors = (crew, clock)
+            raise
         finally:
-            crew.stop(at_once=at_once)
+            if self._survivors is None:
+                crew.stop(at_once=at_once)
             plan.task.close()
         return self._ended(end, caught[0] if caught else None)
+
+    def _begin(self, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
+        if self._survivors is None:
+            return self.begin(self.recipe, checkpoint)
+        begun = self.begin(self.recipe, checkpoint, self._survivors)
+        self._survivors = None
+        return begun
 
     def _run(self, loop: Loop, caught: list[int]) -> LoopEnd:
         """To the end, and a checkpoint there; a loss after a signal does not start it again."""

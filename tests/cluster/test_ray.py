@@ -16,9 +16,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from cluster import ON_RAY, Raylets, actors_left, storm  # sets what Ray reads when imported
+from cluster import ON_RAY, Raylets, actors_left, names, storm  # sets what Ray reads when imported
+from faults import EVERY, Victim, kill, problems, scale
 from faults import SMALL as FAULTS
-from faults import Victim, problems, scale
 from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import Needs, lacks
@@ -307,3 +307,29 @@ def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel)
 def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
     run = storm(tmp_path / "run", 4, seed=0)
     assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
+
+
+def kill_a_rank(run):
+    """With a checkpoint since the last time: generators are the same afterwards."""
+    before, resumes = run.step, len(run.resumes)
+    run.wait(lambda: run.step > before + EVERY, "a checkpoint")
+    generators = {n: run.pid(n) for n in names(run, "generator")}
+    assert len(generators) == 2
+    kill(run.pid("trainer rank 1"))
+    run.wait(lambda: len(run.resumes) > resumes, "the way back")
+    run.wait(lambda: run.step > run.resumes[-1] + 2, "the next steps")
+    assert {n: run.pid(n) for n in names(run, "generator")} == generators
+
+
+def test_generators_outlive_the_trainer_and_take_the_weights_of_the_next(raylets, tmp_path):
+    """The engine of a large model takes minutes to start: a rank's death does not end it."""
+    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, f"placement.address={raylets.address}"])
+    run.begin()
+    try:
+        kill_a_rank(run)
+        kill_a_rank(run)
+        run.end()
+    finally:
+        run.process.kill()
+        run.process.wait()
+    assert not (wrong := problems(run) + actors_left(raylets)), wrong

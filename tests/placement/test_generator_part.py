@@ -196,3 +196,22 @@ def test_a_validation_of_a_deterministic_run_needs_no_advance_and_ends_no_share(
 def test_what_a_generator_does_not_understand_is_named():
     with pytest.raises(PipelineError, match="a generator does not understand 'Save'"):
         Bench().part.take(m.Save("x"))
+
+
+def test_one_that_begins_anew_has_forgotten_everything_and_waits_for_the_other_weights():
+    bench = Bench(slots=2)
+    bench.publish(7)
+    bench.submit("long", (30, 30, 30))
+    bench.submit("validation", (30,), lane="validate", version=7)
+    bench.turns(3)
+    bench.submit("late", (5,), lane="validate", version=9)  # waits for weights
+    bench.channel = DirectWeights()
+    bench.part.renew(bench.channel)
+    assert not bench.engine.health().busy and not bench.part.busy
+    assert bench.part.start() is None, "the old weights are not taken for the new ones"
+    bench.publish(4)
+    assert bench.part.start() == m.Ready(4)
+    bench.submit("long", (2, 2))  # the same name, asked again
+    (report,) = [r for r in bench.turns(3) if r.written]
+    assert names(report) == [("long", 0), ("long", 1)] and (report.number, report.taken) == (1, 1)
+    assert all(v == 4 for w in report.written for v in w.rollout.versions)

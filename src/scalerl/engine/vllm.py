@@ -207,8 +207,8 @@ class VllmEngine:
         }  # fmt: skip
         self.rows: dict[Lane, dict[str, _Writing]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
-        #: Steps in a row that brought nothing.
-        self._nothing = 0
+        #: Steps in a row that brought nothing; times that versions began to count anew.
+        self._nothing = self._life = 0
         #: What vLLM ran when the other lane's turn came.
         self._held: list[Any] = []
         self._number = 0
@@ -272,6 +272,7 @@ class VllmEngine:
             self._proven = True
         self._reload(weights)
         self.engine.set_weight_version(str(version))
+        self._life += version < self.version  # back to a checkpoint: these numbers come again
         self.version = version
         self._prove(weights, f"at version {version}")
 
@@ -337,7 +338,7 @@ class VllmEngine:
                 name,
                 {
                     "prompt_token_ids": list(request.prompt_token_ids),
-                    "cache_salt": str(self.version),
+                    "cache_salt": f"{self._life}/{self.version}",
                 },
                 SamplingParams(
                     temperature=how.temperature,

@@ -195,7 +195,7 @@ class Conversation(ABC):
         if any(who is checker for checker in self.crew.checkers):
             self._lost_checker(who, why)
             return
-        lost = Lost(f"{who.name} {why}")
+        lost = Lost(f"{who.name} {why}", trainer=who is self.crew.trainer)
         if who is self.crew.trainer or self.deterministic:
             raise lost
         state = self.dispatcher.states.get(who.name)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from scalerl.errors import PipelineError
+
+if TYPE_CHECKING:
+    from scalerl.pipeline.plan import Plan
 
 
 class Clock(Protocol):
@@ -93,6 +97,16 @@ class Crew(Protocol):
         ...
 
 
+@runtime_checkable
+class Renewable(Crew, Protocol):
+    """A crew that can outlive its trainer; what it takes to start generators is not paid again."""
+
+    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
+        """Another trainer, from a checkpoint. Generators stay, forget what they were asked, and say
+        `Ready` when they have its weights. False where it takes a new crew after all."""
+        ...
+
+
 def number(generator: Handle) -> int:
     """Of a generator: 2 of `generator 2`."""
     return int(generator.name.rpartition(" ")[2])
@@ -105,4 +119,10 @@ def free_name(generators: Sequence[Handle]) -> str:
 
 
 class Lost(PipelineError):
-    """The trainer is gone, or as good as gone: the run goes back to its last checkpoint."""
+    """The trainer is gone, or as good as gone: the run goes back to its last checkpoint. In a
+    deterministic run also a generator."""
+
+    def __init__(self, text: str, *, trainer: bool = False) -> None:
+        super().__init__(text)
+        #: Whether it is the trainer, and all others are there.
+        self.trainer = trainer

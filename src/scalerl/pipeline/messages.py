@@ -6,7 +6,7 @@ Importing it imports no torch: a checker needs none, and starts the sooner.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
@@ -69,6 +69,15 @@ class Report:
     #: Its last word: it leaves; (rollouts, tokens) that it had begun for training and dropped.
     left: bool = False
     dropped: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renew:
+    """To a generator, from its placement: another trainer takes over. Forget all that was asked,
+    take weights from this channel, and say `Ready` when the first are there."""
+
+    channel: Any
+    life: int
 
 
 # -- trainer --------------------------------------------------------------------------------------
@@ -160,6 +169,8 @@ class Ready:
     version: int = 0
     #: The kind of device it is on: cpu, or the name of a GPU.
     device: str = "cpu"
+    #: Which of its lives has begun (`Renew`).
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,19 @@ class GeneratorPart:
         self, engine: Engine, receiver: Receiver, now: Callable[[], float], *, deterministic: bool
     ) -> None:
         self.engine = engine
-        self.receiver = receiver
         self.now = now
+        self.deterministic = deterministic
+        #: Of each request, how many of its rollouts are not finished.
+        self.unfinished: dict[str, int] = {}
+        self.renew(receiver)
+
+    def renew(self, receiver: Receiver) -> None:
+        """Begin anew with weights from here: nothing was ever asked."""
+        self.engine.abort(list(self.unfinished))
+        self.unfinished.clear()
+        self.receiver = receiver
         #: Rollouts to finish before holding; None: never hold.
-        self.share: int | None = 0 if deterministic else None
+        self.share: int | None = 0 if self.deterministic else None
         #: The version that must be there before anything else is done.
         self.needs = 0
         self._held: list[m.Submit | m.Advance] = []
@@ -37,12 +46,10 @@ class GeneratorPart:
         self._gone = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
-        #: What is finished and was not said yet, all of one lane; and of each request, how many
-        #: rollouts are not.
+        #: What is finished and was not said yet, all of one lane.
         self._written: list[Written] = []
         self._lane: Lane = "train"
-        self.unfinished: dict[str, int] = {}
-        self._told = now()
+        self._told = self.now()
 
     def start(self) -> m.Ready | None:
         """Load the first weights; None while there are none."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from scalerl.pipeline import messages as m
 from scalerl.placement.child import failure
 from scalerl.placement.ray_cluster import interface_of
 
@@ -87,6 +88,9 @@ class PartActor:
         times as long."""
         for message in pickle.loads(messages):
             self.line.inbox.put(message)
+
+    def renew(self, channel: Any, life: int) -> None:
+        self.line.inbox.put(m.Renew(channel, life))
 
     def listen(self, seconds: float, gather: float) -> bytes:
         """All that it has said, waiting so long for the first of it, and then a little for what

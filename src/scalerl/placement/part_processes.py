@@ -3,6 +3,7 @@ is said on the line. Of a process the line is a pipe; other placements have thei
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,18 +44,28 @@ def serve_generator(
     part = GeneratorPart(
         make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic
     )
-    ready = part.start()
-    while ready is None and not orphaned():
-        time.sleep(IDLE)
+
+    def begin(life: int) -> None:
         ready = part.start()
-    if ready is not None:
-        line.send(replace(ready, device=device_kind(spec.device)))
+        while ready is None and not orphaned():
+            time.sleep(IDLE)
+            ready = part.start()
+        if ready is not None:
+            line.send(replace(ready, device=device_kind(spec.device), life=life))
+
+    begin(0)
     while not orphaned():
         while line.poll(0 if part.busy else IDLE):
             message = line.recv()
             if isinstance(message, m.Stop):
                 close(part.receiver)
                 return
+            if isinstance(message, m.Renew):
+                # What the old channel still waits for is nobody's affair.
+                threading.Thread(target=close, args=(part.receiver,), daemon=True).start()
+                part.renew(message.channel.receiver())
+                begin(message.life)
+                continue
             part.take(message)
         for report in part.work(time.perf_counter()):
             line.send(report)

@@ -87,6 +87,7 @@ class RayHandle:
         self.actor = actor.remote(name)
         self._gather = gather
         self._unsaid: list[Any] = []
+        self._life, self._deaf = 0, False
         self.listening = self.actor.listen.remote(LISTEN, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
@@ -112,6 +113,12 @@ class RayHandle:
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
         self.actor.begin.remote(serve, *arguments)
 
+    def renew(self, channel: Any) -> None:
+        """Of a generator: what it has said until it is ready again is an old story."""
+        self._life += 1
+        self._deaf, self._unsaid = True, []
+        self.actor.renew.remote(channel, self._life)
+
     def hear(self) -> list[Any] | None:
         """What the answered question brought, and the next question; None of an actor that is
         gone."""
@@ -126,7 +133,16 @@ class RayHandle:
             return None
         if found:
             self._heard = time.monotonic()
-        return found
+        return self._of_this_life(found) if self._deaf else found
+
+    def _of_this_life(self, messages: list[Any]) -> list[Any]:
+        for i, message in enumerate(messages):
+            if isinstance(message, m.Failed):
+                return [message]
+            if isinstance(message, m.Ready) and message.life == self._life:
+                self._deaf = False
+                return messages[i:]
+        return []
 
     def gone(self) -> Gone | Said:
         if self._end.startswith("cannot"):
@@ -147,7 +163,7 @@ class RayHandle:
 def _actor_class() -> Any:
     """PartActor for Ray. What is told, heard and asked does not wait for each other."""
     ray = import_ray()
-    calls = {"tell": "told", "begin": "told", "listen": "heard", "where": "asked",
+    calls = {"tell": "told", "begin": "told", "renew": "told", "listen": "heard", "where": "asked",
              "meeting": "asked", "end": "asked"}  # fmt: skip
     methods = {
         name: ray.method(concurrency_group=group)(getattr(PartActor, name))
@@ -357,6 +373,32 @@ class RayCrew:
             if part is who:
                 part.kill()
         self.generators = [g for g in self.generators if g is not who]
+
+    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
+        """Generators may be minutes in starting; what is cheap is started anew."""
+        if not isinstance(self.specs.channel, RayWeights):
+            return False  # who meets in a collective is settled when all start
+        for part in (*self.trainer.ranks, *self.checkers):
+            part.kill()
+        for group in self._groups:
+            _remove(group)
+        self._groups = []
+        self.plan = plan
+        self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
+        self._start_board()
+        self.trainer = self._start_trainer()
+        for extra in self.generators[plan.recipe.placement.generators :]:
+            self.dismiss(extra)
+        for i, generator in enumerate(self.generators):
+            if generator.over:
+                generator.kill()
+                self.generators[i] = self._generator(generator.name)
+            else:
+                generator.renew(self.specs.channel)
+        while len(self.generators) < plan.recipe.placement.generators:
+            self.join()
+        self.checkers = [self._checker(checker.name) for checker in self.checkers]
+        return True
 
     def describe(self) -> dict[str, int]:
         here = socket.gethostname()
