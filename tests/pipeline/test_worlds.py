@@ -25,6 +25,7 @@ def test_the_worlds_are_rough_enough():
     """They meet what they are made for: otherwise the test above proves little."""
     lived = [live(seed) for seed in range(400)]
     assert sum(w.attempts > 1 for w in lived) > 5, "trainers die and runs go on"
+    assert sum(w.renewed > 0 for w in lived) > 5, "generators outlive their trainers"
     now = [len(w.crew.loop.dispatcher) - w.generators for w in lived]
     assert sum(n > 0 for n in now) > 3, "generators join"
     assert sum(n < 0 for n in now) > 3, "generators leave"

@@ -144,10 +144,10 @@ class RandomWorld:
             hangs=0.03 * rough,
             crashes=0.03 * rough,
         )  # fmt: skip
-        self.attempts = 0
+        self.attempts = self.renewed = 0
 
-    def begin(self, recipe, checkpoint):
-        """Plan and crew of one attempt; only the first meets the faults."""
+    def begin(self, recipe, checkpoint, survivors=None):
+        """Plan and crew of one attempt; only the first crew meets the faults."""
         task = Coins(self.together)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
         control = Limit(self.max_tokens, (0,))
@@ -178,6 +178,10 @@ class RandomWorld:
             validation_slots=4,
         )
         self.attempts += 1
+        if survivors is not None:
+            self.renewed += 1
+            assert self.crew.renew(self.plan, checkpoint)
+            return self.plan, *survivors
         world = self.world
         if self.attempts > 1:
             # Another fate: who took too long would take as long again.
@@ -271,6 +275,10 @@ class WatchedCrew(InlineCrew):
 
     loop = None
     polls = 0
+
+    def renew(self, plan, checkpoint):
+        self.loop = None
+        return super().renew(plan, checkpoint)
 
     def ask_for(self, generators):
         """As `scalerl scale` does."""

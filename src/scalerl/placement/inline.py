@@ -12,6 +12,7 @@ import heapq
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
+from scalerl.placement.lives import Lives
 from scalerl.placement.specs import Specs
 from scalerl.placement.trainer_part import TrainerPart
 from scalerl.placement.world import Duration, Fault, World
@@ -50,6 +52,7 @@ class InlinePart(ABC):
         self.delay = 0.0
         self.losing = {"to": 0, "from": 0}
         self._last = {"to": 0.0, "from": 0.0}
+        self.lives = Lives()
         self._heard = crew.clock.now()
 
     @property
@@ -73,8 +76,9 @@ class InlinePart(ABC):
         crew.at(self._last[way], arrive)
 
     def _arrive(self, message: Any) -> None:
-        self._heard = self.crew.clock.now()
-        self.crew.inbox.append(Said(self, message))
+        for said in self.lives.of_this([message]):
+            self._heard = self.crew.clock.now()
+            self.crew.inbox.append(Said(self, said))
 
     def _deliver(self, message: Any) -> None:
         if self.alive:
@@ -122,7 +126,7 @@ class InlineGenerator(InlinePart):
             deterministic=deterministic,
         )  # fmt: skip
         self.up = self._turning = False
-        self._beat = 0
+        self._beat = self._life = 0
 
     def start(self) -> None:
         ready = self.part.start()
@@ -130,10 +134,20 @@ class InlineGenerator(InlinePart):
             self.crew.after(self.crew.world.notice, lambda: self._when_thawed(self.start))
             return
         self.up = True
-        self.say(ready)
+        self.say(replace(ready, life=self._life))
         self.wake()
 
+    def renew(self) -> None:
+        """Another trainer takes over."""
+        self._heard = self.crew.clock.now()
+        self.send(m.Renew(self.crew.specs.channel, self.lives.begin()))
+
     def take(self, message: Any) -> None:
+        if isinstance(message, m.Renew):
+            self.part.renew(message.channel.receiver())
+            self._life, self.up = message.life, False
+            self.start()
+            return
         self.part.take(message)
         self.wake()
 
@@ -149,7 +163,7 @@ class InlineGenerator(InlinePart):
 
     def _turn(self, began: float) -> None:
         self._turning = False
-        if not self.alive:
+        if not self.alive or not self.up:
             return
         for report in self.part.work(began):
             self.say(report)
@@ -320,6 +334,27 @@ class InlineCrew:
             if generator is who:
                 generator.alive = False
         self.generators = [g for g in self.generators if g is not who]
+
+    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
+        old: list[InlinePart] = [self.trainer, *self.checkers]
+        for part in old:
+            part.alive = False
+        self.inbox.clear()
+        self.plan = plan
+        self.specs = Specs.of(plan, checkpoint, default_channel="direct")
+        self.trainer = self._start(InlineTrainer("trainer", self))
+        wanted = plan.recipe.placement.generators
+        for extra in self.generators[wanted:]:
+            self.dismiss(extra)
+        for generator in list(self.generators):
+            if generator.alive:
+                generator.renew()
+            else:
+                self.replace(generator)
+        while len(self.generators) < wanted:
+            self.join()
+        self.checkers = [self._start(InlineChecker(c.name, self)) for c in self.checkers]
+        return True
 
     def ask_for(self, generators: int) -> None:
         """What the world asks of the run; whoever watches over the run passes it on."""

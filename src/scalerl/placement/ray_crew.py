@@ -27,6 +27,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Gone, Handle, Said, free_name
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_process import serve_checker
+from scalerl.placement.lives import Lives
 from scalerl.placement.part_actor import PartActor
 from scalerl.placement.part_processes import serve_generator, serve_trainer
 from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
@@ -87,7 +88,7 @@ class RayHandle:
         self.actor = actor.remote(name)
         self._gather = gather
         self._unsaid: list[Any] = []
-        self._life, self._deaf = 0, False
+        self._lives = Lives()
         self.listening = self.actor.listen.remote(LISTEN, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
@@ -114,17 +115,17 @@ class RayHandle:
         self.actor.begin.remote(serve, *arguments)
 
     def renew(self, channel: Any) -> None:
-        """Of a generator: what it has said until it is ready again is an old story."""
-        self._life += 1
-        self._deaf, self._unsaid = True, []
-        self.actor.renew.remote(channel, self._life)
+        """Of a generator: another trainer takes over."""
+        self._heard = time.monotonic()
+        self._unsaid = []
+        self.actor.renew.remote(channel, self._lives.begin())
 
     def hear(self) -> list[Any] | None:
         """What the answered question brought, and the next question; None of an actor that is
         gone."""
         ray = import_ray()
         try:
-            found: list[Any] = pickle.loads(ray.get(self.listening))
+            found = self._lives.of_this(pickle.loads(ray.get(self.listening)))
             self.listening = self.actor.listen.remote(LISTEN, self._gather)
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
@@ -133,16 +134,7 @@ class RayHandle:
             return None
         if found:
             self._heard = time.monotonic()
-        return self._of_this_life(found) if self._deaf else found
-
-    def _of_this_life(self, messages: list[Any]) -> list[Any]:
-        for i, message in enumerate(messages):
-            if isinstance(message, m.Failed):
-                return [message]
-            if isinstance(message, m.Ready) and message.life == self._life:
-                self._deaf = False
-                return messages[i:]
-        return []
+        return found
 
     def gone(self) -> Gone | Said:
         if self._end.startswith("cannot"):
