@@ -4,9 +4,9 @@
     python benchmarks/engine_curves.py --runs runs/vllm --report-only
 
 Runs the recipe of docs/replication (`scalerl tiny`) with `placement.engine=vllm`, and compares its
-seeds with those that are recorded there, by the rule of `scalerl compare --group-by recipe`, over
-the compute that all of them have (FLOPs). A run that was cut short is resumed by the same command,
-and is judged as far as it has come.
+seeds with those that are recorded there by FLOPs, as `scalerl compare --group-by recipe` does: as
+they are, and over the compute that all of them have. A run that was cut short is resumed by the same
+command, and is judged as far as it has come.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ def report(runs: Path, seeds: int) -> None:
         raise SystemExit(f"no run in {runs} has {ENOUGH} validations yet")
     every = [replace(run, group=name) for name, found in arms.items() for run in found]
     common = min(float(run.compute[-1]) for run in every)
-    pair = compare(every, group_by="recipe", hi=common).pairs[0]
-    print(pair)
+    whole = compare(every, group_by="recipe").pairs[0]
+    cut = compare(every, group_by="recipe", hi=common).pairs[0]
+    print(f"as they are: {whole}\nup to {common:.3g} FLOPs: {cut}")
     curves = {
         name: [{"run": run.name, "flops": run.compute.tolist(), "pass_rate": run.score.tolist()}
                for run in found]
         for name, found in arms.items()
     }  # fmt: skip
-    save("engine_curves", {"axis": "flops", "compared_up_to": common, "pair": pair.to_dict(),
-                           "curves": curves}, options=f"--seeds {seeds}")  # fmt: skip
+    save("engine_curves", {"axis": "flops", "pair": whole.to_dict(), "common": common,
+                           "pair_up_to_common": cut.to_dict(), "curves": curves},
+         options=f"--seeds {seeds}")  # fmt: skip
 
 
 def main() -> None:
