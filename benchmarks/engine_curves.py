@@ -5,8 +5,8 @@
 
 Runs the recipe of docs/replication (`scalerl tiny`) with `placement.engine=vllm`, and compares its
 seeds with those that are recorded there by FLOPs, as `scalerl compare --group-by recipe` does: as
-they are, and over the compute that all of them have. A run that was cut short is resumed by the same
-command, and is judged as far as it has come.
+they are, and over the compute that all of them have. A run that was cut short is resumed by the
+same command, and is judged as far as it has come.
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
-"""What is said of a cluster that does not let a run in; Ray itself is not needed for it."""
+"""What is said of a cluster that does not let a run in, and how parts talk; Ray itself is not needed
+for it."""
 
+import multiprocessing
+import pickle
+
+from scalerl.pipeline import messages as m
+from scalerl.placement.part_actor import PartActor
 from scalerl.placement.ray_cluster import _unreachable
 
 WHERE = "ray://head:10001"
@@ -10,3 +16,16 @@ def test_a_busy_cluster_is_not_called_missing():
     assert f"the Ray cluster at {WHERE} is there" in said and "placement.address=auto" in said
     said = _unreachable(WHERE, ConnectionError("ray client connection timeout"))
     assert f"there is no Ray cluster at placement.address={WHERE}" in said
+
+
+def test_messages_share_a_call_and_what_cannot_travel_is_said_in_a_line(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", "restored afterwards")
+    actor = PartActor("checker 0")
+    actor.tell(pickle.dumps(["one", "two"]))
+    assert [actor.line.recv(), actor.line.recv()] == ["one", "two"]
+    for said in ("three", "four"):
+        actor.line.send(said)
+    assert pickle.loads(actor.listen(1.0, 0.0)) == ["three", "four"]
+    actor.line.send(lambda: "code does not travel")
+    (failed,) = pickle.loads(actor.listen(1.0, 0.0))
+    assert isinstance(failed, m.Failed) and "pickle" in failed.reason

@@ -101,7 +101,10 @@ class PartActor:
             time.sleep(gather)
             while True:
                 found.append(self.line.outbox.get_nowait())
-        return pickle.dumps(found)
+        try:
+            return pickle.dumps(found)
+        except Exception as error:  # a verifier's answer, say, that holds what cannot travel
+            return pickle.dumps([failure(error)])
 
     def end(self, seconds: float) -> bool:
         """Whether the work is over, after so long at most."""

@@ -108,7 +108,12 @@ class RayHandle:
 
     def flush(self) -> None:
         if self._unsaid:
-            self.actor.tell.remote(pickle.dumps(self._unsaid))
+            try:
+                self.actor.tell.remote(pickle.dumps(self._unsaid))
+            except (AttributeError, TypeError, pickle.PicklingError) as error:  # as pickle says it
+                raise PipelineError(
+                    f"{self.name} cannot be told what it should do ({error})"
+                ) from None
             self._unsaid = []
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
