@@ -17,6 +17,7 @@ import inspect
 import json
 import re
 import runpy
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -432,9 +433,62 @@ def cluster() -> str:
     """Kills within a Ray cluster, and how long until the next step."""
     found = result("cluster")
     took = found["seconds_to_the_next_step"]
-    each = found["kills"] // len(took)
-    rows = [[who, str(each), f"{seconds:.1f}"] for who, seconds in took.items()]
-    return markdown(["kill -9 on Ray", "count", "next step, s"], rows)
+    rows = []
+    for who, seconds in took.items():
+        each = [s["seconds_to_the_next_step"] for s in found["strikes"] if s["who"] == who]
+        rows.append([who, str(len(each)), f"{seconds:.1f}", f"{max(each):.1f}"])
+    return markdown(["kill -9 on Ray", "count", "next step, s (median)", "longest"], rows)
+
+
+def elsewhere() -> str:
+    """Curves of runs on Ray and with vLLM against those of one machine's processes."""
+
+    def row(what: str, pair: dict[str, Any]) -> list[str]:
+        delta, ratio = pair["delta_A"], pair["speed"]["compute_ratio_b_over_a"]
+        ceiling = (
+            f"{delta['median']:+.3f} [{delta['interval'][0]:+.3f}, {delta['interval'][1]:+.3f}]"
+        )
+        compute = f"x{ratio['median']:.2f} [{ratio['interval'][0]:.2f}, {ratio['interval'][1]:.2f}]"
+        verdict = pair["verdict"].replace("-", " ").replace("_", " ")
+        return [what, ceiling, compute, verdict, f"{pair['p_same_ceiling']:.2f}"]
+
+    ray, vllm = result("agree"), result("engine_curves")
+    head = ["three seeds each", "ceiling", "compute for the same", "verdict", "p(same ceiling)"]
+    return markdown(
+        head,
+        [
+            row("Ray, 2 ranks, 2 generators", ray["compare"]["pairs"][0]),
+            row("vLLM", vllm["pair"]),
+            row("vLLM, up to the compute that all have", vllm["pair_up_to_common"]),
+        ],
+    )
+
+
+def scale_out() -> str:
+    """Steps and memory of ranks, and steps on Ray."""
+    found = result("scale_out")
+    rows = found["fsdp"]["rows"]
+    body = []
+    for kept in (r for r in rows if not r["gives_back"]):
+        same = ("ranks", "threads")
+        given = next(r for r in rows if r["gives_back"] and all(r[k] == kept[k] for k in same))
+        who = f"{kept['ranks']} ranks" if kept["ranks"] > 1 else "one process"
+        many = "threads" if kept["threads"] > 1 else "thread"
+        body.append(
+            [f"{who}, {kept['threads']} {many} each"]
+            + [
+                f"{r['seconds']:.1f} s, {r['megabytes_a_rank'] / 1000:.1f} GB"
+                for r in (kept, given)
+            ]
+        )
+    times = {where: statistics.median(s) for where, s in found["ray"]["seconds"].items()}
+    ray = (
+        f"A step of the tiny run takes {times['local']:.2f} s with processes and "
+        f"{times['ray']:.2f} s with actors on Ray: {found['ray']['overhead']:.0%} more (medians of "
+        f"{len(found['ray']['seconds']['ray'])} runs each, in turns)."
+    )
+    head = ["a step of 135M, and memory of a process", "as it is", "freed memory given back"]
+    return f"{markdown(head, body)}\n\n{ray}"
 
 
 def hand_over() -> str:
@@ -862,6 +916,8 @@ TABLES: dict[str, Callable[[], str]] = {
         stop_rules,
         faults,
         cluster,
+        elsewhere,
+        scale_out,
         hand_over,
         learning,
         learning_noisy,

@@ -1,5 +1,4 @@
-"""What is said of a cluster that does not let a run in, and how parts talk; Ray itself is not needed
-for it."""
+"""What is said of a cluster that does not let a run in, and how its parts talk; without Ray."""
 
 import multiprocessing
 import pickle
