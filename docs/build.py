@@ -449,7 +449,7 @@ def elsewhere() -> str:
             f"{delta['median']:+.3f} [{delta['interval'][0]:+.3f}, {delta['interval'][1]:+.3f}]"
         )
         compute = f"x{ratio['median']:.2f} [{ratio['interval'][0]:.2f}, {ratio['interval'][1]:.2f}]"
-        verdict = pair["verdict"].replace("-", " ").replace("_", " ")
+        verdict = "no difference" if pair["verdict"] == "same" else pair["verdict"]
         return [what, ceiling, compute, verdict, f"{pair['p_same_ceiling']:.2f}"]
 
     ray, vllm = result("agree"), result("engine_curves")
