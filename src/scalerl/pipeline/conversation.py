@@ -91,6 +91,9 @@ class Conversation(ABC):
     def _rescale(self) -> None: ...
 
     @abstractmethod
+    def _give_to_others(self, state: GeneratorState) -> int: ...
+
+    @abstractmethod
     def _has_left(self, state: GeneratorState) -> None: ...
 
     @abstractmethod
@@ -190,8 +193,9 @@ class Conversation(ABC):
         raise PipelineError(f"{who.name}: {message.reason}")
 
     def _lost(self, who: Handle, why: str) -> None:
-        """A new part for one that is gone: it is asked again for what the old one held. A trainer
-        cannot be replaced here, nor, in a deterministic run, a generator."""
+        """A new part for one that is gone. What that one held is asked again: of the others, or, if
+        there is nobody else, of the new one. A trainer cannot be replaced here, nor, in a
+        deterministic run, a generator."""
         if any(who is checker for checker in self.crew.checkers):
             self._lost_checker(who, why)
             return
@@ -218,6 +222,8 @@ class Conversation(ABC):
         self.listener.say(f"warning: {lost}: starting another one")
         state.starting, state.behind_since, state.stuck_since = True, None, None
         state.handle = self.crew.replace(who)
+        if any(not s.starting for s in self.dispatcher.staying):
+            self._give_to_others(state)  # the next one may be minutes in starting
 
     def _lost_checker(self, who: Handle, why: str) -> None:
         self._checker_deaths += 1

@@ -83,8 +83,9 @@ class Dispatcher:
 
     def choose(self, planned: Mapping[str, int]) -> GeneratorState:
         """The generator that will be done first with what it holds and `planned` more: a slow one
-        holds nobody up."""
-        return min(self.staying, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
+        holds nobody up, and one that is still to start is asked only if all are."""
+        up = [state for state in self.staying if not state.starting] or self.staying
+        return min(up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
     def hand(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int

@@ -100,12 +100,19 @@ class Scaling(Conversation):
     def _has_left(self, state: GeneratorState) -> None:
         """Its last report is in, or it died: what it still held goes to the others."""
         name = state.handle.name
-        back = [p for p in self.pending.values() if p.stage == "writing" and p.generator == name]
-        asked = state.requests("validate")
         del self.dispatcher.states[name]
         self.ledger.left(name)
         self.crew.dismiss(state.handle)
-        self.listener.say(f"{name} has left; {len(back)} groups are given to others")
+        self.listener.say(
+            f"{name} has left; {self._give_to_others(state)} groups are given to others"
+        )
+
+    def _give_to_others(self, state: GeneratorState) -> int:
+        """What a generator holds is written by the others, from its beginning: so many groups."""
+        name = state.handle.name
+        back = [p for p in self.pending.values() if p.stage == "writing" and p.generator == name]
+        asked = state.requests("validate")
+        state.held.clear()
         self._ask(back)
         for p in back:
             p.started_again(self.dispatcher.states[p.generator].version)
@@ -113,3 +120,4 @@ class Scaling(Conversation):
         for request in asked:
             chosen = self.dispatcher.choose(planned)
             self.dispatcher.hand(chosen, [request], "validate", self.version)
+        return len(back)
