@@ -5,8 +5,9 @@ python benchmarks/agree.py OUT            three seeds into OUT (those that are t
 python benchmarks/agree.py OUT --judge    compares what is there; saves
 
 Each run repeats the recipe of a recorded one (docs/replication/recipes), seed by seed, and changes
-its placement only. `scalerl compare` says what it would say to anybody, by FLOPs: no clock of this
-machine is in the comparison.
+its placement only. `scalerl compare` says what it would say to anybody, by generated tokens and by
+FLOPs: no clock of this machine is in the comparison. FLOPs count what went through the trainer, and
+several ranks pad their rows where one process packs them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from record import save
 
 RECORDED = Path(__file__).parents[1] / "docs" / "replication" / "recipes" / "runs"
 SEEDS = (0, 1, 2)
+AXES = ("generated_tokens", "flops")
 ON_RAY = ("placement.backend=ray", "placement.trainers=2", "placement.generators=2",
           "placement.trainer=auto")  # fmt: skip
 
@@ -57,25 +59,29 @@ def judge(out: Path) -> dict[str, Any]:
     table = out / "curves.csv"
     with table.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["run", "recipe", "flops", "pass_rate", "n_eval"])
+        rows.writerow(["run", "recipe", *AXES, "pass_rate", "n_eval"])
         for (where, seed), found in curves.items():
             for e in found:
                 if e["step"] <= last:
-                    flops, n = e["compute"]["flops"], e["n_prompts"] * e["k"]
-                    rows.writerow([f"{where}-s{seed}", where, flops, e["pass_rate"], n])
-    command = [sys.executable, "-m", "scalerl", "compare", str(table), "--x", "flops",
-               "--y", "pass_rate", "--n-eval", "n_eval", "--group-by", "recipe",
-               "--json"]  # fmt: skip
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+                    compute, n = [e["compute"][axis] for axis in AXES], e["n_prompts"] * e["k"]
+                    rows.writerow([f"{where}-s{seed}", where, *compute, e["pass_rate"], n])
     return {
         "steps": last,
         "runs": {
-            f"{where}-s{seed}": {"pass_rate": [e["pass_rate"] for e in found],
-                                 "flops": [e["compute"]["flops"] for e in found]}
+            f"{where}-s{seed}": {"pass_rate": [e["pass_rate"] for e in found]}
+            | {axis: [e["compute"][axis] for e in found] for axis in AXES}
             for (where, seed), found in curves.items() if found
         },
-        "compare": json.loads(done.stdout),
+        "compare": {axis: compared(table, axis) for axis in AXES},
     }  # fmt: skip
+
+
+def compared(table: Path, axis: str) -> Any:
+    command = [sys.executable, "-m", "scalerl", "compare", str(table), "--x", axis,
+               "--y", "pass_rate", "--n-eval", "n_eval", "--group-by", "recipe",
+               "--json"]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -87,7 +93,9 @@ def main() -> None:
     for seed in () if arguments.judge else SEEDS:
         run(arguments.out / f"ray-s{seed}", seed)
     result = judge(arguments.out)
-    print(json.dumps(result["compare"], indent=1)[:2000])
+    for axis, found in result["compare"].items():
+        pair = found["pairs"][0]
+        print(f"by {axis}: {pair['verdict']} (p of the same ceiling {pair['p_same_ceiling']:.2f})")
     save("agree", result, options="OUT")
 
 

@@ -443,25 +443,35 @@ def cluster() -> str:
 def elsewhere() -> str:
     """Curves of runs on Ray and with vLLM against those of one machine's processes."""
 
-    def row(what: str, pair: dict[str, Any]) -> list[str]:
+    def row(what: str, axis: str, pair: dict[str, Any]) -> list[str]:
         delta, ratio = pair["delta_A"], pair["speed"]["compute_ratio_b_over_a"]
-        ceiling = (
-            f"{delta['median']:+.3f} [{delta['interval'][0]:+.3f}, {delta['interval'][1]:+.3f}]"
-        )
-        compute = f"x{ratio['median']:.2f} [{ratio['interval'][0]:.2f}, {ratio['interval'][1]:.2f}]"
+        middle, (low, high) = delta["median"], delta["interval"]
+        times, (least, most) = ratio["median"], ratio["interval"]
+        if pair["b"] == "local":  # the other way round
+            middle, low, high = -middle, -high, -low
+            times, least, most = 1 / times, 1 / most, 1 / least
+        ceiling = f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
+        compute = f"x{times:.2f} [{least:.2f}, {most:.2f}]"
         verdict = "no difference" if pair["verdict"] == "same" else pair["verdict"]
-        return [what, ceiling, compute, verdict, f"{pair['p_same_ceiling']:.2f}"]
+        return [what, axis, ceiling, compute, f"{pair['p_same_ceiling']:.2f}", verdict]
 
-    ray, vllm = result("agree"), result("engine_curves")
-    head = ["three seeds each", "ceiling", "compute for the same", "verdict", "p(same ceiling)"]
-    return markdown(
-        head,
-        [
-            row("Ray, 2 ranks, 2 generators", ray["compare"]["pairs"][0]),
-            row("vLLM", vllm["pair"]),
-            row("vLLM, up to the compute that all have", vllm["pair_up_to_common"]),
-        ],
-    )
+    ray, vllm = result("agree")["compare"], result("engine_curves")
+    head = [
+        "three seeds each",
+        "by",
+        "ceiling",
+        "compute for the same",
+        "p(same ceiling)",
+        "verdict",
+    ]
+    where = "Ray, 2 ranks, 2 generators"
+    rows = [
+        row(where, "generated tokens", ray["generated_tokens"]["pairs"][0]),
+        row(where, "FLOPs", ray["flops"]["pairs"][0]),
+        row("vLLM", "FLOPs", vllm["pair"]),
+        row("vLLM, up to what all have", "FLOPs", vllm["pair_up_to_common"]),
+    ]
+    return markdown(head, rows)
 
 
 def scale_out() -> str:

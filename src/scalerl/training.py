@@ -308,9 +308,12 @@ class RunAttempts:
     def _begin(self, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
         if self._survivors is None:
             return self.begin(self.recipe, checkpoint)
-        begun = self.begin(self.recipe, checkpoint, self._survivors)
-        self._survivors = None
-        return begun
+        survivors, self._survivors = self._survivors, None
+        try:
+            return self.begin(self.recipe, checkpoint, survivors)
+        except BaseException:
+            survivors[0].stop(at_once=True)
+            raise
 
     def _run(self, loop: Loop, caught: list[int]) -> LoopEnd:
         """To the end, and a checkpoint there; a loss after a signal does not start it again."""

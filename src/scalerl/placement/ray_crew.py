@@ -254,7 +254,8 @@ class RayCrew:
 
     def _start_board(self) -> None:
         """On the driver's node, which lives as long as the run does. A node that has just come may
-        not know that one yet, and would keep the board to itself: so that is looked at."""
+        not know that one yet, and would keep the board to itself, or be gone with it before anybody
+        has noticed: so that is looked at."""
         if not isinstance(self.specs.channel, RayWeights):
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -263,19 +264,33 @@ class RayCrew:
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, True),
                    "max_concurrency": 1000, "max_task_retries": -1}  # fmt: skip
         until = time.monotonic() + PLACED
-        while True:
+        while time.monotonic() < until:
             board = self.ray.remote(**options)(Board).remote()
-            if self.ray.get(board.node.remote(), timeout=PLACED) == here:
-                break
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                if self.ray.get(board.node.remote(), timeout=PLACED) == here:
+                    self.specs.channel.board = board
+                    return
             self.ray.kill(board)
-            if time.monotonic() > until:
-                raise PipelineError(
-                    f"Ray found no place on the driver's node within {PLACED:.0f} s"
-                )
             time.sleep(0.5)
-        self.specs.channel.board = board
+        raise PipelineError(f"Ray found no place on the driver's node within {PLACED:.0f} s")
 
     def _start_trainer(self) -> RankGroup[RayHandle]:
+        """Where there is room; if that was on a node that is gone and not missed yet, elsewhere."""
+        until = time.monotonic() + PLACED
+        while True:
+            try:
+                return self._try_trainer()
+            except self.ray.exceptions.RayError as error:
+                for rank in self._starting:
+                    rank.kill()
+                _remove(self._groups.pop())
+                if time.monotonic() > until:
+                    raise PipelineError(
+                        f"the trainer cannot be started: it {_why(error)}"
+                    ) from None
+                time.sleep(1.0)
+
+    def _try_trainer(self) -> RankGroup[RayHandle]:
         bundle, count = self.needs.bundle(), self.specs.trainers
         group = _group([bundle] * count)
         self._groups.append(group)
