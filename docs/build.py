@@ -534,8 +534,24 @@ def hand_over() -> str:
         markdown(head, body)
         + f"\n\nBy arithmetic, at the rate of 0.5B to one generator: the {large / 1e9:.0f} GB of "
         f"an 8B model in BF16 would take {said} on this machine. Where a network of 50 GB/s is "
-        f"the limit it is {large / 50e9:.2g} s a copy."
+        f"the limit it is {large / 50e9:.2g} s a copy. {_share_of_a_step(rows)}"
     )
+
+
+def _share_of_a_step(rows: list[dict[str, Any]]) -> str:
+    """What publishing takes of a step of the trainer, by the steps of scale_out.json."""
+    costs = result("scale_out")
+    step = {
+        "tiny": statistics.median(costs["ray"]["seconds"]["ray"]),
+        "135M": min(r["seconds"] for r in costs["fsdp"]["rows"]),
+    }
+    said = []
+    for size, seconds in step.items():
+        took = {r["channel"]: r["publish"] for r in rows
+                if r["size"] == size and r["generators"] == 1}  # fmt: skip
+        parts = ", ".join(f"{channel} {t / seconds:.1%}" for channel, t in took.items())
+        said.append(f"{parts} of {seconds:.2g} s ({size})")
+    return f"Of a step of the trainer, publishing takes {'; '.join(said)}."
 
 
 def _stops(found: dict[str, Any]) -> str:
