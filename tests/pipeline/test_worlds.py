@@ -10,6 +10,7 @@ from worlds import RandomWorld, live
 
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.schedule import Schedule
+from scalerl.placement.world import Duration, Fault, World
 
 #: Worlds of the suite, in parts that can run side by side.
 PARTS, EACH = 20, 110
@@ -109,3 +110,18 @@ def test_a_generator_that_takes_its_groups_along_is_noticed(monkeypatch):
     with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)
+
+
+def test_nobody_waits_for_the_replacement_of_a_generator_while_another_is_up(tmp_path):
+    changes = {"schedule.name": "pipeline", "schedule.k": 2, "placement.generators": 2,
+               "placement.deterministic": False, "batch.generations": 4,
+               "filter.zero_variance": "keep"}  # fmt: skip
+    world = RandomWorld(1, **changes)
+    world.k, world.generations, world.generators = 2, 4, 2
+    kills = (Fault(101.0, "kill", "generator 0"),)
+    world.world = World(start=Duration(100.0), decode=Duration(0.05), faults=kills)
+    world.live(tmp_path / "run")
+    said = world.listener.said
+    assert any("generator 0 died" in line for line in said)
+    assert world.crew.loop.ledger.wasted["failed"][0] > 0, "it held something"
+    assert world.crew.clock.time < 190, "the next one is up at 200"

@@ -73,9 +73,16 @@ class Dispatcher:
         return [state for state in self if not state.leaving]
 
     @property
+    def up(self) -> list[GeneratorState]:
+        """Those that write what they are asked now; all, if none does."""
+        return [state for state in self.staying if not state.starting] or self.staying
+
+    @property
     def oldest(self) -> int:
-        """The oldest version that any generator may still write with."""
-        return min(state.version for state in self)
+        """The oldest version that any generator may still write with. One that is to start, and
+        holds nothing, will begin with the newest."""
+        writing = [state for state in self if state.held or not state.starting]
+        return min(state.version for state in writing or self)
 
     def all_at(self, version: int) -> None:
         for state in self:
@@ -84,8 +91,7 @@ class Dispatcher:
     def choose(self, planned: Mapping[str, int]) -> GeneratorState:
         """The generator that will be done first with what it holds and `planned` more: a slow one
         holds nobody up, and one that is still to start is asked only if all are."""
-        up = [state for state in self.staying if not state.starting] or self.staying
-        return min(up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
+        return min(self.up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
     def hand(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int

@@ -414,9 +414,9 @@ class Loop(Scaling):
         self._told = -math.inf
         try:
             requests = [asked.request for asked in self.validation.asked.values()]
-            share = len(self.dispatcher)
-            for i, generator in enumerate(self.dispatcher.staying):
-                self.dispatcher.hand(generator, requests[i::share], "validate", self.version)
+            up = self.dispatcher.up
+            for i, generator in enumerate(up):
+                self.dispatcher.hand(generator, requests[i :: len(up)], "validate", self.version)
             while self.validation.unwritten:
                 self._obey()
                 self._tell_progress(self.validation)
