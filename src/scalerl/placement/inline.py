@@ -105,9 +105,6 @@ class InlinePart(ABC):
     def wake(self) -> None:  # noqa: B027 - most parts look at nothing else
         """Something outside has changed: weights, say."""
 
-    def forget(self) -> None:  # noqa: B027 - most parts hold nothing
-        """Lose what it was asked, and say nothing of it."""
-
     def die(self, why: str) -> None:
         if self.alive:
             self.alive = False
@@ -159,6 +156,7 @@ class InlineGenerator(InlinePart):
         crew.after(crew.world.decode, lambda: self._when_thawed(lambda: self._turn(began)))
 
     def forget(self) -> None:
+        """Lose what it was asked, and say nothing of it."""
         self.part.engine.abort(list(self.part.unfinished))
 
     def _turn(self, began: float) -> None:
@@ -384,6 +382,7 @@ class InlineCrew:
             elif fault.kind == "late":
                 part.delay = fault.seconds
             elif fault.kind == "forget":
-                part.forget()
+                if isinstance(part, InlineGenerator):  # others hold nothing
+                    part.forget()
             else:
                 part.losing["to" if fault.kind == "lose-to" else "from"] += 1
