@@ -97,6 +97,19 @@ def backtest_rivals() -> str:
     return markdown(["CRPS / 90 % holds", *kinds], body)
 
 
+def backtest_least() -> str:
+    from scalerl.curves.backtest import MIN_RUN
+
+    return str(MIN_RUN)
+
+
+def backtest_methods() -> str:
+    from scalerl.curves.backtest import METHODS
+
+    *names, last = METHODS
+    return f"{', '.join(names)} and {last}"
+
+
 def backtest_windows() -> str:
     rows = [
         [r["run_class"], f"{r['fraction']:g}", str(r["tasks"]), f"{r['crps']:.4f}",
@@ -920,6 +933,8 @@ TABLES: dict[str, Callable[[], str]] = {
         backtest_healthy,
         backtest_classes,
         backtest_rivals,
+        backtest_least,
+        backtest_methods,
         backtest_windows,
         backtest_alarms,
         hazard_signs,
@@ -973,12 +988,13 @@ TABLES |= {
 
 
 def fill(text: str) -> str:
-    """Replace every marked table."""
+    """Replace every marked table, and every marked value inside a sentence."""
 
     def table(found: re.Match[str]) -> str:
-        return f"<!-- begin {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end {found[1]} -->"
+        edge = "\n" if "\n" in found[2] else ""  # a value inside a sentence stays on its line
+        return f"<!-- begin {found[1]} -->{edge}{TABLES[found[1]]()}{edge}<!-- end {found[1]} -->"
 
-    return re.sub(r"<!-- begin (\S+) -->.*?<!-- end \1 -->", table, text, flags=re.DOTALL)
+    return re.sub(r"<!-- begin (\S+) -->(.*?)<!-- end \1 -->", table, text, flags=re.DOTALL)
 
 
 def cli_page() -> str:

@@ -67,7 +67,10 @@ def fit_from_cells(w: Window, found: paper.PaperFit, source: str, warnings: list
     end = w.ends[1]
     identified = bool(high - low <= IDENTIFIED_WIDTH and end >= IDENTIFIED_END * best.C_mid)
     if not identified:
-        warnings.append(f"ceiling not identified: the window ends at {end / best.C_mid:.1f} C_mid")
+        warnings.append(
+            f"the paper's procedure puts the ceiling at {best.A:.3f}; it is not identified: the "
+            f"window ends at {end / best.C_mid:.1f} C_mid"
+        )
     return w.build(
         PointBelief(best, sd, samples),
         best.params(),

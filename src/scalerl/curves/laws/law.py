@@ -42,11 +42,11 @@ def fit_least_squares(w: Window) -> Fit:
     samples = {k: np.full(n, v) for k, v in params.items()}
     warnings = []
     if "A" in params:
+        bound = ", the largest possible score" if params["A"] >= 1.0 - 1e-9 else ""
         warnings.append(
-            f"the {w.law.title}'s ceiling comes without an honest interval: compare the sigmoid's"
+            f"the {w.law.title} puts the ceiling at {params['A']:.3f}{bound}; it gives no honest "
+            "interval, so the ceiling is not identified: compare the sigmoid's"
         )
-        if params["A"] >= 1.0 - 1e-9:
-            warnings.append(f"the {w.law.title}'s ceiling ran into 1: not identified")
     # A law may diverge at C = 0: its value at the first positive compute stands in there.
     curve = found.formula.value(np.maximum(inside.compute, inside.compute[positive][0]))
     return w.build(
