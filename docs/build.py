@@ -61,6 +61,32 @@ def backtest_healthy() -> str:
     return scores(rows, "method")
 
 
+def rivals() -> str:
+    """What we measured beside the paper's procedure and TRL, a row a figure."""
+    healthy = {
+        r["method"]: r for r in result("backtest")["by_class"] if r["run_class"] == "healthy"
+    }
+    paper, ours = healthy["paper"], healthy["scalerl"]
+    fits = result("speed")["against_paper"]
+    rows = [
+        ["90 % interval holds the outcome, other projects' healthy runs", "the paper's procedure",
+         f"{paper['cover90']:.2f}", f"{ours['cover90']:.2f}"],
+        ["CRPS of that forecast (smaller is better)", "the paper's procedure",
+         f"{paper['crps']:.4f}", f"{ours['crps']:.4f}"],
+        ["a fit of 100 points", "the paper's procedure", f"{fits['paper']['median']:.1f} s",
+         f"{1e3 * fits['ours']['median']:.0f} ms"],
+    ]  # fmt: skip
+    names = {"fixed": "answers of equal length", "ragged": "answers of unequal length",
+             "smollm2": "SmolLM2-135M"}  # fmt: skip
+    trl = result("against_trl")
+    for case, name in names.items():
+        best = min(s["seconds"] for side, s in trl[case].items() if side.startswith("TRL"))
+        mine = trl[case]["scalerl train"]["seconds"]
+        rows.append([f"a training step, {name}", "TRL at its best", f"{best:.2f} s",
+                     f"{mine:.2f} s"])  # fmt: skip
+    return markdown(["figure", "rival", "rival's", "scalerl's"], rows)
+
+
 def backtest_classes() -> str:
     rows = []
     for r in result("backtest")["by_class"]:
@@ -931,6 +957,7 @@ TABLES: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         backtest_healthy,
+        rivals,
         backtest_classes,
         backtest_rivals,
         backtest_least,
