@@ -1,7 +1,7 @@
 """The language model that engine and trainer share.
 
 Both sides go from hidden states to log-probs by the same two steps, so that their log-probs differ
-only by kernels (paper, section 3.10):
+only by kernels (paper, section 3.2):
 
     head = head_of(model)                                   # once; it follows the live weights
     hidden = final_hidden(model, input_ids)                 # BTD, in the model's dtype

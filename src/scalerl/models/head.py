@@ -1,4 +1,4 @@
-"""The LM head in FP32, whatever the model's dtype (paper, section 3.10).
+"""The LM head in FP32, whatever the model's dtype (paper, section 3.2).
 
 Generator and trainer run different kernels; in BF16 their logits differ enough to distort the
 importance ratio. So the head, on both sides, takes the model's hidden states and weight as they

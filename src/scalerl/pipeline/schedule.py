@@ -1,4 +1,4 @@
-"""The two schedules (paper section 3.11), as rules about who may start and what may be trained on.
+"""The two schedules (paper, section 3.1), as rules about who may start and what may be trained on.
 
 pipeline-k     Generators stream; new weights are published after every step. A token written at
                version v may be trained on up to version v + k. New groups are only started while
