@@ -76,7 +76,8 @@ class Pair:
     crossing: Crossing | None
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
     both_open: bool
-    #: Share of the compute at which it was decided, where that is why it stands (standing.py).
+    #: Share of the compute at which it was decided, where the verdict is kept from there
+    #: (standing.py).
     decided_at: float | None = None
     need: ComputeNeeded | None = None
     alarm: str | None = None
@@ -111,9 +112,17 @@ class Pair:
             "alarm": self.alarm,
         }
 
+    @property
+    def kept(self) -> str:
+        """In words, that the verdict is kept from an earlier look; "" where it is not."""
+        if self.decided_at is None:
+            return ""
+        share, now = 100.0 * self.decided_at, max(self.p_a_higher, self.p_b_higher)
+        return f", kept from {share:.0f} % of the compute, with probability {now:.2f} now"
+
     def __str__(self) -> str:
         if self.verdict == "higher-ceiling":
-            return f"{self.winner} has the higher ceiling (by {abs(self.delta_a):.3f})"
+            return f"{self.winner} has the higher ceiling (by {abs(self.delta_a):.3f}){self.kept}"
         if self.verdict == "faster":
             ratio = np.exp(abs(self.speed[1])) if self.speed is not None else float("nan")
             return f"same ceiling; {self.winner} climbs faster (1/{ratio:.2f} of the compute)"

@@ -4,14 +4,14 @@
   it would head if it were healthy. So a healthy winner over a declining loser stays the winner; a
   winner that declines is none.
 - *Looking back*: with many looks at two runs, some certainty near the border comes and goes. A side
-  is taken above SURE; once taken it stands while it keeps STAND:
+  is taken above SURE; once taken it is kept above STAND, and the verdict says that it is kept:
 
       at half the compute  P(a higher) = .98        a has the higher ceiling
-      now                  P(a higher) = .93        it still has: nobody who asked at half and asks
-                                                    again now is told to forget what was said
-      now                  P(a higher) = .85        undecided: withdrawn
+      now                  P(a higher) = .96        kept from 50 % of the compute
+      now                  P(a higher) = .93        undecided: withdrawn
 
-  The earlier looks are fitted anew, so the same runs give the same answer whoever asks when.
+  The earlier looks are fitted anew from the same points, so the answer does not depend on which
+  of them were asked for at the time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from dataclasses import replace
 
 from scalerl.curves.arms import Arm
 from scalerl.curves.fit import MIN_POINTS, fit
-from scalerl.curves.verdict import SAME, Verdict, decide, p_same
+from scalerl.curves.verdict import SAME, Verdict, bar, decide, p_same
 
-#: A side that was taken at an earlier look is kept above this probability.
-STAND = 0.90
+#: A side that was taken at an earlier look is kept above this probability. Below 0.95 the 90 %
+#: interval of the difference, which is printed beside the verdict, contains 0.
+STAND = 0.95
 #: Shares of each run's compute at which the earlier looks were.
 LOOKS = (0.75, 0.5)
 
@@ -51,7 +52,8 @@ def _healthy(a: Arm, b: Arm, found: Verdict) -> Verdict:
 def _look_back(a: Arm, b: Arm, seed_sd: float, now: Verdict) -> Verdict:
     side = int(now.p_higher[1] > now.p_higher[0])
     winner = (a, b)[side]
-    if now.both_open or winner.declines or now.p_higher[side] <= STAND or p_same(now.delta) >= SAME:
+    unsure = now.p_higher[side] <= bar(a, STAND)
+    if now.both_open or winner.declines or unsure or p_same(now.delta) >= SAME:
         return now
     for share in LOOKS:
         before_a, before_b = _before(a, share), _before(b, share)

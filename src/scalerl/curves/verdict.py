@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.arms import MARGIN, SURE, Arm
+from scalerl.curves.prediction import tails
 
 Array = npt.NDArray[np.float64]
 VerdictName = Literal["higher-ceiling", "faster", "same", "undecided"]
@@ -75,7 +76,7 @@ class Verdict:
     speed_score: float | None
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
     both_open: bool
-    #: Share of the compute at which it was decided, where that is why it stands (standing.py).
+    #: Share of the compute at which it was decided, where it is kept from there (standing.py).
     decided_at: float | None = None
 
 
@@ -84,6 +85,7 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     faster / same if they are, and the climbs differ / do not; undecided otherwise, and always if
     neither ceiling is identified and both may be perfect. With seed_sd above 0 the verdict is on
     recipes: what seeds alone do is added to the differences."""
+    sure = bar(a, SURE)
     delta = b.ceiling - a.ceiling
     delta = delta + seed_noise(a, b, seed_sd, len(delta), 41)
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
@@ -99,16 +101,26 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     name: VerdictName = "undecided"
     winner = None
     both_open = a.open_at_the_top and b.open_at_the_top
-    if not both_open and max(p_higher) > SURE and same < SAME:
+    if not both_open and max(p_higher) > sure and same < SAME:
         name, winner = "higher-ceiling", (a, b)[int(np.argmax(p_higher))].name
     elif not both_open and same >= SAME and speed is not None:
         p_faster = _sides(speed)[::-1]
         alike = float((np.abs(speed) < SAME_SPEED).mean())
         if alike >= SAME:
             name = "same"
-        elif max(p_faster) > SURE:
+        elif max(p_faster) > sure:
             name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
     return Verdict(name, winner, delta, p_higher, speed, score, both_open)
+
+
+def bar(arm: Arm, least: float) -> float:
+    """Probability above which a side is taken: `least`, or (1 + level) / 2 if that is more. Above
+    (1 + level) / 2 the interval that is printed beside the verdict excludes 0:
+
+        level .90    .95 excludes 0     a side is taken above SURE = .97
+        level .99    .995 excludes 0    a side is taken above .995
+    """
+    return max(least, tails(arm.fits[0].level)[1])
 
 
 def p_same(delta: Array) -> float:

@@ -211,7 +211,7 @@ def verdict_sentence(pair: Pair, level: float) -> str:
             low, high = -high, -low
         return (
             f"{pair.winner} has the higher ceiling, by {abs(pair.delta_a):.3f} "
-            f"({percent(level)}: {low:.3f} to {high:.3f})."
+            f"({percent(level)}: {low:.3f} to {high:.3f}){pair.kept}."
         )
     if pair.verdict != "undecided":
         return f"{verdict(pair)}."
@@ -252,12 +252,6 @@ def pair_details(pair: Pair) -> list[str]:
         out.append(
             f"{pair.crossing.overtakes} overtakes{where} "
             f"with probability {pair.crossing.probability:.2f}"
-        )
-    if pair.decided_at is not None:
-        now = max(pair.p_a_higher, pair.p_b_higher)
-        out.append(
-            f"decided at {percent(pair.decided_at)} of the compute; it stands, "
-            f"with probability {now:.2f} now"
         )
     if pair.need is not None:
         out.append(need(pair.need))
