@@ -8,7 +8,7 @@ from typing import Any
 
 from scalerl.cli import options
 
-#: Simulating what would decide takes about 0.5 s a pair: only for this many.
+#: Simulating what would decide takes about 1 s a pair: only for this many.
 MAX_PLANNED_PAIRS = 10
 
 

@@ -91,6 +91,10 @@ class SigmoidBelief:
         spread = self.posterior.spacing[column] * (rng.random(len(draws)) - 0.5)
         return np.exp((draws.log_b if name == "B" else draws.log_mid) + spread)
 
+    def healthy(self) -> SigmoidBelief:
+        """The same belief if the run stays healthy."""
+        return replace(self, fates=self.fates.healthy())
+
     def thinned(self, k: int) -> SigmoidBelief:
         every = slice(None, None, k)
         return replace(self, posterior=self.posterior.only(every), fates=self.fates.only(every))

@@ -23,11 +23,11 @@ from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
-from scalerl.curves.planning import ComputeNeeded, continued, search
+from scalerl.curves.planning import ComputeNeeded, Futures, search
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
-from scalerl.curves.standing import settle
-from scalerl.curves.verdict import Crossing, VerdictName, decide, find_crossing, p_same
+from scalerl.curves.standing import now_and_healthy, settle
+from scalerl.curves.verdict import Crossing, VerdictName, find_crossing, p_same
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -38,6 +38,8 @@ Scope = Literal["runs", "recipes"]
 MAX_ALL_PAIRS = 24
 #: The matrix of all pairs uses every MATRIX_THIN-th draw.
 MATRIX_THIN = 8
+#: Simulated continuations of an undecided pair: each takes about 50 ms.
+PAIR_TRIALS = 24
 #: Arms and pairs that the plain repr shows.
 MAX_SHOWN = 12
 
@@ -192,7 +194,7 @@ def compare(
 ) -> Comparison:
     """Compare runs or fits. With group_by="recipe", runs that share `group` are replicates and the
     verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides what is assumed).
-    planning=True also simulates how much compute would decide an undecided pair (0.3 s a pair).
+    planning=True also simulates how much compute would decide an undecided pair (1 s a pair).
 
     >>> from scalerl import load_runs
     >>> c = compare(load_runs("example:paper-8b", "example:paper-moe"))
@@ -378,17 +380,15 @@ def _pair(
 
 
 def to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
-    """The compute per run that would decide between two arms."""
+    """The compute per run that would decide between two arms, if their runs stay healthy. The runs
+    of an arm are continued as the one curve that they are compared by; draws of the two arms are
+    paired by index, as in a verdict, so that they share the law's error."""
+    futures = [(g, Futures.draw(g.alone, number)) for number, g in enumerate((a, b))]
+    # An arm of one curve counts as one seed: the noise of the seeds is scaled to what it was.
+    sd = seed_sd * float(np.sqrt((1.0 / a.seeds + 1.0 / b.seeds) / 2.0))
 
-    def settled(multiple: float, rng: np.random.Generator) -> bool:
-        longer = [
-            Arm(
-                g.name,
-                tuple(fit(continued(f, multiple, rng), law=f.law, r0=f.r0) for f in g.fits),
-                g.habit,
-            )
-            for g in (a, b)
-        ]
-        return decide(longer[0], longer[1], seed_sd).name != "undecided"
+    def settled(trial: int, multiple: float) -> bool:
+        first, second = (Arm(g.name, (f.fitted(trial, multiple),), g.habit) for g, f in futures)
+        return now_and_healthy(first, second, sd).name != "undecided"
 
-    return search("decide between them", max(a.end, b.end), settled, a.fits[0].seed)
+    return search("decide between them", max(a.end, b.end), settled, PAIR_TRIALS)

@@ -154,6 +154,8 @@ def _bins(
     """Weighted means in bins of ln C, and the variance of each in units of one score's."""
     inner, w = t[~at_zero], weight[~at_zero]
     edges = np.linspace(inner[0], inner[-1], MAX_BINS + 1)
+    # A point at an edge belongs to the later bin, whatever the last digits of its compute are.
+    edges -= 1e-3 * (edges[1] - edges[0])
     index = np.clip(np.searchsorted(edges, inner, side="right") - 1, 0, MAX_BINS - 1)
     count = np.bincount(index, minlength=MAX_BINS)
     used = count > 0

@@ -11,7 +11,7 @@ on from where it is: falls on, settles there or recovers.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,11 @@ class Fates:
             recovery = np.where(what > 1.0 - future.recovers, drop * rng.random(n), 0.0)
         onset = onset / (times * future.hazard)
         return Fates(onset, speed, take_off, fallen, start, loss, recovery)
+
+    def healthy(self) -> Fates:
+        """The same draws, of which none falls."""
+        n = len(self.onset)
+        return replace(self, onset=np.full(n, np.inf), fallen=np.zeros(n, dtype=bool))
 
     def only(self, chosen: slice | npt.NDArray[np.intp]) -> Fates:
         """Those of these draws."""

@@ -69,6 +69,10 @@ class Priors:
     rough: float = 0.3
 
 
+#: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
+#: or with fewer digits. Evaluations are often made at round shares of the compute, where the cuts
+#: are: without it the last digit of the compute would say on which side of a cut a point lies.
+SAME_LOG_COMPUTE = 1e-3
 #: Posterior draws behind every interval.
 DRAWS = 4000
 #: With fewer survivors of 0 <= R_0 <= A <= 1 than this, all draws are projected onto it instead.
@@ -310,7 +314,7 @@ def _hypotheses(points: Points, t_end: float, priors: Priors) -> tuple[Walk, Arr
 def cuts(points: Points, t_end: float, priors: Priors) -> Array:
     """ln C at which the law may begin: the first point, then those of `priors.cuts` that leave
     enough of the points, each at the first point it keeps; two at one point count once."""
-    start = np.searchsorted(points.t, t_end + np.log(priors.cuts))
+    start = np.searchsorted(points.t, t_end + np.log(priors.cuts) - SAME_LOG_COMPUTE)
     most = len(points.t) - max(priors.cut_leaves, len(points.t) // 4)
     inside = sorted({int(i) for i in start if 0 < i <= most})
     return points.t[[0, *inside]]

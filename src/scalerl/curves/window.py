@@ -14,6 +14,7 @@ from scalerl.curves.alarm import Fall, find_fall
 from scalerl.curves.beliefs import Belief
 from scalerl.curves.hazard import Sign
 from scalerl.curves.noise import prepare
+from scalerl.curves.posterior import DRAWS
 from scalerl.curves.result import Fit, R0Choice
 from scalerl.runs.record import Run
 
@@ -41,6 +42,10 @@ class Window:
     a_grid: npt.ArrayLike | None = None
     mid_grid: npt.ArrayLike | None = None
     progress: Callable[[float], None] | None = None
+    #: Posterior draws to make.
+    draws: int = DRAWS
+    #: Seed of the draws; None: from the scores.
+    fixed_seed: int | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -49,8 +54,12 @@ class Window:
 
     @property
     def seed(self) -> int:
-        """From the data: the same points give the same answer, other points other luck."""
-        return zlib.crc32(self.inside.compute.tobytes() + self.inside.score.tobytes())
+        """From the scores, to nine digits. The compute is left out, so that a curve has the same
+        draws in every unit of compute. Runs with other scores have other draws: draws of
+        different runs are paired by index, and must be independent."""
+        if self.fixed_seed is not None:
+            return self.fixed_seed
+        return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
     def fall(self) -> Fall | None:
         points = prepare(self.inside.compute, self.inside.score, self.inside.n_eval)

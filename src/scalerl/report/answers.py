@@ -10,7 +10,7 @@ from scalerl.curves.forecast import Forecast, beats
 from scalerl.curves.planning import ComputeNeeded, OtherWindow, sensitivity, to_identify
 from scalerl.curves.result import Fit
 
-#: Simulating what would identify a ceiling takes 0.3 s a run: only for this many.
+#: Simulating what would identify a ceiling takes 0.7 s a run: only for this many.
 MAX_PLANNED = 4
 #: Probabilities that one run beats another are worked out for this many runs.
 MAX_RIVALS = 12

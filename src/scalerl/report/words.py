@@ -6,7 +6,7 @@ import math
 
 from scalerl.curves.compare import Pair
 from scalerl.curves.forecast import Forecast
-from scalerl.curves.planning import MULTIPLES, ComputeNeeded
+from scalerl.curves.planning import ComputeNeeded
 from scalerl.curves.result import NO_GAIN, Fit
 
 KIND = {
@@ -227,14 +227,16 @@ def verdict_sentence(pair: Pair, level: float) -> str:
 def need(found: ComputeNeeded) -> str:
     """How much more compute would settle a question.
 
-    >>> need(ComputeNeeded("identify it", 24_000.0, 2.0, 0.9))
-    'About 24k, 2 times the compute so far, would identify it (in 90 % of simulated continuations)'
+    >>> print(need(ComputeNeeded("identify it", 24_000.0, 2.0, (1.4, 5.7), 0.95)))
+    About 24k, 2 times the compute so far (80 % of simulated continuations: 1.4 to 5.7 times),
+    would identify it
     """
-    if found.compute is None or found.multiple is None:
-        return f"Not even {MULTIPLES[-1]:g} times the compute so far would {found.question}"
+    if found.compute is None:
+        text = str(found)
+        return text[0].upper() + text[1:]
     return (
-        f"About {compute(found.compute)}, {found.multiple:g} times the compute so far, would "
-        f"{found.question} (in {percent(round(found.settled, 2))} of simulated continuations)"
+        f"About {compute(found.compute)}, {found.multiple:g} times the compute so far "
+        f"({found.interval_words}), would {found.question}"
     )
 
 

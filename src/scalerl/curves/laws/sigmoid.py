@@ -16,7 +16,7 @@ from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.noise import prepare
 from scalerl.curves.paper_method import fit_paper_cells
 from scalerl.curves.paths import Future
-from scalerl.curves.posterior import DRAWS, Priors, sample_posterior
+from scalerl.curves.posterior import Priors, sample_posterior
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
 from scalerl.curves.threads import one_thread
@@ -39,7 +39,7 @@ def fit_posterior(w: Window) -> Fit:
     points = prepare(inside.compute, inside.score, inside.n_eval)
     rng = np.random.default_rng((w.seed, 0))
     posterior = sample_posterior(
-        points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), DRAWS
+        points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), w.draws
     )
     fall = find_fall(w.inside.compute, w.inside.score, points)
     alarm = fall is not None and fall.alarm
