@@ -8,7 +8,7 @@ from simulate import PAPER, curve
 
 from scalerl import InputError, Run, fit, forecast, load_run
 from scalerl.curves.forecast import beats, gain, reach, recommend
-from scalerl.curves.planning import continued, sensitivity, to_identify
+from scalerl.curves.planning import Futures, sensitivity, to_identify
 
 LONG = fit(*curve(PAPER, 60000, np.random.default_rng(0)), name="long")
 SHORT = fit(*curve(PAPER, 8000, np.random.default_rng(0)), name="short")
@@ -117,17 +117,10 @@ def test_forecast_dictionary_has_the_promised_keys():
     json.dumps(d, allow_nan=False)
 
 
-def test_continuation_goes_on_from_the_end():
-    longer = continued(SHORT, 3.0, np.random.default_rng(0))
-    assert longer.compute[-1] == pytest.approx(3 * SHORT.end)
-    assert len(longer) > len(SHORT.points)
-    assert (np.diff(longer.compute) > 0).all()
-
-
 def test_a_run_with_side_metrics_is_continued_and_given_an_r0():
     points = SHORT.points.replace(signs={"grad_norm": np.linspace(1.0, 2.0, len(SHORT.points))})
-    longer = continued(fit(points), 3.0, np.random.default_rng(0))
-    assert fit(longer).end == pytest.approx(3 * SHORT.end)
+    longer = Futures.draw(fit(points)).fitted(0, 3.0)
+    assert longer.end == pytest.approx(3 * SHORT.end) and not longer.run.signs
     assert fit(points, r0=0.1).r0 == pytest.approx(0.1, abs=0.05)
 
 
