@@ -141,3 +141,18 @@ def test_the_compute_that_decides_a_pair_is_the_same_in_every_unit_and_file(tmp_
 def test_the_answer_in_the_tutorial():
     (run,) = [r for r in load_runs("docs/tutorial/wandb_export.csv") if r.name == "cispo-fp32"]
     assert to_identify(fit(run)).multiple == 2.6
+
+
+def test_the_quicker_fits_of_trials_agree_with_whole_ones():
+    """Fewer draws make an interval rougher, not narrower or wider."""
+    futures = Futures.draw(fit(*half_way()))
+    ratio, agree = [], []
+    for trial in range(10):
+        for multiple in (1.5, 3.0, 6.0):
+            quick = futures.fitted(trial, multiple)
+            whole = fit(quick.run)
+            (low, high), (first, last) = quick.interval("A"), whole.interval("A")
+            ratio.append((high - low) / (last - first))
+            agree.append(quick.identified == whole.identified)
+    assert np.mean(ratio) == pytest.approx(1.0, abs=0.03) and np.std(ratio) < 0.1
+    assert np.mean(agree) >= 0.9
