@@ -60,15 +60,23 @@ class SigmoidBelief:
         fates = Fates.draw(posterior, fall, future, seed, times)
         return SigmoidBelief(posterior, fates, future, seed)
 
-    @one_thread
     def levels(self, compute: Array) -> Array:
+        return self._sample(compute, joint=True)
+
+    def apart(self, compute: Array) -> Array:
+        """True pass rate at each compute by itself, (draws, len(compute)): a column does not depend
+        on which other amounts are asked, but a row is no sample of a path."""
+        return self._sample(compute, joint=False)
+
+    @one_thread
+    def _sample(self, compute: Array, joint: bool) -> Array:
         t = log_compute(compute)
         ahead = t > self.posterior.t_end
         rng = np.random.default_rng((self.seed, 1))
         out = np.empty((len(self.posterior.draws), len(t)))
         if ahead.any():
             d = t[ahead] - self.posterior.t_end
-            out[:, ahead] = future_paths(self.posterior, d, self.fates, rng, self.future)
+            out[:, ahead] = future_paths(self.posterior, d, self.fates, rng, self.future, joint)
         if (~ahead).any():
             inner = np.maximum(t[~ahead], -700.0)  # C = 0 is far below any C_mid
             out[:, ~ahead] = self.posterior.inside_window(
@@ -98,6 +106,15 @@ class SigmoidBelief:
     def thinned(self, k: int) -> SigmoidBelief:
         every = slice(None, None, k)
         return replace(self, posterior=self.posterior.only(every), fates=self.fates.only(every))
+
+
+def levels_apart(belief: Belief, compute: Array) -> Array:
+    """Samples of the true pass rate at each compute by itself, for quantiles: one amount of compute
+    has one median and one interval, whatever other amounts are asked with it. What depends on
+    several amounts at once (a mean, the first passage of a score) needs `Belief.levels`."""
+    if isinstance(belief, SigmoidBelief):
+        return belief.apart(compute)
+    return belief.levels(compute)  # the other laws draw no random numbers per amount
 
 
 def sample_quantiles(samples: Array, levels: npt.ArrayLike) -> Array:

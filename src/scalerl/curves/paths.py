@@ -118,9 +118,18 @@ def ceiling(posterior: Posterior, fates: Fates, future: Future) -> Array:
 
 
 def future_paths(
-    posterior: Posterior, d: Array, fates: Fates, rng: np.random.Generator, future: Future
+    posterior: Posterior,
+    d: Array,
+    fates: Fates,
+    rng: np.random.Generator,
+    future: Future,
+    joint: bool = True,
 ) -> Array:
-    """Pass rate at the ascending horizons d = ln(x / x_n) >= 0 for every draw: (draws, len(d))."""
+    """Pass rate at the ascending horizons d = ln(x / x_n) >= 0 for every draw: (draws, len(d)).
+
+    joint=False draws W at each horizon by itself: W(d) = sqrt(d) z with one z per draw. Every
+    column then has its exact distribution and does not depend on the other horizons, which the
+    increments of a path do."""
     draws, scale = posterior.draws, posterior.points.scale
     n = len(draws)
     healthy = np.minimum(d[None, :], fates.onset[:, None])
@@ -137,7 +146,11 @@ def future_paths(
     on += fates.recovery[:, None] * (1.0 - np.exp(-future.recovery_rate * d))
     level = np.where(fates.fallen[:, None], on, gain)
     rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
-    step_sd = np.sqrt(np.diff(d, prepend=0.0))
     walk_sd = np.sqrt(draws.s2 * posterior.walk.tau2[draws.walk]) * rough
-    level += walk_sd[:, None] * np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
+    if joint:
+        step_sd = np.sqrt(np.diff(d, prepend=0.0))
+        walk = np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)
+    else:
+        walk = np.sqrt(d) * rng.standard_normal((n, 1))
+    level += walk_sd[:, None] * walk
     return np.asarray(np.clip(level, 0.0, 1.0))

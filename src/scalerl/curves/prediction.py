@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import MAX_KNOTS, Belief, sample_quantiles
+from scalerl.curves.beliefs import MAX_KNOTS, Belief, levels_apart, sample_quantiles
 from scalerl.curves.noise import mean_variance
 
 Array = npt.NDArray[np.float64]
@@ -29,7 +29,8 @@ class Prediction:
     compute: Array
     level: float
     knots: Array
-    #: (draws, knots) samples of the true pass rate, and of the noise of one evaluation.
+    #: Samples of the true pass rate, (draws, knots), each knot by itself (`levels_apart`): a column
+    #: does not depend on the other knots. And the noise of one evaluation, per draw.
     samples: Array
     noise_sd: Array
     seed: int
@@ -41,15 +42,20 @@ class Prediction:
     @property
     def now(self) -> Array:
         """True pass rate at the end of the fitted window, per draw."""
-        return self.belief.levels(np.array([self.end]))[:, 0]
+        return levels_apart(self.belief, np.array([self.end]))[:, 0]
+
+    @property
+    def median_now(self) -> float:
+        """Median of `now`: the score that the run has now."""
+        return float(sample_quantiles(self.now, [0.5])[0])
 
     def quantiles(self, levels: npt.ArrayLike, observed: bool = False) -> Array:
         """Quantiles of the true pass rate, or of what one evaluation would show:
         (len(compute), len(levels))."""
         samples = self.samples
         if observed:
-            rng = np.random.default_rng((self.seed, 11))
-            z = rng.standard_normal(samples.shape)
+            # One number per draw for all knots: no knot depends on which others there are.
+            z = np.random.default_rng((self.seed, 11)).standard_normal((len(samples), 1))
             samples = np.clip(samples + self.noise_sd[:, None] * z, 0.0, 1.0)
         return _between(self.knots, self.compute) @ sample_quantiles(samples, levels)
 
@@ -59,7 +65,8 @@ class Prediction:
         weights = _between(self.knots, self.compute).mean(axis=0)
         rng = np.random.default_rng((self.seed, 12))
         noise = self.noise_sd * np.sqrt(float(mean_variance(m)))
-        mean = self.samples @ weights + noise * rng.standard_normal(len(self.samples))
+        paths = self.belief.levels(self.knots)
+        mean = paths @ weights + noise * rng.standard_normal(len(paths))
         return sample_quantiles(np.clip(mean, 0.0, 1.0), levels)
 
     @property
@@ -131,7 +138,7 @@ def predict_at(
         knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
         knots[0], knots[-1] = positive[0], positive[-1]
         knots = np.union1d(knots, order[order == 0])
-    samples = belief.levels(knots)
+    samples = levels_apart(belief, knots)
     return Prediction(run, compute, level, knots, samples, belief.noise(), seed, belief, end, alarm)
 
 

@@ -252,7 +252,7 @@ def plot_prediction(
             ax.plot(x, median, color=t.accent, lw=1, marker="o", ms=6, label="median")
             for c, m in zip(x, median, strict=True):
                 ax.annotate(f"{m:.3f}", (c, m), (9, 0), textcoords="offset points", va="center")
-        now = float(np.median(prediction.now))
+        now = prediction.median_now
         ax.axhline(now, color=t.muted, lw=0.9, ls=(0, (1, 2)))
         side = ax.get_yaxis_transform()
         ax.text(1.01, now, f"now {now:.3f}", transform=side, va="center", color=t.muted, fontsize=8)

@@ -69,12 +69,10 @@ def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
     """Four numbers: name, value, and what stands beside it."""
     f = ahead.fit
     unit = words.KIND[f.run.x_kind]
-    levels = sorted(ahead.at.now)
-    now = levels[len(levels) // 2]
     low, high = ahead.next_doubling.interval
     first, (at_low, at_high) = float(ahead.at.median[0]), ahead.at.interval()[0]
     return [
-        ("Now", f"{now:.3f}", f"at {words.compute(f.end)} {unit}"),
+        ("Now", words.score(ahead.at.median_now), f"at {words.compute(f.end)} {unit}"),
         (
             f"At {words.compute(float(ahead.at.compute[0]))} {unit}",
             f"{first:.3f}",

@@ -150,9 +150,7 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     fit, ahead, gain = forecast.fit, forecast.at, forecast.next_doubling
     unit = KIND[fit.run.x_kind]
     level = percent(fit.level)
-    levels = sorted(ahead.now)
-    now = levels[len(levels) // 2]
-    out = [f"{fit.name} scores {now:.3f} after {compute(fit.end)} {unit}."]
+    out = [f"{fit.name} scores {score(ahead.median_now)} after {compute(fit.end)} {unit}."]
     if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")
     out += past_alarms(fit)
