@@ -1,10 +1,12 @@
 """The Markdown twin of the page: the same words and numbers, made from the page itself, so that
-the two cannot differ. Pictures are links to the files beside it, or their description."""
+the two cannot differ. Pictures are links to the files beside it, or their description. What the
+page holds as text stays text: a name with HTML or Markdown in it is escaped."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from urllib.parse import quote, urlsplit
 
 #: Left out with all they hold.
 _SKIPPED = {"script", "style", "head", "svg", "button", "noscript"}
@@ -13,6 +15,21 @@ _BLOCKS = {"p", "li", "figcaption", "summary", "dt", "caption", *_HEADINGS}
 #: What is drawn in a picture need not be read: most of a page is that.
 _PICTURE = re.compile(r"(<svg\b[^>]*>).*?</svg>", re.DOTALL)
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
+#: Signs that mean something inside a Markdown paragraph. An underscore inside a word means nothing:
+#: C_mid stays as it is. Entities and not backslashes for HTML, which old parsers know as well.
+_SIGNS = re.compile(r"[\\`*\[\]$]|~(?=~)|(?<=~)~|(?<![^\W_])_|_(?![^\W_])")
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+#: What a block may not begin with, as it would be a heading, a list, a rule or a fence.
+_BLOCK_START = re.compile(r"^([#+=|~-]|\d+(?=[.)]))")
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, inside a paragraph.
+
+    >>> print(escaped("<b> [x](y) *C_mid* `a` _b_"))
+    &lt;b&gt; \\[x\\](y) \\*C_mid\\* \\`a\\` \\_b\\_
+    """
+    return _SIGNS.sub(lambda sign: "\\" + sign[0], text).translate(_ENTITIES)
 
 
 def markdown(page: str) -> str:
@@ -46,6 +63,8 @@ class _Reader(HTMLParser):
         self._rows: list[list[str]] = []
         self._links: list[str] = []
         self._pre = False
+        #: Text of the code element that is open.
+        self._code: list[str] | None = None
 
     # -- elements ---------------------------------------------------------------------------------
 
@@ -56,13 +75,13 @@ class _Reader(HTMLParser):
             return
         if tag == "svg" and known.get("role") == "img":
             self._flush()
-            self._say(f"- {_one_line(known.get('aria-label', ''))}", tight=True)
+            self._say(f"- {_opening(escaped(_one_line(known.get('aria-label', ''))))}", tight=True)
         if tag in _SKIPPED or known.get("aria-hidden") == "true":
             self._skipped = [] if tag in _VOID else [tag]
             return
         if known.get("data-file"):
             self._flush()
-            self._say(f"![{known.get('data-about', '')}]({known['data-file']})")
+            self._say(f"![{escaped(known.get('data-about', ''))}]({_address(known['data-file'])})")
         if tag in _BLOCKS or tag in ("td", "th", "table", "pre"):
             self._flush()
         if tag == "pre":
@@ -76,7 +95,7 @@ class _Reader(HTMLParser):
         elif tag in ("b", "strong") and not self._in_table:
             self._text.append("**")
         elif tag == "code" and not self._pre:
-            self._text.append("`")
+            self._code = []
         elif tag == "a":
             self._links.append(known.get("href", ""))
             self._text.append("[")
@@ -94,16 +113,17 @@ class _Reader(HTMLParser):
             return
         if tag in ("b", "strong") and not self._in_table:
             self._text.append("**")
-        elif tag == "code" and not self._pre:
-            self._text.append("`")
+        elif tag == "code" and self._code is not None:
+            self._text.append(_code_span("".join(self._code)))
+            self._code = None
         elif tag == "a":
-            self._text.append(f"]({self._links.pop()})")
+            self._text.append(f"]({_address(self._links.pop())})")
         elif tag == "span":
             self._text.append(")" if self._links.pop() == "range" else "")
         elif tag == "pre":
             body = "".join(self._text).strip("\n")
             self._text, self._pre = [], False
-            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
+            fence = _fence(body, 3)
             self._say(f"{fence}\n{body}\n{fence}")
         elif tag in ("td", "th"):
             self._row.append(_one_line("".join(self._text)).replace("|", "\\|"))
@@ -117,8 +137,14 @@ class _Reader(HTMLParser):
             self._flush(tag)
 
     def handle_data(self, data: str) -> None:
-        if not self._skipped:
-            self._text.append(data if self._pre else re.sub(r"\s+", " ", data))
+        if self._skipped:
+            return
+        if self._pre:
+            self._text.append(data)
+        elif self._code is not None:
+            self._code.append(data)
+        else:
+            self._text.append(escaped(re.sub(r"\s+", " ", data)))
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -137,12 +163,14 @@ class _Reader(HTMLParser):
         self._text = []
         if not said or said == "****":
             return
+        if tag == "dt":
+            self._text = [f"{said}: "]
+            return
+        said = _opening(said)
         if tag in _HEADINGS:
             self._say(f"{_HEADINGS[tag]} {said}")
         elif tag in ("li", "dd"):
             self._say(f"- {said}", tight=True)
-        elif tag == "dt":
-            self._text = [f"{said}: "]
         elif tag == "summary":
             self._say(f"**{said}**")
         else:
@@ -159,3 +187,32 @@ class _Reader(HTMLParser):
 
 def _one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _opening(said: str) -> str:
+    """A block that begins as text does."""
+    return _BLOCK_START.sub(_escaped_start, said)
+
+
+def _escaped_start(start: re.Match[str]) -> str:
+    # "1." begins a list, and a backslash before a digit is shown: the sign after it is escaped.
+    return start[0] + "\\" if start[0].isdigit() else "\\" + start[0]
+
+
+def _fence(body: str, least: int) -> str:
+    """More backticks than the body has in a row."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", body)), default=0))
+
+
+def _code_span(body: str) -> str:
+    """Text as a code span; a space on either side where it begins or ends with a backtick."""
+    fence = _fence(body, 1)
+    pad = " " if body[:1] == "`" or body[-1:] == "`" else ""
+    return f"{fence}{pad}{_one_line(body)}{pad}{fence}"
+
+
+def _address(href: str) -> str:
+    """The target of a link: a file beside the page or a web address; nothing else is followed."""
+    if urlsplit(href).scheme not in ("", "http", "https"):
+        return ""
+    return quote(href, safe="/:#?&=%.,;@+~-_")
