@@ -32,7 +32,7 @@ HOSTILE = (
 
 
 class Rendered(HTMLParser):
-    """Elements, addresses and text of the twin as a Markdown parser renders it, HTML let through."""
+    """Elements, addresses and text of the twin as a parser of Markdown renders it, with HTML."""
 
     def __init__(self, twin: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_text_is_shown_as_it_is_wherever_it_stands(name):
     )
     found = check(twin, allowed={"img"})
     shown = " ".join("".join(found.text).split())
-    assert shown.count(" ".join(visible(name).split())) >= 11, twin
+    assert shown.count(" ".join(visible(name).split())) == 13, twin
 
 
 def test_names_titles_notes_and_sources_of_runs_are_escaped_in_the_report(tmp_path):

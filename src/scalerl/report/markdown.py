@@ -19,6 +19,7 @@ _VOID = {"meta", "link", "br", "hr", "img", "input"}
 #: C_mid stays as it is. Entities and not backslashes for HTML, which old parsers know as well.
 _SIGNS = re.compile(r"[\\`*\[\]$]|~(?=~)|(?<=~)~|(?<![^\W_])_|_(?![^\W_])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_BACKSLASH = r"\\\1"
 #: What a block may not begin with, as it would be a heading, a list, a rule or a fence.
 _BLOCK_START = re.compile(r"^([#+=|~-]|\d+(?=[.)]))")
 
@@ -168,7 +169,8 @@ class _Reader(HTMLParser):
             return
         said = _opening(said)
         if tag in _HEADINGS:
-            self._say(f"{_HEADINGS[tag]} {said}")
+            # Signs # at its end would close the heading, unseen.
+            self._say(f"{_HEADINGS[tag]} {re.sub('(#+)$', _BACKSLASH, said)}")
         elif tag in ("li", "dd"):
             self._say(f"- {said}", tight=True)
         elif tag == "summary":
