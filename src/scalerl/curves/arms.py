@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,15 @@ class Arm:
     def ceiling(self) -> Array:
         """Ceiling of the arm, per draw."""
         return self.law.belief.parameter("A")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ceiling that the arm is ranked and compared by (that of `law`)."""
+        return {
+            "name": self.name,
+            "A": self.law.params["A"],
+            "interval": list(self.law.interval("A")),
+            "identified": self.law.identified and not self.declines,
+        }
 
     @property
     def declines(self) -> bool:

@@ -72,8 +72,8 @@ class Pair:
     speed: tuple[float, float, float] | None
     speed_score: float | None
     p_b_faster: float | None
-    #: A fixed to the mean of both, and B of each with it; among very many runs None where the
-    #: paper's rule does not need it.
+    #: The paper's rule: A fixed to the mean of both least-squares ceilings, and B of each with it;
+    #: among very many runs None where the rule does not need it.
     fixed_a: dict[str, float] | None
     crossing: Crossing | None
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
@@ -149,7 +149,8 @@ class Comparison:
     scope: Scope
     #: P(ceiling of row > ceiling of column), arms in order; ties are in neither.
     p_higher: Array
-    #: Mean of the point ceilings, to which A is fixed in the efficiency re-plot.
+    #: Mean of the fits' ceilings (medians, as `Fit.params` has them), to which A is fixed in the
+    #: efficiency re-plot.
     mean_a: float
     seed_sd: float
 
@@ -159,6 +160,7 @@ class Comparison:
             "seed_sd": self.seed_sd,
             "mean_A": self.mean_a,
             "ranking": [g.name for g in self.arms],
+            "ceilings": [g.to_dict() for g in self.arms],
             "runs": [f.to_dict() for f in self.fits],
             "pairs": [p.to_dict() for p in self.pairs],
         }
@@ -228,7 +230,7 @@ def compare(
         pairs.append(_pair(a, b, sd, scope, points, planning, refit))
         if progress is not None:
             progress((i + 1) / count)
-    mean_a = float(np.mean([p.A for p in points.values()]))
+    mean_a = float(np.mean([f.params["A"] for f in given]))
     matrix = _all_pairs(arms, sd)
     return Comparison(tuple(given), tuple(arms), tuple(pairs), scope, matrix, mean_a, sd)
 

@@ -89,7 +89,7 @@ def report_files(
     if records is None:
         records = records_of([f.run for f in fits])
     heading = title or _title(fits)
-    drawn = _drawn(fits)
+    drawn = _drawn(ahead)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     content: dict[str, bytes] = {}
     content["report.json"] = payload.to_json(
@@ -115,7 +115,7 @@ def report_files(
         "runs": page.runs(ahead, links),
         "inside": panels.section(records),
         "command": page.command(command),
-        "data": payload.embedded(payload.chart(drawn)),
+        "data": payload.embedded(payload.chart(drawn, ahead)),
     }
     return page_files("runs.html", parts, content)
 
@@ -166,13 +166,15 @@ def _comparable(fits: Sequence[Fit]) -> Comparison | None:
     return compare(fits) if alike and comparable(fits) else None
 
 
-def _drawn(fits: Sequence[Fit]) -> list[Series]:
+def _drawn(ahead: Sequence[Forecast]) -> list[Series]:
     """The series of all fits in their order, drawn over a common range per kind of compute."""
     found: dict[int, Series] = {}
-    for kind in dict.fromkeys(f.run.x_kind for f in fits):
-        chosen = [i for i, f in enumerate(fits) if f.run.x_kind == kind]
-        found |= dict(zip(chosen, many([fits[i] for i in chosen]), strict=True))
-    return [found[i] for i in range(len(fits))]
+    kinds = [a.fit.run.x_kind for a in ahead]
+    for kind in dict.fromkeys(kinds):
+        chosen = [i for i, k in enumerate(kinds) if k == kind]
+        at = [ahead[i].at.compute.tolist() for i in chosen]
+        found |= dict(zip(chosen, many([ahead[i].fit for i in chosen], at), strict=True))
+    return [found[i] for i in range(len(ahead))]
 
 
 def _figures(

@@ -39,6 +39,8 @@ LEGEND = 30
 FEW_POINTS = 40
 #: A ceiling suits a run if the error of its fit grows by no more than this factor.
 SUITS = 1.5
+#: F as the page's caption defines it.
+EFFICIENCY_AXIS = "F(R) = C_mid^B (R − R_0) / (A − R), log scale"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -248,7 +250,7 @@ def plot_efficiency(
         ax.set_ylim(low - pad, high + pad)
         compute_axis(ax, fits[0].run.x_kind, t)
         ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
-        ax.set_ylabel("F(R), log scale")
+        ax.set_ylabel(EFFICIENCY_AXIS)
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         if len(fits) <= DIRECT_LABELS:
             labels = [

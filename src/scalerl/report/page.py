@@ -14,6 +14,11 @@ from scalerl.report.markup import ceiling, items, text
 MAX_ANSWERS = 4
 #: Alarms spelled out at the top.
 MAX_ALARMS = 6
+#: What the efficiency re-plot shows.
+EFFICIENCY = (
+    "F(R) = C_mid^B (R − R_0) / (A − R) is the law solved for compute: a run that follows it has "
+    "F = C^B, a straight line of slope B on these axes, and the steeper, the faster."
+)
 #: Above this many runs their cards are folded.
 OPEN_CARDS = 12
 
@@ -134,10 +139,22 @@ def efficiency_caption(found: Comparison, shown: int) -> str:
     which = f"The {shown} runs nearest to the mean ceiling. " if few else ""
     return (
         f"Efficiency re-plot. {which}Every run refitted with A fixed at "
-        f"{found.mean_a:.3f}, the mean of all: it becomes a straight line of slope B, and the "
-        "steeper, the faster. Slopes can be compared between runs of equal ceiling only"
+        f"{words.score(found.mean_a)}, the mean of {_ceilings(found.fits)}. {EFFICIENCY} Slopes "
+        "can be compared between runs of equal ceiling only"
         + (", which these are not." if differ else ".")
     )
+
+
+def _ceilings(fits: Sequence[Fit]) -> str:
+    """The ceilings that a mean is taken of, as the tables print them."""
+    if len(fits) > MAX_ANSWERS:
+        return f"the median ceilings of all {len(fits)} runs, identified or not"
+    each = []
+    for f in fits:
+        known = "" if f.identified and f.alarm is None else ", not identified"
+        known = ", in decline" if f.alarm is not None else known
+        each.append(f"{words.score(f.params['A'])} ({words.shorten(f.name, 40)}{known})")
+    return f"the median ceilings {' and '.join(each)}"
 
 
 def joint_caption(shown: int, total: int) -> str:

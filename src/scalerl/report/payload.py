@@ -22,15 +22,19 @@ MAX_POINTS = 9000
 MIN_POINTS = 80
 
 
-def chart(drawn: Sequence[Series]) -> dict[str, Any]:
-    """The data of the interactive chart."""
+def chart(drawn: Sequence[Series], forecasts: Sequence[Forecast]) -> dict[str, Any]:
+    """The data of the interactive chart; `forecasts` are those of the series, in their order."""
     most = max(MIN_POINTS, MAX_POINTS // max(len(drawn), 1))
     kinds = list(dict.fromkeys(s.fit.run.x_kind for s in drawn))
     level = drawn[0].fit.level
     return {
         "level": words.percent(level),
         "kinds": [words.KIND[k] for k in kinds],
-        "runs": [_run(s, kinds.index(s.fit.run.x_kind), most) for s in drawn],
+        "runs": [
+            # Where the chart is read at first: what the tables say there.
+            _run(s, kinds.index(s.fit.run.x_kind), most) | {"at": float(ahead.at.compute[0])}
+            for s, ahead in zip(drawn, forecasts, strict=True)
+        ],
     }
 
 
@@ -39,11 +43,11 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
     ceiling = None
     if fit.identified:
         low, high = fit.interval("A")
-        ceiling = [_round(fit.params["A"]), _round(low), _round(high)]
+        ceiling = [rounded(fit.params["A"]), rounded(low), rounded(high)]
     return {
         "name": words.shorten(fit.name, 120),
         "kind": kind,
-        "end": amount(fit.end),
+        "end": fit.end,
         "alarm": fit.alarm,
         "ceiling": ceiling,
         "used": _points(s.used, most),
@@ -54,7 +58,7 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
         "high": scores(s.band[:, 1]),
         "seenLow": scores(s.seen[:, 0]),
         "seenHigh": scores(s.seen[:, 1]),
-        "powerA": None if s.power is None else _round(s.power.A),
+        "powerA": None if s.power is None else rounded(s.power.A),
         "power": None if s.power is None else scores(s.power_curve()),
     }
 
@@ -70,12 +74,20 @@ def amount(value: float) -> float:
     return float(f"{float(value):.5g}")
 
 
-def _round(value: float) -> float | None:
-    return round(float(value), 4) if math.isfinite(value) else None
+def rounded(value: float) -> float | None:
+    """Four digits, unless the page would then print other three digits than the tables do.
+
+    >>> rounded(0.62341), rounded(0.62349)
+    (0.6234, 0.62349)
+    """
+    if not math.isfinite(value):
+        return None
+    short = round(float(value), 4)
+    return short if words.score(short) == words.score(value) else float(value)
 
 
 def scores(values: npt.NDArray[np.float64]) -> list[float | None]:
-    return [_round(float(v)) for v in values]
+    return [rounded(float(v)) for v in values]
 
 
 def numbers(

@@ -31,7 +31,7 @@ class Series:
     fit: Fit
     used: tuple[Array, Array]
     held: tuple[Array, Array]
-    #: At most 2 x MAX_KNOTS ascending amounts of compute, and the curve there.
+    #: Ascending amounts of compute, and the curve there: 2 x MAX_KNOTS, and those of the forecast.
     x: Array
     median: Array
     #: (knots, 2): interval of the true pass rate, and of one evaluation.
@@ -55,24 +55,27 @@ def reach(fit: Fit) -> float:
     return max(AHEAD * fit.end, BEYOND_HELD * float(fit.run.compute[-1]))
 
 
-def series(fit: Fit, to: float | None = None) -> Series:
-    """What is drawn of a fit, up to the compute `to` (by default `reach`)."""
+def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Series:
+    """What is drawn of a fit, up to the compute `to` (by default `reach`). The curve has knots at
+    the amounts `at` of a forecast, so that the chart reads there what the tables say."""
     lo, hi = fit.window
     run, points = fit.run, fit.points
     outside = (run.compute < lo) | (run.compute > hi)
     first = float(points.compute[points.compute > 0][0])
-    inner = fit.predict(np.geomspace(first, hi, MAX_KNOTS))
-    ahead = fit.predict(
-        np.geomspace(hi, max(reach(fit) if to is None else to, 1.01 * hi), MAX_KNOTS + 1)[1:]
-    )
+    far = max(reach(fit) if to is None else to, 1.01 * hi)
+    extra = np.array(sorted({c for c in at if first < c <= far})[:MAX_KNOTS])
+    grids = [np.geomspace(first, hi, MAX_KNOTS), np.geomspace(hi, far, MAX_KNOTS + 1)[1:], extra]
+    # No more than MAX_KNOTS in one prediction, or its knots are thinned.
+    parts = [fit.predict(grid) for grid in grids if len(grid)]
+    x, order = np.unique(np.concatenate([p.compute for p in parts]), return_index=True)
     return Series(
         fit=fit,
         used=(points.compute, points.score),
         held=(run.compute[outside], run.score[outside]),
-        x=np.concatenate([inner.compute, ahead.compute]),
-        median=np.concatenate([inner.median, ahead.median]),
-        band=np.concatenate([inner.interval(), ahead.interval()]),
-        seen=np.concatenate([inner.interval(observed=True), ahead.interval(observed=True)]),
+        x=x,
+        median=np.concatenate([p.median for p in parts])[order],
+        band=np.concatenate([p.interval() for p in parts])[order],
+        seen=np.concatenate([p.interval(observed=True) for p in parts])[order],
         power=None if fit.law is POWER else power_answer(fit),
     )
 
@@ -96,10 +99,15 @@ def power_answer(fit: Fit) -> PowerLaw:
     return PowerLaw(**other.params)
 
 
-def many(fits: Sequence[Fit]) -> list[Series]:
-    """All runs drawn over a common range, as far as their own windows carry."""
-    far = max(reach(f) for f in fits)
-    return [series(f, max(reach(f), min(far, MAX_AHEAD * f.end))) for f in fits]
+def many(fits: Sequence[Fit], at: Sequence[Sequence[float]] | None = None) -> list[Series]:
+    """All runs drawn over a common range, as far as their own windows carry; `at` are the amounts
+    of each one's forecast."""
+    asked = [()] * len(fits) if at is None else at
+    far = max([reach(f) for f in fits] + [c for each in asked for c in each])
+    return [
+        series(f, max(reach(f), min(far, MAX_AHEAD * f.end)), knots)
+        for f, knots in zip(fits, asked, strict=True)
+    ]
 
 
 def thin(x: Array, y: Array, most: int) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.markup import text
-from scalerl.report.payload import amount, scores
+from scalerl.report.payload import amount, rounded, scores
 from scalerl.report.series import BEYOND_HELD, thin
 from scalerl.runs.record import Run
 
@@ -139,7 +139,7 @@ def _entry(c: VariantCurve, row: Mapping[str, Any]) -> dict[str, Any]:
         "kind": 0,
         "end": amount(c.end),
         "alarm": None,
-        "ceiling": None if ceiling is None else [round(v, 4) for v in ceiling],
+        "ceiling": None if ceiling is None else [rounded(v) for v in ceiling],
         "used": _thinned(c.used),
         "held": _thinned(c.held),
         "x": [amount(v) for v in c.x],

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.report import words
-from scalerl.report.many_figures import fixed_ceiling, legend, power_of_ten, suits
+from scalerl.report.many_figures import (
+    EFFICIENCY_AXIS,
+    fixed_ceiling,
+    legend,
+    power_of_ten,
+    suits,
+)
 from scalerl.report.series import thin
 from scalerl.report.study_curves import FEW_POINTS, MemberCurve, Points, VariantCurve
 from scalerl.report.theme import MARKERS, compute_axis, drawing, new_figure, settle
@@ -109,7 +115,7 @@ def plot_study_efficiency(
                     label=f"{words.shorten(line.name, 28)}  B = {line.B:.2f}")  # fmt: skip
         compute_axis(ax, x_kind, t)
         ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
-        ax.set_ylabel("F(R), log scale")
+        ax.set_ylabel(EFFICIENCY_AXIS)
         title = f"Efficiency, A fixed at {a:.3f}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         legend(fig, ax, t)

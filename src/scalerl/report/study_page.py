@@ -319,9 +319,9 @@ def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> str:
     svg = from_svg(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
     few = f"{shown} of {total} variants, which can have it. " if shown < total else ""
     caption = (
-        f"Every run refitted with A fixed at {a:.3f}, the mean of all. {few}Each becomes a "
-        "straight line of slope B, and the steeper, the faster. Slopes can be compared between "
-        "variants of equal ceiling only."
+        f"Every run refitted with A fixed at {words.score(a)}, the mean of the median ceilings of "
+        f"all fitted runs, identified or not. {few}{page.EFFICIENCY} Slopes can be compared "
+        "between variants of equal ceiling only."
     )
     figure = page.figure(svg, caption)
     return page.pictures([figure], "Efficiency")

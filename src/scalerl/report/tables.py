@@ -117,6 +117,12 @@ def comparison(found: Comparison | None) -> str:
         shown += (
             f"<details><summary>{len(rest)} more pairs</summary>{_pairs(found, rest)}</details>"
         )
+    if len(found.arms) <= MAX_PAIRS:
+        each = ", ".join(
+            f"{words.shorten(arm.name, 44)} {words.compared_ceiling(arm)}" for arm in found.arms
+        )
+        said = f"Ceilings as compared: {each} ({words.COMPARED})."
+        shown += f'<p class="small">{text(said)}</p>'
     return f'<section aria-labelledby="compare"><h2 id="compare">Comparison</h2>{shown}</section>'
 
 

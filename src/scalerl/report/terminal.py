@@ -158,14 +158,11 @@ def comparison_table(comparison: Comparison) -> str:
     what = "recipes" if comparison.scope == "recipes" else "runs"
     lines = [f"{len(comparison.arms)} {what}, by ceiling"]
     for i, arm in enumerate(comparison.arms):
-        if arm.declines:
-            note = "in decline"
-        elif arm.law.identified:
-            note = words.score(arm.law.params["A"])
-        else:
-            note = "not identified"
+        note = words.compared_ceiling(arm)
         count = f" ({len(arm.fits)} runs)" if len(arm.fits) > 1 else ""
         lines.append(f"{i + 1:4d}  {shorten(arm.name + count, 52):52s}  {note}")
+    if any(arm.habit is not None for arm in comparison.arms):
+        lines.append(wrap(f"({words.COMPARED})", "      "))
     for pair in comparison.pairs[:MAX_PAIRS]:
         lines += ["", *_pair(pair)]
     if len(comparison.pairs) > MAX_PAIRS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.planning import ComputeNeeded
@@ -190,6 +191,20 @@ def held_out(fit: Fit) -> list[str]:
     return [
         f"Of {points} after the fitted window, {inside} lie inside the {percent(fit.level)} band."
     ]
+
+
+def compared_ceiling(arm: Arm) -> str:
+    """The ceiling that an arm is compared by, or why there is none."""
+    if arm.declines:
+        return "in decline"
+    return score(arm.law.params["A"]) if arm.law.identified else "not identified"
+
+
+#: Why the ceilings of a comparison are not quite those of the fits.
+COMPARED = (
+    "fitted with what the compared runs tell about each other's shape, roughness and B; each run's "
+    "fit alone may differ in the last digits"
+)
 
 
 def verdict(pair: Pair) -> str:

@@ -224,15 +224,18 @@
     if (x < r.x[0] * 0.999 || x > r.x[n - 1] * 1.001) return null;
     let k = 1;
     while (k < n - 1 && r.x[k] < x) k++;
+    // On a knot its own numbers, as the tables print them (the heading shows three digits of x).
+    const near = Math.abs(r.x[k] - x) < Math.abs(r.x[k - 1] - x) ? k : k - 1;
+    const exact = Math.abs(r.x[near] / x - 1) < 1e-3;
     const t = Math.min(Math.max(Math.log(x / r.x[k - 1]) / Math.log(r.x[k] / r.x[k - 1]), 0), 1);
-    const mix = (a) => a[k - 1] + t * (a[k] - a[k - 1]);
+    const mix = (a) => exact ? a[near] : a[k - 1] + t * (a[k] - a[k - 1]);
     return { median: mix(r.median), low: mix(r.low), high: mix(r.high), seenLow: mix(r.seenLow), seenHigh: mix(r.seenHigh) };
   }
 
   function readOut() {
     const { ids, box, X, Y } = view;
-    const ends = ids.map((i) => data.runs[i].end).sort((a, b) => a - b);
-    const usual = 2 * (ends.length > DIRECT ? ends[ends.length >> 1] : ends[ends.length - 1] || 1);
+    const asked = ids.map((i) => data.runs[i].at || 2 * data.runs[i].end).sort((a, b) => a - b);
+    const usual = asked.length > DIRECT ? asked[asked.length >> 1] : asked[asked.length - 1] || 2;
     const x = state.at === null ? Math.min(usual, view.r.last) : state.at;
     let rows = ids.map((i) => ({ i, v: valueAt(data.runs[i], x) })).filter((r) => r.v);
     if (rows.length > ROWS) {
