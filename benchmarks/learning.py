@@ -36,8 +36,7 @@ from scalerl import fit, load_run
 from scalerl.recipe import Recipe, diff
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.store import RunStore
-from scalerl.tasks.registry import task_of
-from scalerl.tasks.running_sums import RunningSums
+from scalerl.tasks.registry import recipe_ceiling
 
 #: The fitted ceiling may miss the constructed one by this much.
 NEAR = 0.03
@@ -71,10 +70,9 @@ CASES = (
 
 def ceiling_of(recipe: Recipe) -> float:
     """The highest pass rate on the recipe's own validation prompts, by construction."""
-    task = task_of(recipe.task)
-    low, high = recipe.length.think_tokens_min, recipe.length.think_tokens_max
-    assert isinstance(task, RunningSums) and low is not None and high is not None
-    return task.ceiling(task.validation_prompts(recipe.validation.prompts), low, high)
+    found = recipe_ceiling(recipe)
+    assert found is not None
+    return found
 
 
 def ended(out: Path) -> bool:

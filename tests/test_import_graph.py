@@ -20,7 +20,7 @@ ALLOWED = {
     "streams": set(),
     "runs": {"streams", "registry", "errors"},
     "curves": {"runs", "registry", "errors"},
-    "report": {"curves", "recipe", "runs", "errors"},
+    "report": {"curves", "recipe", "runs", "tasks", "errors"},
     "recipe": {"errors"},
     "algorithm": {"recipe", "registry", "errors"},
     "models": {"errors"},

@@ -42,22 +42,32 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from scalerl.cli import study_report
 
-    files = study_report.write(args) if study_report.is_study(args) else _of_runs(args)
+    said: list[str] = []
+    if study_report.is_study(args):
+        files = study_report.write(args)
+    else:
+        files, said = _of_runs(args)
     if args.json:
         options.print_json([str(path) for path in files])
         return 0
     for path in files:
         print(path)
+    from scalerl.report import terminal
+
+    for line in said:
+        terminal.say(terminal.wrap(line))
     return 0
 
 
-def _of_runs(args: argparse.Namespace) -> list[Path]:
+def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
+    """The files written, and the measured end of each run beside its forecast."""
     from scalerl.cli.forecast import values
 
     at, target = values(args, args.at), values(args, args.target)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import comparable, compare
     from scalerl.curves.forecast import forecast
+    from scalerl.report import words
     from scalerl.report.html import write_report
     from scalerl.report.run_record import evaluations_of, records_of
 
@@ -68,7 +78,7 @@ def _of_runs(args: argparse.Namespace) -> list[Path]:
         comparison = compare(
             fits, group_by="recipe" if args.group_by else None, planning=len(fits) < 5
         )
-    return write_report(
+    files = write_report(
         fits,
         args.out,
         comparison=comparison,
@@ -77,3 +87,4 @@ def _of_runs(args: argparse.Namespace) -> list[Path]:
         command=shlex.join(["scalerl", *sys.argv[1:]]),
         records=records_of([f.run for f in fits], further),
     )
+    return files, [f"{a.fit.name}: {line}" for a in forecasts for line in words.measured(a)]

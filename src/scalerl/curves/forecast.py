@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.fit import fit
+from scalerl.curves.noise import sampling_interval
 from scalerl.curves.prediction import Prediction, tails
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
@@ -96,6 +97,46 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The last evaluation after the fitted window, beside what the window forecasts there.
+
+    >>> from scalerl import forecast, load_run
+    >>> end = forecast(load_run("example:paper-8b"), hi=50_000).measured
+    >>> round(end.compute), round(end.score, 2), end.inside
+    (89367, 0.64, True)
+    """
+
+    compute: float
+    score: float
+    #: Where the true pass rate lies by the samples of this evaluation alone; None where their
+    #: number is not known.
+    sampling: tuple[float, float] | None
+    #: The forecast at this compute: median, interval of the true pass rate and of one evaluation.
+    median: float
+    interval: tuple[float, float]
+    observed: tuple[float, float]
+
+    @property
+    def inside(self) -> bool:
+        """Whether the score lies in the forecast interval of one evaluation."""
+        low, high = self.observed
+        return low <= self.score <= high
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "compute": self.compute,
+            "score": self.score,
+            "sampling_interval": None if self.sampling is None else list(self.sampling),
+            "forecast": {
+                "median": self.median,
+                "interval": list(self.interval),
+                "observed_interval": list(self.observed),
+            },
+            "inside": self.inside,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What `forecast` answers: scores ahead, targets, the next doubling, a recommendation.
 
@@ -110,6 +151,8 @@ class Forecast:
     targets: tuple[Target, ...]
     next_doubling: Gain
     recommendation: Recommendation | None = None
+    #: None where the window holds the last evaluation.
+    measured: Measured | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -123,6 +166,7 @@ class Forecast:
             "recommendation": None
             if self.recommendation is None
             else self.recommendation.to_dict(),
+            "measured": None if self.measured is None else self.measured.to_dict(),
             "warnings": list(self.fit.warnings),
         }
 
@@ -143,6 +187,12 @@ class Forecast:
             f"  score {t.score:g}: probability {t.probability:.2f}, compute {t.median:.5g}"
             for t in self.targets
         ]
+        if self.measured is not None:
+            end = self.measured
+            text.append(
+                f"  measured at {end.compute:.5g}: {end.score:.3f}, forecast {end.median:.3f} "
+                f"[{end.observed[0]:.3f}, {end.observed[1]:.3f}]"
+            )
         if self.recommendation is not None:
             text.append(f"  {self.recommendation.action}: {self.recommendation.reason}")
         return "\n".join(text)
@@ -182,7 +232,28 @@ def forecast(
         )
     if price is not None and value is not None:
         advice = recommend(f, price, value)
-    return Forecast(f, f.predict(compute), reach(f, target), gain(f, 2.0), advice)
+    ahead = f.predict(compute)
+    return Forecast(f, ahead, reach(f, target), gain(f, 2.0), advice, measured(f))
+
+
+def measured(f: Fit) -> Measured | None:
+    """The last evaluation of the run, where it lies after the fitted window."""
+    at, score = float(f.run.compute[-1]), float(f.run.score[-1])
+    if at <= f.end:
+        return None
+    there = f.predict([at])
+    (low, high), (seen_low, seen_high) = there.interval()[0], there.interval(observed=True)[0]
+    sampling = None
+    if f.run.n_eval is not None and f.run.n_eval[-1] > 0:
+        sampling = sampling_interval(score, float(f.run.n_eval[-1]), f.level)
+    return Measured(
+        at,
+        score,
+        sampling,
+        float(there.median[0]),
+        (float(low), float(high)),
+        (float(seen_low), float(seen_high)),
+    )
 
 
 def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:

@@ -9,7 +9,9 @@ neighbouring scores is given VIF times (less for small m) the variance of m inde
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,19 @@ CHI2_MEDIAN = 0.455
 def tail_length(n: int) -> int:
     """How many of the last points make up "the level now"."""
     return int(min(max(round(0.15 * n), 3), 10, n))
+
+
+def sampling_interval(score: float, n: float, level: float) -> tuple[float, float]:
+    """Where the true pass rate lies, given a score from n samples: Wilson's interval.
+
+    >>> [round(v, 3) for v in sampling_interval(0.8, 500, 0.9)]
+    [0.769, 0.828]
+    """
+    z = NormalDist().inv_cdf((1.0 + level) / 2.0)
+    middle = score + z * z / (2.0 * n)
+    half = z * math.sqrt(score * (1.0 - score) / n + (z / (2.0 * n)) ** 2)
+    low, high = ((middle + sign * half) / (1.0 + z * z / n) for sign in (-1.0, 1.0))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def mean_variance(m: npt.ArrayLike) -> Array:

@@ -30,9 +30,11 @@ def plot_fit(
     path: str | Path | None = None,
     theme: ThemeName = "light",
     to: float | None = None,
+    truth: float | None = None,
 ) -> Figure:
     """A run, its law inside the window and beyond, how sure that is, and where it ends. The picture
-    goes to twice the compute spent, or to `to` if that is further.
+    goes to twice the compute spent, or to `to` if that is further; `truth` is a ceiling that is
+    known by construction of the task.
 
     >>> from scalerl import fit, load_run
     >>> figure = plot_fit(fit(load_run("example:paper-8b"), lo=1500, hi=50_000))
@@ -58,17 +60,22 @@ def plot_fit(
                 ls=(0, (5, 3)),
                 label=f"power law, A = {s.power.A:.3f}",
             )
-        label = f"{fit.law.title}, median"
+        if len(s.law):
+            label = f"{fit.law.title} alone"
+            ax.plot(s.x[: len(s.law)], s.law, color=t.ink, lw=1.0, ls=(0, (1, 1.5)), label=label)
+        label = "true pass rate, median"
         ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=label)
         ahead = ~s.inside
         ahead[np.flatnonzero(s.inside)[-1]] = True
         ax.plot(s.x[ahead], s.median[ahead], color=t.accent, lw=1.5)
-        _limits(ax, s)
+        _limits(ax, s, truth)
         _points(ax, s, t)
         compute_axis(ax, fit.run.x_kind, t)
         _window_end(ax, fit, t)
         _early(ax, fit, t)
         _ceiling(ax, fit, t)
+        if truth is not None:
+            known_ceiling(ax, truth, t)
         _c_mid(ax, fit, t)
         ax.set_ylabel("pass rate")
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
@@ -76,9 +83,17 @@ def plot_fit(
         return save(fig, path)
 
 
-def _limits(ax: Axes, s: Series) -> None:
-    """Axes that hold every point, the curve and its band, and the ceiling if there is one."""
-    scores = np.concatenate([s.used[1], s.held[1], s.band.ravel(), s.median])
+def known_ceiling(ax: Axes, truth: float, t: Theme) -> None:
+    """The ceiling that the task has by construction, as a labelled line."""
+    ax.axhline(truth, color=t.muted, lw=1.1, ls=(0, (6, 2, 1, 2)))
+    ax.text(0.01, truth, f"ceiling by construction {words.score(truth)}", va="bottom", fontsize=8,
+            transform=ax.get_yaxis_transform(), color=t.muted)  # fmt: skip
+
+
+def _limits(ax: Axes, s: Series, truth: float | None) -> None:
+    """Axes that hold every point, the curve and its band, and the ceilings if there are any."""
+    scores = np.concatenate([s.used[1], s.held[1], s.band.ravel(), s.median, s.law])
+    scores = scores if truth is None else np.append(scores, truth)
     if s.fit.identified:
         scores = np.append(scores, s.fit.interval("A"))
     low, high = float(scores.min()), float(scores.max())

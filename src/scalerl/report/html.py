@@ -13,7 +13,7 @@ from scalerl.curves.compare import Comparison, comparable, compare
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
-from scalerl.report import page, panels, payload, tables, words
+from scalerl.report import page, panels, payload, tables, versus, words
 from scalerl.report.figures import plot_fit
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.inline import inline_svg
@@ -92,20 +92,26 @@ def report_files(
     drawn = _drawn(ahead)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     content: dict[str, bytes] = {}
-    content["report.json"] = payload.to_json(
-        payload.numbers(ahead, drawn, comparison, heading, command, records), indent=1
-    ).encode("utf-8", "backslashreplace")
+    common = versus.common_target(ahead, comparison)
+    numbers = payload.numbers(ahead, drawn, comparison, heading, command, records)
+    numbers["compute_to_target"] = versus.common_dict(common)
+    content["report.json"] = payload.to_json(numbers, indent=1).encode("utf-8", "backslashreplace")
+    truths = [None if one is None else one.ceiling for one in records]
+    truth = truths[0] if len(set(truths)) == 1 else None
     kind = fits[0].run.x_kind
     title_of_all = "" if comparison is None else sentence(comparison)
     same = [s for s in drawn if s.fit.run.x_kind == kind]
-    together = plot_fit(same[0].fit) if len(same) == 1 else plot_runs(same, title=title_of_all)
+    if len(same) == 1:
+        together = plot_fit(same[0].fit, truth=truths[drawn.index(same[0])])
+    else:
+        together = plot_runs(same, title=title_of_all, truth=truth)
     kinds = KINDS if len(fits) <= MAX_PDF else KINDS[:2]
     links = [[f"fit-{name}.{each}" for each in kinds] for name in names]
-    content |= _figures(fits, links, together, comparison)
+    content |= _figures(fits, truths, links, together, comparison)
     parts = {
         "title": text(heading),
-        "answer": page.answer(ahead, comparison),
-        "chart_caption": page.chart_caption(fits),
+        "answer": page.answer(ahead, comparison, common),
+        "chart_caption": page.chart_caption(drawn, truth),
         "chart_file": "comparison.png" if comparison is not None else f"fit-{names[0]}.png",
         "static_chart": inline_svg(together, "static", page.static_alt(fits[0])),
         "parameters": tables.parameters(drawn),
@@ -115,7 +121,7 @@ def report_files(
         "runs": page.runs(ahead, links),
         "inside": panels.section(records),
         "command": page.command(command),
-        "data": payload.embedded(payload.chart(drawn, ahead)),
+        "data": payload.embedded(payload.chart(drawn, ahead, truth)),
     }
     return page_files("runs.html", parts, content)
 
@@ -178,11 +184,16 @@ def _drawn(ahead: Sequence[Forecast]) -> list[Series]:
 
 
 def _figures(
-    fits: Sequence[Fit], links: Sequence[Sequence[str]], together: Figure, found: Comparison | None
+    fits: Sequence[Fit],
+    truths: Sequence[float | None],
+    links: Sequence[Sequence[str]],
+    together: Figure,
+    found: Comparison | None,
 ) -> dict[str, bytes]:
     """File name -> content of every figure."""
     made: list[tuple[Sequence[str], Figure]] = [
-        (names, plot_fit(fit)) for fit, names in zip(fits[:MAX_FIGURES], links, strict=True)
+        (names, plot_fit(fit, truth=truth))
+        for fit, truth, names in zip(fits, truths, links, strict=False)
     ]
     if found is not None:
         for name, figure in (("comparison", together), ("efficiency", plot_efficiency(found))):

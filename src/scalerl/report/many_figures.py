@@ -13,6 +13,7 @@ from scalerl.curves.compare import Comparison, known_r0, with_ceiling
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.report import words
+from scalerl.report.figures import known_ceiling
 from scalerl.report.series import Series, many, thin
 from scalerl.report.theme import (
     MARKERS,
@@ -60,16 +61,20 @@ def plot_runs(
     theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
     title: str = "",
+    truth: float | None = None,
 ) -> Figure:
-    """The curves of runs that are measured in one kind of compute."""
+    """The curves of runs that are measured in one kind of compute; `truth` is the ceiling that all
+    have by construction of their task."""
     named = len(drawn) <= DIRECT_LABELS
     with drawing(theme) as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(drawn) <= 12 else 6.4))
-        _runs_limits(ax, drawn)
+        _runs_limits(ax, drawn, truth)
         for i, s in enumerate(drawn):
             _draw_run(ax, s, i, t, len(drawn))
         compute_axis(ax, drawn[0].fit.run.x_kind, t)
         ax.set_ylabel("pass rate")
+        if truth is not None:
+            known_ceiling(ax, truth, t)
         if title:
             ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         if named:
@@ -90,10 +95,11 @@ def sentence(comparison: Comparison) -> str:
     return f"{len(comparison.fits)} runs and their forecasts"
 
 
-def _runs_limits(ax: Axes, drawn: Sequence[Series]) -> None:
+def _runs_limits(ax: Axes, drawn: Sequence[Series], truth: float | None) -> None:
     lines = [[s.used[1], s.held[1], s.median] for s in drawn]
     if len(drawn) <= BANDS:
         lines += [[s.band.ravel()] for s in drawn]
+    lines += [] if truth is None else [[np.array([truth])]]
     scores = np.concatenate([y for line in lines for y in line])
     pad = 0.05 * max(float(np.ptp(scores)), 0.02)
     ax.set_ylim(max(float(scores.min()) - pad, -0.02), min(float(scores.max()) + pad, 1.02))

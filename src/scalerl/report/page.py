@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalerl.curves.compare import Comparison
-from scalerl.curves.forecast import Forecast
+from scalerl.curves.forecast import Forecast, Target
 from scalerl.curves.result import Fit
-from scalerl.report import words
+from scalerl.report import versus, words
 from scalerl.report.markup import ceiling, items, text
+from scalerl.report.series import Series
 
 #: Runs whose answer is spelled out at the top.
 MAX_ANSWERS = 4
@@ -23,8 +24,13 @@ EFFICIENCY = (
 OPEN_CARDS = 12
 
 
-def answer(forecasts: Sequence[Forecast], comparison: Comparison | None) -> str:
-    """The headline: alarms, the verdict, and what each run will reach."""
+def answer(
+    forecasts: Sequence[Forecast],
+    comparison: Comparison | None,
+    common: Sequence[tuple[str, Target]] = (),
+) -> str:
+    """The headline: alarms, the verdict, and what each run will reach; `common` is the compute of
+    two runs to one score."""
     out = []
     alarms = [ahead.fit for ahead in forecasts if ahead.fit.alarm is not None]
     if alarms:
@@ -34,9 +40,11 @@ def answer(forecasts: Sequence[Forecast], comparison: Comparison | None) -> str:
         out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
     if len(forecasts) == 1:
         out.append(f'<p class="lead">{_headline(forecasts[0])}</p>')
-        out.append(_facts(forecasts[0]))
+        out.append(_tiles(facts(forecasts[0]) + _measured(forecasts[0])))
         return "".join(out)
     out.append(f'<p class="lead">{text(_summary(forecasts, comparison))}</p>')
+    if comparison is not None and len(comparison.pairs) == 1:
+        out.append(_tiles(versus.tiles(comparison, common)))
     if len(forecasts) <= MAX_ANSWERS:
         out += [f"<p>{_headline(ahead)}</p>" for ahead in forecasts]
     return "".join(out)
@@ -75,13 +83,12 @@ def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
     f = ahead.fit
     unit = words.KIND[f.run.x_kind]
     low, high = ahead.next_doubling.interval
-    first, (at_low, at_high) = float(ahead.at.median[0]), ahead.at.interval()[0]
     return [
         ("Now", words.score(ahead.at.median_now), f"at {words.compute(f.end)} {unit}"),
         (
             f"At {words.compute(float(ahead.at.compute[0]))} {unit}",
-            f"{first:.3f}",
-            f"{at_low:.3f} to {at_high:.3f}",
+            words.score(float(ahead.at.median[0])),
+            words.to(ahead.at.interval()[0]),
         ),
         ("Ceiling", *ceiling(f)),
         (
@@ -92,23 +99,62 @@ def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
     ]
 
 
-def _facts(ahead: Forecast) -> str:
-    """The four numbers, large."""
+def _measured(ahead: Forecast) -> list[tuple[str, str, str]]:
+    """The last evaluation after the window beside its forecast, where there is one."""
+    end = ahead.measured
+    if end is None:
+        return []
+    name = f"Measured at {words.compute(end.compute)} {words.KIND[ahead.fit.run.x_kind]}"
+    place = "inside" if end.inside else "outside"
+    note = f"{place} the forecast {words.score(end.median)}, {words.to(end.observed)}"
+    return [(name, words.score(end.score), note)]
+
+
+def _tiles(found: Sequence[tuple[str, str, str]]) -> str:
+    """Numbers, large: name, value, note."""
     cells = "".join(
         f"<div><dt>{text(name)}</dt><dd><b>{text(value)}</b> <span>{text(note)}</span></dd></div>"
-        for name, value, note in facts(ahead)
+        for name, value, note in found
     )
     return f'<dl class="facts">{cells}</dl>'
 
 
-def chart_caption(fits: Sequence[Fit]) -> str:
-    kinds = " and ".join(dict.fromkeys(words.KIND[f.run.x_kind] for f in fits))
-    level = words.percent(fits[0].level)
-    return text(
+def chart_caption(drawn: Sequence[Series], truth: float | None) -> str:
+    kinds = " and ".join(dict.fromkeys(words.KIND[s.fit.run.x_kind] for s in drawn))
+    level = words.percent(drawn[0].fit.level)
+    said = [
         f"Pass rate against {kinds}. Filled points were fitted, hollow ones held out. The line is "
-        f"the median, its dashed part the forecast. The band holds the true pass rate with {level} "
-        "probability."
+        "the median of the true pass rate, its dashed part the forecast. The band holds the true "
+        f"pass rate with {level} probability."
+    ]
+    if any(len(s.law) for s in drawn):
+        said.append(
+            "Inside the window the line is the law and the run's departure from it, so it bends "
+            "where the points do; “law alone” draws the smooth law, dotted."
+        )
+    if len(drawn) <= MAX_ANSWERS:
+        said += [_early(s.fit) for s in drawn if s.fit.law_begins > s.x[0]]
+    if truth is not None:
+        said.append(_constructed(drawn, truth))
+    return text(" ".join(said))
+
+
+def _early(fit: Fit) -> str:
+    """The early phase, which the law does not describe."""
+    return (
+        f"Up to {words.compute(fit.law_begins)} {words.KIND[fit.run.x_kind]} (early phase) the "
+        f"points of {words.shorten(fit.name, 40)} are probably not the law's yet."
     )
+
+
+def _constructed(drawn: Sequence[Series], truth: float) -> str:
+    """The ceiling of the task, and whether the fits hold it."""
+    said = f"The task's ceiling is known by construction: {words.score(truth)}."
+    if len(drawn) > 1 or not drawn[0].fit.law.identifiable:
+        return said
+    low, high = drawn[0].fit.interval("A")
+    holds = "holds it" if low <= truth <= high else "misses it"
+    return f"{said} The fitted interval, {words.to((low, high))}, {holds}."
 
 
 def static_alt(fit: Fit) -> str:

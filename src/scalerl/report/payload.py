@@ -22,13 +22,17 @@ MAX_POINTS = 9000
 MIN_POINTS = 80
 
 
-def chart(drawn: Sequence[Series], forecasts: Sequence[Forecast]) -> dict[str, Any]:
-    """The data of the interactive chart; `forecasts` are those of the series, in their order."""
+def chart(
+    drawn: Sequence[Series], forecasts: Sequence[Forecast], truth: float | None = None
+) -> dict[str, Any]:
+    """The data of the interactive chart; `forecasts` are those of the series, in their order, and
+    `truth` is the ceiling that all runs have by construction of their task."""
     most = max(MIN_POINTS, MAX_POINTS // max(len(drawn), 1))
     kinds = list(dict.fromkeys(s.fit.run.x_kind for s in drawn))
     level = drawn[0].fit.level
     return {
         "level": words.percent(level),
+        "truth": None if truth is None else rounded(truth),
         "kinds": [words.KIND[k] for k in kinds],
         "runs": [
             # Where the chart is read at first: what the tables say there.
@@ -50,6 +54,7 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
         "end": fit.end,
         "alarm": fit.alarm,
         "ceiling": ceiling,
+        "law": scores(s.law),
         "used": _points(s.used, most),
         "held": _points(s.held, most),
         "x": [amount(v) for v in s.x],

@@ -47,6 +47,16 @@ class RunRecord:
     #: Curves of downstream sets, by name: (step, score).
     downstream: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
+    @property
+    def ceiling(self) -> float | None:
+        """The highest pass rate on its validation prompts, where the task has one by construction
+        (the tiny model's own); None for any other task."""
+        if self.recipe is None:
+            return None
+        from scalerl.tasks.registry import recipe_ceiling
+
+        return recipe_ceiling(self.recipe)
+
     def to_dict(self) -> dict[str, Any]:
         """For report.json."""
         last = self.steps[-1] if self.steps else None
@@ -57,6 +67,7 @@ class RunRecord:
             "compute": None if last is None else last.compute.to_dict(),
             "ledger": None if last is None else last.ledger.to_dict(),
             "recipe": None if self.recipe is None else self.recipe.to_dict(),
+            "constructed_ceiling": self.ceiling,
             "preset": self.preset,
             "differences": [each.to_dict() for each in self.differences],
             "events": [each.to_dict() for each in self.events],

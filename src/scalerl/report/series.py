@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import MAX_KNOTS
+from scalerl.curves.beliefs import MAX_KNOTS, SigmoidBelief
 from scalerl.curves.fit import fit as fit_run
 from scalerl.curves.laws import POWER
 from scalerl.curves.laws.power import PowerLaw
@@ -38,6 +38,9 @@ class Series:
     band: Array
     seen: Array
     power: PowerLaw | None
+    #: The law alone at the knots inside the window: `median` has the run's departure from it as
+    #: well, and so bends where the points do. Empty for a law whose curve has no such departure.
+    law: Array
 
     @property
     def inside(self) -> npt.NDArray[np.bool_]:
@@ -77,7 +80,14 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
         band=np.concatenate([p.interval() for p in parts])[order],
         seen=np.concatenate([p.interval(observed=True) for p in parts])[order],
         power=None if fit.law is POWER else power_answer(fit),
+        law=_law_alone(fit, x),
     )
+
+
+def _law_alone(fit: Fit, x: Array) -> Array:
+    if not isinstance(fit.belief, SigmoidBelief):
+        return np.empty(0)
+    return fit.belief.posterior.median_law(x[x <= fit.end])
 
 
 def lean(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:

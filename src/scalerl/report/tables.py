@@ -83,7 +83,7 @@ def forecasts(found: Sequence[Forecast]) -> str:
                     Keyed(gain if i == 0 else "", bought),
                 )
             )
-    out = table(f"Forecasts, with {level} intervals", head, rows)
+    out = table(f"Forecasts, with {level} intervals", head, rows) + _measured(found)
     targets = [(ahead, t) for ahead in found for t in ahead.targets]
     if targets:
         out += table(
@@ -105,6 +105,34 @@ def forecasts(found: Sequence[Forecast]) -> str:
             ],
         )
     return out
+
+
+def _measured(found: Sequence[Forecast]) -> str:
+    """The last evaluation after each window beside its forecast; "" where there is none."""
+    level = words.percent(found[0].fit.level)
+    head = ("Run", "At", "Measured", "Forecast", "One evaluation shows", "Measured lies")
+    rows = []
+    for ahead in found:
+        end = ahead.measured
+        if end is None:
+            continue
+        unit = text(words.KIND[ahead.fit.run.x_kind])
+        sampling = "" if end.sampling is None else f" by samples: {words.to(end.sampling)}"
+        rows.append(
+            (
+                text(words.shorten(ahead.fit.name, 60)),
+                Keyed(f'{words.compute(end.compute)} <span class="range">{unit}</span>',
+                      end.compute),
+                Keyed(f'{words.score(end.score)} <span class="range">{sampling.strip()}</span>'
+                      if sampling else words.score(end.score), end.score),
+                Keyed(with_range(words.score(end.median), *map(words.score, end.interval)),
+                      end.median),
+                words.to(end.observed),
+                "inside" if end.inside else "<strong>outside</strong>",
+            )
+        )  # fmt: skip
+    title = f"Last evaluation after the fitted window, with {level} intervals"
+    return table(title, head, rows) if rows else ""
 
 
 def comparison(found: Comparison | None) -> str:

@@ -139,6 +139,7 @@ def _forecast(ahead: Forecast) -> str:
         f"  next doubling, to {words.compute(ahead.next_doubling.compute)}: "
         f"{words.signed(ahead.next_doubling.median)} [{words.signed(low)}, {words.signed(high)}]"
     )
+    lines += [wrap(said, "  ", "  ") for said in words.measured(ahead)]
     for t in ahead.targets:
         when = words.compute(t.median)
         low_c, high_c = (words.compute(v) for v in t.interval)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
@@ -73,6 +74,16 @@ def percent(level: float) -> str:
 
 def span(low: float, high: float) -> str:
     return f"[{low:.3f}, {high:.3f}]"
+
+
+def to(interval: Sequence[float]) -> str:
+    """The two ends of an interval of scores.
+
+    >>> to((0.6341, 0.67))
+    '0.634 to 0.670'
+    """
+    low, high = interval
+    return f"{score(low)} to {score(high)}"
 
 
 def shorten(name: str, width: int) -> str:
@@ -171,11 +182,30 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
             f"It reaches {t.score:g} with probability {t.probability:.2f}"
             + (f", at about {compute(t.median)} {unit}." if math.isfinite(t.median) else ".")
         )
-    out += held_out(fit)
+    out += measured(forecast) + held_out(fit)
     advice = forecast.recommendation
     if advice is not None:
         out.append(f"Advice: {advice.action}. {advice.reason}.")
     return out
+
+
+def measured(forecast: Forecast) -> list[str]:
+    """The last evaluation after the window beside its forecast, where there is one.
+
+    >>> from scalerl import forecast, load_run
+    >>> measured(forecast(load_run("example:paper-8b"), hi=50_000))[0][:44]
+    'Measured at 89.4k GPU-hours: 0.640. Forecast'
+    """
+    end = forecast.measured
+    if end is None:
+        return []
+    level = percent(forecast.fit.level)
+    return [
+        f"Measured at {compute(end.compute)} {KIND[forecast.fit.run.x_kind]}: {score(end.score)}"
+        + (f" ({level} by its samples: {to(end.sampling)})" if end.sampling else "")
+        + f". Forecast there: {score(end.median)} ({level} of one evaluation: {to(end.observed)}); "
+        f"the measured value lies {'inside' if end.inside else 'outside'}."
+    ]
 
 
 def held_out(fit: Fit) -> list[str]:

@@ -25,6 +25,7 @@ from scalerl.tasks.running_sums import CARRY_NAME, NAME, CarrySums, RunningSums
 from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
 
 if TYPE_CHECKING:
+    from scalerl.recipe import Recipe
     from scalerl.recipe.learning import TaskSection
 
 TASKS: Registry[Callable[..., Task]] = Registry("task")
@@ -71,6 +72,23 @@ def task_of(section: TaskSection) -> Task:
         weights=section.weights,
         options=section.options,
     )
+
+
+def recipe_ceiling(recipe: Recipe) -> float | None:
+    """The highest pass rate on the validation prompts of a recipe, where its task has one by
+    construction: `running-sums` and `carry-sums` with a thinking budget. None for any other; the
+    task of another name is not made, as that could import code."""
+    low, high = recipe.length.think_tokens_min, recipe.length.think_tokens_max
+    if recipe.length.control != "interruption" or low is None or high is None:
+        return None
+    if recipe.task.name not in (NAME, CARRY_NAME):
+        return None
+    try:
+        task = task_of(recipe.task)
+        assert isinstance(task, RunningSums)
+        return task.ceiling(task.validation_prompts(recipe.validation.prompts), low, high)
+    except InputError:  # options that the task no longer has
+        return None
 
 
 def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> Task:

@@ -8,7 +8,7 @@
   const NS = "http://www.w3.org/2000/svg";
   const COLOURS = 7, DIRECT = 6, CROWD = 12, ROWS = 6;
   const state = {
-    log: true, bands: data.runs.length <= DIRECT, seen: false, power: data.runs.length === 1,
+    log: true, bands: data.runs.length <= DIRECT, seen: false, power: data.runs.length === 1, law: data.runs.length === 1,
     held: true, kind: 0, shown: new Set(data.runs.map((_, i) => i)), focus: -1, at: null,
   };
   let view = null;
@@ -84,6 +84,7 @@
       for (const line of lines) for (const y of line) { low = Math.min(low, y); high = Math.max(high, y); }
       if (r.ceiling && ids.length === 1) { low = Math.min(low, r.ceiling[1]); high = Math.max(high, r.ceiling[2]); }
     }
+    if (data.truth) { low = Math.min(low, data.truth); high = Math.max(high, data.truth); }
     if (!ids.length) return { first: 1, last: 10, low: 0, high: 1 };
     const pad = 0.05 * Math.max(high - low, 0.02);
     return { first: first / 1.06, last: last, low: Math.max(low - pad, -0.02), high: Math.min(high + pad, 1.02) };
@@ -162,6 +163,9 @@
     if (state.power && r.power && (!crowd || hot)) {
       el("*path", { d: path(r.x, r.power), fill: "none", stroke: total === 1 ? "var(--c1)" : colour(i), "stroke-width": 1.4, "stroke-dasharray": "2 4", "clip-path": "url(#frame)" }, g);
     }
+    if (state.law && r.law && r.law.length && (!crowd || hot)) {
+      el("*path", { d: path(r.x.slice(0, r.law.length), r.law), fill: "none", stroke: total === 1 ? "var(--ink)" : colour(i), "stroke-width": 1.2, "stroke-dasharray": "1.5 2.5", "clip-path": "url(#frame)" }, g);
+    }
     const split = r.x.filter((x) => x <= r.end * 1.00001).length;
     const width = hot ? 3 : crowd ? 1.4 : 2.4;
     el("*path", { d: path(r.x.slice(0, split), r.median.slice(0, split)), fill: "none", stroke: colour(i), "stroke-width": width }, g);
@@ -212,6 +216,10 @@
     for (const i of ids) if (i !== state.focus) drawRun(svg, i, ids.length);
     if (ids.includes(state.focus)) drawRun(svg, state.focus, ids.length);
     if (ids.length === 1) drawSingle(svg, ids[0]);
+    if (data.truth) {
+      el("*line", { x1: box.left, x2: box.right, y1: view.Y(data.truth), y2: view.Y(data.truth), stroke: "var(--muted)", "stroke-dasharray": "9 3 2 3" }, svg);
+      el("*text", { x: box.left + 6, y: view.Y(data.truth) - 6, class: "halo" }, svg, `ceiling by construction ${data.truth.toFixed(3)}`);
+    }
     if (view.named) drawNames(svg);
     view.cursor = el("*g", { "pointer-events": "none" }, svg);
     stage.appendChild(svg);
@@ -296,6 +304,7 @@
   toggle(tools, "log axis", () => state.log, (v) => { state.log = v; });
   toggle(tools, `${data.level} band`, () => state.bands, (v) => { state.bands = v; });
   toggle(tools, "one evaluation", () => state.seen, (v) => { state.seen = v; });
+  if (data.runs.some((r) => r.law && r.law.length)) toggle(tools, "law alone", () => state.law, (v) => { state.law = v; });
   if (data.runs.some((r) => r.power)) toggle(tools, "power law", () => state.power, (v) => { state.power = v; });
   if (data.runs.some((r) => r.held[0].length)) toggle(tools, "held-out points", () => state.held, (v) => { state.held = v; });
   if (data.kinds.length > 1) {
