@@ -62,15 +62,19 @@ def common_dict(common: Sequence[tuple[str, Target]]) -> dict[str, Any] | None:
 
 def _verdict(pair: Pair) -> Tile:
     if pair.verdict == "undecided":
-        return "Verdict", "undecided", words.verdict(pair).removeprefix("undecided").lstrip(": ")
+        why = words.verdict(pair).removeprefix("undecided").lstrip(": ")
+        return "Verdict", "undecided", why or f"{_short(pair.a)} and {_short(pair.b)}"
     return "Verdict", VERDICTS[pair.verdict], _short(pair.winner or "")
 
 
 def _ceilings(pair: Pair) -> Tile:
-    """The first of a pair has the higher median ceiling: its ceiling minus the other's."""
-    low, high = (words.signed(-v) for v in reversed(pair.delta_a_interval))
-    note = f"{_short(pair.a)} minus {_short(pair.b)}, {low} to {high}"
-    return "Difference of ceilings ΔA", words.signed(-pair.delta_a), note
+    """The higher ceiling minus the lower, by the median of the difference."""
+    higher, lower, delta, ends = pair.b, pair.a, pair.delta_a, pair.delta_a_interval
+    if delta < 0:
+        higher, lower, delta, ends = lower, higher, -delta, (-ends[1], -ends[0])
+    low, high = (words.signed(v) for v in ends)
+    note = f"{_short(higher)} minus {_short(lower)}, {low} to {high}"
+    return "Difference of ceilings ΔA", words.signed(delta), note
 
 
 def _efficiency(pair: Pair) -> Tile:
