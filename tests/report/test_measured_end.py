@@ -37,7 +37,7 @@ def test_report_and_forecast_put_the_measured_end_beside_its_forecast(tmp_path, 
     page = re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text())
     for text in (printed, forecast_printed, twin, page):
         assert sentence in text
-    tile = f"- Measured at 89.4k GPU-hours: **{score}** inside the forecast {median}, {observed}"
+    tile = f"- Measured at 89.4k: **{score}** inside the forecast {median}, {observed}"
     assert tile in twin
     row = twin.split("Last evaluation after the fitted window")[1].split("\n")[4]
     assert row.endswith(f"| {observed} | inside |") and f"| {score} |" in row

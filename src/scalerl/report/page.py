@@ -40,7 +40,8 @@ def answer(
         out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
     if len(forecasts) == 1:
         out.append(f'<p class="lead">{_headline(forecasts[0])}</p>')
-        out.append(_tiles(facts(forecasts[0]) + _measured(forecasts[0])))
+        now, first, *others = facts(forecasts[0])
+        out.append(_tiles([now, first, *_measured(forecasts[0]), *others]))
         return "".join(out)
     out.append(f'<p class="lead">{text(_summary(forecasts, comparison))}</p>')
     if comparison is not None and len(comparison.pairs) == 1:
@@ -104,7 +105,7 @@ def _measured(ahead: Forecast) -> list[tuple[str, str, str]]:
     end = ahead.measured
     if end is None:
         return []
-    name = f"Measured at {words.compute(end.compute)} {words.KIND[ahead.fit.run.x_kind]}"
+    name = f"Measured at {words.compute(end.compute)}"
     place = "inside" if end.inside else "outside"
     note = f"{place} the forecast {words.score(end.median)}, {words.to(end.observed)}"
     return [(name, words.score(end.score), note)]

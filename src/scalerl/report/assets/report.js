@@ -161,7 +161,7 @@
     points(r.used, true);
     if (state.held && r.held[0].length) points(r.held, false);
     if (state.power && r.power && (!crowd || hot)) {
-      el("*path", { d: path(r.x, r.power), fill: "none", stroke: total === 1 ? "var(--c1)" : colour(i), "stroke-width": 1.4, "stroke-dasharray": "2 4", "clip-path": "url(#frame)" }, g);
+      el("*path", { d: path(r.x, r.power), fill: "none", stroke: total === 1 ? "var(--c1)" : colour(i), "stroke-width": 1.4, "stroke-dasharray": "5 4", "clip-path": "url(#frame)" }, g);
     }
     if (state.law && r.law && r.law.length && (!crowd || hot)) {
       el("*path", { d: path(r.x.slice(0, r.law.length), r.law), fill: "none", stroke: total === 1 ? "var(--ink)" : colour(i), "stroke-width": 1.2, "stroke-dasharray": "1.5 2.5", "clip-path": "url(#frame)" }, g);
