@@ -249,7 +249,7 @@ def test_one_bad_run_does_not_take_the_good_ones_with_it(tmp_path: Path) -> None
     runs = load_runs(tmp_path)
     assert [run.name for run in runs] == ["a", "c"]
     assert "left out: b: reward goes down to -3" in notes(runs[0])
-    assert "left out: d: no known score" in notes(runs[0])
+    assert "left out: d: loss is a loss" in notes(runs[0])
     files = [str(path) for path in sorted(tmp_path.iterdir())]
     assert [run.name for run in load_runs(*files)] == ["a", "c"]
     with pytest.raises(InputError, match="reward goes down to -3"):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli import options
+from scalerl.cli import notes, options
 
 
 def add(commands: Any) -> None:
@@ -43,11 +43,13 @@ def run(args: argparse.Namespace) -> int:
     with progress("back-testing") as tick:
         result = backtest(runs, args.fractions, classes=classes, progress=tick)
     if args.json:
-        options.print_json(result.to_dict())
+        options.print_json(result.to_dict() | {"runs": notes.columns_of(runs)})
         return 0
     from scalerl.report import terminal
 
     terminal.say(terminal.backtest_table(result))
+    notes.print_columns(runs)
+    notes.print_notes(runs)
     return 0
 
 

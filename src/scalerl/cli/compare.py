@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from scalerl.cli import options
+from scalerl.cli import notes, options
 
 #: Simulating what would decide takes about 1 s a pair: only for this many.
 MAX_PLANNED_PAIRS = 10
@@ -62,4 +62,6 @@ def run(args: argparse.Namespace) -> int:
     from scalerl.report import terminal
 
     terminal.say(terminal.comparison_table(comparison))
+    notes.print_columns([f.run for f in fits])
+    notes.print_notes([f.run for f in fits])
     return 0

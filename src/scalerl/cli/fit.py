@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from scalerl.cli import options
+from scalerl.cli import notes, options
 
 MAX_CURVES = 3
 
@@ -41,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
     from scalerl.report.terminal_curve import curve
 
     terminal.say(terminal.fit_table(fits))
+    notes.print_columns([f.run for f in fits])
     for f in fits[:MAX_CURVES]:
-        terminal.say("\n" + curve(f))
+        title = f"\n{terminal.wrap(f.name)}" if len(fits) > 1 else ""
+        terminal.say(f"{title}\n{curve(f)}")
         for said in (words.law_begins(f), *words.past_alarms(f)):
             if said:
                 terminal.say(terminal.wrap(said))
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
         if planned.moved.get(id(f)):
             terminal.say(terminal.wrap(_moves(planned.moved[id(f)])))
-    options.print_notes([f.run for f in fits])
+    notes.print_notes([f.run for f in fits])
     return 0
 
 

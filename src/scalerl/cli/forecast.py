@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from scalerl.cli import options
+from scalerl.cli import amounts, notes, options
 
 
 def add(commands: Any) -> None:
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     )
     options.add_sources(command)
     ask = command.add_argument_group("what to ask")
-    ask.add_argument("--at", nargs="+", metavar="C", default=[], help="amounts of compute")
+    ask.add_argument("--at", nargs="+", metavar="C", default=[], help=amounts.AT)
     ask.add_argument("--target", nargs="+", metavar="R", default=[], help="scores to reach")
     ask.add_argument("--price", type=options.number, help="cost of one unit of compute (GPU-hour)")
     ask.add_argument("--value", type=options.number, help="worth of one point (0.01) of pass rate")
@@ -32,39 +32,32 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    at, target = values(args, args.at), values(args, args.target)
+    at, target = amounts.amounts(args, args.at), amounts.scores(args, args.target)
     fits = options.fits(args, options.load(args))
     from scalerl.curves.forecast import forecast
     from scalerl.report import order
     from scalerl.report.answers import duels, forecast_answers
 
-    forecasts = [forecast(f, at or None, target, price=args.price, value=args.value) for f in fits]
+    where = [amounts.amounts_on(f, at) for f in fits]
+    forecasts = [
+        forecast(f, here or None, target, price=args.price, value=args.value)
+        for f, (here, _) in zip(fits, where, strict=True)
+    ]
+    said = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
     forecasts = order.ordered(forecasts, order.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]
-    fought = duels(fits, at)
+    fought = duels(fits, amounts.shared_by_all([here for here, _ in where]))
     if args.json:
-        options.print_json(forecast_answers(forecasts, fought))
+        found = forecast_answers(forecasts, fought)
+        for answer, f in zip(found, fits, strict=True):
+            answer["notes"] += said[id(f)]
+        options.print_json(found)
         return 0
     from scalerl.report import terminal, words
 
     terminal.say(terminal.forecast_table(forecasts))
     for a, b, c, p in fought:
         terminal.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
-    options.print_notes([f.run for f in fits])
+    notes.print_columns([f.run for f in fits])
+    notes.print_notes([f.run.replace(notes=(*f.run.notes, *said[id(f)])) for f in fits])
     return 0
-
-
-def values(args: argparse.Namespace, items: list[str]) -> list[float]:
-    """The numbers among the items, commas allowed; what is no number was meant as a source."""
-    from scalerl.errors import InputError
-
-    found: list[float] = []
-    for item in items:
-        try:
-            found += options.numbers(item)
-        except argparse.ArgumentTypeError as error:
-            if ":" in item or "/" in item or "." in item:
-                args.source.append(item)
-            else:
-                raise InputError(str(error)) from None
-    return found

@@ -6,16 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from scalerl.curves.result import Fit, R0Choice
+    from scalerl.runs.amounts import Amount
     from scalerl.runs.record import Run
-
-SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 def number(text: str) -> float:
@@ -24,33 +20,25 @@ def number(text: str) -> float:
     >>> number("50k"), number("1.5M"), number("1e-3")
     (50000.0, 1500000.0, 0.001)
     """
-    scale = SUFFIXES.get(text[-1:])
-    try:
-        value = float(text[:-1]) * scale if scale else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number (try 50000 or 50k)") from None
-    if value != value or value in (float("inf"), float("-inf")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
+    found = amount(text)
+    if found.unit:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number (try 50000 or 50k)")
+    return found.value
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a run's compute."""
+def amount(text: str) -> Amount:
+    """Compute: a number, with a unit, or as a share or a multiple of what the run has spent.
 
-    part: float
-
-    def of(self, total: float) -> float:
-        return self.part * total
-
-
-def amount(text: str) -> float | Share:
-    """Compute, as a number or as a share of what the run has spent.
-
-    >>> amount("50k"), amount("50%")
-    (50000.0, Share(part=0.5))
+    >>> amount("50k").value, amount("50%").unit, amount("300steps").unit
+    (50000.0, 'percent', 'steps')
     """
-    return Share(number(text[:-1]) / 100.0) if text.endswith("%") else number(text)
+    from scalerl.errors import InputError
+    from scalerl.runs.amounts import Amount
+
+    try:
+        return Amount.parse(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def numbers(text: str) -> list[float]:
@@ -75,9 +63,35 @@ def add_sources(command: argparse.ArgumentParser) -> None:
         help="a log file or directory, example:paper-8b, or wandb:ENTITY/PROJECT[/RUN]",
     )
     pick = command.add_argument_group("which numbers")
-    pick.add_argument("--run", metavar="GLOB", help="only runs whose name matches")
-    pick.add_argument("--x", metavar="NAME", help="compute column, or NAME*FACTOR: hours*8")
-    pick.add_argument("--y", metavar="NAME", help="score column")
+    pick.add_argument(
+        "--run",
+        metavar="GLOB|COLUMN",
+        help="only runs whose name matches; or the column that tells runs apart, COLUMN=GLOB for "
+        "some of them",
+    )
+    pick.add_argument(
+        "--x",
+        metavar="NAME",
+        help="compute column, NAME*FACTOR (hours*8), or an expression and what it counts: "
+        "'step*8*31.2/3600 as gpu_hours'",
+    )
+    pick.add_argument(
+        "--gpus",
+        type=number,
+        metavar="N",
+        help="compute is GPU-hours on so many GPUs, from the clock that the log has",
+    )
+    pick.add_argument(
+        "--seconds-per-step",
+        type=number,
+        metavar="S",
+        help="with --gpus: GPU-hours from steps of so many seconds",
+    )
+    pick.add_argument(
+        "--y",
+        metavar="NAME",
+        help="score column; an error rate is read as 1 minus it; or an expression: '1 - val_error'",
+    )
     pick.add_argument(
         "--n-eval", metavar="NAME|N", help="samples behind each score: a column or a number"
     )
@@ -99,7 +113,8 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
         dest="hi",
         type=amount,
         metavar="C",
-        help="leave out compute > C; 50%% is half of what the run has spent",
+        help="leave out compute > C; 50%% is half of what the run has spent, 300steps as in "
+        "forecast --at",
     )
     how.add_argument(
         "--law",
@@ -142,6 +157,8 @@ def load(args: argparse.Namespace, group_by: str | None = None) -> list[Run]:
         group_by=group_by,
         n_eval=_number_or_name(args.n_eval),
         scale=_number_or_name(args.scale),
+        gpus=args.gpus,
+        seconds_per_step=args.seconds_per_step,
     )
 
 
@@ -191,34 +208,8 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     return done
 
 
-#: So many lines of what the reader did are printed; `--json` has all.
-MAX_NOTES = 12
-
-
-def print_notes(runs: Sequence[Run]) -> None:
-    """What the reader did to the logs, on stderr: what all runs share once, the rest by run."""
-    from scalerl.report.terminal import wrap
-
-    told: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.notes:
-            told.setdefault(note, []).append(run.name)
-    lines = [
-        note if len(names) == len(runs) else f"{_few(names)}: {note}"
-        for note, names in told.items()
-    ]
-    if len(lines) > MAX_NOTES:
-        lines[MAX_NOTES:] = [f"{len(lines) - MAX_NOTES} more (--json has them)"]
-    for line in lines:
-        print(wrap(line, "  ", "note: "), file=sys.stderr)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-
-
-def _resolved(value: float | Share | None, run: Run) -> float | None:
-    return value.of(float(run.compute[-1])) if isinstance(value, Share) else value
+def _resolved(value: Amount | None, run: Run) -> float | None:
+    return None if value is None else value.on(run, float(run.compute[-1]))[0]
 
 
 def print_json(value: Any) -> None:

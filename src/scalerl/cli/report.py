@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli import options
+from scalerl.cli import amounts, notes, options
 
 
 def add(commands: Any) -> None:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
     command.add_argument("--title", help="heading of the page")
     command.add_argument("--group-by", metavar="NAME", help="replicates, as in compare")
-    command.add_argument("--at", nargs="+", default=[], metavar="C", help="amounts of compute")
+    command.add_argument("--at", nargs="+", default=[], metavar="C", help=amounts.AT)
     command.add_argument("--target", nargs="+", default=[], metavar="R", help="scores to reach")
     command.add_argument(
         "--downstream",
@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """The files written, and the measured end of each run beside its forecast."""
-    from scalerl.cli.forecast import values
-
-    at, target = values(args, args.at), values(args, args.target)
+    at, target = amounts.amounts(args, args.at), amounts.scores(args, args.target)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import comparable, compare
     from scalerl.curves.forecast import forecast
@@ -72,7 +70,15 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     from scalerl.report.run_record import evaluations_of, records_of
 
     further = evaluations_of(args.downstream)
-    forecasts = [forecast(f, at or None, target) for f in fits]
+    where = [amounts.amounts_on(f, at) for f in fits]
+    forecasts = [
+        forecast(f, here or None, target) for f, (here, _) in zip(fits, where, strict=True)
+    ]
+    # The answer on stdout is the list of files.
+    notes.print_columns([f.run for f in fits], sys.stderr)
+    notes.print_notes(
+        [f.run.replace(notes=(*f.run.notes, *how)) for f, (_, how) in zip(fits, where, strict=True)]
+    )
     comparison = None
     if comparable(fits):
         comparison = compare(

@@ -7,12 +7,15 @@ import shlex
 import sys
 from pathlib import Path
 
+from scalerl.cli import amounts
 from scalerl.errors import InputError
 
 #: Options of `report` that a study has no use for: its members are fitted as its table has them.
 NOT_HERE = (
     "run",
     "x",
+    "gpus",
+    "seconds_per_step",
     "y",
     "n_eval",
     "scale",
@@ -48,13 +51,12 @@ def is_study(args: argparse.Namespace) -> bool:
 
 
 def write(args: argparse.Namespace) -> list[Path]:
-    from scalerl.cli.forecast import values
     from scalerl.report.study_page import write_study_report
     from scalerl.report.study_told import told
     from scalerl.study.study import Study
 
     study = Study(args.source[0])
-    study.target = _one(values(args, args.target))
+    study.target = _one(amounts.scores(args, args.target))
     command = shlex.join(["scalerl", *sys.argv[1:]])
     return write_study_report(told(study, args.downstream, args.title, command), args.out)
 

@@ -158,6 +158,8 @@ class Forecast:
         return {
             **self.at.to_dict(),
             "x": self.fit.run.x_kind,
+            "x_name": self.fit.run.x_name,
+            "y_name": self.fit.run.y_name,
             "identified": self.fit.identified,
             "score_kind": self.fit.run.score_kind,
             "notes": list(self.fit.run.notes),

@@ -147,6 +147,8 @@ class Fit:
             "law": self.law.name,
             "method": self.method,
             "x": self.run.x_kind,
+            "x_name": self.run.x_name,
+            "y_name": self.run.y_name,
             "n_points": len(self.points),
             "window": list(self.window),
             "params": dict(self.params),

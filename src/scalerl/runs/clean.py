@@ -5,8 +5,8 @@ The rules, each with a note on the run when it changed something:
 1. A row without a finite compute and a finite score is dropped. Negative compute is refused.
 2. Where compute goes back in log order, the run was resumed: the later attempt replaces the
    earlier points at or beyond the place it restarted from. It counts as a resume when the two
-   attempts share a compute value, or, for a clock or tokens (which never repeat exactly), when
-   both hold three points or more.
+   attempts share a compute value, or, for a clock or tokens (which never repeat exactly) and for
+   fractions of an unknown unit, when both hold three points or more.
 3. A log that keeps going back (stretches of fewer than 2.5 rows) or that goes back without
    sharing a value is merely unsorted: it is sorted.
 4. Of several points at the same compute the last logged one stays.
@@ -76,7 +76,9 @@ def _resolve_restarts(
     if len(rows) / (len(starts) + 1) < 2.5:
         notes.append(_unsorted(kind))
         return rows
-    never_repeats = kind in {"hours", "gpu_hours", "flops", "tokens"}
+    # A clock under a name that is not known is told by its fractions: steps are whole.
+    fractions = kind == "unknown" and bool((x != np.round(x)).any())
+    never_repeats = fractions or kind in {"hours", "gpu_hours", "flops", "tokens"}
     stretches = np.split(rows, starts)
     kept = stretches[0]
     for new in stretches[1:]:

@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
+from scalerl.runs.axis import AxisChoice
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
+from scalerl.runs.expressions import quoted
 from scalerl.runs.importers.frames import is_frame, read_frame
 from scalerl.runs.importers.wandb_online import read_wandb_online
+from scalerl.runs.marks import read_marks
 from scalerl.runs.names import Found, listing, shorten, unique_names
 from scalerl.runs.record import Array, Run
 from scalerl.runs.scale import guess_scale, rescale
 from scalerl.runs.select import ColumnChoice, Curve, to_curve
 from scalerl.runs.sources import open_path
-from scalerl.runs.split import split_runs, split_scores
+from scalerl.runs.split import names_runs, split_runs, split_scores
 from scalerl.runs.table import Table
 
 #: So many sources that could not be read are named; of the others only their number is told.
@@ -35,19 +38,26 @@ def load_runs(
     group_by: str | None = None,
     n_eval: str | float | None = None,
     scale: str | float | None = None,
+    gpus: float | None = None,
+    seconds_per_step: float | None = None,
 ) -> list[Run]:
     """Every run in the sources.
 
     A source is a path to a file, a directory or a pattern, `example:NAME`,
     `wandb:ENTITY/PROJECT[/RUN]`, a data frame, a list of tables, or a Run.
 
-    x: the compute column, or `column*factor`, for example `hours*8` for 8 devices.
-    y: the score column. Found by name where the framework is known. A pattern such as
-        `val-core/*/mean@16` makes one run of each column it matches.
-    run: keep only runs whose name matches this pattern.
+    x: the compute column, `column*factor`, for example `hours*8` for 8 devices, or an expression
+        and what it counts: `step*8*31.2/3600 as gpu_hours`.
+    y: the score column, or an expression. Found by name where the framework is known. A pattern
+        such as `val-core/*/mean@16` makes one run of each column it matches. An error rate is read
+        as 1 minus it; a loss is refused.
+    run: keep only runs whose name matches this pattern; or the column that tells runs apart, and
+        after it `=` and a pattern for its values.
     group_by: the column or configuration key that says which runs are replicates.
     n_eval: samples behind each score: a column or a number.
     scale: "percent", "pm1", "fraction", or what to divide the score by.
+    gpus: number of GPUs: compute is GPU-hours, from the column of a clock.
+    seconds_per_step: with `gpus`: compute is GPU-hours, from the column of steps.
 
     >>> load_runs("example:paper-8b", "example:paper-moe", run="*moe")
     [Run('paper-moe', 32 points, gpu_hours 1241..44162, score 0.5177..0.7115)]
@@ -56,7 +66,8 @@ def load_runs(
     """
     if not sources:
         raise InputError("no source given: name a log file, a directory or example:paper-8b")
-    choice = ColumnChoice(x=x, y=y, n_eval=n_eval, group_by=group_by)
+    axis = AxisChoice(x=x, gpus=gpus, seconds_per_step=seconds_per_step)
+    choice = ColumnChoice(axis=axis, y=y, n_eval=n_eval, group_by=group_by)
     found: list[Found] = []
     names: list[str] = []
     problems: list[InputError] = []
@@ -101,20 +112,35 @@ def _load(
     if isinstance(source, Run):
         return [Found(r) for r in _matching([source], pattern)], [source.name], []
     tables, problems = _read(source, pattern)
-    parts: list[Table] = []
-    for table in tables:
-        for part in split_runs(table):
-            parts += split_scores(part, choice.y)
-    for part in parts:
-        part.name = shorten(part.name, 200) or "run"
-    wanted = [part for part in parts if _matches(part.name, pattern)]
+    wanted: list[Table] = []
+    rest: list[Table] = []
+    for table in map(read_marks, tables):
+        column, names = _run_column(table, pattern)
+        for run in split_runs(table, choice.axis, choice.y, column):
+            for part in split_scores(run, choice.y, choice.axis):
+                part.name = shorten(part.name, 200) or "run"
+                (wanted if _matches(part.name, names) else rest).append(part)
     curves, more_problems = _curves(wanted, choice)
     problems += more_problems
     if choice.y is None:
         curves = _prefer_evaluations(curves)
     # The other runs of a file help to tell percent from fractions.
-    others, _ = _curves([part for part in parts if not _matches(part.name, pattern)], choice)
-    return _finish(curves, others, scale, problems), [part.name for part in parts], problems
+    others, _ = _curves(rest, choice)
+    seen = [part.name for part in (*wanted, *rest)]
+    return _finish(curves, others, scale, problems), seen, problems
+
+
+def _run_column(table: Table, asked: str | None) -> tuple[str | None, str | None]:
+    """The column that `--run` names, if it is one that tells runs apart, and the pattern for the
+    names of runs: `--run recipe`, `--run 'recipe=grpo*'`, `--run 'grpo*'`."""
+    if asked is None:
+        return None, None
+    column = names_runs(table, asked)
+    if column is not None:
+        return column, None
+    name, equals, pattern = asked.partition("=")
+    column = names_runs(table, name) if equals else None
+    return (column, pattern) if column is not None else (None, asked)
 
 
 def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
@@ -190,10 +216,18 @@ def _finish(
             continue
         try:
             score, notes = rescale(curve.y, curve.y_name, how)
+            if curve.is_error:
+                score = 1.0 - score
+                notes.append(f"{curve.y_name} is an error rate: read as 1 - {curve.y_name}")
             found.append(Found(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
         except InputError as error:
-            problems.append(InputError(f"{curve.name}: {error}"))
+            problems.append(InputError(f"{curve.name}: {error}{_instead(curve)}"))
     return found
+
+
+def _instead(curve: Curve) -> str:
+    """The columns that could serve in place of a score that is refused."""
+    return f"; or choose --y {listing(curve.alternatives, 4)}" if curve.alternatives else ""
 
 
 def _decide(curves: list[Curve], others: list[Curve]) -> str:
@@ -208,7 +242,20 @@ def _decide(curves: list[Curve], others: list[Curve]) -> str:
             # Most are fractions: the others are refused one by one.
             return "fraction"
         widest = max(curves, key=lambda curve: np.nanmax(np.abs(curve.y), initial=0.0))
-        raise InputError(f"{widest.name}: {error}") from None
+        if _falls(widest):
+            low, high = np.nanmin(widest.y), np.nanmax(widest.y)
+            raise InputError(
+                f"{widest.name}: {widest.y_name} falls from {high:g} to {low:g}, as a loss does, "
+                f"which is no score: choose another --y{_instead(widest)}"
+            ) from None
+        raise InputError(f"{widest.name}: {error}{_instead(widest)}") from None
+
+
+def _falls(curve: Curve) -> bool:
+    """Whether values above 1 go down over the run, by the means of its first and last third."""
+    y = curve.y[np.isfinite(curve.y)]
+    third = len(y) // 3
+    return bool(third and y.min() >= 0 and y[-third:].mean() < y[:third].mean())
 
 
 def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
@@ -218,19 +265,26 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
     if n_eval is not None and not (np.isfinite(n_eval) & (n_eval >= 1)).all():
         n_eval = None
         extra.append("evaluation sizes are missing on some rows: not used")
+    y_name = curve.table.y_title or curve.y_name
+    conversions = {
+        kind: (done.compute[known], there[known])
+        for kind, values in curve.axes.items()
+        if (known := np.isfinite(there := values[done.rows])).any()
+    }
     return Run(
         name=curve.name,
         compute=done.compute,
         score=score[done.rows],
         x_kind=curve.x_kind,
         x_name=curve.x_name,
-        y_name=curve.y_name,
+        y_name=f"1 - {quoted(y_name)}" if curve.is_error else y_name,
         score_kind=curve.stage,
         n_eval=n_eval,
         group=curve.group,
         source=curve.source,
         notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
         signs={name: values[done.rows] for name, values in curve.signs.items()},
+        conversions=conversions,
     )
 
 

@@ -293,6 +293,28 @@ def best_score(found: list[str]) -> str | None:
     return next((by_measure[m] for m in _MEASURES if m in by_measure), None)
 
 
+def is_about_being_right(name: str) -> bool:
+    """Whether a name ends in a word for the share of right answers.
+
+    >>> is_about_being_right("error_analysis/accuracy"), is_about_being_right("val_error")
+    (True, False)
+    """
+    return bool(re.fullmatch(rf"(?:.+[/_.\- ])?{_RIGHT}", name.strip(), re.IGNORECASE))
+
+
+def known_scores(names: Iterable[str]) -> list[str]:
+    """All columns with the name of a score, the likeliest first: those about being right, then in
+    the order of the table above.
+
+    >>> known_scores(["reward", "rewards/format/mean", "rewards/accuracy_reward/mean", "loss"])
+    ['rewards/accuracy_reward/mean', 'reward']
+    """
+    names = list(names)
+    found = [n for known in SCORES for n in names if known.pattern.fullmatch(n.strip())]
+    found = [n for n in dict.fromkeys(found) if not _BESIDE.fullmatch(n)]
+    return sorted(found, key=lambda n: not re.search(r"acc|pass|correct|solve", n, re.IGNORECASE))
+
+
 def stage_of(name: str) -> Stage:
     """Whether a score of this name is held out, of training, or does not say.
 

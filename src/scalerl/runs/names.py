@@ -30,6 +30,14 @@ def resolve(asked: str, table: Table, usable: list[str], flag: str) -> str:
     raise InputError(f"{table.name}: no column {asked!r}: {suggest(asked, usable, flag)}")
 
 
+def find(asked: str, table: Table, usable: list[str], flag: str) -> str | None:
+    """As `resolve`, and None where no column is meant."""
+    try:
+        return resolve(asked, table, usable, flag)
+    except InputError:
+        return None
+
+
 def suggest(asked: str, known: list[str], flag: str = "") -> str:
     """What was probably meant, nearest first."""
     by_lower = {c.lower(): c for c in known}

@@ -48,6 +48,10 @@ class Run:
     #: Side metrics at the points, by the names of runs/signs.py; nan where there was none.
     signs: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
+    #: By kind of compute: (amounts of this run's compute, amounts of that kind) at its points, for
+    #: amounts that are given in another unit. Not cut by `window`.
+    conversions: Mapping[str, tuple[Array, Array]] = field(default_factory=dict, repr=False)
+
     def __post_init__(self) -> None:
         columns = {"score": self.score, "n_eval": self.n_eval, **self.signs}
         for name, values in columns.items():

@@ -19,11 +19,14 @@ The rules, each with a note where it split something:
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from scalerl.runs import metrics
+from scalerl.runs.names import find
 from scalerl.runs.record import Array
 from scalerl.runs.table import Table, is_missing, to_text
 
@@ -31,13 +34,19 @@ from scalerl.runs.table import Table, is_missing, to_text
 MIN_ROWS = 2.5
 
 
-def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
+def split_restarts(
+    table: Table, *, inside: bool = False, axis: Sequence[str] = (), y: str | None = None
+) -> list[Table]:
     """One table for each run that the rows and their compute tell apart; `inside` a run that a
-    column has already named, its name comes before theirs."""
-    column = _compute(table)
+    column has already named, its name comes before theirs.
+
+    `axis` are the columns of the compute that was asked for, and `y` the score: whatever they are
+    called, they are judged as known names are.
+    """
+    column = _compute(table, axis)
     if column is None:
         return [table]
-    x = np.where(_has_score(table), table.numbers(column), np.nan)
+    x = np.where(_has_score(table, y), table.numbers(column), np.nan)
     rows = np.flatnonzero(np.isfinite(x))
     values = x[rows]
     starts = np.flatnonzero(np.diff(values) < 0) + 1
@@ -57,10 +66,11 @@ def split_restarts(table: Table, *, inside: bool = False) -> list[Table]:
     return _by_start(table, values, rows, starts)
 
 
-def _compute(table: Table) -> str | None:
-    """The column of compute that the rows follow: the first that counts up somewhere."""
-    known = [c for c in (table.x, *metrics.compute_columns(table.columns)) if c in table.columns]
-    for column in known:
+def _compute(table: Table, axis: Sequence[str]) -> str | None:
+    """The column of compute that the rows follow: the first that counts up somewhere. A clock that
+    was asked for goes on from one run to the next, so that it tells none apart."""
+    known = (*axis, table.x, *metrics.compute_columns(table.columns))
+    for column in (c for c in known if c in table.columns):
         if metrics.compute_kind(column)[1] != "moments" and table.is_numeric(column):
             x = table.numbers(column)
             finite = x[np.isfinite(x)]
@@ -95,11 +105,14 @@ def _counted_on(
     return table.made(table.columns | {column: cells}, notes=[*table.notes, note])
 
 
-def _has_score(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _has_score(table: Table, y: str | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """The rows of a score, where there is one: another metric may follow on rows of its own, whose
     steps start again without being another run."""
     numeric = [c for c in table.columns if table.is_numeric(c)]
     found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
+    if y is not None:
+        asked = find(y, table, numeric, "--y")
+        found = [c for c in numeric if c == asked or fnmatch.fnmatchcase(c, y)] or found
     here = np.zeros(len(table), dtype=bool)
     for name in found:
         here |= np.isfinite(table.numbers(name))

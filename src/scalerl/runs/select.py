@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from dataclasses import dataclass, field
-from typing import cast, get_args
 
 import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
+from scalerl.runs.axis import ANY, AxisChoice, carry_forward, choose_axis, other_axes
 from scalerl.runs.names import listing, resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
+from scalerl.runs.score import choose_score, could_serve, with_expression
 from scalerl.runs.signs import read_signs
-from scalerl.runs.table import Table, is_missing, to_text, to_timestamp
-
-_FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
+from scalerl.runs.table import Table, is_missing, to_text
 
 
 @dataclass(frozen=True)
 class ColumnChoice:
     """What the user asked for; None means: find it."""
 
-    x: str | None = None
+    axis: AxisChoice = ANY
     y: str | None = None
     n_eval: str | float | None = None
     group_by: str | None = None
@@ -46,18 +43,26 @@ class Curve:
     table: Table = field(default_factory=lambda: Table("", {}), repr=False)
     notes: list[str] = field(default_factory=list)
     signs: dict[str, Array] = field(default_factory=dict)
+    #: What else the log counts at the points, by kind of compute.
+    axes: dict[str, Array] = field(default_factory=dict)
+    #: Whether `y` is an error rate, of which the score is 1 minus it.
+    is_error: bool = False
+    #: Columns that may serve as the score in its place.
+    alternatives: tuple[str, ...] = ()
 
 
 def to_curve(table: Table, choice: ColumnChoice) -> Curve:
     """Choose compute, score and evaluation size from the table of one run."""
     numeric = [c for c in table.columns if table.is_numeric(c)]
-    y_name, notes = _choose_y(table, numeric, choice.y)
+    table, numeric = with_expression(table, numeric, choice.y)
+    y_name, notes, way = choose_score(table, numeric, choice.y)
     y = table.numbers(y_name)
     stage = _stage(table, numeric, y_name, notes, asked=choice.y is not None)
-    x_name, factor = _choose_x(table, numeric, y, y_name, choice.x, notes)
-    x, kind = _read_x(table, x_name, factor)
-    x = _carry_forward(x, y, x_name, notes)
-    for column in dict.fromkeys((x_name, y_name)):
+    axis = choose_axis(table, numeric, y, y_name, choice.axis, notes)
+    x = carry_forward(axis.values, y)
+    if x is not axis.values and np.isfinite(x[np.isfinite(y)]).any():
+        notes.append(f"{axis.name} is not on the rows of the score: the last value before is used")
+    for column in dict.fromkeys((*axis.columns, y_name)):
         if bad := table.count_unreadable(column) if column in numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
     here = _rows_of_score(table.columns[y_name], y)
@@ -67,8 +72,8 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         x=x[here],
         y=y[here],
         n_eval=None if n_eval is None else n_eval[here],
-        x_kind=kind,
-        x_name=x_name if factor == 1 else f"{x_name}*{factor:g}",
+        x_kind=axis.kind,
+        x_name=axis.name,
         y_name=y_name,
         group=_group(table, choice.group_by),
         source=table.source,
@@ -76,7 +81,17 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         table=table.made({}),
         notes=[*table.notes, *notes],
         signs=read_signs(table, np.flatnonzero(here)),
+        axes={kind: v[here] for kind, v in other_axes(table, numeric, y, axis).items()},
+        is_error=way == "error",
+        alternatives=_alternatives(table, numeric, y_name),
     )
+
+
+def _alternatives(table: Table, numeric: list[str], y_name: str) -> tuple[str, ...]:
+    """What to suggest where the score may be refused for its range."""
+    y = table.numbers(y_name)
+    outside = bool((y < 0).any() or (y > 1).any())
+    return could_serve(table, numeric, y_name) if outside else ()
 
 
 def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -88,32 +103,6 @@ def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.d
     if np.isfinite(y).mean() > 0.75:
         return np.ones(len(y), dtype=bool)
     return np.array([not is_missing(cell) for cell in cells], dtype=bool)
-
-
-def _choose_y(table: Table, numeric: list[str], asked: str | None) -> tuple[str, list[str]]:
-    by_pattern = asked is not None and table.y is not None and fnmatch.fnmatchcase(table.y, asked)
-    if asked is not None and not by_pattern:
-        return resolve(asked, table, numeric, "--y"), []
-    if table.y is not None and table.y in numeric:
-        return table.y, []
-    if table.y is not None and table.y in table.columns:
-        why = f" ({table.notes[-1]})" if table.notes else ""
-        raise InputError(f"{table.name}: {table.y} holds no number{why}: choose another with --y")
-    found, _ = metrics.score_columns(numeric)
-    best = metrics.best_score(found) if found else None
-    if best is not None:
-        others = [name for name in found if name != best]
-        return best, [f"{best} is read as the score, not {listing(others, 4)}"] if others else []
-    if found:
-        raise InputError(f"{table.name}: several scores, choose one with --y: {listing(found)}")
-    computes = set(metrics.compute_columns(numeric))
-    rest = [c for c in numeric if c not in computes]
-    # A table of two columns leaves nothing to choose.
-    if len(rest) == 1 and len(numeric) == 2 and computes and not metrics.is_of_a_step(rest[0]):
-        return rest[0], []
-    if not rest:
-        raise InputError(f"{table.name}: no column of scores: it has {listing(table.columns)}")
-    raise InputError(f"{table.name}: no known score, choose one with --y: {listing(rest)}")
 
 
 def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], asked: bool) -> Stage:
@@ -135,99 +124,6 @@ def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], aske
     if stage == "training":
         notes.append(why if asked else f"{why}; no validation score was found")
     return stage
-
-
-def _choose_x(
-    table: Table,
-    numeric: list[str],
-    y: Array,
-    y_name: str,
-    asked: str | None,
-    notes: list[str],
-) -> tuple[str, float]:
-    moments = [c for c in table.columns if metrics.compute_kind(c)[1] == "moments"]
-    usable = [c for c in table.columns if (c in numeric or c in moments) and c != y_name]
-    if asked is not None:
-        match = _FACTOR.fullmatch(asked)
-        if match and asked not in table.columns:
-            return resolve(match[1], table, usable, "--x"), float(match[2])
-        return resolve(asked, table, usable, "--x"), 1.0
-    if table.x is not None and table.x in usable and _is_there(table, table.x, y):
-        return table.x, 1.0
-    known = metrics.compute_columns(usable)
-    counting = [name for name in known if _counts_up(table, name, y)]
-    name = next((c for c in counting if _is_there(table, c, y)), next(iter(counting), None))
-    if name is None:
-        # A single evaluation counts nothing up, and steps are steps.
-        name = next((c for c in known if metrics.compute_kind(c)[0] == "steps"), None)
-    if name is not None:
-        passed = [c for c in known[: known.index(name)] if c not in counting]
-        if passed:
-            notes.append(f"{name} is the compute, not {listing(passed, 3)}: no running total")
-        return name, 1.0
-    rest = [c for c in usable if c in numeric]
-    if not rest:
-        raise InputError(f"{table.name}: no column of compute: it has {listing(table.columns)}")
-    why = f" ({listing(known, 3)} does not count up)" if known else ""
-    raise InputError(f"{table.name}: no known compute{why}, choose one with --x: {listing(rest)}")
-
-
-def _is_there(table: Table, name: str, y: Array) -> bool:
-    """Whether most rows of the score have it."""
-    return bool(np.isfinite(_read_x(table, name, 1.0)[0][np.isfinite(y)]).mean() > 0.5)
-
-
-def _counts_up(table: Table, name: str, y: Array) -> bool:
-    """Whether a column may be compute: it is not the same everywhere; what counts samples or tokens
-    mostly rises; and steps under an unknown name are whole numbers that mostly rise.
-
-        num_rollouts 64, 64, 64: a batch size.   n_samples 500, 500, 480: the evaluation's.
-    """
-    x, kind = _read_x(table, name, 1.0)
-    here = np.isfinite(y) & np.isfinite(x)
-    x = x[here if here.any() else np.isfinite(x)]
-    if len(x) < 2:
-        return True
-    steps = np.diff(x)
-    if not steps.any():
-        return False
-    if kind in ("samples", "tokens") or not metrics.is_plain_compute(name):
-        rising = (steps > 0).sum() >= 0.5 * (steps != 0).sum() and (steps == 0).mean() < 0.5
-        whole = kind != "steps" or bool((x == np.round(x)).all())
-        return bool(rising and whole)
-    return True
-
-
-def _read_x(table: Table, name: str, factor: float) -> tuple[Array, ComputeKind]:
-    kind, unit = metrics.compute_kind(name)
-    stated = next((table.columns[c] for c in metrics.KIND if c in table.columns), None)
-    if stated is not None and unit == "" and name.lower() in {"x", "c", "compute"}:
-        word = next((str(v).strip() for v in stated if not is_missing(v)), "")
-        kind = cast(ComputeKind, word) if word in get_args(ComputeKind) else "unknown"
-    # Absurd numbers become infinite here, which cleaning drops and counts.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if unit == "moments":
-            moments = np.array([to_timestamp(v) for v in table.columns[name]], dtype=np.float64)
-            finite = moments[np.isfinite(moments)]
-            x = (moments - finite[0]) / 3600 if finite.size else moments
-        else:
-            x = table.numbers(name) / (3600 if unit == "seconds" else 1)
-        x = x * factor
-    if factor != 1:
-        kind = "gpu_hours" if kind in {"hours", "gpu_hours"} else "unknown"
-    return x, kind
-
-
-def _carry_forward(x: Array, y: Array, name: str, notes: list[str]) -> Array:
-    """Scores logged on rows of their own take the last compute logged before them."""
-    here = np.isfinite(y)
-    if not here.any() or np.isfinite(x[here]).mean() > 0.5:
-        return x
-    last = np.maximum.accumulate(np.where(np.isfinite(x), np.arange(len(x)), -1))
-    filled: Array = np.where(last >= 0, x[np.maximum(last, 0)], np.nan)
-    if np.isfinite(filled[here]).any():
-        notes.append(f"{name} is not on the rows of the score: the last value before is used")
-    return filled
 
 
 def _read_n_eval(

@@ -10,45 +10,81 @@ from dataclasses import replace
 import numpy as np
 
 from scalerl.runs import metrics
+from scalerl.runs.axis import ANY, AxisChoice, named_columns
 from scalerl.runs.restarts import split_restarts
 from scalerl.runs.table import Table, is_missing, to_text
 
-_OTHER_METRIC = re.compile(
-    r"loss|lr|learning|kl|entropy|grad|norm|len|time|speed|std|err|clip|ratio|reward|memory|id$",
-    re.IGNORECASE,
+#: Words of metrics that are no scores, in the name of a column: exactly, or inside a longer word.
+_METRIC_WORDS = frozenset({"lr", "kl", "len", "std", "err", "id", "idx", "mfu", "tps"})
+_METRIC_PARTS = re.compile(
+    r"loss|learning|entropy|grad|norm|length|time|timing|speed|stderr|error|clip|ratio|reward"
+    r"|memory|throughput|advantage|logprob",
 )
+#: Words before such a word that make it the name of a run: `no_kl`, `without-clip`.
+_WITHOUT = frozenset({"no", "without", "with", "wo", "w"})
+#: What differs between the columns of runs that are numbered: `seed1/acc`, `seed2/acc`.
+_NUMBERED = re.compile(r"(?:seed|run|trial|rep|replicate|exp)[ _\-#]?\d+", re.IGNORECASE)
 _WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
 
 
-def split_runs(table: Table) -> list[Table]:
+def split_runs(
+    table: Table,
+    axis: AxisChoice = ANY,
+    y: str | None = None,
+    run_column: str | None = None,
+) -> list[Table]:
     """One table for each run: by a run column, by W&B's `run - metric` headers, by a condition or
     where steps start again, by compute kind. Rows of training and of evaluations, where a column
-    tells them apart, become columns of their own.
+    tells them apart, become columns of their own. `axis` and `y` are what was asked for, and
+    `run_column` the column that tells runs apart where that was said.
 
     >>> t = Table("file", {"run": ["a", "b"], "step": [1, 1], "acc": [0.1, 0.2]})
     >>> [part.name for part in split_runs(t)]
     ['a', 'b']
     """
-    parts = _split_wandb_export(table)
-    parts = [piece for part in parts for piece in _split_by_run(part)]
-    parts = [_by_stage(_pivot(part)) for part in parts]
+    if run_column is not None:
+        parts = _split_by(table, (run_column.strip().lower(),), "{value}")
+    else:
+        parts = [piece for part in _split_wandb_export(table) for piece in _split_by_run(part)]
+    named = named_columns(table, axis)
+    parts = [_by_stage(_pivot(part), named) for part in parts]
     parts = [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
     several = len(parts) > 1
-    return [piece for part in parts for piece in split_restarts(part, inside=several)]
+    return [
+        piece
+        for part in parts
+        for piece in split_restarts(part, inside=several, axis=named_columns(part, axis), y=y)
+    ]
 
 
-def split_scores(table: Table, asked: str | None) -> list[Table]:
+def names_runs(table: Table, column: str) -> str | None:
+    """The column of this name, in any case, if its values can tell runs apart: each is on several
+    rows. A column of scores, as a table with one column for each run has, cannot."""
+    found = _find(table, (column.strip().lower(),))
+    if found is None:
+        return None
+    values = [to_text(v) for v in table.columns[found] if not is_missing(v)]
+    return found if values and len(set(values)) * 2 <= len(values) else None
+
+
+def split_scores(
+    table: Table,
+    asked: str | None,
+    axis: AxisChoice = ANY,
+) -> list[Table]:
     """One table for each column that a pattern of scores matches, named after the column.
 
     >>> t = Table("file", {"step": [1, 2], "seed-1": [0.1, 0.2], "seed-2": [0.2, 0.3]})
     >>> [part.name for part in split_scores(t, "seed-*")]
     ['seed-1', 'seed-2']
     """
+    computes = list(
+        dict.fromkeys([*named_columns(table, axis), *metrics.compute_columns(table.columns)])
+    )
     if asked is None:
-        return _split_columns(table)
+        return _split_columns(table, computes)
     if asked in table.columns or not set("*?[") & set(asked):
         return [table]
-    computes = metrics.compute_columns(table.columns)
     found = [
         c
         for c in table.columns
@@ -62,28 +98,48 @@ def split_scores(table: Table, asked: str | None) -> list[Table]:
     return parts or [table]
 
 
-def _split_columns(table: Table) -> list[Table]:
-    """A table of one compute column and otherwise only scores under no known name: one run each."""
-    computes = metrics.compute_columns(table.columns)
+def _split_columns(table: Table, computes: list[str]) -> list[Table]:
+    """A table of compute and otherwise only scores, under no known name or under names that differ
+    in the number of a run: one run each."""
     scores = [c for c in table.columns if c not in computes]
-    if len(computes) != 1 or len(scores) < 2 or table.y is not None:
+    if not computes or len(scores) < 2 or table.y is not None:
         return [table]
-    if metrics.score_columns(scores)[0] or any(_OTHER_METRIC.search(c) for c in scores):
+    numbered = len({_NUMBERED.sub("#", c) for c in scores}) == 1 and all(
+        _NUMBERED.search(c) for c in scores
+    )
+    if not numbered and (metrics.score_columns(scores)[0] or any(map(_is_metric, scores))):
         return [table]
     for column in scores:
         numbers = table.numbers(column)
         if not table.is_numeric(column) or np.nanmin(numbers) < 0 or np.nanmax(numbers) > 100:
             return [table]
-    note = f"each column beside {computes[0]} is read as a run"
+    note = f"each column beside {' and '.join(computes)} is read as a run"
+    shared = {c: table.columns[c] for c in computes}
     return [
         table.made(
-            {computes[0]: table.columns[computes[0]], "score": table.columns[column]},
+            shared | {"score": table.columns[column]},
             name=column,
             notes=[*table.notes, note],
             y="score",
+            y_title=column,
         )
         for column in scores
     ]
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a column is called after a metric that is no score, rather than after a run.
+
+    >>> [_is_metric(n) for n in ("actor/grad_norm", "mean_kl", "grpo_lr1e-6", "kl-0.01", "no_kl")]
+    [True, True, False, False, False]
+    """
+    words = [w for w in re.split(r"[/_.\- ]+", name.strip().lower()) if w]
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if before in _WITHOUT or after[:1].isdigit() or any(ch.isdigit() for ch in word):
+            continue
+        if word in _METRIC_WORDS or _METRIC_PARTS.search(word):
+            return True
+    return False
 
 
 def _split_wandb_export(table: Table) -> list[Table]:
@@ -128,7 +184,7 @@ def _split_by_run(table: Table) -> list[Table]:
     return parts
 
 
-def _by_stage(table: Table) -> Table:
+def _by_stage(table: Table, axis: list[str]) -> Table:
     """A column that says which rows are of training and which of evaluations: each gets columns of
     its own, so that nothing is merged and `--y` can name either.
 
@@ -142,7 +198,7 @@ def _by_stage(table: Table) -> Table:
     stages = {v: metrics.stage_of_rows(v) for v in values}
     if len(values) > 20 or set(stages.values()) <= {"unknown"}:
         return table
-    shared = {column, *metrics.compute_columns(table.columns)}
+    shared = {column, *axis, *metrics.compute_columns(table.columns)}
     shared |= {c for c in table.columns if c.strip().lower() in _ABOUT_THE_RUN}
     rows_of: dict[str | None, list[int]] = {}
     for i, value in enumerate(said):

@@ -45,6 +45,10 @@ class Table:
     stage: Stage | None = None
     #: The folder of the run this is one file of: of its files, evaluations are preferred.
     home: str = ""
+    #: What the source calls the column of scores, where the reader gave it another name.
+    y_title: str = ""
+    #: Columns that were computed from others, as the user asked.
+    expressions: tuple[str, ...] = ()
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
     _missing: dict[str, int] = field(default_factory=dict, repr=False)
 

@@ -8,7 +8,6 @@ the middle of a number, which nothing in a CSV could tell.
 from __future__ import annotations
 
 import csv
-import re
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,6 @@ from scalerl.runs.importers.files import Lines
 from scalerl.runs.table import Table, to_float
 
 _DELIMITERS = (",", "\t", ";", "|")
-_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
 def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
@@ -59,8 +57,6 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
     columns: dict[str, list[object]] = {
         column: [row[i] for row in rows] for i, column in enumerate(header)
     }
-    if delimiter == ";" and _read_decimal_commas(columns):
-        notes.append("decimal commas read as points")
     return Table(name, columns, str(path), notes)
 
 
@@ -103,13 +99,3 @@ def _header(row: list[str], path: Path) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         unique.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
     return unique
-
-
-def _read_decimal_commas(columns: dict[str, list[object]]) -> bool:
-    found = False
-    for values in columns.values():
-        for i, value in enumerate(values):
-            if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
-                values[i] = value.replace(",", ".")
-                found = True
-    return found

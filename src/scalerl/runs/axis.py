@@ -1,0 +1,300 @@
+"""Which column of a table is compute, and how its numbers are read.
+
+`--x NAME` names a column; `--x "EXPRESSION as KIND"` computes it (`expressions.py`) and says what
+it counts; `--gpus N` makes GPU-hours of a clock, or of steps with `--seconds-per-step`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import cast, get_args
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.runs import metrics
+from scalerl.runs.expressions import Expression, looks_like_arithmetic, parse, quoted
+from scalerl.runs.names import find, listing, resolve
+from scalerl.runs.record import Array, ComputeKind
+from scalerl.runs.table import Table, is_missing, to_float, to_timestamp
+
+_FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
+_AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
+#: Of the changes of a clock from row to row, this share at least goes up.
+CLOCK_RISES = 0.9
+
+
+@dataclass(frozen=True)
+class AxisChoice:
+    """What the user asked for; None means: find it."""
+
+    x: str | None = None
+    gpus: float | None = None
+    seconds_per_step: float | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--gpus", self.gpus), ("--seconds-per-step", self.seconds_per_step)):
+            if value is not None and not (np.isfinite(value) and value > 0):
+                raise InputError(f"{flag} {value:g}: give a number above 0")
+        if self.seconds_per_step is not None and self.gpus is None:
+            raise InputError("--seconds-per-step gives GPU-hours with --gpus N: add the number")
+
+
+#: Nothing was asked for.
+ANY = AxisChoice()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The compute of every row. `name` may be given as `--x` again."""
+
+    name: str
+    values: Array
+    kind: ComputeKind
+    #: Columns that it was read from.
+    columns: tuple[str, ...]
+
+
+def choose_axis(
+    table: Table, numeric: list[str], y: Array, y_name: str, choice: AxisChoice, notes: list[str]
+) -> Axis:
+    """The compute of a table whose score is `y`."""
+    usable = [c for c in _usable(table, numeric) if c != y_name]
+    if choice.gpus is not None:
+        return _gpu_hours(table, usable, y, choice, notes)
+    if choice.x is not None:
+        return _asked_axis(table, usable, choice.x, notes)
+    name = _found(table, usable, y, notes)
+    return Axis(name, *read_column(table, name), (name,))
+
+
+def named_columns(table: Table, choice: AxisChoice) -> list[str]:
+    """The columns that an asked axis is read from; none where it is not asked for, or cannot be
+    read from this table."""
+    if choice.x is None:
+        return []
+    try:
+        return list(_parse(table, list(table.columns), choice.x).columns)
+    except InputError:
+        return []
+
+
+def other_axes(table: Table, numeric: list[str], y: Array, axis: Axis) -> dict[str, Array]:
+    """By kind: what else the table counts that rises, for amounts that are asked for in it."""
+    found: dict[str, Array] = {}
+    for name in metrics.compute_columns(_usable(table, numeric)):
+        values, kind = read_column(table, name)
+        if (
+            kind not in found
+            and kind not in ("unknown", axis.kind)
+            and _rises(values[np.isfinite(y)])
+        ):
+            found[kind] = carry_forward(values, y)
+    return found
+
+
+def _usable(table: Table, numeric: list[str]) -> list[str]:
+    numbers = set(numeric)
+    return [c for c in table.columns if c in numbers or metrics.compute_kind(c)[1] == "moments"]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `--x` says: a column, a column times a number, or an expression; and what it counts."""
+
+    text: str
+    columns: tuple[str, ...]
+    kind: ComputeKind | None = None
+    factor: float = 1.0
+    expression: Expression | None = None
+
+
+def _parse(table: Table, usable: list[str], asked: str) -> _Asked:
+    match = None if asked in table.columns else _AS.fullmatch(asked.strip())
+    text, kind = (match[1], _stated_kind(match[2])) if match else (asked, None)
+    name = find(text, table, usable, "--x")
+    factor = _FACTOR.fullmatch(text) if name is None else None
+    times = find(factor[1], table, usable, "--x") if factor else None
+    if factor and times is not None:
+        by = float(factor[2])
+        return _Asked(f"{times}*{_number(by)}", (times,), kind, factor=by)
+    if name is None and looks_like_arithmetic(text):
+        expression = parse(text, table, usable, "--x")
+        return _Asked(expression.text, expression.columns, kind, expression=expression)
+    name = name or resolve(text, table, usable, "--x")
+    return _Asked(name, (name,), kind)
+
+
+def _asked_axis(table: Table, usable: list[str], text: str, notes: list[str]) -> Axis:
+    """The axis of `--x`. A clock is in hours, but in seconds, as logged, inside an expression."""
+    asked = _parse(table, usable, text)
+    if asked.expression is not None:
+        kind: ComputeKind = "unknown"
+        values = asked.expression.evaluate(lambda c: _as_logged(table, c), len(table))
+        clocks = [c for c in asked.columns if metrics.compute_kind(c)[1]]
+        notes += [f"{c} counts seconds in {asked.text}" for c in clocks]
+    else:
+        values, kind = read_column(table, asked.columns[0])
+        if asked.factor != 1:
+            kind = "gpu_hours" if kind in {"hours", "gpu_hours"} else "unknown"
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = values * asked.factor
+    name = asked.text if asked.kind is None else f"{asked.text} as {asked.kind}"
+    return Axis(name, values, asked.kind or kind, asked.columns)
+
+
+def _stated_kind(word: str) -> ComputeKind:
+    plain = re.sub(r"[\s\-]+", "_", word.strip().lower())
+    known = [k for k in get_args(ComputeKind) if k != "unknown"]
+    if plain not in known:
+        raise InputError(f"--x … as {word.strip()}: give one of {', '.join(known)}")
+    return cast(ComputeKind, plain)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
+
+
+def _gpu_hours(
+    table: Table, usable: list[str], y: Array, choice: AxisChoice, notes: list[str]
+) -> Axis:
+    """Hours on the clock, or steps of so many seconds, times the number of GPUs."""
+    gpus, seconds = float(choice.gpus or 1.0), choice.seconds_per_step
+    wanted = "hours" if seconds is None else "steps"
+    if choice.x is not None:
+        name = resolve(choice.x, table, usable, "--x")
+    elif seconds is None:
+        clocks = [c for c in metrics.compute_columns(usable) if read_column(table, c)[1] == "hours"]
+        rising = [c for c in clocks if _rises(read_column(table, c)[0])]
+        if not rising:
+            why = f" ({listing(clocks, 3)} does not rise)" if clocks else ""
+            raise InputError(
+                f"{table.name}: --gpus {gpus:g} needs a clock, such as _runtime or _timestamp{why}"
+                ": add --seconds-per-step, or write it as --x 'step*8*31.2/3600 as gpu_hours'"
+            )
+        name = next((c for c in rising if _is_there(table, c, y)), rising[0])
+    else:
+        name = _steps(table, usable, y)
+    values, kind = read_column(table, name)
+    if kind != wanted and not (seconds is not None and kind == "unknown"):
+        raise InputError(
+            f"{table.name}: {name} counts {kind}, and GPU-hours here come from {wanted}: choose "
+            "another --x"
+        )
+    if seconds is None:
+        return Axis(f"{name}*{_number(gpus)}", values * gpus, "gpu_hours", (name,))
+    text = f"{quoted(name)}*{_number(gpus)}*{_number(seconds)}/3600 as gpu_hours"
+    return Axis(text, values * gpus * seconds / 3600, "gpu_hours", (name,))
+
+
+def _steps(table: Table, usable: list[str], y: Array) -> str:
+    steps = [c for c in metrics.compute_columns(usable) if metrics.compute_kind(c)[0] == "steps"]
+    counting = [c for c in steps if _counts_up(table, c, y)]
+    name = next((c for c in counting if _is_there(table, c, y)), next(iter(counting), None))
+    if name is None:
+        raise InputError(
+            f"{table.name}: --seconds-per-step needs a column of steps: name it with --x"
+        )
+    return name
+
+
+def _found(table: Table, usable: list[str], y: Array, notes: list[str]) -> str:
+    if table.x is not None and table.x in usable and _is_there(table, table.x, y):
+        return table.x
+    known = metrics.compute_columns(usable)
+    counting = [name for name in known if _counts_up(table, name, y)]
+    name = next((c for c in counting if _is_there(table, c, y)), next(iter(counting), None))
+    if name is None:
+        # A single evaluation counts nothing up, and steps are steps.
+        name = next((c for c in known if metrics.compute_kind(c)[0] == "steps"), None)
+    notes += _unreadable(table, usable, name)
+    if name is not None:
+        passed = [c for c in known[: known.index(name)] if c not in counting]
+        if passed:
+            notes.append(f"{name} is the compute, not {listing(passed, 3)}: no running total")
+        return name
+    rest = [c for c in usable if table.is_numeric(c)]
+    if not rest:
+        raise InputError(f"{table.name}: no column of compute: it has {listing(table.columns)}")
+    why = f" ({listing(known, 3)} does not count up)" if known else ""
+    raise InputError(f"{table.name}: no known compute{why}, choose one with --x: {listing(rest)}")
+
+
+def _unreadable(table: Table, usable: list[str], chosen: str | None) -> list[str]:
+    """A note of each column that would have come before the chosen one, had it held numbers."""
+    known = metrics.compute_columns(table.columns)
+    before = known[: known.index(chosen)] if chosen in known else known
+    return [why for c in before if c not in usable and (why := why_unread(table, c))]
+
+
+def why_unread(table: Table, column: str) -> str:
+    """That a column is passed over, with its first cell that is no number; "" if it is empty."""
+    cells = (c for c in table.columns[column] if not is_missing(c) and np.isnan(to_float(c)))
+    first = next(cells, None)
+    return "" if first is None else f"{column} is passed over: {str(first)[:40]!r} is not a number"
+
+
+def _is_there(table: Table, name: str, y: Array) -> bool:
+    """Whether most rows of the score have it."""
+    return bool(np.isfinite(read_column(table, name)[0][np.isfinite(y)]).mean() > 0.5)
+
+
+def _rises(values: Array) -> bool:
+    """Whether a column is a running total: it changes, and hardly ever goes down."""
+    changes = np.diff(values[np.isfinite(values)])
+    changes = changes[changes != 0]
+    return bool(len(changes) and (changes > 0).mean() >= CLOCK_RISES)
+
+
+def _counts_up(table: Table, name: str, y: Array) -> bool:
+    """Whether a column may be compute: it is not the same everywhere; what counts samples or tokens
+    mostly rises; and steps under an unknown name are whole numbers that mostly rise.
+
+        num_rollouts 64, 64, 64: a batch size.   n_samples 500, 500, 480: the evaluation's.
+    """
+    x, kind = read_column(table, name)
+    here = np.isfinite(y) & np.isfinite(x)
+    x = x[here if here.any() else np.isfinite(x)]
+    if len(x) < 2:
+        return True
+    steps = np.diff(x)
+    if not steps.any():
+        return False
+    if kind in ("samples", "tokens") or not metrics.is_plain_compute(name):
+        rising = (steps > 0).sum() >= 0.5 * (steps != 0).sum() and (steps == 0).mean() < 0.5
+        whole = kind != "steps" or bool((x == np.round(x)).all())
+        return bool(rising and whole)
+    return True
+
+
+def read_column(table: Table, name: str) -> tuple[Array, ComputeKind]:
+    """The compute in a column, a clock in hours, and what it counts."""
+    kind, unit = metrics.compute_kind(name)
+    stated = next((table.columns[c] for c in metrics.KIND if c in table.columns), None)
+    if stated is not None and unit == "" and name.lower() in {"x", "c", "compute"}:
+        word = next((str(v).strip() for v in stated if not is_missing(v)), "")
+        kind = cast(ComputeKind, word) if word in get_args(ComputeKind) else "unknown"
+    # Absurd numbers become infinite here, which cleaning drops and counts.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = _as_logged(table, name)
+        return values / 3600 if unit else values, kind
+
+
+def _as_logged(table: Table, name: str) -> Array:
+    """The numbers of a column; moments as seconds since the first."""
+    if metrics.compute_kind(name)[1] != "moments":
+        return table.numbers(name)
+    moments = np.array([to_timestamp(v) for v in table.columns[name]], dtype=np.float64)
+    finite = moments[np.isfinite(moments)]
+    return moments - finite[0] if finite.size else moments
+
+
+def carry_forward(x: Array, y: Array) -> Array:
+    """Compute for the rows of a score: where most have none of their own, the last before them."""
+    here = np.isfinite(y)
+    if not here.any() or np.isfinite(x[here]).mean() > 0.5:
+        return x
+    last = np.maximum.accumulate(np.where(np.isfinite(x), np.arange(len(x)), -1))
+    filled: Array = np.where(last >= 0, x[np.maximum(last, 0)], np.nan)
+    return filled
