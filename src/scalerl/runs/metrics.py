@@ -143,9 +143,11 @@ _STEP_LIKE = re.compile(
     r"(?:_(?:idx|id|num|number|count))?",
     re.IGNORECASE,
 )
-# Logged by prime-rl for the step alone; the running totals are progress/total_*.
+# Logged by prime-rl for the step alone; the running totals are progress/total_*. Everything under
+# compute/, as our own record has it, is a running total.
 _NOT_A_TOTAL = re.compile(
-    r"progress/(?:tokens|samples|rollouts|prompts|problems)|.*/(?:batch_)?(?:samples|prompts)",
+    r"progress/(?:tokens|samples|rollouts|prompts|problems)"
+    r"|(?!compute/).*/(?:batch_)?(?:samples|prompts)",
     re.IGNORECASE,
 )
 
