@@ -48,11 +48,16 @@ def test_groups_of_three_digits_are_one_number(cells: tuple[object, ...]) -> Non
 def test_decimal_commas_are_read_whatever_separates_the_columns(tmp_path: Path) -> None:
     for separator in ("\t", ";", "|"):
         path = tmp_path / "log.tsv"
-        rows = [("step", "gpu_hours", "val_acc"), ("0", "0,5", "0,2"), ("100", "1.250,5", "0,3")]
+        rows = [
+            ("step", "gpu_hours", "val_acc"),
+            ("900", "0,5", "0,2"),
+            ("1.100", "1.250,5", "0,3"),
+        ]
         path.write_text("\n".join(separator.join(row) for row in rows) + "\n", encoding="utf-8")
         run = load_run(path)
         assert run.compute.tolist() == [0.5, 1250.5]
         assert run.score.tolist() == [0.2, 0.3]
+        assert run.conversions["steps"][1].tolist() == [900, 1100]
         assert "decimal commas read as points" in run.notes
 
 

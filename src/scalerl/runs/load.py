@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
+from scalerl.runs import metrics
 from scalerl.runs.axis import AxisChoice
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
@@ -252,7 +253,10 @@ def _decide(curves: list[Curve], others: list[Curve]) -> str:
 
 
 def _falls(curve: Curve) -> bool:
-    """Whether values above 1 go down over the run, by the means of its first and last third."""
+    """Whether values above 1 under no known name go down over the run, by the means of its first
+    and last third."""
+    if metrics.score_columns([curve.y_name])[0]:
+        return False
     y = curve.y[np.isfinite(curve.y)]
     third = len(y) // 3
     return bool(third and y.min() >= 0 and y[-third:].mean() < y[:third].mean())

@@ -34,6 +34,8 @@ _BLANK_GROUPS = re.compile(
 )
 _BLANK = re.compile(f"[{_BLANKS}]")
 _MARKED = (_COMMA_GROUPS, _DECIMAL_COMMA, _POINT_GROUPS, _BLANK_GROUPS)
+#: A cell without any of these is a plain number or a text: most cells need no other look.
+_MARK = re.compile(f"[,{_BLANKS}]")
 
 
 def read_marks(table: Table) -> Table:
@@ -43,10 +45,13 @@ def read_marks(table: Table) -> Table:
     >>> read_marks(t).columns["gpu_hours"]
     ['950', '1250.5']
     """
-    marked = [c for c in table.columns if c.strip().lower() not in metrics.RUN and _has(table, c)]
+    names = [c for c in table.columns if c.strip().lower() not in metrics.RUN]
+    marked = [c for c in names if _has_marks(table.columns[c])]
     if not marked:
         return table
     whole = _meaning([sign for c in table.columns for sign in _evidence(table.columns[c])])
+    if whole == "decimal":
+        marked += [c for c in names if c not in marked and _has_point_groups(table.columns[c])]
     columns = dict(table.columns)
     decimal = False
     notes: list[str] = []
@@ -67,17 +72,23 @@ def read_marks(table: Table) -> Table:
     return table.made(columns, notes=[*table.notes, *notes])
 
 
-def _has(table: Table, column: str) -> bool:
-    """Whether a column holds numbers, and some of them have marks."""
-    cells = table.columns[column]
-    texts = [c.strip() for c in cells if isinstance(c, str) and not is_missing(c)]
-    if not all(_is_marked(t) or _is_number(t) for t in texts[:SAMPLE]):
+def _has_marks(cells: list[object]) -> bool:
+    """Whether a column holds numbers, and some of them have marks that a plain number has not."""
+    texts = [c for c in cells if isinstance(c, str)]
+    if not any(map(_MARK.search, texts)):
         return False
-    return any(_is_marked(t) for t in texts if not t.isdecimal())
+    some = islice((c.strip() for c in texts if not is_missing(c)), SAMPLE)
+    return all(_is_marked(text) or _is_number(text) for text in some)
+
+
+def _has_point_groups(cells: list[object]) -> bool:
+    """Whether every point in a column stands before three digits, as `1.250` in a table of decimal
+    commas."""
+    points = [c.strip() for c in cells if isinstance(c, str) and "." in c]
+    return bool(points) and all(map(_POINT_GROUPS.fullmatch, points))
 
 
 def _is_marked(text: str) -> bool:
-    # `1.250` reads as a number; it is one with marks only where commas are decimal.
     return any(pattern.fullmatch(text) for pattern in _MARKED)
 
 
