@@ -1034,7 +1034,7 @@ def cli_page() -> str:
         "",
         "Written by `docs/build.py` from the commands themselves. Exit "
         "codes: 0 done, 1 the answer is no, 2 bad input (one line on stderr says what to do). "
-        "Amounts may be written `50k`, `1.5M`.",
+        "Amounts may be written `50k`, `1.5M`, amounts of compute also `300steps`, `2x`, `50%`.",
     ]
     for name, command in _leaves(commands, "scalerl"):
         parts += ["", f"## {name}", "", str(command.description or ""), ""]

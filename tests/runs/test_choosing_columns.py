@@ -215,11 +215,12 @@ def test_runs_of_one_name_are_told_apart() -> None:
 names = st.text(min_size=1, max_size=12)
 cells = st.one_of(
     st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=6),
-    st.floats(0, 1), st.floats(0, 100),
+    st.floats(0, 1), st.floats(0, 100), st.sampled_from(["1,250.5", "0,45", "1,250", "1.250,5"]),
 )  # fmt: skip
 known = st.sampled_from(
-    ["step", "reward", "val_acc", "run", "metric", "value", "x_kind", "x", "y", "n_eval", "time"]
-)
+    ["step", "reward", "val_acc", "run", "metric", "value", "x_kind", "x", "y", "n_eval", "time",
+     "eval_loss", "val_error"]
+)  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None)
@@ -228,8 +229,11 @@ def test_any_table_gives_valid_runs_or_one_line(data: st.DataObject) -> None:
     rows = data.draw(st.integers(0, 8))
     keys = data.draw(st.lists(st.one_of(known, names), max_size=6, unique=True))
     table = {k: data.draw(st.lists(cells, min_size=rows, max_size=rows)) for k in keys}
-    asked = st.one_of(st.none(), names, st.sampled_from([*keys, "step*8", "*"]))
-    options = {"x": data.draw(asked), "y": data.draw(asked), "group_by": data.draw(asked)}
+    sums = ["step*8", "*", "step*8*2/3600 as gpu_hours", "1 - val_error", "(step - time)**2"]
+    asked = st.one_of(st.none(), names, st.sampled_from([*keys, *sums]))
+    options = {name: data.draw(asked) for name in ("x", "y", "group_by", "run")}
+    options["gpus"] = data.draw(st.sampled_from([None, None, None, 8]))
+    options["seconds_per_step"] = options["gpus"] and data.draw(st.sampled_from([None, 31.2]))
     try:
         runs = load_runs(table, **options)
     except InputError as error:

@@ -48,6 +48,10 @@ def test_names_of_runs_are_patterns_as_ever() -> None:
     assert [run.name for run in load_runs(table, run="grpo lr=1")] == ["grpo lr=1"]
     wide = {"step": STEPS, "baseline": A, "ours": B}
     assert [run.name for run in load_runs(wide, run="ours")] == ["ours"]
+    both = long(run=each("grpo", "arm"), arm=each("left", "right"))
+    assert [run.name for run in load_runs(both, run="arm")] == ["arm"]
+    with pytest.raises(InputError, match="no run matches 'step'"):
+        load_runs(both, run="step")
     with pytest.raises(InputError, match="no run matches 'flavour'"):
         load_runs(table, run="flavour")
 

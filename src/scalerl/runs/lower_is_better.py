@@ -19,8 +19,9 @@ _LOSSES = frozenset(
 _LOSS_PHRASES = re.compile(r"cross entropy|negative log likelihood|bits per (?:byte|character)")
 #: Shares of something wrong: 1 minus one is a score.
 _ERROR_RATES = frozenset(
-    {"error", "errors", "err", "wer", "cer", "misclassification", "failure", "failures", "failed"}
-)
+    {"error", "errors", "err", "wer", "cer", "misclassification", "failure", "failures", "failed",
+     "incorrect", "wrong"}
+)  # fmt: skip
 #: `evalLoss`, `valError`: where a word begins inside a name.
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

@@ -59,9 +59,13 @@ def split_runs(
 
 def names_runs(table: Table, column: str) -> str | None:
     """The column of this name, in any case, if its values can tell runs apart: each is on several
-    rows. A column of scores, as a table with one column for each run has, cannot."""
+    rows. A column of scores, as a table with one column for each run has, cannot, nor can compute;
+    and a run of this name is meant where the usual column has one."""
     found = _find(table, (column.strip().lower(),))
-    if found is None:
+    if found is None or metrics.is_plain_compute(found):
+        return None
+    usual = _find(table, metrics.RUN)
+    if usual not in (None, found) and column in map(to_text, table.columns[usual or ""]):
         return None
     values = [to_text(v) for v in table.columns[found] if not is_missing(v)]
     return found if values and len(set(values)) * 2 <= len(values) else None
