@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from known_curve import FIXTURES
 
+from scalerl import forecast
 from scalerl.errors import InputError
 from scalerl.runs import Run, load_run
 from scalerl.runs.amounts import Amount
@@ -108,3 +109,10 @@ def test_a_run_of_ours_knows_every_unit() -> None:
 
 def test_windows_keep_the_conversions() -> None:
     assert on("300steps", run().window(hi=2e11))[0] == pytest.approx(3e11)
+
+
+def test_python_takes_the_same_texts() -> None:
+    ours = load_run(FIXTURES / "run-directories" / "seed-1")
+    ahead = forecast(ours, at=["1000steps", "2x", 30.0])
+    assert ahead.at.compute.tolist() == pytest.approx([10.0, 40.0, 30.0])
+    assert forecast(ours, at="3000steps").at.compute.tolist() == pytest.approx([30.0])

@@ -169,12 +169,22 @@ def test_gpu_hours_from_a_clock(clock: dict[str, list[Any]]) -> None:
 
 def test_gpu_hours_need_something_to_come_from() -> None:
     table = {"step": STEPS, "val_acc": SCORES}
-    with pytest.raises(InputError, match="--gpus 8 needs a clock"):
+    with pytest.raises(InputError, match="--gpus needs a clock"):
         load_run(table, gpus=8)
     with pytest.raises(InputError, match=r"needs a clock.*\(seconds does not rise\)"):
         load_run(table | {"seconds": [31.2, 31.0, 31.3, 30.9, 31.2, 31.1]}, gpus=8)
-    with pytest.raises(InputError, match="step counts steps, and GPU-hours here come from hours"):
+    with pytest.raises(InputError, match="step counts steps, and GPU-hours come from hours here"):
         load_run(table, x="step", gpus=8)
+    own = {"my_x": STEPS, "val_acc": SCORES}
+    with pytest.raises(InputError, match=r"my_x has no known unit.* --x 'NAME as hours'"):
+        load_run(own, x="my_x", gpus=8)
+    run = load_run(own, x="my_x as hours", gpus=8)
+    assert (run.x_name, run.x_kind) == ("my_x*8 as gpu_hours", "gpu_hours")
+    assert run.compute.tolist() == [8.0 * s for s in STEPS]
+    assert load_run(own, x=run.x_name).compute.tolist() == run.compute.tolist()
+    half = load_run(own, x="my_x/2 as hours", gpus=8)
+    assert half.compute.tolist() == [4.0 * s for s in STEPS]
+    assert load_run(own, x=half.x_name).compute.tolist() == half.compute.tolist()
     with pytest.raises(InputError, match="add the number"):
         load_run(table, seconds_per_step=31.2)
     with pytest.raises(InputError, match="give a number above 0"):

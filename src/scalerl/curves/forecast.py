@@ -15,6 +15,7 @@ from scalerl.curves.noise import sampling_interval
 from scalerl.curves.prediction import Prediction, tails
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
+from scalerl.runs.amounts import on_axis
 from scalerl.runs.record import Run
 
 Array = npt.NDArray[np.float64]
@@ -207,7 +208,7 @@ class Forecast:
 
 def forecast(
     run: Fit | Run,
-    at: npt.ArrayLike | None = None,
+    at: npt.ArrayLike | Sequence[float | str] | None = None,
     target: Sequence[float] = (),
     price: float | None = None,
     value: float | None = None,
@@ -215,7 +216,8 @@ def forecast(
 ) -> Forecast:
     """Everything `scalerl forecast` prints, for a run or a fit of it.
 
-    at      amounts of compute; by default twice what was spent
+    at      amounts of compute, as numbers or as texts: "300steps", "2x"; by default twice what
+            was spent
     target  scores whose compute is wanted
     price, value   cost of a unit of compute and worth of one point (0.01) of pass rate, in the
             same currency: adds a recommendation to stop or go on
@@ -226,7 +228,7 @@ def forecast(
     (True, True)
     """
     f = run if isinstance(run, Fit) else fit(run, **options)
-    compute = [2.0 * f.end] if at is None else at
+    compute = [2.0 * f.end] if at is None else on_axis(at, f.run, f.end)
     advice = None
     if (price is None) != (value is None):
         raise InputError(

@@ -8,14 +8,16 @@ axis of FLOPs `300` is a number of steps that was meant otherwise.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.errors import InputError
 from scalerl.runs.names import listing
-from scalerl.runs.record import ComputeKind, Run
+from scalerl.runs.record import Array, ComputeKind, Run
 
 SUFFIXES = {
     "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21,
@@ -116,6 +118,26 @@ class Amount:
             f"{first:.4g} to {end:.4g} {axis}: give an amount in {axis}, or 2x for twice the "
             f"compute{hint}"
         )
+
+
+def on_axis(at: npt.ArrayLike | Sequence[float | str], run: Run, end: float) -> Array:
+    """Amounts of compute as numbers, or as texts with a unit, on the run's axis.
+
+    >>> run = Run("mine", np.array([1.0, 2.0]), np.array([0.1, 0.2]), "gpu_hours",
+    ...           conversions={"steps": (np.array([1.0, 2.0]), np.array([100.0, 200.0]))})
+    >>> on_axis(["150steps", "2x", 3], run, end=2.0)
+    array([1.5, 4. , 3. ])
+    """
+    items = [at] if isinstance(at, str) else at
+    if not isinstance(items, Sequence):
+        return np.asarray(items, dtype=np.float64)
+    return np.array(
+        [
+            Amount.parse(each).checked_on(run, end, "at")[0] if isinstance(each, str) else each
+            for each in items
+        ],
+        dtype=np.float64,
+    )
 
 
 def _axis(run: Run) -> str:

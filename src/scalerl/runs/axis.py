@@ -162,30 +162,35 @@ def _gpu_hours(
     """Hours on the clock, or steps of so many seconds, times the number of GPUs."""
     gpus, seconds = float(choice.gpus or 1.0), choice.seconds_per_step
     wanted = "hours" if seconds is None else "steps"
-    if choice.x is not None:
-        name = resolve(choice.x, table, usable, "--x")
-    elif seconds is None:
-        clocks = [c for c in metrics.compute_columns(usable) if read_column(table, c)[1] == "hours"]
-        rising = [c for c in clocks if _rises(read_column(table, c)[0])]
-        if not rising:
-            why = f" ({listing(clocks, 3)} does not rise)" if clocks else ""
-            raise InputError(
-                f"{table.name}: --gpus {gpus:g} needs a clock, such as _runtime or _timestamp{why}"
-                ": add --seconds-per-step, or write it as --x 'step*8*31.2/3600 as gpu_hours'"
-            )
-        name = next((c for c in rising if _is_there(table, c, y)), rising[0])
-    else:
-        name = _steps(table, usable, y)
-    values, kind = read_column(table, name)
-    if kind != wanted and not (seconds is not None and kind == "unknown"):
+    name = choice.x or (_steps if seconds else _clock)(table, usable, y)
+    base = _asked_axis(table, usable, name, notes)
+    # What is asked for with --seconds-per-step are steps, whatever their column is called.
+    if base.kind != wanted and not (seconds is not None and base.kind == "unknown"):
+        what = "has no known unit" if base.kind == "unknown" else f"counts {base.kind}"
         raise InputError(
-            f"{table.name}: {name} counts {kind}, and GPU-hours here come from {wanted}: choose "
-            "another --x"
+            f"{table.name}: {base.name} {what}, and GPU-hours come from {wanted} here: choose "
+            f"another --x, or say it with --x 'NAME as {wanted}'"
         )
+    text = re.sub(r" as \w+$", "", base.name)
     if seconds is None:
-        return Axis(f"{name}*{_number(gpus)}", values * gpus, "gpu_hours", (name,))
-    text = f"{quoted(name)}*{_number(gpus)}*{_number(seconds)}/3600 as gpu_hours"
-    return Axis(text, values * gpus * seconds / 3600, "gpu_hours", (name,))
+        end = "" if text == base.name else " as gpu_hours"
+        text = text if len(base.columns) == 1 and text == base.columns[0] else f"({text})"
+        return Axis(f"{text}*{_number(gpus)}{end}", base.values * gpus, "gpu_hours", base.columns)
+    text = quoted(text) if text in base.columns else f"({text})"
+    text = f"{text}*{_number(gpus)}*{_number(seconds)}/3600 as gpu_hours"
+    return Axis(text, base.values * gpus * seconds / 3600, "gpu_hours", base.columns)
+
+
+def _clock(table: Table, usable: list[str], y: Array) -> str:
+    clocks = [c for c in metrics.compute_columns(usable) if read_column(table, c)[1] == "hours"]
+    rising = [c for c in clocks if _rises(read_column(table, c)[0])]
+    if not rising:
+        why = f" ({listing(clocks, 3)} does not rise)" if clocks else ""
+        raise InputError(
+            f"{table.name}: --gpus needs a clock, such as _runtime or _timestamp{why}: add "
+            "--seconds-per-step, or write --x 'step*8*31.2/3600 as gpu_hours'"
+        )
+    return next((c for c in rising if _is_there(table, c, y)), rising[0])
 
 
 def _steps(table: Table, usable: list[str], y: Array) -> str:
