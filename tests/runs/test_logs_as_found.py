@@ -54,8 +54,9 @@ def test_seeds_and_conditions_name_runs_together() -> None:
     assert [r.name for r in load_runs(table)] == ["a seed=1", "a seed=2", "b seed=1", "b seed=2"]
 
 
-def test_rows_of_several_runs_may_be_sorted_by_step() -> None:
-    table = sequence(["a", "b"], "variant")
+@pytest.mark.parametrize("column", ["variant", "flavour"])
+def test_rows_of_several_runs_may_be_sorted_by_step(column: str) -> None:
+    table = sequence(["a", "b"], column)
     order = np.argsort(np.array(table["step"]), kind="stable")
     mixed = {key: [cells[i] for i in order] for key, cells in table.items()}
     assert [(r.name, len(r)) for r in load_runs(mixed)] == [("a", 6), ("b", 6)]

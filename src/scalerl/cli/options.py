@@ -66,7 +66,7 @@ def add_sources(command: argparse.ArgumentParser) -> None:
     pick.add_argument(
         "--run",
         metavar="GLOB|COLUMN",
-        help="only runs whose name matches; or the column that tells runs apart, COLUMN=GLOB for "
+        help="only runs whose name matches; or the column that names the runs, COLUMN=GLOB for "
         "some of them",
     )
     pick.add_argument(

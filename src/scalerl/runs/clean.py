@@ -76,7 +76,7 @@ def _resolve_restarts(
     if len(rows) / (len(starts) + 1) < 2.5:
         notes.append(_unsorted(kind))
         return rows
-    # A clock under a name that is not known is told by its fractions: steps are whole.
+    # Fractions show that a column of unknown unit is a clock or the like: steps are whole numbers.
     fractions = kind == "unknown" and bool((x != np.round(x)).any())
     never_repeats = fractions or kind in {"hours", "gpu_hours", "flops", "tokens"}
     stretches = np.split(rows, starts)

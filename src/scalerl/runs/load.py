@@ -52,7 +52,7 @@ def load_runs(
     y: the score column, or an expression. Found by name where the framework is known. A pattern
         such as `val-core/*/mean@16` makes one run of each column it matches. An error rate is read
         as 1 minus it; a loss is refused.
-    run: keep only runs whose name matches this pattern; or the column that tells runs apart, and
+    run: keep only runs whose name matches this pattern; or the column that names the runs, and
         after it `=` and a pattern for its values.
     group_by: the column or configuration key that says which runs are replicates.
     n_eval: samples behind each score: a column or a number.
@@ -132,7 +132,7 @@ def _load(
 
 
 def _run_column(table: Table, asked: str | None) -> tuple[str | None, str | None]:
-    """The column that `--run` names, if it is one that tells runs apart, and the pattern for the
+    """The column that `--run` names, if its values can separate runs, and the pattern for the
     names of runs: `--run recipe`, `--run 'recipe=grpo*'`, `--run 'grpo*'`."""
     if asked is None:
         return None, None

@@ -18,9 +18,9 @@ from scalerl.runs.table import Table, is_missing, to_float
 
 Comma = Literal["decimal", "thousands"]
 
-#: Cells of a column that are looked at to tell whether it holds numbers with marks at all.
+#: Cells of a column that are examined to decide whether it holds numbers with marks.
 SAMPLE = 50
-#: Cells of a column that are looked at for what a comma means.
+#: Cells of a column that are examined for what a comma means.
 EVIDENCE = 2000
 
 _EXPONENT = r"(?:[eE][+-]?\d+)?"

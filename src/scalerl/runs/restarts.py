@@ -3,7 +3,8 @@
 The rules, each with a note where it split something:
 
 1. Where several rows have the same compute and columns such as `condition`, `variant` or `seed`
-   tell them apart, each combination of their values is a run.
+   tell them apart, each combination of their values is a run. A text column of any name
+   separates runs where it leaves no two rows with the same compute.
 2. Where compute goes back and such a column, or a text of any name, changes there and nowhere
    else, its values name the runs.
 3. Steps that start again with each epoch are counted on: that is one run.
@@ -32,6 +33,9 @@ from scalerl.runs.table import Table, is_missing, to_text
 
 #: A part of fewer rows on average is an unsorted log, not a run.
 MIN_ROWS = 2.5
+#: Least share of rows that repeat the compute of another row in a table of several runs. A resume
+#: repeats fewer.
+MIN_REPEATS = 0.4
 
 
 def split_restarts(
@@ -54,7 +58,7 @@ def split_restarts(
         return [table]
     if len(starts) and (counted := _counted_on(table, column, values, rows, starts)) is not None:
         return [counted]
-    labels = _by_condition(table, x) or _by_text(table, rows, starts)
+    labels = _by_condition(table, x) or _by_text(table, rows, starts) or _by_rows(table, x)
     if labels is not None:
         columns, names = labels
         parts: dict[str, list[int]] = {}
@@ -68,7 +72,7 @@ def split_restarts(
 
 def _compute(table: Table, axis: Sequence[str]) -> str | None:
     """The column of compute that the rows follow: the first that counts up somewhere. A clock that
-    was asked for goes on from one run to the next, so that it tells none apart."""
+    was asked for goes on from one run to the next, so that it separates none."""
     known = (*axis, table.x, *metrics.compute_columns(table.columns))
     for column in (c for c in known if c in table.columns):
         if metrics.compute_kind(column)[1] != "moments" and table.is_numeric(column):
@@ -165,6 +169,21 @@ def _by_text(
         named = column.strip().lower() in metrics.CONDITION
         if constant and (named or not table.is_numeric(column)):
             names = [None if is_missing(v) else to_text(v) for v in cells]
+            return [column], names
+    return None
+
+
+def _by_rows(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
+    """The names of runs whose rows are sorted by compute: from a text column that leaves no two
+    rows of one name with the same compute."""
+    nothing: list[str | None] = [None] * len(table)
+    if _repeats(x, nothing) < MIN_REPEATS * np.isfinite(x).sum():
+        return None
+    for column, cells in table.columns.items():
+        names = [None if is_missing(v) else to_text(v) for v in cells]
+        kinds = set(names) - {None}
+        few = 1 < len(kinds) <= len(cells) / MIN_ROWS
+        if few and not table.is_numeric(column) and _repeats(x, names) == 0:
             return [column], names
     return None
 

@@ -36,7 +36,7 @@ def split_runs(
     """One table for each run: by a run column, by W&B's `run - metric` headers, by a condition or
     where steps start again, by compute kind. Rows of training and of evaluations, where a column
     tells them apart, become columns of their own. `axis` and `y` are what was asked for, and
-    `run_column` the column that tells runs apart where that was said.
+    `run_column` the column that names the runs where that was said.
 
     >>> t = Table("file", {"run": ["a", "b"], "step": [1, 1], "acc": [0.1, 0.2]})
     >>> [part.name for part in split_runs(t)]
@@ -58,7 +58,7 @@ def split_runs(
 
 
 def names_runs(table: Table, column: str) -> str | None:
-    """The column of this name, in any case, if its values can tell runs apart: each is on several
+    """The column of this name, in any case, if its values can separate runs: each is on several
     rows. A column of scores, as a table with one column for each run has, cannot, nor can compute;
     and a run of this name is meant where the usual column has one."""
     found = _find(table, (column.strip().lower(),))
@@ -170,7 +170,7 @@ def _find(table: Table, names: tuple[str, ...]) -> str | None:
 
 
 def _split_by_run(table: Table) -> list[Table]:
-    """By the column that tells runs apart; named by the one that names them, where both are."""
+    """By the column that names the runs; named by the one that names them, where both are."""
     names: tuple[str, ...] = metrics.RUN
     if _find(table, ("id",)) and not _find(table, ("run_id",)) and _find(table, metrics.RUN_NAME):
         ids = table.columns[_find(table, ("id",)) or ""]
