@@ -10,7 +10,7 @@ from scalerl.tasks.task import Answer, Checked, Task, make_prompt
 
 RIGHT = Checked(True, 1.0, "equal")
 HUNG = Checked(None, None, "the verifier has not answered", gave_up=True)
-SECONDS, START = 5.0, 300.0
+SECONDS, START, PATIENCE = 5.0, 300.0, 40.0
 
 
 class Judge(Task):
@@ -164,19 +164,76 @@ def test_an_overdue_checker_is_to_be_replaced_and_not_before():
     bench = Bench(checkers=2, places=2)
     bench.submit("a", count=2)
     bench.clock.time = SECONDS + GRACE
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
     bench.clock.time += 0.1
-    ((who, why),) = bench.checks.replaceable(START)
-    assert who is bench.handles[0] and "has not answered for 5 s and 10 s of grace" in why
+    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert who is bench.handles[0] and why == "has not answered a check for 15 s"
 
 
 def test_a_job_that_takes_turns_in_its_places_has_time_for_all_of_them():
     bench = Bench(checkers=1, places=2)
     bench.submit("a", count=6)  # three rounds of two
     bench.clock.time = 3 * SECONDS + GRACE
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
     bench.clock.time += 0.1
-    assert len(bench.checks.replaceable(START)) == 1
+    assert len(bench.checks.replaceable(PATIENCE, START)) == 1
+
+
+def test_what_is_sent_later_does_not_move_the_deadline_of_a_check():
+    bench = Bench(checkers=1, places=2)
+    bench.submit("first")
+    bench.answer(0, seconds=0.002)  # quick: more is sent ahead
+    bench.submit("a")
+    for i in range(1, 4):
+        bench.clock.time = 4.0 * i
+        bench.submit(f"later {i}")
+    assert len(bench.texts(0)) == 4
+    bench.clock.time = SECONDS + GRACE + 0.1
+    ((_, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert why == "has not answered a check for 15 s"
+
+
+def test_a_checker_without_a_heartbeat_is_replaced_after_the_patience_and_others_get_its_checks():
+    """A stopped process: one check of a minute's limit, and a patience of 40 s."""
+    bench = Bench(checkers=2, places=4)
+    bench.checks.seconds = 60.0
+    bench.submit("a", count=4)
+    bench.submit("b", count=4)
+    bench.answer(1)
+    bench.clock.time = bench.handles[0].silence = PATIENCE
+    assert bench.checks.replaceable(PATIENCE, START) == []
+    bench.clock.time = bench.handles[0].silence = PATIENCE + 1
+    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert who is bench.handles[0] and why == "has said nothing for 41 s"
+    bench.die(0, up=False)
+    seen = []
+    for _ in range(4):
+        seen += bench.texts(1)
+        found = bench.answer(1)
+    assert seen == [["a.0"], ["a.1"], ["a.2"], ["a.3"]]
+    assert found[0].key == "a" and found[0].verdicts == (RIGHT,) * 4
+
+
+def test_an_idle_checker_without_a_heartbeat_is_replaced_too():
+    bench = Bench(checkers=1)
+    bench.handles[0].silence = PATIENCE + 1
+    assert len(bench.checks.replaceable(PATIENCE, START)) == 1
+
+
+def test_a_checker_in_a_long_call_whose_heartbeat_goes_on_has_the_time_of_the_call():
+    bench = Bench(checkers=1)
+    bench.checks.seconds = 10 * PATIENCE
+    bench.submit("a")
+    bench.clock.time, bench.handles[0].silence = 10 * PATIENCE, 0.5
+    assert bench.checks.replaceable(PATIENCE, START) == []
+
+
+def test_a_pause_of_the_loop_is_not_counted_against_a_check():
+    bench = Bench(checkers=1)
+    bench.submit("a")
+    bench.clock.time = 1000.0
+    bench.checks.forgive(990.0)
+    assert bench.checks.replaceable(PATIENCE, START) == []
 
 
 def test_an_idle_checker_is_never_overdue():
@@ -184,7 +241,7 @@ def test_an_idle_checker_is_never_overdue():
     bench.submit("a")
     bench.answer(0)
     bench.clock.time = 1e6
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
 
 
 def test_a_checker_in_which_calls_hang_gets_nothing_new_and_is_replaced_when_idle():
@@ -195,29 +252,29 @@ def test_a_checker_in_which_calls_hang_gets_nothing_new_and_is_replaced_when_idl
     (judged,) = bench.answer(0, HUNG, RIGHT, hung=1)
     assert [v.scored for v in judged.verdicts] == [False, True]
     assert bench.texts(0) == [["b.0", "b.1"]]  # c is kept for its successor
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
     bench.answer(0, hung=1)
-    ((who, why),) = bench.checks.replaceable(START)
+    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
     assert who is bench.handles[0] and why == "has 1 check that hangs"
     bench.die(0)
     assert bench.texts(0) == [["c.0", "c.1"]]
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
 
 
 def test_a_few_hanging_calls_do_not_wear_out_a_large_checker():
     bench = Bench(checkers=1, places=16)
     bench.submit("a", count=2)
     bench.answer(0, HUNG, HUNG, hung=2)
-    assert bench.checks.replaceable(START) == []
+    assert bench.checks.replaceable(PATIENCE, START) == []
     bench.checks.heard(bench.handles[0], m.Verdicts(None, hung=3))
-    assert len(bench.checks.replaceable(START)) == 1
+    assert len(bench.checks.replaceable(PATIENCE, START)) == 1
 
 
 def test_one_that_does_not_start_is_to_be_replaced_after_the_time_for_it():
     bench = Bench(checkers=2)
     bench.die(1, up=False)
     bench.handles[1].silence = START + 1
-    ((who, why),) = bench.checks.replaceable(START)
+    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
     assert who is bench.handles[1] and "did not start in 300 s" in why
 
 

@@ -2,6 +2,7 @@
 late and lost messages, joins, slow, hanging and crashing checks, resume. A failure names its
 seed."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from worlds import RandomWorld, live
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.world import Duration, Fault, World
+from scalerl.runs.lines import EventLine, StepLine
 
 #: Worlds of the suite, in parts that can run side by side.
 PARTS, EACH = 20, 110
@@ -125,3 +127,18 @@ def test_nobody_waits_for_the_replacement_of_a_generator_while_another_is_up(tmp
     assert any("generator 0 died" in line for line in said)
     assert world.crew.loop.ledger.wasted["failed"][0] > 0, "it held something"
     assert world.crew.clock.time < 190, "the next one is up at 200"
+
+
+def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_scored(tmp_path):
+    """Checks may take a minute, the patience is 15 s: the patience decides, and the event says
+    how long the checker was silent."""
+    world = RandomWorld(1, **{"placement.check_seconds": 60.0, "placement.checkers": 2})
+    stop = (Fault(3.0, "freeze", "checker 0", 1e6),)
+    world.world = World(check=Duration(0.5), faults=stop)
+    world.live(tmp_path / "run")
+    events = [e.why for e in world.store.read(EventLine) if e.event == "checker"]
+    (why,) = events
+    silence = int(re.fullmatch(r"checker 0 has said nothing for (\d+) s: replaced", why)[1])
+    assert 15 <= silence <= 17, "the patience, and the time between two looks"
+    assert all(s.filtered.unscored == 0 for s in world.store.read(StepLine))
+    assert world.crew.clock.time < 60, "the deadline of a check is not waited for"

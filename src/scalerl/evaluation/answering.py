@@ -8,7 +8,8 @@ from scalerl.engine.interface import Engine
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Checks, Judged
-from scalerl.pipeline.crew import Gone, Said
+from scalerl.pipeline.conversation import START
+from scalerl.pipeline.crew import Gone, Handle, Said
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.validation import Asked, Validation
 from scalerl.placement.processes import ProcessParts, RealClock
@@ -16,6 +17,12 @@ from scalerl.placement.specs import engine_of
 
 #: Seconds that are waited for a checker when nothing is left to write.
 WAIT = 0.2
+#: Seconds between two looks for checkers to replace. After a pause (Ctrl-Z, a model that loads) it
+#: gives their heartbeats, which have waited in the pipes, time to be read.
+LOOK = 1.0
+#: Part of the patience: an interval between two looks that is longer was a pause of this process,
+#: which is not counted against the checkers.
+PAUSE = 0.1
 
 
 class Checking:
@@ -24,12 +31,14 @@ class Checking:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.crew = ProcessParts()
         self.say = say
-        self._start = plan.recipe.placement.patience
+        self._patience = plan.recipe.placement.patience
+        self._clock = RealClock()
+        self._looked = self._clock.now()
         try:
             self.crew.start_checkers(plan)
             where = plan.recipe.placement
             self.checks = Checks(
-                plan.task, self.crew.checkers, where.checkers, where.check_seconds, RealClock()
+                plan.task, self.crew.checkers, where.checkers, where.check_seconds, self._clock
             )
         except BaseException:
             self.close()
@@ -43,11 +52,22 @@ class Checking:
         found: list[Judged] = []
         for event in self.crew.poll(seconds):
             found += self._event(event)
-        for handle, why in self.checks.replaceable(self._start):
+        for handle, why in self._replaceable():
+            self.say(f"{handle.name} {why}: replaced")
             found += self.checks.lost(handle, self.crew.replace(handle), why)
         while self.checks.notes:
             self.say(self.checks.notes.pop(0))
         return found
+
+    def _replaceable(self) -> list[tuple[Handle, str]]:
+        away = self._clock.now() - self._looked
+        if away < LOOK:
+            return []
+        self._looked += away
+        if away > 3 * LOOK + PAUSE * self._patience:
+            self.checks.forgive(away)
+            return []
+        return self.checks.replaceable(self._patience, max(self._patience, START))
 
     def _event(self, event: Said | Gone) -> list[Judged]:
         if isinstance(event, Gone):

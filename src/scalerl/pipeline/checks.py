@@ -5,9 +5,10 @@ costs its own answers and nobody else's time:
 
 - a checker gives up on an answer after `seconds` and says so: unscored. The call may go on in it
   for ever; a checker with several such calls is replaced as soon as it is idle;
-- a checker that dies, or does not answer at all, is replaced. Whatever it was checking is suspect
-  and checked again, one answer at a time in a checker that does nothing else meanwhile: who dies on
-  it a second time has shown the culprit, which stays unscored.
+- a checker that dies, that has sent no heartbeat for `placement.patience`, or that is past the
+  deadline of a check, is replaced. Whatever it was checking is suspect and checked again, one
+  answer at a time in a checker that does nothing else meanwhile: who dies on it a second time has
+  shown the culprit, which stays unscored.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Job:
     #: Calls of the verifier that it takes.
     calls: int
     suspect: bool = False
+    #: When it was sent to its checker, and when that must have answered it.
+    sent: float = 0.0
+    deadline: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +58,6 @@ class CheckerState:
     starting: bool = True
     hung: int = 0
     jobs: dict[int, Job] = field(default_factory=dict)
-    #: When it must have answered everything it has.
-    deadline: float = math.inf
 
     @property
     def calls(self) -> int:
@@ -131,8 +133,11 @@ class Checks:
 
     def _send(self, state: CheckerState, job: Job) -> None:
         state.jobs[job.number] = job
+        # A checker makes calls in the order in which it received them: this job is done when all
+        # that were sent before it are, and what is sent later does not move its deadline.
         rounds = -(-state.calls // self.places)
-        state.deadline = self.clock.now() + rounds * self.seconds + GRACE
+        job.sent = self.clock.now()
+        job.deadline = job.sent + rounds * self.seconds + GRACE
         state.handle.send(m.Check(job.number, job.answers))
 
     def ready(self, handle: Handle) -> None:
@@ -144,8 +149,6 @@ class Checks:
         state = self.states[handle.name]
         state.starting, state.hung = False, message.hung
         job = None if message.job is None else state.jobs.pop(message.job, None)
-        if not state.jobs:
-            state.deadline = math.inf
         if job is None:  # a sign of life, or an old story
             return []
         mean = message.seconds / job.calls
@@ -164,21 +167,32 @@ class Checks:
         """Too many of its calls hang: it gets nothing new."""
         return state.hung > self.places * HUNG
 
-    def replaceable(self, start: float) -> list[tuple[Handle, str]]:
-        """Checkers that should be replaced now, and why; `start` is how long one may take to be
-        up."""
-        out = []
+    def replaceable(self, patience: float, start: float) -> list[tuple[Handle, str]]:
+        """Checkers that should be replaced now, and why. `patience` is the longest silence in
+        seconds of one that is up (it sends heartbeats, also during long calls), `start` of one that
+        is starting."""
+        found = [(state.handle, self._fault(state, patience, start))
+                 for state in self.states.values()]  # fmt: skip
+        return [(handle, why) for handle, why in found if why]
+
+    def _fault(self, state: CheckerState, patience: float, start: float) -> str:
+        """Why a checker should be replaced; empty if it should not."""
+        now, silence = self.clock.now(), state.handle.silence
+        late = [job.sent for job in state.jobs.values() if now > job.deadline]
+        if state.starting:
+            return f"did not start in {start:.0f} s" if silence > start else ""
+        if self._worn(state) and not state.jobs:
+            many = "check that hangs" if state.hung == 1 else "checks that hang"
+            return f"has {state.hung} {many}"
+        if silence > patience:
+            return f"has said nothing for {silence:.0f} s"
+        return f"has not answered a check for {now - min(late):.0f} s" if late else ""
+
+    def forgive(self, seconds: float) -> None:
+        """Move all deadlines: for so many seconds no answer could be received."""
         for state in self.states.values():
-            if state.starting:
-                if state.handle.silence > start:
-                    out.append((state.handle, f"did not start in {start:.0f} s"))
-            elif self._worn(state) and not state.jobs:
-                many = "check that hangs" if state.hung == 1 else "checks that hang"
-                out.append((state.handle, f"has {state.hung} {many}"))
-            elif self.clock.now() > state.deadline:
-                waited = f"{self.seconds:g} s and {GRACE:g} s of grace"
-                out.append((state.handle, f"has not answered for {waited}"))
-        return out
+            for job in state.jobs.values():
+                job.deadline += seconds
 
     def lost(self, handle: Handle, replacement: Handle, why: str) -> list[Judged]:
         """A checker is gone: what it had is suspect, and what was suspect already is given up."""

@@ -262,7 +262,7 @@ class Conversation(ABC):
             elif (stuck := self.dispatcher.stuck(state)) > self.patience:
                 many = f"{len(state.held)} rollouts" if len(state.held) > 1 else "one rollout"
                 self._lost(state.handle, f"holds {many} and has written nothing for {stuck:.0f} s")
-        for checker, why in self.checks.replaceable(max(self.patience, START)):
+        for checker, why in self.checks.replaceable(self.patience, max(self.patience, START)):
             self._lost(checker, why)
 
     def _silent(self, seconds: float, waits_for: str) -> str:
@@ -277,8 +277,7 @@ class Conversation(ABC):
                 state.behind_since += seconds
             if state.stuck_since is not None:
                 state.stuck_since += seconds
-        for checker in self.checks.states.values():
-            checker.deadline += seconds
+        self.checks.forgive(seconds)
 
     def _write_status(self, waits_for: str) -> None:
         parts = [self.crew.trainer, *self.crew.generators, *self.crew.checkers]

@@ -48,7 +48,7 @@ class InlinePart(ABC):
         self.name = name
         self.crew = crew
         self.alive = True
-        self.frozen_until = 0.0
+        self.frozen_since = self.frozen_until = 0.0
         self.delay = 0.0
         self.losing = {"to": 0, "from": 0}
         self._last = {"to": 0.0, "from": 0.0}
@@ -210,9 +210,20 @@ class InlineChecker(InlinePart):
         super().__init__(name, crew)
         self.task = crew.plan.task
         self.hung = 0
+        self._up = False
         self._free = [0.0] * crew.places
 
+    @property
+    def silence(self) -> float:
+        """A checker process sends heartbeats as long as it runs. Here they are computed, not sent:
+        each would be a turn of the loop, and the next message that a fault of the world loses."""
+        if not self._up:
+            return super().silence
+        now = self.crew.clock.now()
+        return now - self.frozen_since if now < self.frozen_until else 0.0
+
     def start(self) -> None:
+        self._up = True
         self.say(m.Ready())
 
     def take(self, message: m.Check) -> None:
@@ -378,6 +389,7 @@ class InlineCrew:
             if fault.kind == "kill":
                 part.die("died: killed by signal 9")
             elif fault.kind == "freeze":
+                part.frozen_since = self.clock.time
                 part.frozen_until = self.clock.time + fault.seconds
             elif fault.kind == "late":
                 part.delay = fault.seconds
