@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from scalerl.tasks import Answer
 from scalerl.tasks import sandbox as sandboxes
 from scalerl.tasks.code import CodeTask, extract, run_tests
 from scalerl.tasks.sandbox import Namespaces, find_sandbox
-from scalerl.tasks.trial import broken
+from scalerl.tasks.trial import broken, status
 from scalerl.tasks.unit_tests import UnitTests, read_asserts, read_tests
 from scalerl.tasks.walled import Limits
 
@@ -66,6 +68,69 @@ def test_processes_that_are_left_would_be_found():
     os.close(there)
     assert seen
     assert not processes()
+
+
+CHECKER = """
+import sys
+from scalerl.tasks import sandbox
+from scalerl.tasks.walled import Limits
+sandbox.BOOT = sys.argv[2] + sandbox.BOOT
+limits = Limits(seconds=3600, cpu_seconds=3600)
+sandbox.Namespaces(sys.argv[1]).run(sys.argv[3], "", limits)
+"""
+CLINGS_TO_LIFE = """
+import os, signal, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+for call in (os.fork, os.setsid, os.fork):
+    try: call()
+    except OSError: pass
+while True: time.sleep(1)
+"""
+
+
+def program_runs():
+    """Whether a process behind walls has its filter of system calls, the last thing before the
+    program."""
+    facts = []
+    for pid in processes():
+        try:
+            facts.append(status(pid))
+        except OSError:
+            continue
+    return any(found["Seccomp"] == "2" for found in facts)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_ends_with_its_checker_however_that_ends(kind):
+    checker = subprocess.Popen([sys.executable, "-c", CHECKER, kind, MARK, CLINGS_TO_LIFE])
+    try:
+        wait_until(program_runs)
+    finally:
+        checker.kill()
+        checker.wait()
+    try:
+        wait_until(lambda: not processes())
+    finally:
+        for pid in processes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@needs_isolation
+def test_a_sandbox_whose_checker_is_gone_already_does_not_start(tmp_path):
+    """The checker may be killed before the kernel was asked to end the sandbox with it."""
+    made = tmp_path / "made"
+    for parent, starts in ((os.getpid() + 1, False), (os.getpid(), True)):
+        subprocess.run([*sandboxes.tied(parent), "touch", made], check=False)
+        assert made.exists() is starts
 
 
 @pytest.fixture

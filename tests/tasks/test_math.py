@@ -1,7 +1,12 @@
 """Mathematics: right answers in many forms; hostile ones never block, and never pass."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -112,10 +117,49 @@ def test_after_a_hang_the_next_answer_is_checked_by_a_new_worker():
         pool.close()
 
 
-def test_a_worker_that_is_killed_is_replaced(pool):
-    import os
-    import signal
+CHECKER = """
+import os, signal, sys
+from scalerl.tasks.pool import CheckerPool
+pool = CheckerPool(workers=1, seconds=1.0)
+pool.compare("1", "1")
+worker = pool._idle.get()
+pool._idle.put(worker)
+print(worker._process.pid, flush=True)
+receive, stages = worker._receive, []
+def killed_while_the_answer_is_read(*limits):
+    if stages:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stages.append(receive(*limits))
+    return stages[-1]
+worker._receive = killed_while_the_answer_is_read
+worker.compare("42", sys.argv[1], 1.0)
+"""
 
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look into")
+def test_a_worker_that_hangs_ends_though_its_checker_was_killed():
+    hanging = "\\boxed{9^{9^{9^{9^{9}}}}}"
+    command = [sys.executable, "-c", CHECKER, hanging]
+    checker = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert checker.returncode == -signal.SIGKILL
+    worker, deadline = Path(f"/proc/{int(checker.stdout)}"), time.monotonic() + 120
+
+    def runs():
+        try:
+            return (worker / "stat").read_text().split()[2] != "Z"
+        except OSError:
+            return False
+
+    try:
+        while runs():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        if runs():
+            os.kill(int(checker.stdout), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_replaced(pool):
     worker = pool._idle.get()
     pool._idle.put(worker)
     os.kill(worker._process.pid, signal.SIGKILL)

@@ -7,13 +7,18 @@ that the other side knows whom to blame for what follows.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
+import signal
 import sys
 from functools import lru_cache
 from typing import Any
 
 MEMORY = 2 * 1024**3
+#: Seconds beyond the limit of a request after which a worker ends by itself: enough for a pool on a
+#: busy machine to end it first, and to say why.
+LATE = 5
 
 
 def reply(out: int, **message: Any) -> None:
@@ -36,26 +41,33 @@ def main() -> None:
         found: list[Any] = parse(marked, parsing_timeout=None)
         return found
 
-    reply(out, ready=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+    def compare(request: dict[str, Any]) -> None:
         try:
             reference = reference_of(request["reference"])
         except Exception as error:
             reply(out, correct=None, why=f"the reference cannot be read: {type(error).__name__}")
-            continue
+            return
         if not reference:
             reply(out, correct=None, why="the reference cannot be read as mathematics")
-            continue
+            return
         reply(out, stage="answer")
         try:
             answer = parse(request["answer"], parsing_timeout=None)
             correct = bool(answer) and bool(verify(reference, answer, timeout_seconds=None))
         except Exception as error:  # whatever an answer makes the parser raise is the answer's
             reply(out, correct=False, why=f"cannot be read: {type(error).__name__}")
-            continue
+            return
         found = "no mathematics found" if not answer else f"found {str(answer[-1])[:60]}"
         reply(out, correct=correct, why=found)
+
+    reply(out, ready=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        # The pool kills a worker that is late. If the pool's process is gone, the kernel does:
+        # SIGALRM has no handler, so that it also ends a computation that holds the interpreter.
+        signal.alarm(math.ceil(request["seconds"]) + LATE)
+        compare(request)
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

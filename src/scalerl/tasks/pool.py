@@ -59,7 +59,8 @@ class MathWorker:
 
     def compare(self, reference: str, answer: str, seconds: float) -> tuple[bool | None, str]:
         """The worker's verdict; raises Died past the limit or if the worker falls over."""
-        request = json.dumps({"reference": reference, "answer": answer}) + "\n"
+        asked = {"reference": reference, "answer": answer, "seconds": seconds}
+        request = json.dumps(asked) + "\n"
         deadline = time.monotonic() + seconds
         stage = "reference"
         assert self._process.stdin is not None

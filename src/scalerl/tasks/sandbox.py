@@ -13,7 +13,8 @@ Walls, from the outside in:
 4. inside, before the program is read (`inside/walls.py`): limits on CPU, memory, file size and open
    files, no capabilities, and a filter that lists the system calls there are;
 5. outside, this module: a cap on the output, a limit on the time, and a kill of the whole group,
-   which ends the pid namespace and all that is in it.
+   which ends the pid namespace and all that is in it. If the caller dies first, the kernel does
+   the same in its place (`tied`).
 
 Nothing touches the disk: the job goes in through a pipe. Where these walls cannot be had,
 `find_sandbox` raises an InputError (`trial.py` tries them out): there is no weaker mode.
@@ -43,7 +44,10 @@ from scalerl.tasks.inside.program import INPUT
 from scalerl.tasks.walled import Identity, Limits, SandboxResult, WalledProcess, watch
 
 INSIDE = Path(__file__).with_name("inside")
-HOW_TO = "install bubblewrap (apt-get install bubblewrap) on a Linux that allows user namespaces"
+HOW_TO = (
+    "install bubblewrap and util-linux (apt-get install bubblewrap util-linux) on a Linux that "
+    "allows user namespaces"
+)
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
 #: What runs inside: the program, the judge of its values, or a trial of the walls.
 Part: TypeAlias = Literal["program", "judge", "probe"]
@@ -98,7 +102,8 @@ class Namespaces:
         make = bubblewrap if self.name == "bubblewrap" else unshare
         # A directory that root alone can reach is entered before root is nobody.
         cwd = _out_of_reach() or "/"
-        return WalledProcess([*make(limits), *_python()], stdin, stdout, cwd, identity())
+        command = [*tied(os.getpid()), *make(limits), *_python()]
+        return WalledProcess(command, stdin, stdout, cwd, identity())
 
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
         with as_file(packed("program", {"code": code, "input": given}, limits)) as job:
@@ -138,6 +143,17 @@ def find_sandbox() -> Sandbox:
             return sandbox
         failed.append(f"{name}: {reason}")
     raise InputError(f"no isolation for running code here ({'; '.join(failed)}): {HOW_TO}")
+
+
+def tied(parent: int) -> list[str]:
+    """A command that executes its arguments and is killed by the kernel when its parent ends,
+    however that ends. The signal is set before the parent is looked at, so that a parent that
+    ends in between is noticed too. It stays set in the programs that are executed next; the first
+    process of the pid namespace has the same tie to them (`--die-with-parent`, `--kill-child`).
+
+    The kernel means the thread that called Popen: it has to wait for the end of the sandbox."""
+    check = f'[ "$PPID" = {parent} ] && exec "$@"'
+    return ["setpriv", "--pdeathsig", "KILL", "/bin/sh", "-c", check, "sandbox"]
 
 
 def bubblewrap(limits: Limits) -> list[str]:

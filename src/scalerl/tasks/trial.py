@@ -22,11 +22,11 @@ CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 def broken(sandbox: Namespaces) -> str:
     """Why this sandbox cannot be used here; empty if a trial run finds every wall in place."""
-    program = "bwrap" if sandbox.name == "bubblewrap" else "unshare"
     if not sys.platform.startswith("linux"):
         return "needs Linux"
-    if shutil.which(program) is None:
-        return f"{program} is not installed"
+    for program in ("bwrap" if sandbox.name == "bubblewrap" else "unshare", "setpriv"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
     try:
         with as_file(packed("probe", {"read_only": list(hidden())}, Limits())) as job:
             running = sandbox.start(Limits(), job, subprocess.PIPE)
