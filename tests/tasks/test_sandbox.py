@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,122 @@ def test_where_isolation_is_missing_code_is_refused_in_one_line(monkeypatch, tmp
         assert "\n" not in str(error.value)
     finally:
         find_sandbox.cache_clear()
+
+
+REFUSES = """
+import sys
+from scalerl.errors import InputError
+from scalerl.tasks.code import CodeTask
+from scalerl.tasks.sandbox import Namespaces
+from scalerl.tasks.trial import broken
+for kind in ("bubblewrap", "unshare"):
+    print(broken(Namespaces(kind)))
+try:
+    CodeTask("any.jsonl")
+except InputError as error:
+    print(error)
+"""
+#: A bwrap, or an unshare, that runs what it is given without any isolation.
+ISOLATES_NOTHING = """#!/bin/sh
+while [ $# -gt 0 ]; do
+    case "$1" in -I) break ;; -*|/dev/*|[0-9]*) shift ;; *) break ;; esac
+done
+for word in "$@"; do
+    case "$word" in -I) break ;; esac
+    last=$word
+    shift
+done
+exec "$last" "$@"
+"""
+NOT_PERMITTED = """#!/bin/sh
+echo "$(basename "$0"): unshare failed: Operation not permitted" >&2
+exit 1
+"""
+
+
+def refusals(before, path):
+    """What a Python that any user may run finds about both kinds of sandbox, and how the task
+    refuses."""
+    python = python_for_everybody()
+    if python is None:
+        pytest.skip("no Python that every user can run")
+    done = subprocess.run(
+        [*before, python, "-B", "-c", REFUSES],
+        env={"PYTHONPATH": str(SOURCE), "PATH": path}, cwd="/",
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    first, second, line = done.stdout.splitlines()
+    assert line.startswith("no isolation for running code here (bubblewrap: ")
+    assert first in line and second in line
+    assert "apt-get install bubblewrap" in line and "user.max_user_namespaces" in line
+    return first, second
+
+
+def with_fakes(folder, **scripts):
+    """A PATH on which these programs come first."""
+    folder.chmod(0o755)
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+@pytest.fixture
+def open_folder():
+    """A directory that every user can reach; those of pytest can be root's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_programs_that_isolate_nothing_are_refused(open_folder):
+    path = with_fakes(open_folder, bwrap=ISOLATES_NOTHING, unshare=ISOLATES_NOTHING)
+    for found in refusals((), path):
+        assert found.startswith("holes: ")
+        assert "/proc is in sight" in found
+        assert "another process is the first" in found
+        assert "0 processes have a pid namespace of their own, not one" in found
+
+
+def test_a_bubblewrap_that_isolates_nothing_is_not_used_where_unshare_works(open_folder):
+    if "unshare" not in KINDS:
+        pytest.skip("user namespaces do not work on this machine")
+    path = with_fakes(open_folder, bwrap=ISOLATES_NOTHING)
+    code = "from scalerl.tasks.sandbox import find_sandbox\nprint(find_sandbox().name)"
+    python = python_for_everybody()
+    if python is None:
+        pytest.skip("no Python that every user can run")
+    done = subprocess.run(
+        [python, "-B", "-c", code], env={"PYTHONPATH": str(SOURCE), "PATH": path}, cwd="/",
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == "unshare\n", done.stderr
+
+
+def test_namespaces_that_are_not_permitted_are_said_in_one_line(open_folder):
+    path = with_fakes(open_folder, bwrap=NOT_PERMITTED, unshare=NOT_PERMITTED)
+    assert refusals((), path) == (
+        "bwrap: unshare failed: Operation not permitted",
+        "unshare: unshare failed: Operation not permitted",
+    )
+
+
+def test_programs_that_do_nothing_are_refused(open_folder):
+    nothing = "#!/bin/sh\nexit 0\n"
+    path = with_fakes(open_folder, bwrap=nothing, unshare=nothing)
+    assert refusals((), path) == ("does not start", "does not start")
+
+
+@pytest.mark.skipif("unshare" not in KINDS, reason="user namespaces do not work on this machine")
+def test_where_user_namespaces_are_switched_off_code_is_refused():
+    """A namespace in which no other can be made, as with sysctl user.max_user_namespaces=0. Its
+    root is an ordinary user outside."""
+    root = os.geteuid() == 0
+    who = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"] if root else []
+    script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    off = ["unshare", "--user", "--map-root-user", "/bin/sh", "-c", script, "sandbox"]
+    for found in refusals([*who, *off], "/usr/bin:/bin"):
+        assert "ENOSPC" in found or "No space left on device" in found  # what the limit gives
 
 
 IN_BOTH = """

@@ -45,8 +45,9 @@ from scalerl.tasks.walled import Identity, Limits, SandboxResult, WalledProcess,
 
 INSIDE = Path(__file__).with_name("inside")
 HOW_TO = (
-    "install bubblewrap and util-linux (apt-get install bubblewrap util-linux) on a Linux that "
-    "allows user namespaces"
+    "install bubblewrap and util-linux (apt-get install bubblewrap util-linux), and let users make "
+    "namespaces (sysctl -w user.max_user_namespaces=10000; on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0)"
 )
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
 #: What runs inside: the program, the judge of its values, or a trial of the walls.

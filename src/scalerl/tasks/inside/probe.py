@@ -1,7 +1,7 @@
 """What a trial run finds missing, from the inside: it tries."""
 
 # pathlib would add to the start of every run of every program.
-# ruff: noqa: PTH110
+# ruff: noqa: PTH108, PTH110
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def holes(read_only: list[str]) -> list[str]:
     found = [f"{path} is in sight" for path in OUT_OF_SIGHT if os.path.exists(path)]
     found += [f"{path} can be written" for path in NOT_FOR_WRITING if opens(path, os.O_WRONLY)]
     for path in (*READ_ONLY, *read_only):
-        if opens(f"{path}/hole", os.O_CREAT | os.O_WRONLY):
+        # O_EXCL: what this makes, and nothing else, is removed again.
+        if opens(f"{path}/hole", os.O_CREAT | os.O_EXCL | os.O_WRONLY):
+            os.unlink(f"{path}/hole")
             found.append(f"{path} can be written")
     if os.getpid() != 1:
         found.append("another process is the first")
