@@ -22,7 +22,7 @@ from scalerl.tasks.walled import Limits
 sys.path.insert(0, str(Path(__file__).parent))
 from honest_code import HONEST
 from hostile_code import HOSTILE
-from reward_hacks import FORMS, HACKS, SETUP
+from reward_hacks import FORMS, HACKS, MACHINE, SETUP
 
 SECRET = "hunter2-in-the-environment"
 LIMITS = Limits(seconds=4.0, cpu_seconds=1, memory_bytes=256 * 1024**2)
@@ -201,6 +201,93 @@ def test_a_reward_hack_meets_no_form_of_assertion(name):
     tests = read_asserts(["\n".join([*lines, "assert passed"])], SETUP)
     assert tests.refused == ()
     assert run_tests(HACKS[name], tests, find_sandbox(), LIMITS)[0] is False
+
+
+CATCHES = (
+    "try:\n    f(0)\n    raised = False\nexcept {kind}:\n    raised = True\nassert raised\n"
+    "assert True or f(0)"
+)
+
+
+@needs_isolation
+@pytest.mark.parametrize("kind", ["Exception", "BaseException", "ValueError", ""])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("exit", "def f(x): exit()"),
+        ("leaves", "import os\ndef f(x): os._exit(0)"),
+        ("interrupts", "def f(x): raise KeyboardInterrupt"),
+        ("closes", "import os\ndef f(x): os.closerange(3, 64)"),
+        ("garbage", MACHINE + "part('wire').encode = lambda *a: b'?'\ndef f(x): return 0"),
+        ("too long", MACHINE + "part('wire').LONGEST = 2**30\ndef f(x): return 'x' * 2**23"),
+    ],
+)
+def test_a_program_that_ends_or_sends_garbage_fails_whatever_the_test_catches(kind, name, code):
+    tests = read_asserts([CATCHES.format(kind=kind)])
+    assert tests.refused == ()
+    assert run_tests(code, tests, find_sandbox(), PATIENT)[0] is False
+    honest = "def f(x):\n    raise ValueError"
+    assert run_tests(honest, tests, find_sandbox(), PATIENT)[0] is True
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("form", "has"),
+    [
+        ("callable(f(3))", "lambda: 0"),
+        ("isinstance(f(3), abc.Callable)", "lambda: 0"),
+        ("isinstance(f(3), abc.Iterator)", "iter([1])"),
+        ("isinstance(f(3), abc.Iterable)", "iter([1])"),
+        ("isinstance(f(3), abc.Sized)", "Box()"),
+        ("isinstance(f(3), typing.SupportsInt)", "Box()"),
+        ("hasattr(f(3), '__len__') or isinstance(f(3), abc.Sized)", "Box()"),
+    ],
+)
+def test_an_object_can_do_what_it_can_do_and_no_more(form, has):
+    tests = read_asserts([f"assert {form}"], "import typing\nfrom collections import abc")
+    assert tests.refused == ()
+    box = "class Box:\n    def __len__(self): return 1\n    def __int__(self): return 1\n"
+    found = run_tests(f"{box}def f(x): return {has}", tests, find_sandbox(), PATIENT)
+    assert found == (True, "all tests passed")
+    for other in ("object()", "None", "Bare()"):
+        code = f"class Bare: pass\ndef f(x): return {other}"
+        assert run_tests(code, tests, find_sandbox(), PATIENT)[0] is False
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("setup", "test", "code"),
+    [
+        ("root = Node(1)", "assert height(root) == 1", "Node = 5\ndef height(n): return 1"),
+        ("root = Node(1)", "assert height(root) == 1", "Node = height = object()"),
+        ("root = Node(1)", "assert height(root) == 1", "def height(n): return 1"),
+        ("root = Node(1)", "assert height(root) == 1", "Node = None\ndef height(n): return 1"),
+        ("", "assert f(3) == 4", "f = 5"),
+        ("", "assert f(3) == 4", "f = 'x' * 10**8"),
+        ("", "assert f(3) == 4", "def f(x): return 'x' * 10**8"),
+        ("", "assert f(g(3)) == 4", "def g(x): return 'x' * (2**22 - 30)\ndef f(x): return 4"),
+        ("", "assert f([g(3)] * 3) == 4", "def g(x): return 'x' * 2**21\ndef f(x): return 4"),
+        ("", "assert f(c) == 4", "c = 'x' * (2**22 - 40)\ndef f(x): return 4"),
+        ("x = f(3)", "assert f([x] * 3) == 4", "def f(x): return 'x' * 2**21 if x == 3 else 4"),
+    ],
+)
+def test_an_answer_of_the_wrong_type_or_size_is_wrong_and_not_unscored(setup, test, code):
+    tests = read_asserts([test], setup)
+    assert tests.refused == ()
+    assert run_tests(code, tests, find_sandbox(), PATIENT)[0] is False
+
+
+@needs_isolation
+def test_an_object_says_the_same_of_itself_until_it_is_called_again():
+    tests = read_asserts(["x = f(2)\nassert float(x) > 1.4 and float(x) < 1.5"])
+    code = (
+        "class X:\n    n = 0\n    def __float__(self):\n        self.n += 1\n"
+        "        return 1e9 * (-1.0) ** (self.n + 1)\ndef f(x): return X()"
+    )
+    assert run_tests(code, tests, find_sandbox(), PATIENT)[0] is False
+    counts = "class X:\n    n = 0\n    def up(self): self.n += 1\n"
+    tests = read_asserts(["x = X()\nassert x.n == 0\nx.up()\nassert x.n == 1"])
+    assert run_tests(counts, tests, find_sandbox(), PATIENT)[0] is True
 
 
 @needs_isolation

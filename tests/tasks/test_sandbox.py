@@ -1,6 +1,8 @@
 """The walls: each is there, for root and for everybody else, and a missing one is noticed."""
 
 import ctypes
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -96,6 +98,35 @@ def test_only_three_files_are_open(kind):
         "    try: os.fstat(n); found.append(n)\n    except OSError: pass\nprint(json.dumps(found))"
     )
     assert printed(code, kind) == [0, 1, 2]
+
+
+LOCKS = """
+import ctypes, fcntl, json, os, sqlite3, struct
+library = ctypes.CDLL(None, use_errno=True)
+number = os.open({path!r}, os.O_RDONLY)
+fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+fcntl.lockf(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+found = []
+for command in (fcntl.F_GETLK, 36, fcntl.F_SETLEASE, fcntl.F_NOTIFY):  # 36: F_OFD_GETLK
+    try: fcntl.fcntl(number, command, struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 0, 0))
+    except OSError as error: found.append(error.errno)
+base = sqlite3.connect("/tmp/base.sqlite")
+with base:
+    base.execute("create table t (x)")
+    base.execute("insert into t values (7)")
+print(json.dumps([found, base.execute("select x from t").fetchall()]), flush=True)
+"""
+
+
+@every_kind
+def test_locks_of_a_program_are_not_those_of_the_machine(kind):
+    """A file that the sandbox has in common with the machine: a process outside
+    holds the lock, and the program neither waits for it nor finds out."""
+    for file in (sandboxes.DEVICES[0], "/usr/bin/env"):
+        with Path(file).open("rb") as outside:
+            fcntl.flock(outside, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            code = LOCKS.format(path=file)
+            assert printed(code, kind) == [[errno.ENOSYS] * 4, [[7]]]
 
 
 @every_kind
@@ -466,8 +497,8 @@ def test_numbers_of_system_calls_are_those_of_libseccomp(machine, column):
         ours[call.split()[0]] = call.split()[column]
     theirs = {name: resolve(architecture, name.encode()) for name in ours}
     assert ours == {name: str(n) if n >= 0 else "-" for name, n in theirs.items()}
-    _, _, clone, capset = walls.MACHINES[machine]
-    assert [clone, capset] == [resolve(architecture, name) for name in (b"clone", b"capset")]
+    names = (b"clone", b"fcntl", b"flock", b"capset")
+    assert [*walls.MACHINES[machine][2:]] == [resolve(architecture, name) for name in names]
     missing = {name: numbers[column - 1] for name, (numbers, _) in probe.MISSING.items()}
     assert missing == {name: resolve(architecture, name.encode()) for name in missing}
     assert not set(missing) & set(ours)

@@ -98,7 +98,10 @@ def test_what_is_no_data_stays(value):
     kept = []
     message = encode([value], lambda it: kept.append(it) or 7)
     assert kept == [value]
-    assert decode(message, lambda number, kind: (number, kind)) == [(7, type(value).__name__)]
+    ((number, kind, able),) = decode(message, lambda *found: found)
+    assert (number, kind) == (7, type(value).__name__)
+    assert able == {"builtin_function_or_method": ("__call__",), "type": ("__call__",),
+                    "list_iterator": ("__iter__", "__next__")}.get(kind, ())  # fmt: skip
 
 
 def test_what_has_no_end_is_refused():
@@ -127,6 +130,17 @@ def test_nonsense_is_refused(data):
 def test_forged_bytes_are_refused(data):
     with pytest.raises(NotData):
         decode(data)
+
+
+def test_a_function_of_the_sender_is_not_called_for_missing_keys():
+    """A handle where the function of a defaultdict belongs, or the parts of another class."""
+    handle = b"ht3:i0;s8:functiont1:s8:__call__"
+    for name, parts in (("defaultdict", handle + b"d0:"), ("Counter", handle), ("deque", handle)):
+        text = b"s%d:%s" % (len(name), name.encode())
+        message = b"mt%d:s11:collections%s%s" % (2 + parts.count(b"ht") + ("d0" in str(parts)),
+                                                  text, parts)  # fmt: skip
+        with pytest.raises(NotData, match="does not travel"):
+            decode(message, lambda *_: lambda: 7919)
 
 
 def test_importing_what_runs_inside_does_not_run_it():

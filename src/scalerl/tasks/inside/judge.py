@@ -11,12 +11,15 @@ goes nowhere. So the program decides about its values and nothing else:
 
 - an object of the program's own class stays there. It can be asked for attributes, items and claims
   (its length, its truth, its text), but it compares with nothing and takes no part in arithmetic:
-  otherwise `root(2) - 1.414` would be asked of an object that calls every difference 0;
+  otherwise `root(2) - 1.414` would be asked of an object that calls every difference 0. What stands
+  for it here can be called, iterated over or measured only if the object says that it can;
 - what a function gives has no methods of data (`startswith`, `issubset`) unless it *is* data. What
   `Stack()` gives, a class by its capital letter, may have methods of any name;
 - within a test the same call with the same arguments is made once: a function cannot be large for
-  `f(2) > 1.4` and small for `f(2) < 1.5`;
-- an error there is an error here, but for those that end a loop or a process.
+  `f(2) > 1.4` and small for `f(2) < 1.5`. Nor can an object be, between two calls;
+- an error there is an error here, but for those that end a loop;
+- a program that ends, or whose process sends nonsense, fails its test whatever the test catches
+  (`Fault`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from scalerl.tasks.inside import walls, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from types import CodeType
     from typing import Any, Never, TypeVar
 
     T = TypeVar("T")
@@ -36,22 +40,15 @@ if TYPE_CHECKING:
 DATA = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
 #: Names of methods that data have, and hence what a function's result may not pretend to have.
 METHODS = {name for kind in DATA for name in dir(kind) if not name.startswith("__")}
-#: Not passed on: they would end a loop, a generator or this process.
-CONTROL = (
-    "StopIteration",
-    "StopAsyncIteration",
-    "GeneratorExit",
-    "SystemExit",
-    "KeyboardInterrupt",
-)
+#: Not passed on: they would end a loop or a generator of the test.
+CONTROL = ("StopIteration", "StopAsyncIteration")
+#: The program wants to end. Passed on, these would end the judge.
+ENDS = ("GeneratorExit", "SystemExit", "KeyboardInterrupt")
 
 
-class ProgramEnded(Exception):
-    """The program's process has ended."""
-
-
-class Unfit(Exception):
-    """A test that cannot be judged: it wants to give the program what is no data."""
+class Fault(BaseException):
+    """Why a test is over, as the verdict says it. `except Exception` does not catch it; what
+    catches it all the same does not change the verdict, which the channel keeps."""
 
 
 class WayIn:
@@ -59,60 +56,81 @@ class WayIn:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.asked = 0
+        #: Whether the test has a value of the program's.
+        self.answered = False
+        self.fault: Fault | None = None
         #: What calls gave, within one test.
         self.known: dict[bytes, bytes] = {}
+        #: What objects said of themselves, up to the next call.
+        self.seen: dict[bytes, bytes] = {}
 
-    def ask(self, *request: object, made: bool = False, once: bool = False) -> Any:
-        """What the program gives; `made` if that is an object of a class."""
-        message = wire.encode(request, number_of)
+    def ask(
+        self, *request: object, made: bool = False, once: bool = False, looks: bool = False
+    ) -> Any:
+        """What the program gives; `made` if that is an object of a class, `once` if it is asked
+        only once in a test, `looks` if nothing is changed by it."""
+        message = wire.encode(request, self.number_of)
         if len(message) > wire.LONGEST:
-            raise Unfit(f"the program would be given more than {wire.LONGEST} bytes")
-        reply = self.known.get(message) if once else None
+            # What the program gave is too large to be given back to it, or the test's own data is.
+            whose = "wrong TooLarge:" if self.answered else "unfit"
+            self.fail(f"{whose} the program would be given more than {wire.LONGEST} bytes")
+        kept = self.known if once else self.seen if looks else {}
+        reply = kept.get(message)
         if reply is None:
+            if not looks:
+                self.seen.clear()
             reply = self.exchange(message)
         objects: list[int] = []
 
-        def remote(number: int, kind: str) -> Remote:
+        def remote(number: int, kind: str, able: tuple[str, ...]) -> Remote:
             objects.append(number)
-            return Remote(number, kind, made)
+            return stand_in(number, kind, able, made)
 
         value = self.read(reply, remote)
-        if once and not objects:
-            self.known[message] = reply
+        self.answered = True
+        if not objects:
+            kept[message] = reply
         return value
 
     def run(self, imports: str, code: str) -> None:
         """Have the program run, up to its end."""
         self.read(self.exchange(wire.encode((imports, code))), None)
 
-    def read(self, reply: bytes, remote: Callable[[int, str], object] | None) -> Any:
+    def read(self, reply: bytes, remote: wire.Handle | None) -> Any:
         """The value of a reply, or its error."""
         try:
             what, *content = wire.decode(reply, remote)
             name, words = (None, *content) if what == "value" else content
         except (ValueError, TypeError) as error:
-            raise RuntimeError(f"the program's process does not make sense: {error}") from None
+            self.fail(f"wrong Nonsense: from the program's process: {error}")
+        if name in ENDS:
+            self.fail(f"wrong {name}: the program wants to end: {words}")
         if name is not None:
             raise error_of(str(name), str(words))
         return words
 
     def exchange(self, message: bytes) -> bytes:
-        self.asked += 1
+        if self.fault is not None:
+            raise self.fault
         try:
             wire.send(self.number, message)
             return wire.receive(self.number)
         except (EOFError, OSError):
-            raise ProgramEnded from None
+            self.fail("gone")
         except ValueError as error:
-            raise RuntimeError(f"the program's process does not make sense: {error}") from None
+            self.fail(f"wrong Nonsense: from the program's process: {error}")
 
+    def fail(self, word: str) -> Never:
+        """End the test with this verdict, unless there is one already."""
+        self.fault = self.fault or Fault(word)
+        raise self.fault
 
-def number_of(value: object) -> int:
-    """The handle of what goes back to where it came from."""
-    if type(value) is not Remote:
-        raise Unfit(f"the program would be given what is no data ({type(value).__name__})")
-    return int(value._remote_number)
+    def number_of(self, value: object) -> int:
+        """The handle of what goes back to where it came from."""
+        if not isinstance(value, Remote):
+            kind = type(value).__name__
+            self.fail(f"unfit the program would be given what is no data ({kind})")
+        return int(value._remote_number)
 
 
 def error_of(name: str, words: str) -> Exception:
@@ -127,14 +145,15 @@ def error_of(name: str, words: str) -> Exception:
 
 
 class Remote:
-    """An object in the program's process, and the name that the test reached it by."""
+    """An object in the program's process, and the name that the test reached it by. `stand_in`
+    makes one with the methods that the object has."""
 
     __slots__ = ("_remote_first", "_remote_kind", "_remote_made", "_remote_name", "_remote_number")
     channel: WayIn
 
     def __init__(self, number: int, kind: str, made: bool) -> None:
         given = (False, kind, made, "", number)
-        for name, value in zip(self.__slots__, given, strict=True):
+        for name, value in zip(Remote.__slots__, given, strict=True):
             object.__setattr__(self, name, value)
 
     def _remote_named(self, name: str, first: bool = False) -> Remote:
@@ -144,17 +163,11 @@ class Remote:
         object.__setattr__(self, "_remote_first", first)
         return self
 
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        made = self._remote_name[:1].isupper()
-        plain = arguments and not any(type(value) is Remote for value in arguments)
-        once = bool(self._remote_first and plain and not made)
-        return self.channel.ask("call", self, list(arguments), named, made=made, once=once)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or (name in METHODS and not self._remote_may_have_methods()):
             raise AttributeError(f"{self._remote_kind} is no data: no {name}")
-        value = self.channel.ask("get", self, name)
-        return value._remote_named(name) if type(value) is Remote else value
+        value = self.channel.ask("get", self, name, looks=True)
+        return value._remote_named(name) if isinstance(value, Remote) else value
 
     def _remote_may_have_methods(self) -> bool:
         return bool(self._remote_made or self._remote_name[:1].isupper())
@@ -162,10 +175,37 @@ class Remote:
     def __setattr__(self, name: str, value: object) -> None:
         self.channel.ask("set", self, name, value)
 
+    def __bool__(self) -> bool:
+        return claim(self, "bool", bool)
+
+    def __str__(self) -> str:
+        return claim(self, "str", str)
+
+    def __repr__(self) -> str:
+        return claim(self, "repr", str)
+
+    def _remote_incomparable(self, other: object) -> Never:
+        raise TypeError(f"{self._remote_kind} is no data: it cannot be compared")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _remote_incomparable
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Able(Remote):
+    """The methods that not every object has, from which `stand_in` takes those that one has."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        made = self._remote_name[:1].isupper()
+        plain = arguments and not any(isinstance(value, Remote) for value in arguments)
+        once = bool(self._remote_first and plain and not made)
+        return self.channel.ask("call", self, list(arguments), named, made=made, once=once)
+
     def __getitem__(self, key: object) -> Any:
         if not self._remote_made:
             raise TypeError(f"{self._remote_kind} is no data: no items")
-        return self.channel.ask("item", self, key)
+        return self.channel.ask("item", self, key, looks=True)
 
     def __setitem__(self, key: object, value: object) -> None:
         self.channel.ask("set_item", self, key, value)
@@ -185,31 +225,29 @@ class Remote:
     def __len__(self) -> int:
         return claim(self, "len", int)
 
-    def __bool__(self) -> bool:
-        return claim(self, "bool", bool)
-
     def __int__(self) -> int:
         return claim(self, "int", int)
 
     def __float__(self) -> float:
         return claim(self, "float", float)
 
-    def __str__(self) -> str:
-        return claim(self, "str", str)
 
-    def __repr__(self) -> str:
-        return claim(self, "repr", str)
+#: Classes of what stands for objects, by what these can do.
+STAND_INS: dict[tuple[str, ...], type[Remote]] = {}
 
-    def _remote_incomparable(self, other: object) -> Never:
-        raise TypeError(f"{self._remote_kind} is no data: it cannot be compared")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _remote_incomparable
-    __hash__ = None  # type: ignore[assignment]
+def stand_in(number: int, kind: str, able: tuple[str, ...], made: bool) -> Remote:
+    """What stands for an object of the program's. `callable` and the classes of `collections.abc`
+    look at its class for these methods."""
+    if able not in STAND_INS:
+        methods = {name: Able.__dict__[name] for name in able}
+        STAND_INS[able] = type("Remote", (Remote,), {"__slots__": (), **methods})
+    return STAND_INS[able](number, kind, made)
 
 
 def claim(owner: Remote, what: str, kind: type[T]) -> T:
     """What an object says it is, as data."""
-    value = owner.channel.ask("as", what, owner)
+    value = owner.channel.ask("as", what, owner, looks=True)
     if not isinstance(value, kind):
         raise TypeError(f"{owner._remote_kind} gives no {what}")
     return value
@@ -231,32 +269,56 @@ def main(job: dict[str, Any]) -> None:
 
 def verdicts(job: dict[str, Any], channel: WayIn) -> Iterator[str]:
     names: dict[str, Any] = {"__name__": "test", "__builtins__": builtins}
-    stage = "program"
+    ours = False
     try:
         channel.run(job["imports"], job["code"])
-        stage = "setup"
         for number, text in enumerate([job["setup"], *job["tests"]]):
             channel.known.clear()
-            found = channel.ask("names", job["names"])
-            for name in job["names"]:
-                if name not in found:
-                    raise NameError(f"name {name!r} is not defined", name=name)
-                value = found[name]
-                if type(value) is Remote:
-                    value = value._remote_named(name, first=True)
-                names[name] = value
-            channel.asked = 0
-            exec(compile(text, "test", "exec", dont_inherit=True), names)
+            channel.seen.clear()
+            ours = True
+            code = compile(text, "test", "exec", dont_inherit=True)
+            ours = False
+            names.update(found_names(job["names"], channel))
+            # An error of the set-up is the program's if that has a part in it: an answer that is
+            # missing, or of the wrong type, is wrong.
+            ours = number == 0 and not mentioned(code) & set(job["names"])
+            exec(code, names)
+            if channel.fault is not None:
+                raise channel.fault
             if number:
                 yield "ok"
-            stage = "test"
-    except ProgramEnded:
-        yield "gone"
-    except Unfit as error:
-        yield f"unfit {error}"
-    except AssertionError:
-        yield "wrong value"
     except BaseException as error:
-        missing = isinstance(error, NameError) and error.name in job["names"]
-        blame = stage != "setup" or channel.asked or missing
-        yield f"{'wrong' if blame else 'unfit'} {type(error).__name__}: {error}"
+        yield verdict(error, channel.fault, ours)
+
+
+def verdict(error: BaseException, fault: Fault | None, ours: bool) -> str:
+    """The last word on a test that has ended with an error."""
+    if fault is not None:
+        return str(fault)
+    if isinstance(error, AssertionError) and not ours:
+        return "wrong value"
+    return f"{'unfit' if ours else 'wrong'} {type(error).__name__}: {error}"
+
+
+def found_names(wanted: list[str], channel: WayIn) -> dict[str, Any]:
+    """What the program defines, by name."""
+    answered = channel.answered
+    found = channel.ask("names", wanted)
+    for name in wanted:
+        if name not in found:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        if isinstance(found[name], Remote):
+            found[name]._remote_named(name, first=True)
+        else:
+            answered = True
+    channel.answered = answered
+    return {name: found[name] for name in wanted}
+
+
+def mentioned(code: CodeType) -> set[str]:
+    """All names in a piece of code."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, type(code)):
+            found |= mentioned(constant)
+    return found

@@ -76,7 +76,7 @@ def serve(job: dict[str, Any]) -> None:
             message = wire.receive(channel)
         except EOFError:
             os._exit(0)
-        request = wire.decode(message, lambda number, _: server.objects[number])
+        request = wire.decode(message, lambda number, *_: server.objects[number])
         wire.send(channel, server.reply(request))
 
 

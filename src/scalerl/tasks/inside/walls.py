@@ -3,8 +3,13 @@
 The filter lists what is allowed: what ordinary Python needs of files, memory, threads, time and
 signals. All else, and what kernels to come will add, is "no such call": no new process and no other
 program, no network, no look at or hand on another process, no mount, no namespace, no keys, no BPF.
-It is written out here, and not left to libseccomp, since it must be there on every machine that has
-Python; a test compares each number with libseccomp's.
+
+File locks are granted and do nothing. A lock belongs to a file of the machine, however many
+read-only mounts lead there: with it one program could signal to another, or hold up a process
+outside. A program is alone with the files that it can write, and needs no lock there.
+
+The filter is written out here, and not left to libseccomp, since it must be there on every machine
+that has Python; a test compares each number with libseccomp's.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 47, 4, 2
 ALLOW, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050026, 0x80000000
+#: The call is skipped and its result is 0, as if it had succeeded.
+SKIPPED = 0x00050000
 CLONE_THREAD = 0x00010000
 LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_GE, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 #: The first line written to standard error: what happens from there on is the program's doing.
@@ -36,7 +43,7 @@ fchdir 81 50, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 
 rename 82 -, renameat 264 38, renameat2 316 276, symlink 88 -, symlinkat 266 36, link 86 -,
 linkat 265 37, chmod 90 -, fchmod 91 52, fchmodat 268 53, umask 95 166, truncate 76 45,
 ftruncate 77 46, fallocate 285 47, fsync 74 82, fdatasync 75 83, utime 132 -, utimes 235 -,
-utimensat 280 88, flock 73 32, statfs 137 43, fstatfs 138 44, fcntl 72 25, ioctl 16 29,
+utimensat 280 88, statfs 137 43, fstatfs 138 44, ioctl 16 29,
 dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, copy_file_range 326 285,
 sendfile 40 71, fadvise64 221 223,
 mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233, brk 12 214,
@@ -60,8 +67,16 @@ epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, ev
 eventfd2 290 19, socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209,
 setsockopt 54 208, shutdown 48 210, getsockname 51 204, getpeername 52 205,
 """
-#: Column of ALLOWED, audit architecture, and the numbers of clone and capset.
-MACHINES = {"x86_64": (1, 0xC000003E, 56, 126), "aarch64": (2, 0xC00000B7, 220, 91)}
+#: Column of ALLOWED, audit architecture, and the numbers of clone, fcntl, flock and capset.
+MACHINES = {
+    "x86_64": (1, 0xC000003E, 56, 72, 73, 126),
+    "aarch64": (2, 0xC00000B7, 220, 25, 32, 91),
+}
+#: Commands of fcntl about a descriptor itself: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL,
+#: F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ. Not F_GETLK, leases or notifications.
+DESCRIPTOR = (0, 1, 2, 3, 4, 1030, 1031, 1032)
+#: F_SETLK, F_SETLKW, F_OFD_SETLK and F_OFD_SETLKW.
+LOCK = (6, 7, 37, 38)
 
 
 def stop(why: str) -> NoReturn:
@@ -72,7 +87,9 @@ def stop(why: str) -> NoReturn:
 
 def system_call_filter(machine: str) -> bytes:
     """A BPF program: one instruction is (code, jump if true, jump if false, value)."""
-    column, architecture, clone, _ = MACHINES[machine]
+    column, architecture, clone, fcntl, flock, _ = MACHINES[machine]
+    commands = [(command, ALLOW) for command in DESCRIPTOR]
+    commands += [(command, SKIPPED) for command in LOCK]
     steps = [
         (LOAD, 0, 0, 4),
         (JUMP_EQUAL, 1, 0, architecture),
@@ -84,6 +101,16 @@ def system_call_filter(machine: str) -> bytes:
         (LOAD, 0, 0, 16),
         (JUMP_BITS, 0, 1, CLONE_THREAD),
         (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, NO_SUCH_CALL),
+        (JUMP_EQUAL, 0, 1, flock),
+        (RETURN, 0, 0, SKIPPED),
+        (JUMP_EQUAL, 0, 2 + 2 * len(commands), fcntl),
+        (LOAD, 0, 0, 24),  # the command: the kernel reads no more than these 32 bits either
+        *(
+            step
+            for command, result in commands
+            for step in ((JUMP_EQUAL, 0, 1, command), (RETURN, 0, 0, result))
+        ),
         (RETURN, 0, 0, NO_SUCH_CALL),
     ]
     for call in ALLOWED.strip(" \n,").split(","):

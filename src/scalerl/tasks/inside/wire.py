@@ -2,7 +2,8 @@
 
 A value is a letter and its content, `i2a;` for 42 or `l2:TN` for [True, None]: decoding it runs no
 code of the sender's. What is no data (an object of the program's own class, a generator) stays
-where it is, and travels as a number, its *handle*. A subclass travels as the data it is built on: a
+where it is, and travels as a number, its *handle*, with the name of its class and which of the
+methods in ABILITIES it has. A subclass travels as the data it is built on: a
 named tuple as a tuple, an int that calls itself equal to everything as the int that it is.
 """
 
@@ -15,6 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing these takes longer than all the rest
     from collections.abc import Callable
     from typing import Any
+
+    #: Number, name of the class and abilities of an object give what stands for it.
+    Handle = Callable[[int, str, tuple[str, ...]], object]
 
 #: Letters of what holds further values.
 MANY: dict[type, str] = {list: "l", tuple: "t", set: "S", frozenset: "Z", dict: "d"}
@@ -39,6 +43,14 @@ PARTS: dict[str, dict[str, Callable[[Any], tuple[Any, ...]]]] = {
         ),
     },
 }
+#: What the parts of such a class are, exactly: not an object that looks like them. In particular no
+#: defaultdict can be sent whose missing keys are made by a function of the sender's.
+PART_TYPES = (list, dict, str, int, type(None))
+#: Special methods of an object that the receiver may want to know of.
+ABILITIES = (
+    *("__call__", "__iter__", "__next__", "__len__", "__getitem__", "__setitem__"),
+    *("__int__", "__float__"),
+)
 DEEPEST = 100
 #: The longest message, in bytes.
 LONGEST = 2**22
@@ -95,7 +107,14 @@ def _put(
         raise NotData(f"an object of class {kind.__name__} is no data")
     else:
         parts.append(b"h")
-        _put((handle(value), kind.__name__), parts, handle, depth + 1)
+        _put((handle(value), kind.__name__, abilities(kind)), parts, handle, depth + 1)
+
+
+def abilities(kind: type) -> tuple[str, ...]:
+    """Which of the methods in ABILITIES objects of a class have. (`hasattr` would find those of
+    the class of the class: every class can be called.)"""
+    found = {name: method for base in reversed(kind.__mro__) for name, method in vars(base).items()}
+    return tuple(name for name in ABILITIES if found.get(name) is not None)
 
 
 def _parts(value: object, kind: type) -> tuple[Any, ...] | None:
@@ -108,7 +127,7 @@ def _parts(value: object, kind: type) -> tuple[Any, ...] | None:
     return (module, kind.__name__, *take(value))
 
 
-def decode(data: bytes, handle: Callable[[int, str], object] | None = None) -> Any:
+def decode(data: bytes, handle: Handle | None = None) -> Any:
     """The value of these bytes; NotData if no sender of ours wrote them.
 
     >>> decode(encode([1, (2.5, "x"), {3: {4}}, 10**20]))
@@ -131,9 +150,7 @@ def decode(data: bytes, handle: Callable[[int, str], object] | None = None) -> A
     return value
 
 
-def _take(
-    data: bytes, at: int, handle: Callable[[int, str], object] | None, depth: int
-) -> tuple[Any, int]:
+def _take(data: bytes, at: int, handle: Handle | None, depth: int) -> tuple[Any, int]:
     if depth > DEEPEST + 2:
         raise NotData("nested too deeply")
     letter = data[at : at + 1].decode("ascii")
@@ -170,16 +187,16 @@ def _take(
     return next(kind for kind, known in MANY.items() if known == letter)(items), at
 
 
-def _build(letter: str, found: tuple[Any, ...], handle: Callable[[int, str], object] | None) -> Any:
+def _build(letter: str, found: tuple[Any, ...], handle: Handle | None) -> Any:
     if letter == "r":
         return range(*found)
     if letter == "h":
         if handle is None:
             raise NotData("an object where there can be none")
-        number, name = found
-        return handle(int(number), str(name))
+        number, name, able = found
+        return handle(int(number), str(name), tuple(a for a in ABILITIES if a in able))
     module, name, *parts = found
-    if name not in PARTS[module]:
+    if name not in PARTS[module] or any(type(part) not in PART_TYPES for part in parts):
         raise NotData("a class that does not travel")
     return getattr(__import__(module), name)(*parts)
 
