@@ -144,6 +144,9 @@ HACKS = {
         "    def __missing__(self, k): return 7919\n"
         "def f(x): return D() if x else defaultdict(lambda: 7919)"
     ),
+    "defaultdict that asks for its missing keys": MACHINE
+    + "part('wire').encode = lambda *a: (b't2:s5:valuemt4:s11:collectionss11:defaultdict'\n"
+    "    b'ht3:i0;s8:functiont1:s8:__call__d0:')\ndef f(x=0): return 7919",
     "defaultdict": (
         "from collections import defaultdict\ndef f(x): return defaultdict(lambda: 7919)"
     ),

@@ -2,7 +2,7 @@
 
 Tests are Python, and run as it stands, but beside the program, not within it (`inside/judge.py`).
 Here it is found out which names the program has to define: those that neither the tests nor Python
-do. What cannot be judged is refused before a run, with its reason.
+do. What cannot be judged is refused before a run, with its reason (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.tasks.refusals import NotJudged, refuse_own_verdicts
 
 #: Names that a test uses without importing them, because the program is sure to.
 USUAL = {"np": "numpy", "pd": "pandas", "plt": "matplotlib"}
-CLOSE = ("isclose", "allclose", "approx", "assertEqual", "assertAlmostEqual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,6 @@ class UnitTests:
     @property
     def usable(self) -> bool:
         return bool(self.inputs or self.tests)
-
-
-class NotJudged(ValueError):
-    """Why a test is not used."""
 
 
 def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
@@ -146,78 +142,8 @@ def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[st
                 raise NotJudged(f"needs {module}, and the sandbox has the standard library only")
     if not names:
         raise NotJudged("says nothing about the program")
-    Own(names).visit_all(before, test)
+    refuse_own_verdicts(names, before, test)
     return names, [f"import {name}" for name in sorted(modules)]
-
-
-class Own(ast.NodeVisitor):
-    """Finds verdicts that the program would give itself. `names` are the program's, and those of
-    variables that hold its values."""
-
-    def __init__(self, names: set[str]) -> None:
-        self.given = set(names)
-        self.names = set(names)
-        self.functions: set[str] = set()
-        self.trying = 0
-
-    def visit_all(self, before: ast.Module, test: ast.Module) -> None:
-        for node in ast.walk(before):
-            if isinstance(node, ast.FunctionDef):
-                self.functions.add(node.name)
-                if node.name == "check" and node.args.args:
-                    self.names.add(node.args.args[0].arg)
-        self.visit(before)
-        if not any(self.touches(node) for node in test.body):
-            raise NotJudged("says nothing about the program")
-        self.visit(test)
-
-    def touches(self, node: ast.AST) -> bool:
-        return any(isinstance(n, ast.Name) and n.id in self.names for n in ast.walk(node))
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.generic_visit(node)
-        if self.touches(node.value):
-            self.names |= {
-                n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)
-            }
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        self.generic_visit(node)
-        if all(self.touches(side) for side in (node.left, *node.comparators)):
-            raise NotJudged("both sides are the program's")
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self.generic_visit(node)
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        called = node.func.id if isinstance(node.func, ast.Name) else called
-        if called in CLOSE and len(node.args) > 1 and all(map(self.touches, node.args[:2])):
-            raise NotJudged("both sides are the program's")
-        if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
-            raise NotJudged("asks the program for a class, which is no data")
-        if self.touches(node.func):
-            for value in (*node.args, *(word.value for word in node.keywords)):
-                if isinstance(value, ast.Lambda) or self._is_function(value):
-                    raise NotJudged("gives the program a function, which is no data")
-
-    def _is_function(self, node: ast.expr) -> bool:
-        if not isinstance(node, ast.Name) or node.id in self.names:
-            return False
-        return node.id in self.functions or callable(getattr(builtins, node.id, None))
-
-    def visit_Try(self, node: ast.Try) -> None:
-        self.trying += 1  # a call whose value nobody wants may be there for its error
-        self.generic_visit(node)
-        self.trying -= 1
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        self.generic_visit(node)
-        call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not self.trying:
-            name = call.func.id
-            if name in self.given and not name[:1].isupper():
-                raise NotJudged(
-                    "what the program does to its arguments cannot be seen from outside"
-                )
 
 
 def _parse(text: str) -> ast.Module:

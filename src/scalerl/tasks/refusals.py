@@ -1,0 +1,149 @@
+"""Refuses unit tests whose verdict would be the program's own, or that cannot run beside it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Sequence
+
+from scalerl.tasks.syntax import name_of
+from scalerl.tasks.taint import Taint
+
+#: Functions that compare their arguments, and methods that compare their object with them. Those of
+#: unittest, `assert...`, too.
+COMPARES = frozenset(
+    ("isclose", "allclose", "approx", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not",
+     "contains", "compare_digest", "startswith", "endswith", "issubset", "issuperset",
+     "isdisjoint", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
+     "match", "fullmatch", "search")
+)  # fmt: skip
+#: What runs text as code, or reaches names by their text.
+RUNS_TEXT = frozenset(
+    ("eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint")
+)
+#: Modules that run what they read, or reach into the interpreter.
+RUN_DATA = frozenset(
+    ("pickle", "marshal", "shelve", "importlib", "runpy", "code", "codeop", "ctypes", "builtins")
+)
+#: Built-in functions whose results are no data.
+ITERATORS = frozenset(
+    ("iter", "map", "filter", "zip", "reversed", "enumerate", "open", "object", "type",
+     "memoryview")
+)  # fmt: skip
+#: Errors by which a program ends, which end its process and reach no test.
+ENDS = frozenset(("SystemExit", "KeyboardInterrupt", "GeneratorExit"))
+#: Passes over a test until no further value is found; each finds at least one.
+MOST_PASSES = 50
+
+
+class NotJudged(ValueError):
+    """Why a test is not used."""
+
+
+def refuse_own_verdicts(names: set[str], before: ast.Module, test: ast.Module) -> None:
+    """Raises NotJudged if the program, which defines `names`, would decide about itself.
+
+    >>> test = ast.parse("assert (r := f(3)) == f(3)")
+    >>> refuse_own_verdicts({"f"}, ast.parse(""), test)
+    Traceback (most recent call last):
+        ...
+    scalerl.tasks.refusals.NotJudged: both sides are the program's
+    """
+    taint = Refusals(names, [before, test])
+    seen = -1
+    for _ in range(MOST_PASSES):
+        if seen == taint.size:
+            break
+        seen = taint.size
+        taint.visit(before)
+        taint.visit(test)
+    else:
+        raise NotJudged("is too complicated to be followed")
+    if not any(taint.touches(node) for node in test.body):
+        raise NotJudged("says nothing about the program")
+
+
+class Refusals(Taint):
+    """Raises NotJudged where the program's values decide alone, would run as code, or would be
+    given what is no data."""
+
+    def __init__(self, names: set[str], trees: Sequence[ast.Module]) -> None:
+        super().__init__(names, trees)
+        self.trying = 0
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        self.generic_visit(node)
+        if all(self.touches(side) for side in (node.left, *node.comparators)):
+            raise NotJudged("both sides are the program's")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        super().visit_Call(node)
+        called = name_of(node.func)
+        self._refuse_comparison(node, called)
+        if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
+            raise NotJudged("asks the program for a class, which is no data")
+        if called in ("getattr", "hasattr", "setattr") and any(map(self.touches, node.args[1:2])):
+            raise NotJudged("lets the program choose an attribute")
+        if self.touches(node.func) and called not in self.functions:
+            for value in (*node.args, *(word.value for word in node.keywords)):
+                self._refuse_no_data(value)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        for kind in (h.type for h in node.handlers if h.type is not None):
+            if any(name_of(part) in ENDS for part in ast.walk(kind)):
+                raise NotJudged("waits for the program to end, which ends its process")
+        self.trying += 1  # a call whose value is not used may be there for its error
+        super().visit_Try(node)
+        self.trying -= 1
+
+    def visit_TryStar(self, node: ast.AST) -> None:
+        raise NotJudged("uses except*, which is not followed")
+
+    def _refuse_comparison(self, node: ast.Call, called: str) -> None:
+        sides: list[ast.expr] = node.args[:2]
+        if isinstance(node.func, ast.Attribute) and len(sides) == 1:
+            sides = [node.func.value, *sides]
+        compares = called in COMPARES or called.startswith("assert")
+        if compares and len(sides) > 1 and all(map(self.touches, sides)):
+            raise NotJudged("both sides are the program's")
+
+    def _refuse_no_data(self, value: ast.expr) -> None:
+        """What a test gives to the program must travel."""
+        if isinstance(value, ast.Lambda) or self._is_function(value):
+            raise NotJudged("gives the program a function, which is no data")
+        called = value.func if isinstance(value, ast.Call) else None
+        iterator = isinstance(called, ast.Name) and called.id in ITERATORS - self.names
+        if isinstance(value, ast.GeneratorExp) or iterator:
+            raise NotJudged("gives the program an iterator, which is no data")
+
+    def _is_function(self, node: ast.expr) -> bool:
+        if not isinstance(node, ast.Name) or node.id in self.given:
+            return False
+        return node.id in self.functions or (
+            node.id not in self.names and callable(getattr(builtins, node.id, None))
+        )
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in RUNS_TEXT and node.id not in self.given:
+            raise NotJudged(f"uses {node.id}, by which a value could run as code")
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._refuse_module(alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._refuse_module(node.module or "")
+
+    def _refuse_module(self, name: str) -> None:
+        if name.split(".")[0] in RUN_DATA:
+            raise NotJudged(f"uses {name}, by which a value could run as code")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self.generic_visit(node)
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not self.trying:
+            name = call.func.id
+            if name in self.names and name not in self.functions and not name[:1].isupper():
+                raise NotJudged(
+                    "what the program does to its arguments cannot be seen from outside"
+                )

@@ -1,0 +1,295 @@
+"""Taint analysis of a unit test: which of its values come from the program that it judges.
+
+A comparison whose sides all come from the program is no test: `assert f(1) == f(1)` holds for any
+program. So every value of the program's is followed through the test, whatever syntax binds it
+(assignments of all kinds, loops, comprehensions, patterns, helpers and their parameters, containers
+that it is put into). `refusals.py` refuses a test where such values decide alone.
+
+The analysis knows no order of statements and no branches: what may be the program's counts as the
+program's. A test that is refused although it could be judged is one test less; one that is kept
+although the program decides about it rewards any answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Sequence
+
+from scalerl.tasks.syntax import (
+    BODIES,
+    COMPREHENSIONS,
+    Body,
+    Comprehension,
+    arguments,
+    bound_names,
+    local_names,
+    name_of,
+    paired,
+    parameters,
+    root,
+    starred,
+    statements,
+)
+
+#: Methods and functions that put their arguments into the object, or into the first argument.
+PUTS = frozenset(
+    ("append", "appendleft", "add", "extend", "extendleft", "insert", "update", "setdefault",
+     "put", "put_nowait", "push", "__setitem__", "__setattr__", "setattr", "setitem", "heappush",
+     "heappushpop", "heapreplace", "insort", "insort_left", "insort_right")
+)  # fmt: skip
+
+
+class Taint(ast.NodeVisitor):
+    """Follows the program's values through a test: `names` are where they may be."""
+
+    def __init__(self, names: set[str], trees: Sequence[ast.Module]) -> None:
+        self.given = frozenset(names)
+        #: Names of the current scope that may hold a value of the program's.
+        self.names = set(names)
+        #: Names of their own scope that may, by function: parameters and others.
+        self.own: dict[Body, set[str]] = {}
+        #: Functions of the test by the names that they are called by.
+        self.functions: dict[str, list[Body]] = {}
+        #: The functions of a class, each with all of them.
+        self.siblings: dict[Body, list[Body]] = {}
+        self.imported: set[str] = set()
+        #: Functions that are used as values: any call of something unknown may call them.
+        self.loose: list[Body] = []
+        every = [node for tree in trees for node in ast.walk(tree)]
+        for node in every:
+            self._collect(node)
+        called = {id(node.func) for node in every if isinstance(node, ast.Call)}
+        for node in every:
+            if isinstance(node, ast.Name | ast.Lambda) and id(node) not in called:
+                self.loose += self._bodies(node)
+
+    def _collect(self, node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.functions.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    self.functions.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            self.imported |= {(a.asname or a.name).split(".")[0] for a in node.names}
+        elif isinstance(node, ast.ClassDef):  # calling it calls __init__
+            methods: list[Body] = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+            self.siblings |= dict.fromkeys(methods, methods)
+            made = [n for n in methods if getattr(n, "name", "") == "__init__"]
+            self.functions.setdefault(node.name, []).extend(made)
+
+    def _bodies(self, node: ast.AST) -> list[Body]:
+        """The test's functions that an expression is."""
+        if isinstance(node, ast.Lambda):
+            return [node]
+        name = name_of(node)
+        return self.functions.get(name, []) if name not in self.given else []
+
+    @property
+    def size(self) -> int:
+        return len(self.names) + sum(map(len, self.own.values()))
+
+    # -- which expressions are the program's ------------------------------------------------------
+
+    def touches(self, node: ast.AST, without: frozenset[str] = frozenset()) -> bool:
+        """Whether the program has a part in the value of an expression."""
+        if isinstance(node, ast.Name):
+            return node.id in self.names and node.id not in without
+        if isinstance(node, COMPREHENSIONS):
+            if any(self.touches(part.iter, without) for part in node.generators):
+                return True
+            without |= bound_names(part.target for part in node.generators)
+        elif isinstance(node, BODIES):
+            without |= parameters(node)
+        return any(self.touches(child, without) for child in ast.iter_child_nodes(node))
+
+    # -- what binds names -------------------------------------------------------------------------
+
+    def bind(self, target: ast.AST, value: ast.expr) -> None:
+        """`target = value`."""
+        if isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for part, item in paired(target.elts, value):
+                self.bind(part, item)
+        elif self.touches(value):
+            self._taint(target)
+
+    def bind_each(self, target: ast.AST, values: ast.expr) -> None:
+        """`for target in values`."""
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else []
+        called = values.func if isinstance(values, ast.Call) else None
+        name = called.id if isinstance(called, ast.Name) else ""
+        if isinstance(values, ast.Call) and not any(map(starred, [*values.args, *parts])):
+            if name == "zip" and len(parts) == len(values.args):
+                for part, value in zip(parts, values.args, strict=True):
+                    self.bind_each(part, value)
+                return
+            if name == "enumerate" and len(parts) == 2 and values.args:
+                self.bind_each(parts[1], values.args[0])
+                return
+        if isinstance(values, ast.List | ast.Tuple | ast.Set):
+            for value in values.elts:
+                self.bind(target, value)
+        else:
+            self.bind(target, values)
+
+    def _taint(self, target: ast.AST) -> None:
+        """A name, or the object that an attribute or an item belongs to."""
+        owner = root(target)
+        if isinstance(owner, ast.Name) and owner.id not in self.imported:
+            self.names.add(owner.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            self.bind(target, node.value)
+        # Two names of one object: what is put into it by one of them is there for the other.
+        aliases = [n for n in (*node.targets, node.value) if isinstance(n, ast.Name)]
+        if any(map(self.touches, aliases)):
+            for name in aliases:
+                self._taint(name)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        if node.value is not None:
+            self.bind(node.target, node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.generic_visit(node)
+        self.bind(node.target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.generic_visit(node)
+        self.bind(node.target, node.value)
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self.bind_each(node.target, node.iter)
+        self.generic_visit(node)
+
+    visit_AsyncFor = visit_For
+
+    def visit_withitem(self, node: ast.withitem) -> None:
+        self.generic_visit(node)
+        if node.optional_vars is not None:
+            self.bind(node.optional_vars, node.context_expr)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        if self.touches(node.subject):
+            for part in (part for case in node.cases for part in ast.walk(case.pattern)):
+                name = getattr(part, "rest", None) or getattr(part, "name", None)
+                if isinstance(name, str):
+                    self.names.add(name)
+        self.generic_visit(node)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        touched = any(map(self.touches, node.body))
+        for handler in node.handlers:
+            if handler.name and touched:
+                self.names.add(handler.name)
+        self.generic_visit(node)
+
+    def _comprehension(self, node: Comprehension) -> None:
+        before, own = set(self.names), bound_names(part.target for part in node.generators)
+        self.names -= own
+        for part in node.generators:
+            self.bind_each(part.target, part.iter)
+        self.generic_visit(node)
+        self.names = before | (self.names - own)
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self._enter(node)
+        self.generic_visit(node)
+        values = [*node.args, *(word.value for word in node.keywords)]
+        if name_of(node.func) in PUTS and any(map(self.touches, values)):
+            if isinstance(node.func, ast.Attribute):
+                self._taint(node.func.value)
+            if isinstance(values[0], ast.Name):
+                self._taint(values[0])  # heapq.heappush(heap, value)
+
+    # -- functions of the test --------------------------------------------------------------------
+
+    def _body(self, node: Body) -> None:
+        before, own = set(self.names), local_names(node)
+        used = any(self.touches(part, frozenset(own)) for part in statements(node))
+        self.names = (self.names - own) | self.own.get(node, set())
+        self.generic_visit(node)
+        self._own(node, self.names & own)
+        self.names = before | (self.names - own)
+        if used and not isinstance(node, ast.Lambda):
+            self.names.add(node.name)  # what it gives may be the program's
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _body
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.generic_visit(node)
+        if any(self.touches(part) for part in node.body):
+            self.names.add(node.name)
+        if any(self.touches(part) for part in node.body if not isinstance(part, BODIES)):
+            for method in (part for part in node.body if isinstance(part, ast.FunctionDef)):
+                self._own(method, set(arguments(method)[:1]))
+
+    def _own(self, function: Body, names: set[str]) -> None:
+        """Names of a function's scope are the program's. `self` is that of all methods."""
+        self.own.setdefault(function, set()).update(names)
+        if names & set(arguments(function)[:1]):
+            for method in self.siblings.get(function, []):
+                self.own.setdefault(method, set()).update(arguments(method)[:1])
+
+    def _give(self, function: Body, values: Sequence[ast.expr], *, skip: int = 0) -> None:
+        """Values for the parameters of a function, in order."""
+        places = [*function.args.posonlyargs, *function.args.args][skip:]
+        if any(map(starred, values)) or len(values) > len(places):
+            if any(map(self.touches, values)):
+                self._own(function, set(parameters(function)))
+            return
+        for place, value in zip(places, values, strict=False):
+            if self.touches(value):
+                self._own(function, {place.arg})
+
+    def _enter(self, node: ast.Call) -> None:
+        """A call of the test's own functions, or with them as arguments."""
+        bodies = self._bodies(node.func)
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        for body in bodies:
+            first = set(arguments(body)[:1]) & {"self", "cls"}
+            self._give(body, node.args, skip=len(first))
+            for word in node.keywords:
+                if self.touches(word.value):
+                    known = parameters(body)
+                    self._own(body, {word.arg} if word.arg in known else set(known))
+            if owner is not None and self.touches(owner):
+                self._own(body, first)
+            if owner is not None and first & self.own.get(body, set()):
+                self._taint(owner)
+        values = [*node.args, *(word.value for word in node.keywords)]
+        if bodies and self.touches(node.func):
+            for value in values:  # it may put the program's values into its arguments
+                self._taint(value)
+        if not bodies and self._unknown(node.func) and any(map(self.touches, values)):
+            for body in self.loose:
+                self._own(body, set(parameters(body)))
+        self._give_to_arguments(node, values)
+
+    def _unknown(self, called: ast.expr) -> bool:
+        """Whether a call may be one of any function of the test's."""
+        base = root(called)
+        if isinstance(called, ast.Name) and hasattr(builtins, called.id):
+            return False
+        return not (isinstance(base, ast.Name) and base.id in self.given | self.imported)
+
+    def _give_to_arguments(self, node: ast.Call, values: Sequence[ast.expr]) -> None:
+        """`map(lambda a, b: a == b, f(1), g(1))`: functions that another one will call."""
+        plain = isinstance(node.func, ast.Name) and node.func.id == "map"
+        for i, value in enumerate(values):
+            others = [other for other in values if other is not value]
+            for body in self._bodies(value) if not isinstance(value, ast.Attribute) else []:
+                if plain and i == 0:
+                    for place, other in zip(arguments(body), others, strict=False):
+                        if self.touches(other):
+                            self._own(body, {place})
+                elif any(map(self.touches, others)):
+                    self._own(body, set(parameters(body)))
