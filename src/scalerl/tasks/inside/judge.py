@@ -19,7 +19,7 @@ goes nowhere. So the program decides about its values and nothing else:
   `f(2) > 1.4` and small for `f(2) < 1.5`. Nor can an object be, between two calls;
 - an error there is an error here, but for those that end a loop;
 - a program that ends, or whose process sends nonsense, fails its test whatever the test catches
-  (`Fault`).
+  (`TestOver`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONTROL = ("StopIteration", "StopAsyncIteration")
 ENDS = ("GeneratorExit", "SystemExit", "KeyboardInterrupt")
 
 
-class Fault(BaseException):
+class TestOver(BaseException):
     """Why a test is over, as the verdict says it. `except Exception` does not catch it; what
     catches it all the same does not change the verdict, which the channel keeps."""
 
@@ -58,7 +58,7 @@ class WayIn:
         self.number = number
         #: Whether the test has a value of the program's.
         self.answered = False
-        self.fault: Fault | None = None
+        self.fault: TestOver | None = None
         #: What calls gave, within one test.
         self.known: dict[bytes, bytes] = {}
         #: What objects said of themselves, up to the next call.
@@ -122,7 +122,7 @@ class WayIn:
 
     def fail(self, word: str) -> Never:
         """End the test with this verdict, unless there is one already."""
-        self.fault = self.fault or Fault(word)
+        self.fault = self.fault or TestOver(word)
         raise self.fault
 
     def number_of(self, value: object) -> int:
@@ -291,7 +291,7 @@ def verdicts(job: dict[str, Any], channel: WayIn) -> Iterator[str]:
         yield verdict(error, channel.fault, ours)
 
 
-def verdict(error: BaseException, fault: Fault | None, ours: bool) -> str:
+def verdict(error: BaseException, fault: TestOver | None, ours: bool) -> str:
     """The last word on a test that has ended with an error."""
     if fault is not None:
         return str(fault)
