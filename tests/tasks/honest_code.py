@@ -294,6 +294,20 @@ HONEST = {
         "    def __iter__(self): return iter(self.d)\n"
         "    def __str__(self): return f'Cache({len(self)})'",
     ),
+    "leetcode: a cache that counts uses": (
+        {
+            "test_list": [
+                "c = Cache(2)\nc[1] = 'a'\nc[2] = 'b'\nassert c[1] == 'a'\nassert c[2] == 'b'\n"
+                "assert c[1] == 'a'\nc[3] = 'c'\nassert sorted(c) == [1, 3]",
+            ]
+        },
+        "from collections import OrderedDict\nclass Cache:\n"
+        "    def __init__(self, n): self.n, self.d = n, OrderedDict()\n"
+        "    def __getitem__(self, k):\n        self.d.move_to_end(k)\n        return self.d[k]\n"
+        "    def __setitem__(self, k, v):\n        self.d[k] = v\n"
+        "        if len(self.d) > self.n: self.d.popitem(last=False)\n"
+        "    def __iter__(self): return iter(self.d)",
+    ),
     "leetcode: linked list": (
         {
             "test_list": [

@@ -54,6 +54,7 @@ class Taint(ast.NodeVisitor):
         #: The functions of a class, each with all of them.
         self.siblings: dict[Body, list[Body]] = {}
         self.imported: set[str] = set()
+        self._mentioned: dict[ast.AST, frozenset[str]] = {}
         #: Functions that are used as values: any call of something unknown may call them.
         self.loose: list[Body] = []
         every = [node for tree in trees for node in ast.walk(tree)]
@@ -92,8 +93,23 @@ class Taint(ast.NodeVisitor):
 
     # -- which expressions are the program's ------------------------------------------------------
 
+    def mentions(self, node: ast.AST) -> frozenset[str]:
+        """All names in a piece of code; remembered, since a test may have a long list of data."""
+        found = self._mentioned.get(node)
+        if found is None:
+            below = {name for part in ast.iter_child_nodes(node) for name in self.mentions(part)}
+            found = frozenset(below | {node.id} if isinstance(node, ast.Name) else below)
+            self._mentioned[node] = found
+        return found
+
+    def visit(self, node: ast.AST) -> None:
+        if not isinstance(node, ast.expr) or self.mentions(node):
+            super().visit(node)
+
     def touches(self, node: ast.AST, without: frozenset[str] = frozenset()) -> bool:
         """Whether the program has a part in the value of an expression."""
+        if not self.mentions(node) & self.names:
+            return False
         if isinstance(node, ast.Name):
             return node.id in self.names and node.id not in without
         if isinstance(node, COMPREHENSIONS):

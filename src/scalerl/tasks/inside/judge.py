@@ -205,7 +205,7 @@ class Able(Remote):
     def __getitem__(self, key: object) -> Any:
         if not self._remote_made:
             raise TypeError(f"{self._remote_kind} is no data: no items")
-        return self.channel.ask("item", self, key, looks=True)
+        return self.channel.ask("item", self, key)  # a cache may count that it was used
 
     def __setitem__(self, key: object, value: object) -> None:
         self.channel.ask("set_item", self, key, value)
