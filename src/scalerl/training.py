@@ -37,6 +37,7 @@ from scalerl.runs.importers.run_directory import AXES
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
 from scalerl.runs.lock import RunLock
+from scalerl.runs.refused import undo_for
 from scalerl.runs.store import RunStore
 from scalerl.runs.trackers import open_trackers
 from scalerl.streams import let_go
@@ -128,17 +129,20 @@ def train(
         nursery.prepare()  # it imports while we read and plan
     rule = None if stop_when is None else parse_rule(stop_when)
     path, told = Path(out), listener or default_listener()
+    undo = undo_for(path)
     store = RunStore(path, resume=resume)
     with RunLock(path):
-        _open(store, recipe, told, resume, from_step)
-        name, config = path.resolve().name, recipe.to_dict()
-        with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
-            try:
+        try:
+            _open(store, recipe, told, resume, from_step)
+            name, config = path.resolve().name, recipe.to_dict()
+            with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
                 return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
-            except InputError as error:
-                if str(error) != GUARD:
-                    raise
-                raise SystemExit(f"scalerl: {error}") from None  # nobody catches it in a script
+        except InputError as error:
+            if not resume:
+                undo()  # after the trackers are closed, which still write
+            if str(error) != GUARD:
+                raise
+            raise SystemExit(f"scalerl: {error}") from None  # nobody catches it in a script
 
 
 def recipe_of(run: str | Path) -> Recipe:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_finished_run_is_well(capsys, out):
     assert code == 0
     assert "verdict     ended at step 30: budget of 30 steps" in text
     assert "(usually one every 0.8 s)" in text and "newest whole one: step_30" in text
+
+
+def test_processes_of_a_finished_run_are_not_listed_unless_one_is_left(capsys, out):
+    event(out, "end", reason="budget of 30 steps")
+    assert "gone" not in run(capsys, out)[1]
+    status = RunStore(out, resume=True).read_status()
+    RunStore(out, resume=True).status(replace(status, pids=status.pids | {"trainer": os.getpid()}))
+    lines = run(capsys, out)[1].splitlines()
+    assert [x for x in lines if x.startswith(("main ", "generator"))] == []
+    assert [x for x in lines if x.startswith("trainer") and str(os.getpid()) in x]
 
 
 def test_an_interrupted_run_is_well_and_can_be_resumed(capsys, out):

@@ -58,6 +58,33 @@ def test_diff_of_a_recipe_with_itself_says_so(capsys):
     assert run(capsys, "diff", "base", "base")[1] == "base and base do the same.\n"
 
 
+def test_diff_heads_each_column_with_what_was_named(tmp_path, capsys, monkeypatch):
+    """Also a copy of a preset, which has the preset's name in it, and a path that is too long."""
+    monkeypatch.chdir(tmp_path)
+    text = Recipe.load("scalerl", overrides=["schedule.k=4"]).to_toml()
+    Path("mine.toml").write_text(text)
+    _, out, _ = run(capsys, "diff", "scalerl", "mine.toml")
+    assert out.splitlines()[0].split() == ["scalerl", "mine.toml"]
+    far = Path("a-folder-with-a-long-name") / "another-folder-with-a-long-name"
+    far.mkdir(parents=True)
+    for name in ("one.toml", "two.toml"):
+        (far / name).write_text(text)
+    (far / "two.toml").write_text(text.replace("k = 4", "k = 2"))
+    _, out, _ = run(capsys, "diff", far / "one.toml", far / "two.toml")
+    left, right = out.splitlines()[0].split()
+    assert left.endswith("/one.toml") and right.endswith("/two.toml")
+    assert max(map(len, out.splitlines())) <= 80
+    _, out, _ = run(capsys, "diff", "scalerl", "mine.toml", "--json")
+    assert (json.loads(out)["a"], json.loads(out)["b"]) == ("scalerl", "mine.toml")
+
+
+def test_a_recipe_file_without_a_name_is_named_by_its_file(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text("[schedule]\nk = 4\n")
+    assert run(capsys, "check", path)[1].startswith("mine is a possible recipe")
+    assert Recipe.load("scalerl", path).name == "scalerl+mine"
+
+
 def test_check_answers_with_its_exit_code(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(Recipe.load("scalerl").to_toml())

@@ -51,7 +51,7 @@ def test_a_checkpoint_with_nan_weights_is_named(tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the weight model.norm.weight holds numbers that are not finite" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert events(tmp_path / "run")[-1]["event"] == "failed"
+    assert not (tmp_path / "run").exists(), "a refused start is no run"
 
 
 def test_logits_that_are_not_finite_are_named_before_anything_is_drawn_from_them(tmp_path):

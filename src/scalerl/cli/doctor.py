@@ -348,7 +348,8 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     yield "run", str(f.path)
     yield "lock", "held: a process is writing it" if f.locked else "free: nobody is writing it"
     silent = f.status.silent_seconds if f.status is not None and f.locked else {}
-    for p in f.processes:
+    # The processes of a run that has ended are gone: only one that is left is worth a line.
+    for p in [p for p in f.processes if f.locked or p.alive]:
         cpu = "" if p.cpu is None else f", {p.cpu:.0%} of a core"
         quiet = silent.get(p.name)
         yield (

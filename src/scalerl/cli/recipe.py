@@ -134,13 +134,14 @@ def run_diff(args: argparse.Namespace) -> int:
 
     a, b = Recipe.load(args.a), Recipe.load(args.b)
     found = diff(a, b)
+    # By the words that were asked for: a copy of a preset still has the preset's name.
     if args.json:
         rows = [difference.to_dict() for difference in found]
-        options.print_json({"a": a.name, "b": b.name, "differences": rows})
+        options.print_json({"a": args.a, "b": args.b, "differences": rows})
     elif found:
-        print(diff_table(a.name, b.name, found))
+        print(diff_table(args.a, args.b, found))
     else:
-        print(f"{a.name} and {b.name} do the same.")
+        print(f"{args.a} and {args.b} do the same.")
     return 0
 
 
@@ -166,12 +167,14 @@ def _load(words: list[str]) -> Recipe:
 
 
 def diff_table(a: str, b: str, found: list[Difference]) -> str:
-    """Path and both values on a line, the meaning below it; values too long are cut short."""
+    """Path and both values on a line, the meaning below it. Values that are too long keep their
+    beginning; names of recipes that are too long keep their end, where files differ."""
     path_width = max(len(difference.path) for difference in found)
     space = (WIDTH - path_width - 4) // 2
+    a, b = (name if len(name) <= space else "..." + name[3 - space :] for name in (a, b))
     rows = [(d.path, _cell(d.a, space), _cell(d.b, space)) for d in found]
-    value_width = max(len(a[:space]), *(len(row[1]) for row in rows))
-    head = f"{'':<{path_width}}  {a[:space]:<{value_width}}  {b[:space]}"
+    value_width = max(len(a), *(len(row[1]) for row in rows))
+    head = f"{'':<{path_width}}  {a:<{value_width}}  {b}"
     lines = [head]
     for difference, (path, left, right) in zip(found, rows, strict=True):
         lines.append(f"{path:<{path_width}}  {left:<{value_width}}  {right}")

@@ -99,8 +99,9 @@ def _lay(data: Mapping[str, Any], source: str | Path | Mapping[str, Any]) -> dic
     below = layer.pop("over", None)
     if below is not None and below not in list(presets()):
         raise InputError(f"over = {below!r} in {label or 'a layer'}: name a preset")
-    if label and "name" not in layer and data:
-        layer = {**layer, "name": f"{data.get('name', 'scalerl')}+{label}"}
+    if label and "name" not in layer:
+        named = f"{data.get('name', 'scalerl')}+{label}" if data else label
+        layer = {**layer, "name": named}
     return _over(data if below is None else _lay(data, below), layer, label)
 
 
