@@ -124,7 +124,7 @@ def train(
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    recipe = recipe_from(recipe)
+    recipe = recipe_from(recipe).with_decay_fixed()
     if recipe.placement.backend == "local":
         nursery.prepare()  # it imports while we read and plan
     rule = None if stop_when is None else parse_rule(stop_when)

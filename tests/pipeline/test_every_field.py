@@ -33,6 +33,7 @@ NO_CONTROL = ["length.control=none", "length.max_tokens=40"]
 HEADS = ["precision.trainer_head=model", "precision.generator_head=model"]
 PENALTY = ["length.control=penalty", "length.max_tokens=70", "length.penalty_max=40",
            "length.penalty_cache=8"]  # fmt: skip
+DECAY = ["optimiser.warmup_steps=2", "optimiser.decay=linear"]
 GYM = "reasoning-gym:leg_counting"
 #: It asks in words, which the tiny model's tokenizer knows letter by letter, if at all.
 WORDS = ["sampling.max_prompt_tokens=400", "task.options={}"]
@@ -87,6 +88,10 @@ CHANGES = {
     "schedule.k": ("schedule.k=1", []),
     "optimiser.lr": ("optimiser.lr=1e-3", []),
     "optimiser.warmup_steps": ("optimiser.warmup_steps=3", []),
+    "optimiser.decay": ("optimiser.decay=linear", ["optimiser.warmup_steps=2"]),
+    "optimiser.decay_start": ("optimiser.decay_start=6", DECAY),
+    "optimiser.decay_steps": ("optimiser.decay_steps=2", DECAY),
+    "optimiser.min_lr_ratio": ("optimiser.min_lr_ratio=0.5", DECAY),
     "optimiser.weight_decay": ("optimiser.weight_decay=0.0", []),
     "optimiser.eps": ("optimiser.eps=1e-8", []),
     "optimiser.betas": ("optimiser.betas=[0.9, 0.99]", []),
@@ -120,6 +125,7 @@ REFUSALS = {
     "model.path": ("model.path=/nowhere", [], "no such directory"),
     "model.dtype": ("model.dtype=float16", [], "bfloat16"),
     "task.dataset": ("task.dataset=rows.jsonl", [], "makes its own prompts"),
+    "task.system_prompt": ("task.system_prompt=Sum.", [], "needs a chat template"),
     "task.think_open": ("task.think_open=;", [], "as its model was taught"),
     "loss.kl_estimator": ("loss.kl_estimator=k1", [], "kl_coefficient above 0"),
     "loss.count_forced_tokens": ("loss.count_forced_tokens=true", NO_CONTROL, "interruption"),

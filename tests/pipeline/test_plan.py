@@ -100,3 +100,34 @@ def test_roles_that_the_template_refuses_are_found_before_the_run_with_their_pro
     (model / "chat_template.jinja").write_text(NO_SYSTEM)
     with pytest.raises(InputError, match=r"only users and assistants.*roles are tool, user"):
         plan_of(model, *chats(tmp_path, ("user",), ("tool", "user")))
+
+
+SYSTEM = "{% for m in messages %}{{ m.role[:1] }}{{ m.content }}={% endfor %}"
+
+
+def words_of(plan, prompt):
+    return plan.tokenizer.decode(plan.tokens_of(prompt))
+
+
+def test_a_system_prompt_is_the_first_message_in_training_and_validation(model, tmp_path):
+    (model / "chat_template.jinja").write_text(SYSTEM)
+    for asked in ([], chats(tmp_path, ("user",), ("user", "assistant", "user"))):
+        without, plan = plan_of(model, *asked), plan_of(model, "task.system_prompt=a1b2", *asked)
+        for held_out, prompts in ((True, plan.validation), (False, plan.prompts.values())):
+            for prompt in list(prompts)[:5]:
+                plain = words_of(without, prompt)
+                assert words_of(plan, prompt).endswith("a1b2=" + plain), held_out
+                assert not plain.endswith("a1b2=" + plain)
+
+
+def test_a_system_prompt_that_the_model_cannot_take_is_refused_in_one_line(model, tmp_path):
+    with pytest.raises(
+        InputError, match=r"needs a chat template, and the tokenizer of .* has none"
+    ):
+        plan_of(model, "task.system_prompt=a1")
+    (model / "chat_template.jinja").write_text(NO_SYSTEM)
+    with pytest.raises(InputError, match=r"refused by the chat template .* no system role"):
+        plan_of(model, "task.system_prompt=a1")
+    (model / "chat_template.jinja").write_text(SYSTEM)
+    with pytest.raises(InputError, match="has a system message of its own"):
+        plan_of(model, "task.system_prompt=a1", *chats(tmp_path, ("user",), ("system", "user")))

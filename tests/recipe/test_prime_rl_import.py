@@ -77,3 +77,20 @@ def test_batches_that_do_not_divide_and_groups_of_one_are_refused():
         from_prime_rl({"orchestrator": {"group_size": 7}})
     with pytest.raises(InputError, match="group of one"):
         from_prime_rl({})
+
+
+def test_linear_falls_at_the_end_and_cosine_from_the_warm_up_on():
+    """As prime-rl's setup_linear_scheduler and setup_cosine_scheduler have it."""
+    trainer, group = {"optim": {"lr": 1e-6}}, {"group_size": 8}
+    linear = {"type": "linear", "warmup_steps": 20, "decay_steps": 100, "min_lr": 1e-7}
+    config = {"max_steps": 500, "orchestrator": group, "trainer": trainer | {"scheduler": linear}}
+    found = from_prime_rl(config)
+    rate = found.recipe.optimiser
+    assert (rate.decay, rate.decay_start, rate.decay_steps) == ("linear", 400, 100)
+    assert rate.min_lr_ratio == pytest.approx(0.1)
+    cosine = {"type": "cosine", "warmup_steps": 20}
+    found = from_prime_rl(config | {"trainer": trainer | {"scheduler": cosine}})
+    rate = found.recipe.with_decay_fixed().optimiser
+    assert (rate.decay, rate.decay_start, rate.decay_steps) == ("cosine", 20, 480)
+    found = from_prime_rl({"orchestrator": group, "trainer": trainer | {"scheduler": cosine}})
+    assert "trainer.scheduler.type" in {note.key for note in found.unmapped}

@@ -185,3 +185,30 @@ def test_the_fixtures_are_what_the_installed_trl_writes():
     found = from_trl(config.to_dict())
     assert found.recipe == from_trl(fixture("grpo_config_defaults")).recipe
     assert keys(found.unmapped) == {"lr_scheduler_type", "num_train_epochs"}
+
+
+@pytest.mark.parametrize(
+    ("config", "decay", "floor"),
+    [
+        ({"max_steps": 500}, "linear", 0.0),  # Transformers' default
+        ({"max_steps": 500, "lr_scheduler_type": "cosine"}, "cosine", 0.0),
+        ({"max_steps": 500, "lr_scheduler_type": "cosine_with_min_lr",
+          "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, "cosine", 0.1),
+        ({"max_steps": 500, "lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-6,
+          "lr_scheduler_kwargs": {"min_lr": 2e-7}}, "cosine", 0.2),
+        ({"max_steps": 500, "lr_scheduler_type": "constant_with_warmup"}, "constant", 0.0),
+    ],
+)  # fmt: skip
+def test_a_learning_rate_schedule_is_ours(config, decay, floor):
+    found = from_trl({"warmup_steps": 20, **config})
+    rate = found.recipe.with_decay_fixed().optimiser
+    assert (rate.decay, rate.min_lr_ratio) == (decay, pytest.approx(floor))
+    assert not keys(found.unmapped) & {"lr_scheduler_type", "lr_scheduler_kwargs.min_lr_rate"}
+    if decay != "constant":
+        assert (rate.decay_start, rate.decay_steps) == (20, 480)
+
+
+def test_a_schedule_that_we_do_not_have_is_named():
+    found = from_trl({"max_steps": 500, "lr_scheduler_type": "polynomial"})
+    assert "lr_scheduler_type" in keys(found.unmapped)
+    assert found.recipe.optimiser.decay == "constant"

@@ -141,6 +141,7 @@ class Plan:
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
             validation_slots=max(min(MAX_SLOTS, most // 2), 1),
         )
+        plan._check_system_prompt()
         plan._check_roles()
         return plan._without_long_prompts()._with_slots_for_all()
 
@@ -235,6 +236,7 @@ class Plan:
             messages = prompt.question
             if isinstance(messages, str):
                 messages = ({"role": "user", "content": messages},)
+            messages = (*self._system(prompt), *messages)
             try:
                 return np.asarray(self.chat.tokens(messages), dtype=np.int64)
             except InputError as error:
@@ -246,6 +248,34 @@ class Plan:
                 "(task.options.chat = false)"
             )
         return np.asarray(self.tokenizer(prompt.question)["input_ids"], dtype=np.int64)
+
+    def _system(self, prompt: Prompt) -> tuple[dict[str, str], ...]:
+        """The system message of the recipe, if it has one."""
+        text = self.recipe.task.system_prompt
+        if not text:
+            return ()
+        chat = () if isinstance(prompt.question, str) else prompt.question
+        if any(message["role"] == "system" for message in chat):
+            raise InputError(
+                f"prompt {prompt.id} has a system message of its own: leave task.system_prompt "
+                "empty, or take that message out of the dataset"
+            )
+        return ({"role": "system", "content": text},)
+
+    def _check_system_prompt(self) -> None:
+        if not self.recipe.task.system_prompt:
+            return
+        model = self.recipe.model.path
+        if not self.chat.there:
+            raise InputError(
+                f"task.system_prompt needs a chat template, and the tokenizer of {model} has none: "
+                "leave it empty, or take a model that has one"
+            )
+        if self.chat.merges:
+            raise InputError(
+                f"task.system_prompt is refused by the chat template of {model}, which has no "
+                "system role: leave it empty, and write it into the questions"
+            )
 
     def answer(self, prompt: Prompt, token_ids: npt.NDArray[np.int64], step: int) -> Answer:
         """An answer as checkers are given it."""

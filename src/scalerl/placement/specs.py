@@ -50,7 +50,7 @@ class Specs:
                 f"{where.trainers}: set placement.trainers=1, or placement.trainer=fsdp"
             )
         channel = default_channel if where.weights == "auto" else where.weights
-        settings = recipe.optimiser
+        settings = recipe.with_decay_fixed().optimiser
         OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
             make_engine=ENGINES[where.engine],
@@ -65,6 +65,10 @@ class Specs:
                     name=settings.name,
                     lr=settings.lr,
                     warmup_steps=settings.warmup_steps,
+                    decay=settings.decay,
+                    decay_start=settings.decay_start or 0,
+                    decay_steps=settings.decay_steps or 0,
+                    min_lr_ratio=settings.min_lr_ratio,
                     weight_decay=settings.weight_decay,
                     eps=settings.eps,
                     betas=(settings.betas[0], settings.betas[1]),

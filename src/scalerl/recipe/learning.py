@@ -60,6 +60,12 @@ class TaskSection(Section):
         "file or Hugging Face dataset with the prompts; empty for tasks that make their own",
         "paper: Polaris-53K",
     )
+    system_prompt: str = field(
+        "",
+        "system message before every question, in training and validation, through the model's "
+        "chat template; empty for none",
+        "not stated",
+    )
     reward_correct: float = field(1.0, "reward of a correct answer", "paper", unit="reward")
     reward_wrong: float = field(-1.0, "reward of any other answer", "paper", unit="reward")
     think_open: str = field(

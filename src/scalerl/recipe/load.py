@@ -1,8 +1,8 @@
 """From presets, files and `dotted.key=value` overrides to a recipe.
 
 Layers are laid over each other key by key; a layer that says `over = "tiny"` brings that preset
-along, below itself. Where a layer chooses another loss, length control or
-curriculum, the constants of the old choice go with it: an epsilon of 0.2 means nothing to GSPO.
+along, below itself. Where a layer chooses another loss, length control, curriculum or decay of the
+learning rate, the constants of the old choice go with it: an epsilon of 0.2 means nothing to GSPO.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from scalerl.recipe.learning import CurriculumSection
 from scalerl.recipe.length import LengthSection
 from scalerl.recipe.losses import LossSection
 from scalerl.recipe.problems import known_keys, loss_named, nearest, not_yet, unknown_key
+from scalerl.recipe.running import DECAY_CONSTANTS, OptimiserSection
 from scalerl.recipe.schema import Recipe
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
@@ -33,6 +34,7 @@ def _constants(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
 SWITCHES: dict[str, tuple[str, set[str]]] = {
     "loss": ("name", set(LossSection.model_fields)),
     "length": ("control", set(LengthSection.model_fields) - _constants(LENGTH_CONSTANTS)),
+    "optimiser": ("decay", set(OptimiserSection.model_fields) - set(DECAY_CONSTANTS)),
     "curriculum": ("name", set(CurriculumSection.model_fields) - _constants(CURRICULUM_CONSTANTS)),
 }
 #: The order in which presets are listed; any others follow.

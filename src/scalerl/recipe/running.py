@@ -15,6 +15,8 @@ from scalerl.recipe.names import name_or_path
 
 Name = Annotated[str, AfterValidator(name_or_path)]
 Head = Literal["fp32", "model", "bf16-emulated"]
+#: Fields of the optimiser that mean nothing to a constant rate.
+DECAY_CONSTANTS = ("decay_start", "decay_steps", "min_lr_ratio")
 
 
 class PrecisionSection(Section):
@@ -72,12 +74,32 @@ class ScheduleSection(Section):
 
 
 class OptimiserSection(Section):
-    """The optimiser, with a constant rate after a linear warm-up."""
+    """The optimiser. Its rate rises linearly, then stays constant; it may decay to the end."""
 
     name: Name = field("adamw", "adamw, or your own as package.module:function", "paper")
-    lr: float = field(5e-7, "learning rate after warm-up, constant", "paper", gt=0)
+    lr: float = field(5e-7, "learning rate after warm-up, before any decay", "paper", gt=0)
     warmup_steps: int = field(
         100, "steps over which the rate rises linearly from 0", "paper", unit="steps", ge=0
+    )
+    decay: Literal["constant", "linear", "cosine"] = field(
+        "constant", "how the rate falls after warm-up: not at all, linearly, by a cosine", "paper"
+    )
+    decay_start: int | None = field(
+        None,
+        "steps before the rate begins to fall; unset: warmup_steps",
+        "ours",
+        unit="steps",
+        ge=0,
+    )
+    decay_steps: int | None = field(
+        None,
+        "steps over which the rate falls; unset: up to budget.steps, as it is when the run begins",
+        "ours",
+        unit="steps",
+        gt=0,
+    )
+    min_lr_ratio: float = field(
+        0.0, "rate at the end of the decay, as a share of lr", "ours", ge=0, le=1
     )
     weight_decay: float = field(0.01, "decoupled weight decay", "paper", ge=0)
     eps: float = field(
@@ -100,6 +122,21 @@ class OptimiserSection(Section):
     def _betas_below_one(self) -> OptimiserSection:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("optimiser.betas must both be from 0 to below 1")
+        return self
+
+    @model_validator(mode="after")
+    def _decays(self) -> OptimiserSection:
+        for key in DECAY_CONSTANTS:
+            if self.decay == "constant" and getattr(self, key):
+                raise ValueError(
+                    f'optimiser.{key} is about decay, but optimiser.decay is "constant": set '
+                    'optimiser.decay to "linear" or "cosine", or leave it out'
+                )
+        if self.decay_start is not None and self.decay_start < self.warmup_steps:
+            raise ValueError(
+                f"optimiser.decay_start = {self.decay_start} is before the end of the warm-up: "
+                f"give at least optimiser.warmup_steps = {self.warmup_steps}"
+            )
         return self
 
 

@@ -118,6 +118,21 @@ class Recipe(Section):
 
         return Recipe.from_dict(merge(self.to_dict(), nest(changes)))
 
+    def with_decay_fixed(self) -> Recipe:
+        """This recipe with the beginning and the end of a decay as numbers. A run is given these
+        when it begins, so that a longer budget later does not raise the rate again.
+
+        >>> recipe = Recipe().replace({"optimiser.decay": "cosine", "budget.steps": 1000})
+        >>> recipe.with_decay_fixed().optimiser.decay_steps
+        900
+        """
+        o = self.optimiser
+        if o.decay == "constant" or (o.decay_start is not None and o.decay_steps is not None):
+            return self
+        start = o.warmup_steps if o.decay_start is None else o.decay_start
+        steps = (self.budget.steps or 0) - start if o.decay_steps is None else o.decay_steps
+        return self.replace({"optimiser.decay_start": start, "optimiser.decay_steps": steps})
+
     def _repr_html_(self) -> str:
         from scalerl.recipe.notebook import recipe_html
 
@@ -141,6 +156,7 @@ class Recipe(Section):
                     'filter.zero_variance = "refill" needs schedule.name = "pipeline": the prompts '
                     "of an off-policy phase are handed out beforehand, so none are left to refill"
                 )
+        self._check_decay()
         if self.placement.trainer == "local" and self.placement.trainers > 1:
             raise ValueError(
                 'placement.trainer = "local" learns on one device, but placement.trainers = '
@@ -170,3 +186,21 @@ class Recipe(Section):
                 'advantage.normalisation = "none": set both, or set loss.name = "grpo"'
             )
         return self
+
+    def _check_decay(self) -> None:
+        """A decay needs an end, and that after its beginning."""
+        o, steps = self.optimiser, self.budget.steps
+        if o.decay == "constant" or o.decay_steps is not None:
+            return
+        if steps is None:
+            raise ValueError(
+                f'optimiser.decay = "{o.decay}" needs an end: set budget.steps (--steps N), or '
+                "optimiser.decay_steps for a run of open length"
+            )
+        start = o.warmup_steps if o.decay_start is None else o.decay_start
+        if steps <= start:
+            raise ValueError(
+                f"budget.steps = {steps} leaves no step for optimiser.decay, which begins after "
+                f"step {start}: raise budget.steps, or lower optimiser.warmup_steps or "
+                "optimiser.decay_start"
+            )

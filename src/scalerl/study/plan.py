@@ -183,14 +183,16 @@ def variants(
     base = next(iter(kept.values())) if kept else _named(_base(asked))
     if asked.steps is not None:
         base = base.replace({"budget.steps": asked.steps})
+    # By the whole budget, before a member is screened with a part of it.
+    fixed = base.with_decay_fixed()
     budget = {f"budget.{k}": v for k, v in base.to_dict()["budget"].items()}
     if not any(budget.values()):
         raise InputError("how long is each run? give --steps N")
-    found = {name: recipe.replace(budget) for name, recipe in ({base.name: base} | kept).items()}
+    found = {name: recipe.replace(budget) for name, recipe in ({base.name: fixed} | kept).items()}
     made: set[str] = set()
     for name, recipe in _others(asked, base, home):
-        same_budget = recipe.replace({"name": name, **budget})
-        if not diff(base, same_budget):
+        same_budget = recipe.replace({"name": name, **budget}).with_decay_fixed()
+        if not diff(fixed, same_budget):
             continue
         if name in made:
             raise InputError(f"two variants are called {name}: ask for one of them")
@@ -214,7 +216,12 @@ def _base(asked: StudyPlan) -> Recipe:
     layers = [word for word in asked.recipe if "=" not in word]
     if not layers:
         raise InputError("which recipe? for example: scalerl study out/loo scalerl tiny")
-    return recipe_from(list(asked.recipe))
+    return recipe_from([*asked.recipe, *_steps(asked)])
+
+
+def _steps(asked: StudyPlan) -> list[str]:
+    """The budget as a word of a recipe: a decay of the learning rate needs to know it."""
+    return [] if asked.steps is None else [f"budget.steps={asked.steps}"]
 
 
 def _named(recipe: Recipe) -> Recipe:
@@ -235,7 +242,7 @@ def _rivals(asked: StudyPlan) -> Iterator[tuple[str, Recipe]]:
     first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
     rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
     for rival in asked.recipes:
-        recipe = recipe_from([rival, *rest])
+        recipe = recipe_from([rival, *rest, *_steps(asked)])
         yield safe(recipe.name), recipe
 
 

@@ -145,9 +145,8 @@ class LocalTrainer:
 
     @property
     def lr(self) -> float:
-        """Linear warm-up, then constant."""
-        share = (self._version + 1) / max(self.settings.warmup_steps, 1)
-        return self.settings.lr * min(share, 1.0)
+        """Learning rate of the next step."""
+        return self.settings.rate.after(self._version)
 
     def step(self, groups: Sequence[Group]) -> StepReport:
         start, budget = time.perf_counter(), self.token_budget

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalerl.algorithm.learning_rate import Decay, LearningRate
 from scalerl.registry import Registry
 
 
@@ -21,11 +22,26 @@ class Optimiser:
     name: str = "adamw"
     lr: float = 5e-7
     warmup_steps: int = 100
+    decay: Decay = "constant"
+    decay_start: int = 0
+    decay_steps: int = 0
+    min_lr_ratio: float = 0.0
     weight_decay: float = 0.01
     eps: float = 1e-15
     betas: tuple[float, float] = (0.9, 0.95)
     #: Largest norm of the gradient; 0 is off.
     grad_clip: float = 1.0
+
+    @property
+    def rate(self) -> LearningRate:
+        return LearningRate(
+            peak=self.lr,
+            warmup_steps=self.warmup_steps,
+            decay=self.decay,
+            decay_start=self.decay_start,
+            decay_steps=self.decay_steps,
+            min_lr_ratio=self.min_lr_ratio,
+        )
 
 
 #: The parameters are FP32 (masters.py). The trainer sets the learning rate of every step and clips

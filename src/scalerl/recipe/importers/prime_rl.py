@@ -178,11 +178,32 @@ def _optimiser(reader: Reader) -> None:
     betas = [reader.number(f"{home}betas1"), reader.number(f"{home}betas2")]
     reader.set("optimiser.betas", [float(betas[0] or 0.9), float(betas[1] or 0.999)])
     reader.set("optimiser.grad_clip", float(reader.number(f"{home}max_norm", default=1.0)))
-    shape = reader.take("trainer.scheduler.type", default="constant")
-    reader.set("optimiser.warmup_steps", reader.whole("trainer.scheduler.warmup_steps", default=0))
-    decay_steps = reader.take("trainer.scheduler.decay_steps", default=None)
-    if shape != "constant" and decay_steps != 0:
-        reader.drop("trainer.scheduler.type", f"here the rate stays constant, not {shape}")
+    _decay(reader)
+
+
+def _decay(reader: Reader) -> None:
+    """`linear` falls in the last decay_steps steps of the run, `cosine` from the warm-up on."""
+    home = "trainer.scheduler."
+    shape = reader.take(f"{home}type", default="constant")
+    warmup = reader.whole(f"{home}warmup_steps", default=0 if shape == "constant" else 10)
+    falls = reader.whole(f"{home}decay_steps", default=10)
+    floor = float(reader.number(f"{home}min_lr", default=0.0))
+    reader.set("optimiser.warmup_steps", warmup)
+    steps = reader.changes.get("budget.steps")
+    if shape == "constant" or (shape == "linear" and falls == 0):
+        return
+    if shape not in ("linear", "cosine"):
+        reader.drop(f"{home}type", "the rate here is constant, linear or cosine")
+    elif steps is None:
+        reader.drop(f"{home}type", "a decay here needs max_steps, its end")
+    elif steps > warmup:
+        reader.set("optimiser.decay", shape)
+        if shape == "linear":
+            falls = min(falls, steps - warmup)
+            reader.set("optimiser.decay_start", steps - falls)
+            reader.set("optimiser.decay_steps", falls)
+        lr = reader.changes["optimiser.lr"]
+        reader.set("optimiser.min_lr_ratio", floor / lr if lr else 0.0)
 
 
 def _validation(reader: Reader) -> None:

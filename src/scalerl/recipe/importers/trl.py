@@ -28,6 +28,8 @@ AGGREGATION = {
     "dr_grpo": "constant",
 }
 NORMALISATION = {True: "prompt", False: "none", "group": "prompt", "batch": "batch", "none": "none"}
+#: Schedules of Transformers that our decays are.
+DECAYS = {"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"}
 DTYPES = ("bfloat16", "float16", "float32")
 
 #: Settings of a Hugging Face trainer about logging, saving, loading and placing, not learning.
@@ -238,14 +240,32 @@ def _optimiser(reader: Reader) -> None:
     optim = str(reader.take("optim", default="adamw_torch"))
     if not optim.removeprefix("paged_").startswith("adamw"):
         reader.drop("optim", "only AdamW here")
-    shape = str(reader.take("lr_scheduler_type", default="linear"))
-    if shape not in ("constant", "constant_with_warmup"):
-        reader.drop("lr_scheduler_type", f"here the rate stays constant after warm-up, not {shape}")
+    _decay(reader, steps)
     if steps > 0:
         reader.set("budget.steps", steps)
         reader.left.pop("num_train_epochs", None)
     else:
         reader.drop("num_train_epochs", "a budget here is in steps, GPU-hours or minutes")
+
+
+def _decay(reader: Reader, steps: int) -> None:
+    shape = str(reader.take("lr_scheduler_type", default="linear"))
+    if shape in ("constant", "constant_with_warmup"):
+        return
+    if shape not in DECAYS:
+        decays = ", ".join(DECAYS)
+        reader.drop("lr_scheduler_type", f"the rate here is constant, or one of {decays}")
+    elif steps <= 0:
+        reader.drop("lr_scheduler_type", "a decay here needs max_steps, its end")
+    elif steps <= reader.changes["optimiser.warmup_steps"]:
+        return  # all steps are warm-up
+    else:
+        reader.set("optimiser.decay", DECAYS[shape])
+        if shape == "cosine_with_min_lr":
+            home = "lr_scheduler_kwargs."
+            floor, lr = reader.number(f"{home}min_lr"), reader.changes["optimiser.lr"]
+            share = reader.number(f"{home}min_lr_rate", default=0.0)
+            reader.set("optimiser.min_lr_ratio", floor / lr if floor and lr else float(share))
 
 
 def _rest(reader: Reader) -> None:
