@@ -335,8 +335,8 @@ def _notes(f: Findings) -> Iterator[str]:
         yield f"checkpoint step_{step} is damaged ({wrong}): a resume passes it over"
     if f.checkpoint_size and f.free < ROOM * f.checkpoint_size:
         yield (
-            f"free some disk: {_size(f.free)} are left, a checkpoint takes "
-            f"{_size(f.checkpoint_size)}"
+            f"free some disk: {size_text(f.free)} are left, a checkpoint takes "
+            f"{size_text(f.checkpoint_size)}"
         )
 
 
@@ -378,7 +378,7 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
         yield "validation", f"failed at step {step}: {why}"
     whole = "none" if f.checkpoint is None else f"step_{f.checkpoint}"
     yield "checkpoint", f"newest whole one: {whole}"
-    yield "disk", f"{_size(f.free)} free"
+    yield "disk", f"{size_text(f.free)} free"
     for e in f.events:
         yield "event", f"step {e.step}: {e.event} {e.why or e.reason or ''}".rstrip()
 
@@ -398,7 +398,12 @@ def _groups(status: Status) -> dict[str, int]:
     return {"writing": status.writing, "checking": status.checking, "waiting": max(rest, 0)}
 
 
-def _size(size: float) -> str:
+def size_text(size: float) -> str:
+    """Bytes in words.
+
+    >>> size_text(1_500_000)
+    '2 MB'
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

@@ -141,6 +141,32 @@ def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: st
     )
 
 
+def add_measure(command: argparse.ArgumentParser) -> None:
+    """Options of a dry run that measures."""
+    command.add_argument(
+        "--measure-steps",
+        type=int,
+        metavar="N",
+        help="with --dry-run: run N steps (3 or more) in a temporary directory to estimate hours, "
+        "device-hours and memory",
+    )
+    command.add_argument(
+        "--price",
+        type=number,
+        metavar="P",
+        help="with --measure-steps: cost of a device-hour, to estimate the cost",
+    )
+
+
+def refuse_measure(args: argparse.Namespace) -> None:
+    """These options mean nothing to a run that is not dry."""
+    from scalerl.errors import InputError
+
+    for name in ("measure_steps", "price"):
+        if getattr(args, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} estimates a run: give --dry-run as well")
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON for machines")
 

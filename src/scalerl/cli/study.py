@@ -103,6 +103,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="members, what differs between them, compute and hours; nothing is written",
     )
+    options.add_measure(command)
     command.add_argument(
         "--target",
         type=options.number,
@@ -127,10 +128,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--jobs {args.jobs}: give 1 or more")
     study = _study(args, words)
     study.target = args.target
+    if args.dry_run and not commands:
+        return _dry_run(args, study)
+    options.refuse_measure(args)
     if commands:
         return _commands(args, study)
-    if args.dry_run:
-        return _dry_run(args, study)
     return _run(args, study)
 
 
@@ -192,10 +194,20 @@ def _commands(args: argparse.Namespace, study: Study) -> int:
 def _dry_run(args: argparse.Namespace, study: Study) -> int:
     from scalerl.cli.study_view import plan_text
 
+    if args.measure_steps is not None:
+        from scalerl.cli.estimate import measure_all
+
+        found = measure_all(study.variants.values(), args.measure_steps)
+        study.measured = [(each.recipe, each.rate) for each in found]
+    plan = study.plan_dict(args.jobs)
+    hours = plan["compute"]["device_hours"]
+    cost = None if args.price is None or hours is None else hours * args.price
     if args.json:
-        options.print_json(study.plan_dict(args.jobs))
-    else:
-        print(plan_text(study, args.jobs))
+        options.print_json(plan | {"cost": cost})
+        return 0
+    print(plan_text(study, args.jobs))
+    if cost is not None:
+        print(f"cost: {cost:.3g}, at {args.price:g} a device-hour")
     return 0
 
 

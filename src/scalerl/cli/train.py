@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="check and print the resolved recipe, the placement, and what is missing for it",
     )
+    options.add_measure(command)
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     command.add_argument(
         "--json",
@@ -85,18 +87,30 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _check_own_loss(recipe)
         print(recipe.to_toml(), end="")
+        _print_estimate(args, recipe)
         _print_placement(recipe)
         return 0
+    options.refuse_measure(args)
     if not args.resume and not args.out:
         raise InputError("where to? give --out RUN")
     return _train(args, recipe)
+
+
+def _print_estimate(args: argparse.Namespace, recipe: Recipe) -> None:
+    """After the recipe, as comments of it: time, memory and disk."""
+    from scalerl.cli.estimate import estimate_lines, measure
+
+    sys.stdout.flush()  # a measurement takes a while, and the recipe is known already
+    measured = None if args.measure_steps is None else measure(recipe, args.measure_steps)
+    print()
+    for line in estimate_lines(recipe, measured, args.price):
+        print(f"# {line}")
 
 
 def _print_placement(recipe: Recipe) -> None:
     """After the recipe, as comments of it: where parts would live, and what is missing there."""
     from scalerl.placement.outline import outline
 
-    print()
     for line in outline(recipe):
         print(f"# {line}")
 

@@ -58,6 +58,16 @@ def look(pids: Mapping[str, int], sample: float = 0.3) -> list[Process]:
     return out
 
 
+def peak_memory(pid: int) -> int | None:
+    """Largest resident size so far, in bytes; None where the system does not say."""
+    try:
+        text = (Path("/proc") / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    peak = next((line for line in text.splitlines() if line.startswith("VmHWM:")), None)
+    return None if peak is None else int(peak.split()[1]) * 1024
+
+
 def _stat(pid: int) -> tuple[str, float] | None:
     """(state, seconds of processor time) of a Python process."""
     folder = Path("/proc") / str(pid)

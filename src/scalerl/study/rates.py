@@ -1,9 +1,9 @@
 """How long a study will take: from what runs of its kind took on this machine, or not at all.
 
 A rate is the minutes, tokens and FLOPs that a rollout took in a recorded run. It is taken, in this
-order, from the member's own record, from members of its variant, from any member, and from runs
-beside the study's directory that train the same model by the same means. Nothing is guessed: where
-no run was recorded, hours are not known until one was.
+order, from the member's own record, from members of its variant, from any member, from a trial run
+of a few steps, and from runs beside the study's directory; the last two must train the same model
+by the same means. Nothing is guessed: without any of them, hours are not known.
 """
 
 from __future__ import annotations
@@ -98,8 +98,11 @@ def _mean(rates: Sequence[Rate], source: str) -> Rate:
     return Rate(**means, source=source)
 
 
-def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
-    """The rate of every member for which there is one."""
+def rates(
+    members: Sequence[Member], beside: Path, measured: Sequence[tuple[Recipe, Rate]] = ()
+) -> dict[str, Rate]:
+    """The rate of every member for which there is one. `measured` are rates of short trials, for a
+    study of which no member has run."""
     own = {m.name: rate for m in members if (rate := rate_of(m.path, m.recipe, OWN)) is not None}
     variants: dict[str, list[Rate]] = {}
     for m in members:
@@ -116,13 +119,14 @@ def rates(members: Sequence[Member], beside: Path) -> dict[str, Rate]:
         elif anyone is not None:
             found[m.name] = anyone
         else:
-            alike = [rate for recipe, rate in nearby if _alike(m.recipe, recipe)]
-            if alike:
-                found[m.name] = _mean(alike, ", ".join(sorted({r.source for r in alike})[:3]))
+            same = [rate for recipe, rate in measured if alike(m.recipe, recipe)]
+            same = same or [rate for recipe, rate in nearby if alike(m.recipe, recipe)]
+            if same:
+                found[m.name] = _mean(same, ", ".join(sorted({r.source for r in same})[:3]))
     return found
 
 
-def _alike(a: Recipe, b: Recipe) -> bool:
+def alike(a: Recipe, b: Recipe) -> bool:
     """Whether a rollout takes both alike: the same model, lengths, precision and devices."""
     same = ("model", "length", "placement", "precision")
     return all(getattr(a, section) == getattr(b, section) for section in same)
@@ -144,10 +148,14 @@ def _nearby(beside: Path) -> Iterable[tuple[Recipe, Rate]]:
 
 
 def expected(
-    members: Sequence[Member], progress: dict[str, MemberProgress], beside: Path, jobs: int
+    members: Sequence[Member],
+    progress: dict[str, MemberProgress],
+    beside: Path,
+    jobs: int,
+    measured: Sequence[tuple[Recipe, Rate]] = (),
 ) -> Expected:
     """What the members that are not at their end still need."""
-    known = rates(members, beside)
+    known = rates(members, beside, measured)
     left = [(m, 1.0 - progress[m.name].share(m.recipe)) for m in members]
     left = [(m, share) for m, share in left if share > 0]
     steps: list[int | None] = []
@@ -197,5 +205,5 @@ def _by_limits(
         sum(known) if len(known) == len(left) else None,
         sum(asked) if len(asked) == len(left) else None,
         device_hours, None, None, None, jobs,
-        "not known until a member has run for a few steps",
+        "not known until a member has run for a few steps, or until --measure-steps 3",
     )  # fmt: skip

@@ -41,7 +41,7 @@ from scalerl.study.more import Shown, with_more
 from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
 from scalerl.study.race import Foresight, RaceState, race
 from scalerl.study.racing import racers
-from scalerl.study.rates import Expected, expected
+from scalerl.study.rates import Expected, Rate, expected
 from scalerl.study.stability import Stability, half_check, judge, read_curve
 from scalerl.study.table import MemberFinding, StudyArms, StudyRow, rows
 
@@ -91,6 +91,8 @@ class Study:
         self.members = tuple(self._members())
         #: Score whose compute the table gives; None: a share of the reference's ceiling.
         self.target: float | None = None
+        #: Rates of trial runs, for the hours of a study of which no member has run.
+        self.measured: Sequence[tuple[Recipe, Rate]] = ()
         self._judged: dict[str, _Judged] = {}
         self._foresight = Foresight()
         for member in self.members:
@@ -169,7 +171,8 @@ class Study:
 
     def expected(self, jobs: int | None = None) -> Expected:
         """Compute and hours of what is left, from measured rates."""
-        return expected(self.members, self.progress(), self.path, jobs or self.jobs())
+        jobs = jobs or self.jobs()
+        return expected(self.members, self.progress(), self.path, jobs, self.measured)
 
     def jobs(self) -> int:
         """Members that run at once by default: as many as the machine has cores for their
