@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from scalerl import __version__
 
+#: Command → its positional argument that also takes words after the options.
+TAKES_MORE = {"train": "recipe", "eval": "model", "study": "words", "init": "changes"}
 EXIT_OK, EXIT_NO, EXIT_BAD_INPUT = 0, 1, 2
 
 
@@ -22,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         evaluate,
         fit,
         forecast,
+        init,
         recipe,
         report,
         scale,
@@ -40,18 +43,18 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(fit, forecast, compare, backtest, report, serve),
-        *(recipe, train, scale, study, evaluate, doctor, warmstart),
+        *(init, recipe, train, scale, study, evaluate, doctor, warmstart),
     ):
         module.add(commands)
     return top
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, and KEY=VALUE may also follow the options of `train` and `eval`, any word
-    those of `study`."""
+    """As argparse does, and KEY=VALUE may also follow the options of `train`, `eval` and `init`,
+    any word those of `study`."""
     top = parser()
     args, rest = top.parse_known_args(argv)
-    takes = {"train": "recipe", "eval": "model", "study": "words"}.get(args.command)
+    takes = TAKES_MORE.get(args.command)
     changes = args.command == "study" or all("=" in r for r in rest)
     if rest and takes is not None and changes and all(r[0] != "-" for r in rest):
         getattr(args, takes).extend(rest)

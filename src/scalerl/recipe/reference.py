@@ -111,9 +111,19 @@ def _loss_constants() -> str:
 def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
     extra = info.json_schema_extra
     about: dict[str, Any] = extra if isinstance(extra, dict) else {}
-    meaning = (info.description or "") + (f" [{about['unit']}]" if about.get("unit") else "")
     shown = "unset" if default is None else f"`{value(default)}`"
-    return [f"`{key}`", _kind(info), shown, meaning, str(about.get("source", ""))]
+    return [f"`{key}`", kind(info), shown, meaning(info), str(about.get("source", ""))]
+
+
+def meaning(info: FieldInfo) -> str:
+    """What a field decides, and its unit.
+
+    >>> meaning(Recipe.model_fields["seed"])
+    'seed of every random choice'
+    """
+    extra = info.json_schema_extra
+    unit = extra.get("unit") if isinstance(extra, dict) else None
+    return (info.description or "") + (f" [{unit}]" if unit else "")
 
 
 def _lines(headings: str, rows: list[list[str]]) -> str:
@@ -123,7 +133,7 @@ def _lines(headings: str, rows: list[list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kind(info: FieldInfo) -> str:
+def kind(info: FieldInfo) -> str:
     """The type of a field in words, with its limits."""
     limits = []
     for limit in info.metadata:
@@ -134,8 +144,8 @@ def _kind(info: FieldInfo) -> str:
     return " ".join([_type(info.annotation), ", ".join(limits)]).strip()
 
 
-def _type(kind: Any) -> str:
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+def _type(annotation: Any) -> str:
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in inside)
     if origin in (Union, types.UnionType):
@@ -147,9 +157,9 @@ def _type(kind: Any) -> str:
         return "table"
     if origin is typing.Annotated:
         return _type(inside[0])
-    return {str: "text", int: "whole number", float: "number", bool: "true, false"}[kind]
+    return {str: "text", int: "whole number", float: "number", bool: "true, false"}[annotation]
 
 
 def _section(info: FieldInfo) -> type[Section] | None:
-    kind = info.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    made = info.annotation
+    return made if isinstance(made, type) and issubclass(made, Section) else None

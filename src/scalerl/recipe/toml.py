@@ -58,15 +58,20 @@ def write(data: Mapping[str, Any], marks: Mapping[str, str] | None = None) -> st
     """A mapping of values and of sections as TOML. Unset fields are comments; `marks` (dotted
     path → text) become comments after their values."""
     marks = marks or {}
-    lines = [_line(k, v, marks.get(k)) for k, v in data.items() if not isinstance(v, Mapping)]
+    lines = [line(k, v, marks.get(k)) for k, v in data.items() if not isinstance(v, Mapping)]
     for section, body in data.items():
         if isinstance(body, Mapping):
             lines += ["", f"[{_key(section)}]"]
-            lines += [_line(k, v, marks.get(f"{section}.{k}")) for k, v in body.items()]
+            lines += [line(k, v, marks.get(f"{section}.{k}")) for k, v in body.items()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _line(key: str, item: Any, mark: str | None) -> str:
+def line(key: str, item: Any, mark: str | None) -> str:
+    """A key and its value, with a comment after it; an unset one is a comment.
+
+    >>> line("k", 8, "paper"), line("minutes", None, None)
+    ('k = 8  # paper', '# minutes is unset')
+    """
     if item is None:
         return f"# {key} is unset"
     return f"{_key(key)} = {value(item)}" + (f"  # {mark}" if mark else "")
