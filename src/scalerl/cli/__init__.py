@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     from scalerl.cli import (
         backtest,
         compare,
+        completion,
         doctor,
         evaluate,
         fit,
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(fit, forecast, compare, backtest, report, serve),
-        *(init, recipe, train, scale, study, evaluate, doctor, warmstart),
+        *(init, recipe, train, scale, study, evaluate, doctor, warmstart, completion),
     ):
         module.add(commands)
     return top
