@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
         completion,
         doctor,
         evaluate,
+        export,
         fit,
         forecast,
         init,
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         serve,
         study,
         train,
+        upload,
         warmstart,
     )
 
@@ -44,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(fit, forecast, compare, backtest, report, serve),
-        *(init, recipe, train, scale, study, evaluate, doctor, warmstart, completion),
+        *(init, recipe, train, scale, study, evaluate, export, upload, doctor),
+        *(warmstart, completion),
     ):
         module.add(commands)
     return top

@@ -1,0 +1,71 @@
+"""scalerl upload: a checkpoint of a run to the Hugging Face hub, with its card."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scalerl.cli.export import add_checkpoint
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "upload",
+        help="upload a checkpoint to the Hugging Face hub",
+        description="Upload what `scalerl export` writes to a model repository, which is made if "
+        "it is not there. It is private unless --public is given. The token is that of `hf auth "
+        "login` or HF_TOKEN; HF_ENDPOINT names another hub.",
+        epilog="Example: scalerl upload runs/first me/first",
+    )
+    add_checkpoint(command)
+    command.add_argument("repo", metavar="OWNER/NAME", help="model repository")
+    command.add_argument("--public", action="store_true", help="everybody may read it")
+    command.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from scalerl.cli.export import export
+    from scalerl.errors import InputError
+
+    try:
+        import huggingface_hub as hub
+    except ModuleNotFoundError:
+        raise InputError("uploading needs huggingface_hub: pip install 'scalerl[hub]'") from None
+    if args.repo.count("/") != 1 or not all(args.repo.split("/")):
+        raise InputError(f"{args.repo}: name the repository as OWNER/NAME")
+    token = hub.get_token()
+    if token is None:
+        raise InputError("no token for the hub: run `hf auth login`, or set HF_TOKEN")
+    if not sys.stderr.isatty():
+        hub.utils.disable_progress_bars()
+    with tempfile.TemporaryDirectory(prefix="scalerl-upload-") as folder:
+        step = export(Path(args.run), args.step, Path(folder) / "model")
+        try:
+            url = _upload(hub.HfApi(token=token), args, Path(folder) / "model", step)
+        except InputError:
+            raise
+        except Exception as error:  # of the hub's client or of what it sends by: many kinds
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"{args.repo} was not uploaded: {why.replace(token, '***')}; check the token's "
+                "rights, the name and the network"
+            ) from None
+    print(f"uploaded step {step} to {url}")
+    return 0
+
+
+def _upload(api: Any, args: argparse.Namespace, folder: Path, step: int) -> str:
+    from scalerl.errors import InputError
+
+    made = api.create_repo(args.repo, private=not args.public, exist_ok=True)
+    if not args.public and not api.repo_info(args.repo).private:
+        raise InputError(f"{args.repo} is public: give --public, or another name")
+    api.upload_folder(
+        repo_id=args.repo,
+        folder_path=str(folder),
+        commit_message=f"Step {step}, by scalerl",
+    )
+    return str(made)
