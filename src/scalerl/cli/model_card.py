@@ -80,8 +80,9 @@ def _score(line: EvalLine) -> str:
 
 def _fit(run: Path) -> Fit | None:
     """The fit of the run's curve; None where there are too few points for one."""
-    from scalerl import fit, load_run
+    from scalerl.curves.fit import fit
     from scalerl.errors import InputError
+    from scalerl.runs import load_run
 
     try:
         return fit(load_run(str(run)))
@@ -90,7 +91,7 @@ def _fit(run: Path) -> Fit | None:
 
 
 def _curve(fitted: Fit | None) -> Iterator[str]:
-    from scalerl import forecast
+    from scalerl.curves.forecast import forecast
     from scalerl.report import words
 
     yield "## Learning curve and forecast"
