@@ -370,6 +370,21 @@ def test_weights_leave_one_tensor_at_a_time(ranks, models):
         assert most <= 2 * largest < total
 
 
+def rates(place, spec, steps):
+    t = TRAINERS["fsdp"](replace(spec, ranks=place))
+    return [t.step(batch(seed=i)).lr for i in range(steps)]
+
+
+def test_the_learning_rate_decays_as_in_one_process(ranks, models):
+    decay = Optimiser(lr=1e-2, warmup_steps=1, eps=1e-2, decay="linear", decay_start=1,
+                      decay_steps=2, min_lr_ratio=0.1)  # fmt: skip
+    spec = spec_of(models / "untied", optimiser=decay)
+    found = ranks.run(2, rates, spec, 4)
+    one = TRAINERS["local"](spec)
+    assert found == [[one.step(batch(seed=i)).lr for i in range(4)]] * 2
+    assert found[0] == pytest.approx([1e-2, 1e-2, 5.5e-3, 1e-3])
+
+
 def two_steps(place, spec, folder, save_at=None):
     """Steps to the second version, from wherever the spec goes on from; the weights there."""
     t = TRAINERS["fsdp"](replace(spec, ranks=place))

@@ -36,9 +36,9 @@ recipe.batch.completions, recipe.to_toml()
 
 Presets and files are laid over each other key by key, then overrides, `dotted.key=value` with the
 value as TOML (a bare word is a string; nothing after the `=` unsets a field that may be unset).
-Where a layer chooses another loss, length control or curriculum, the constants of the old choice
-go with it. A file whose first line is `over = "tiny"` is laid over that preset, which need not be
-named then.
+Where a layer chooses another loss, length control, curriculum or decay of the learning rate, the
+constants of the old choice go with it. A file whose first line is `over = "tiny"` is laid over that
+preset, which need not be named then.
 """
 MARKS = """Each preset is a complete file that marks every number with where it comes from, as the
 tables below do for the defaults: *paper* is the ScaleRL paper,
@@ -61,6 +61,8 @@ Besides wrong types and values out of range:
 - `length.max_tokens` under interruption, where `length.think_tokens_max` and
   `length.answer_tokens` limit a rollout, and its absence elsewhere;
 - a length penalty without its two lengths, or one that would never act;
+- `optimiser.decay` without an end (`budget.steps`, or `optimiser.decay_steps` for a run of open
+  length) or with one before the warm-up is over, and constants of a decay at a constant rate;
 - several `placement.trainers` with `placement.trainer = "local"`, which learns on one device;
 - `placement.address` without `placement.backend = "ray"`;
 - groups of one rollout, which have no advantage.
