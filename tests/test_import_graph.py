@@ -15,13 +15,14 @@ SRC = Path(__file__).parent.parent / "src" / "scalerl"
 #: needs any more goes. A room within a room (`models/tiny`) has a line of its own.
 ALLOWED = {
     "errors": set(),
+    "files": set(),
     "machine": set(),
     "registry": {"errors"},
     "streams": set(),
-    "runs": {"streams", "registry", "errors"},
+    "runs": {"streams", "registry", "files", "errors"},
     "curves": {"runs", "registry", "errors"},
-    "report": {"curves", "recipe", "runs", "tasks", "errors"},
-    "recipe": {"errors"},
+    "report": {"curves", "recipe", "runs", "tasks", "files", "errors"},
+    "recipe": {"files", "errors"},
     "algorithm": {"recipe", "registry", "errors"},
     "models": {"errors"},
     "models/tiny": {"models", "tasks", "errors"},
@@ -38,6 +39,7 @@ ALLOWED = {
         "tasks",
         "recipe",
         "runs",
+        "files",
         "errors",
     },
     "placement": {
@@ -63,7 +65,7 @@ ALLOWED = {
         "errors",
     },
     "callbacks": {"curves", "runs", "errors"},
-    "study": {"pipeline", "curves", "recipe", "runs", "streams", "machine", "errors"},
+    "study": {"pipeline", "curves", "recipe", "runs", "streams", "machine", "files", "errors"},
     "evaluation": {
         "placement",
         "pipeline",
@@ -74,7 +76,7 @@ ALLOWED = {
         "runs",
         "errors",
     },
-    "serve": {"study", "report", "curves", "recipe", "runs", "errors"},
+    "serve": {"study", "report", "curves", "recipe", "runs", "files", "errors"},
     "cli": {
         "serve",
         "study",

@@ -171,8 +171,12 @@ class Counted(io.FileIO):
         return found
 
 
+def counted(path, buffering):
+    return Counted(path)
+
+
 def test_the_last_line_costs_the_end_of_the_file_only(long, monkeypatch):
-    monkeypatch.setattr("pathlib.Path.open", lambda path, mode: Counted(path))
+    monkeypatch.setattr("scalerl.runs.store.open_regular", counted)
     monkeypatch.setattr(Counted, "total", 0)
     assert long.last(EventLine).step >= 100_000
     assert 0 < Counted.total <= BLOCK < (long.path / "events.jsonl").stat().st_size / 10
@@ -270,7 +274,7 @@ def long(tmp_path_factory):
 
 
 def test_following_a_long_file_reads_only_what_is_new(long, monkeypatch):
-    monkeypatch.setattr("pathlib.Path.open", lambda path, mode: Counted(path))
+    monkeypatch.setattr("scalerl.runs.follow.open_regular", counted)
     monkeypatch.setattr(Counted, "total", 0)
     path = long.path / "events.jsonl"
     follower = long.follow(EventLine)
@@ -278,7 +282,7 @@ def test_following_a_long_file_reads_only_what_is_new(long, monkeypatch):
     assert follower.bytes_read == Counted.total == path.stat().st_size
     for step in (100_001, 100_002):
         line = json.dumps(warning(step).to_dict()).encode() + b"\n"
-        with open(path, "ab") as file:  # noqa: PTH123 (the other way of opening it is counted)
+        with path.open("ab") as file:
             file.write(line)
         before = Counted.total
         assert [e.step for e in follower.new()] == [step]

@@ -161,7 +161,7 @@ def test_permission_errors_of_the_system_become_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(files, "open_regular", refuse)
     with pytest.raises(InputError, match="permission denied"):
         load_run(path)
 

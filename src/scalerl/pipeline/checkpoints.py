@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.files import read_limited
 
 MANIFEST = "manifest.json"
 #: Without it there is nothing to go on from.
@@ -71,7 +72,7 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is whole."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads(read_limited(path / MANIFEST))
         known = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or unreadable"
@@ -113,7 +114,7 @@ def asked(out: Path, step: int | str) -> Path:
 def is_healthy(path: Path) -> bool:
     """Whether no alarm was on when it was written."""
     try:
-        return bool(json.loads((path / MANIFEST).read_text()).get("healthy", True))
+        return bool(json.loads(read_limited(path / MANIFEST)).get("healthy", True))
     except (OSError, ValueError, AttributeError):
         return False
 

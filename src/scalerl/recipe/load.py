@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.files import read_limited
 from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
 from scalerl.recipe.learning import CurriculumSection
 from scalerl.recipe.length import LengthSection
@@ -130,9 +131,12 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             hint = f"did you mean {close}?" if close else "see `scalerl recipe list`"
             raise InputError(f"{source} is neither a preset nor a file; {hint}")
         try:
-            label, text = path.stem, path.read_text(encoding="utf-8")
+            label, text = path.stem, read_limited(path).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} cannot be read as text ({error}); give a TOML file") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InputError(
+                f"{path} cannot be read as text ({reason}); give a TOML file"
+            ) from None
     try:
         return label, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

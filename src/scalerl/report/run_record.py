@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.files import lines_of
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import Difference, diff
 from scalerl.recipe.load import presets
@@ -173,12 +175,14 @@ def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
 def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
     """Evenly picked steps, the last one always, and how many there are: lines that are not picked
     are not even parsed."""
-    if not path.is_file():
+    try:
+        # Read twice, so that a record of any length takes the memory of the lines that are picked.
+        count = sum(1 for line in lines_of(path) if line)
+        every = max(-(-count // most), 1)
+        lines = islice((line for line in lines_of(path) if line), (count - 1) % every, count, every)
+        made = [StepLine.from_dict(parsed(line)) for line in lines] if count else []
+    except OSError:
         return [], 0
-    lines = [line for line in path.read_bytes().split(b"\n") if line]
-    every = -(-len(lines) // most)
-    picked = lines[::-1][:: max(every, 1)][::-1]
-    made = [StepLine.from_dict(parsed(line)) for line in picked]
     found = [line for line in made if line is not None]
     return found, found[-1].step if found else 0
 

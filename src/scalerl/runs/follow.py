@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
+
+from scalerl.files import MAX_LINE, LineReader, open_regular
 
 L = TypeVar("L")
-#: Bytes before the place where reading stopped that are compared with what was there: they hold
-#: the numbers of the last line, of which no two are alike.
-MARK = 256
+#: As messages have it.
+LIMIT = f"{MAX_LINE / 1e6:g} MB"
 
 
 def as_it_is(found: Any) -> dict[str, Any] | None:
@@ -32,7 +33,8 @@ class Follower(Generic[L]):
         new()        [1, 2, 3]        [4]              [5]              [1, 2], restarted
 
     `make` makes a line of a JSON object, or None where it is none. `most` bounds the bytes of a
-    look, so that a long file takes many looks and little memory.
+    look, so that a long file takes many looks and little memory. What is not a regular file is not
+    opened, and lines over the limit of `scalerl.files` are skipped: `problem` says so.
     """
 
     def __init__(
@@ -43,42 +45,52 @@ class Follower(Generic[L]):
         self.most = most
         #: Whether the last look began anew.
         self.restarted = False
-        #: What following has cost so far.
-        self.bytes_read = 0
-        self._at = 0
+        #: Why the file, or some of its lines, could not be read at the last look.
+        self.problem: str | None = None
+        self._reader = LineReader()
         self._inode = -1
-        self._mark = b""
+
+    @property
+    def bytes_read(self) -> int:
+        """What following has cost so far."""
+        return self._reader.bytes_read
+
+    @property
+    def at(self) -> int:
+        """The position in the file up to which lines were given or skipped."""
+        return self._reader.at
 
     def new(self) -> list[L]:
         """Lines that have come since the last look; none for a file that is not there."""
-        self.restarted = False
+        self.restarted, self.problem = False, None
         try:
-            file = self.path.open("rb")
+            with open_regular(self.path, buffering=0) as file:
+                # Of the open file: if another takes its name meanwhile, the next look notices.
+                inode = os.fstat(file.fileno()).st_ino
+                if self.at and not (inode == self._inode and self._read_before(file)):
+                    self.restarted, cost = True, self.bytes_read
+                    self._reader = LineReader()
+                    self._reader.bytes_read = cost
+                self._inode = inode
+                lines = list(self._reader.read(file, self.most))
         except FileNotFoundError:
             return []
-        with file:
-            # Of the open file: if another takes its name meanwhile, the next look notices.
-            inode = os.fstat(file.fileno()).st_ino
-            if self._at and not (inode == self._inode and self._read_before(file)):
-                self.restarted, self._at, self._mark = True, 0, b""
-            self._inode = inode
-            file.seek(self._at)
-            found = file.read(self.most if self.most is not None else -1)
-            while len(found) == self.most and b"\n" not in found and (more := file.read(self.most)):
-                found += more
-        self.bytes_read += len(found)
-        whole = found[: found.rfind(b"\n") + 1]
-        self._at += len(whole)
-        self._mark = (self._mark + whole)[-MARK:]
-        made = (self.make(parsed(line)) for line in whole.split(b"\n"))
+        except OSError as error:
+            self.problem = f"{self.path.name}: {error.strerror or error}: not read"
+            return []
+        if self._reader.skipped:
+            many = self._reader.skipped
+            self.problem = f"{self.path.name}: {many} lines longer than {LIMIT}: skipped"
+        made = (self.make(parsed(line)) for line in lines)
         return [line for line in made if line is not None]
 
-    def _read_before(self, file: BinaryIO) -> bool:
+    def _read_before(self, file: IO[bytes]) -> bool:
         """Whether what lies before the place where reading stopped is what lay there."""
-        file.seek(self._at - len(self._mark))
-        there = file.read(len(self._mark))
-        self.bytes_read += len(there)
-        return there == self._mark
+        mark = self._reader.mark
+        file.seek(self.at - len(mark))
+        there = file.read(len(mark))
+        self._reader.bytes_read += len(there)
+        return there == mark
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

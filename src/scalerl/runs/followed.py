@@ -13,6 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from scalerl.files import read_limited
 from scalerl.runs.compute import Compute
 from scalerl.runs.follow import Follower, as_it_is, parsed
 from scalerl.runs.importers.run_directory import (
@@ -28,8 +29,11 @@ from scalerl.runs.lines import EventLine, Status
 from scalerl.runs.store import USED
 from scalerl.runs.table import Table, to_float
 
-#: Bytes of a file that are read in one look.
+#: Bytes of a file that are read at a time.
 MOST = 4_000_000
+#: Bytes of all files that are read in one look. A longer record takes several looks, so that other
+#: runs are looked at meanwhile.
+MAX_LOOK = 64_000_000
 #: Events that are kept.
 MAX_EVENTS = 60
 #: Columns of a validation: of its compute, by their keys there, and of the line itself.
@@ -54,6 +58,8 @@ class FollowedRun:
         self.recipe: dict[str, Any] = {}
         self.status: Status | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
+        #: By the name of a file that is read whole: why it could not be read.
+        self._unread: dict[str, str] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -79,20 +85,36 @@ class FollowedRun:
 
     def look(self) -> bool:
         """Read what has come; whether there was anything."""
-        new = False
-        while self._look_once():
-            new = True
-        return new | self._look_at_files()
+        left = MAX_LOOK
+        while left > 0 and (cost := self._look_once()):
+            left -= cost
+        return left < MAX_LOOK or self._look_at_files()
 
-    def _look_once(self) -> bool:
-        changed = [n for n in (FILE, STEPS, EventLine.FILE) if self._changed(n, keep=False)]
-        if not changed:
-            return False
+    @property
+    def problems(self) -> list[str]:
+        """Files, and lines of them, that could not be read; one line each."""
+        found = [each.problem for each in self._followers if each.problem is not None]
+        return [*found, *self._unread.values()]
+
+    @property
+    def _followers(self) -> tuple[Follower[Any], ...]:
+        return self._evals, self._steps, self._events
+
+    def _look_once(self) -> int:
+        """Read a part of what has come; the bytes that this cost, 0 where nothing was new."""
+        names = (FILE, STEPS, EventLine.FILE)
+        # Taken before the files are read: what is written meanwhile is noticed at the next look.
+        stamps = {name: stamp_of(self.path / name) for name in names}
+        if all(self._stamps.get(name) == stamp for name, stamp in stamps.items()):
+            return 0
+        before = [(each.at, each.bytes_read) for each in self._followers]
         evals, steps, events = self._evals.new(), self._steps.new(), self._events.new()
-        if self._evals.restarted or self._steps.restarted or self._events.restarted:
+        after = [(each.at, each.bytes_read) for each in self._followers]
+        cost = max(sum(b[1] - a[1] for a, b in zip(before, after, strict=True)), 1)
+        if any(each.restarted for each in self._followers):
             self._begin()  # a resumed run has cut what it will write again
             self._stamps.clear()
-            return True
+            return cost
         for line in evals:
             self._add_eval(line)
         for line in steps:
@@ -100,11 +122,10 @@ class FollowedRun:
         for event in events:
             self.events.append(event)
             self.warnings += event.event in ("warning", "lost", "checker", "refused")
-        if not (evals or steps or events):
-            for name in changed:
-                self._changed(name)
-            return False
-        return True
+        if [at for at, _ in before] != [at for at, _ in after]:
+            return cost
+        self._stamps |= stamps
+        return 0
 
     def _look_at_files(self) -> bool:
         new = False
@@ -115,19 +136,22 @@ class FollowedRun:
             self.recipe, new = found if isinstance(found, dict) else {}, True
         return new
 
-    def _changed(self, name: str, keep: bool = True) -> bool:
-        """Whether a file is another than at the last time that it was kept."""
+    def _changed(self, name: str) -> bool:
+        """Whether a file is another than at the last look."""
         stamp = stamp_of(self.path / name)
         if self._stamps.get(name) == stamp:
             return False
-        if keep:
-            self._stamps[name] = stamp
+        self._stamps[name] = stamp
         return True
 
     def _json(self, name: str) -> Any:
+        self._unread.pop(name, None)
         try:
-            return parsed((self.path / name).read_bytes())
-        except OSError:
+            return parsed(read_limited(self.path / name))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._unread[name] = f"{name}: {error.strerror or error}: not read"
             return None
 
     def _add_eval(self, line: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from scalerl.errors import InputError
+from scalerl.files import RefusedFile, open_regular
 
 try:
     import fcntl
@@ -21,7 +22,9 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path / "lock"
         try:
-            self._file = self.path.open("a+", encoding="utf-8")
+            self._file = open_regular(self.path, "a+", encoding="utf-8")
+        except RefusedFile as error:
+            raise InputError(f"{self.path}: {error.strerror}: remove it") from None
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}: choose another directory") from None
         if fcntl is None:
@@ -30,7 +33,7 @@ class RunLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
+            owner = self._file.read(100).strip() or "another process"
             self._file.close()
             raise InputError(
                 f"{path} is being written by {owner}: wait for it, or choose another directory"
@@ -52,10 +55,14 @@ class RunLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is writing this run just now."""
-    if fcntl is None or not (path / "lock").exists():
+    """Whether a process is writing this run just now; False where there is no lock to try."""
+    if fcntl is None:
         return False
-    with (path / "lock").open("r", encoding="utf-8") as file:
+    try:
+        file = open_regular(path / "lock")
+    except OSError:
+        return False
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

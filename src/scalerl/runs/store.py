@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from scalerl.errors import InputError
+from scalerl.files import MAX_DOCUMENT, lines_backwards, lines_of, open_regular, read_limited
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.follow import Follower, parsed
 from scalerl.runs.lines import EvalLine, Line, Status, StepLine
@@ -24,6 +25,11 @@ from scalerl.runs.lines import EvalLine, Line, Status, StepLine
 L = TypeVar("L", bound=Line)
 #: Bytes read at a time from the end of a file.
 BLOCK = 1 << 16
+#: Bytes read at most from the end of a file: sixteen lines of the longest that are read. Without a
+#: limit a file of zeros would be read whole every time that somebody asks for its last line.
+MAX_TAIL = 64_000_000
+#: Bytes of the answers of a validation, `evals/step_N.json`.
+MAX_ANSWERS = 20_000_000
 USED = "recipe.json"
 #: What somebody asks of a run that goes on; gone when the run has taken it.
 SCALE = "scale.json"
@@ -106,7 +112,7 @@ class RunStore:
         path = self.path / kind.FILE
         if path.exists():
             kept = []
-            for line in path.read_bytes().split(b"\n"):
+            for line in self._lines(kind):
                 at = (parsed(line) or {}).get("step")
                 if isinstance(at, int) and at <= step:
                     kept.append(line + b"\n")
@@ -143,25 +149,33 @@ class RunStore:
 
     def read(self, kind: type[L]) -> list[L]:
         """All lines of a type so far."""
-        path = self.path / kind.FILE
-        if not path.exists():
-            return []
-        made = (kind.from_dict(parsed(line)) for line in path.read_bytes().split(b"\n"))
+        made = (kind.from_dict(parsed(line)) for line in self._lines(kind))
         return [line for line in made if line is not None]
+
+    def _lines(self, kind: type[Line]) -> Iterator[bytes]:
+        try:
+            yield from lines_of(self.path / kind.FILE)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(self.path / kind.FILE, error) from None
 
     def tail(self, kind: type[L], count: int) -> list[L]:
         """The last lines of a type, oldest first; reads no more of the file than they take."""
         found: deque[L] = deque()
         path = self.path / kind.FILE
-        if not path.exists():
+        try:
+            with open_regular(path, buffering=0) as file:
+                for line in lines_backwards(file, BLOCK, MAX_TAIL):
+                    made = kind.from_dict(parsed(line))
+                    if made is not None:
+                        found.appendleft(made)
+                        if len(found) >= count:
+                            break
+        except FileNotFoundError:
             return []
-        with path.open("rb") as file:
-            for line in _backwards(file):
-                made = kind.from_dict(parsed(line))
-                if made is not None:
-                    found.appendleft(made)
-                    if len(found) >= count:
-                        break
+        except OSError as error:
+            raise _unreadable(path, error) from None
         return list(found)
 
     def last(self, kind: type[L]) -> L | None:
@@ -178,7 +192,7 @@ class RunStore:
 
     def read_answers(self, step: int) -> EvalAnswers | None:
         """What the validation at this step left; None where there is nothing to read."""
-        return EvalAnswers.from_dict(self._read_json(_answers(step)))
+        return EvalAnswers.from_dict(self._read_json(_answers(step), MAX_ANSWERS))
 
     def read_used(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """What `write_used` wrote; None for what cannot be read."""
@@ -194,9 +208,9 @@ class RunStore:
         names = [p.stem[5:] for p in (self.path / EvalAnswers.FOLDER).glob("step_*.json")]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def _read_json(self, name: str) -> Any:
+    def _read_json(self, name: str, most: int = MAX_DOCUMENT) -> Any:
         try:
-            return parsed((self.path / name).read_bytes())
+            return parsed(read_limited(self.path / name, most))
         except OSError:
             return None
 
@@ -210,17 +224,8 @@ def _ends_whole(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
-def _backwards(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, from its end."""
-    at = file.seek(0, os.SEEK_END)
-    rest = b""
-    while at > 0:
-        size = min(BLOCK, at)
-        at -= size
-        file.seek(at)
-        rest, *whole = (file.read(size) + rest).split(b"\n")
-        yield from reversed(whole)
-    yield rest
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror or error}: put the run's own file in its place")
 
 
 def _json(value: Any, *, compact: bool = False) -> str:

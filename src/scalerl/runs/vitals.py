@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scalerl.files import lines_of
 from scalerl.runs.follow import parsed
 
 
@@ -34,14 +35,14 @@ def read_vitals(path: Path) -> tuple[Vitals, ...]:
     """Of every line so far; a damaged one is passed over."""
     try:
         now = path.stat()
+        return _read(path, now.st_ino, now.st_size, now.st_mtime_ns)
     except OSError:
         return ()
-    return _read(path, now.st_ino, now.st_size, now.st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
 def _read(path: Path, *_version: int) -> tuple[Vitals, ...]:
-    made = (vitals_of(parsed(line)) for line in path.read_bytes().split(b"\n") if line)
+    made = (vitals_of(parsed(line)) for line in lines_of(path) if line)
     return tuple(each for each in made if each is not None)
 
 

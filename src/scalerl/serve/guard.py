@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.files import read_limited
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,6 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 COOKIE = "scalerl_token"
+#: Bytes of the file with the token, which has at most 256 characters.
+MAX_TOKEN_FILE = 4096
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 #: Answered without a token: that the server lives, the page that asks for one, and what it needs.
 OPEN = ("/healthz", "/api/login", "/login", "/static/")
@@ -62,7 +65,7 @@ def is_loopback(host: str) -> bool:
 def read_token(path: str | Path) -> str:
     """The token in a file."""
     try:
-        text = Path(path).read_text(encoding="utf-8").strip()
+        text = read_limited(path, MAX_TOKEN_FILE).decode().strip()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise InputError(f"{path}: {reason}: give a file that holds a token") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
+from scalerl.files import read_limited
 from scalerl.recipe import Recipe, diff, forward, leave_one_out
 from scalerl.recipe import toml as recipe_toml
 from scalerl.recipe.load import parse_override, recipe_from
@@ -87,9 +88,10 @@ class StudyPlan:
 def read_plan(path: Path) -> StudyPlan:
     """The plan in a study file."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_limited(path).decode())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     return plan_from(data, str(path))
@@ -136,7 +138,7 @@ def is_study_file(word: str) -> bool:
     if "=" in word or not path.is_file():
         return False
     try:
-        return "recipe" in tomllib.loads(path.read_text(encoding="utf-8"))
+        return "recipe" in tomllib.loads(read_limited(path).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return False
 

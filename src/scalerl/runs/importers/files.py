@@ -7,15 +7,15 @@ permission or a file of one endless line ends in one line of explanation.
 from __future__ import annotations
 
 import codecs
-import os
 import stat
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.files import confined, is_inside, open_regular, read_limited
+
+__all__ = ["Lines", "check_file", "confined", "is_inside", "read_bytes", "read_head", "read_text"]
 
 #: Larger files are refused: no log of scalar metrics needs them, and they would fill the memory.
 MAX_BYTES = 2_000_000_000
@@ -28,30 +28,10 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
-#: Real paths outside of which nothing is read; None: everywhere.
-_ROOTS: ContextVar[tuple[str, ...] | None] = ContextVar("roots", default=None)
-
-
-@contextmanager
-def confined(roots: Sequence[str | Path]) -> Iterator[None]:
-    """Inside this, files outside of `roots` are refused, whatever links lead to them."""
-    token = _ROOTS.set(tuple(os.path.realpath(root) for root in roots))
-    try:
-        yield
-    finally:
-        _ROOTS.reset(token)
-
-
-def is_inside(path: str | Path, roots: Sequence[str]) -> bool:
-    """Whether a path, with all links followed, is one of these real paths or below one."""
-    real = os.path.realpath(path)
-    return any(real == root or real.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
-
 
 def check_file(path: Path) -> int:
     """The size of a regular, readable file, or an InputError that says why not."""
-    roots = _ROOTS.get()
-    if roots is not None and not is_inside(path, roots):
+    if not is_inside(path):
         raise InputError(f"{path.name}: a link that leads out of the directory: not read")
     try:
         info = path.stat()
@@ -71,8 +51,9 @@ def read_head(path: Path, size: int = 4096) -> bytes:
     """The first bytes of a file: enough to tell its format."""
     check_file(path)
     try:
-        with path.open("rb") as file:
-            return file.read(size)
+        with open_regular(path) as file:
+            head: bytes = file.read(size)
+            return head
     except OSError as error:
         raise InputError(f"{path}: {_reason(error)}") from None
 
@@ -81,7 +62,7 @@ def read_bytes(path: Path) -> bytes:
     """The whole file."""
     check_file(path)
     try:
-        return path.read_bytes()
+        return read_limited(path, MAX_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {_reason(error)}") from None
 
@@ -110,7 +91,7 @@ class Lines:
         encoding = _encoding(read_head(self.path, 4))
         number = 0
         try:
-            with self.path.open(encoding=encoding, newline="") as file:
+            with open_regular(self.path, "r", encoding=encoding, newline="") as file:
                 while line := file.readline(MAX_LINE + 1):
                     number += 1
                     if len(line) > MAX_LINE:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.runs.importers.files import check_file, read_text
+from scalerl.files import read_limited
 from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.table import Table, to_float
 from scalerl.runs.vitals import read_vitals, vitals_of
@@ -55,18 +55,18 @@ def shaped(table: Table, directory: Path) -> Table:
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
     _tell_failed(table)
-    recipe = directory / "recipe.toml"
-    if recipe.is_file():
-        try:
-            facts = tomllib.loads(read_text(recipe))
-        except (tomllib.TOMLDecodeError, RecursionError):
-            table.notes.append("recipe.toml beside it cannot be read: no group")
-        else:
-            table.facts = {k: str(v) for k, v in facts.items() if isinstance(v, str | int | float)}
-            table.group = table.facts.get("name")
-            axis = facts.get("compute")
-            if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
-                table.x = AXES[str(axis["axis"])]
+    try:
+        facts = tomllib.loads(read_limited(directory / "recipe.toml").decode())
+    except FileNotFoundError:
+        return table
+    except (OSError, ValueError, RecursionError):
+        table.notes.append("recipe.toml beside it cannot be read: no group")
+        return table
+    table.facts = {k: str(v) for k, v in facts.items() if isinstance(v, str | int | float)}
+    table.group = table.facts.get("name")
+    axis = facts.get("compute")
+    if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
+        table.x = AXES[str(axis["axis"])]
     return table
 
 
@@ -90,7 +90,14 @@ def _add_size(table: Table, score: str) -> None:
 def _add_signs(table: Table, steps: Path) -> None:
     """The mean of each sign over the steps since the validation before, as a column."""
     ends = np.array([to_float(step) for step in table.columns.get("step", [])])
-    if not len(ends) or not steps.is_file() or check_file(steps) > MAX_STEPS_BYTES:
+    if not len(ends) or not steps.is_file():
+        return
+    size = steps.stat().st_size
+    if size > MAX_STEPS_BYTES:
+        table.notes.append(
+            f"{STEPS} has {size / 1e9:.1f} GB, over {MAX_STEPS_BYTES / 1e9:g} GB: no signs of "
+            "trouble are read from it"
+        )
         return
     found = read_vitals(steps)
     at = np.searchsorted(ends, [float(each.step) for each in found])

@@ -1,0 +1,143 @@
+"""Files are opened only where they are regular files, and read only up to a limit."""
+
+import os
+import resource
+import socket
+
+import pytest
+
+from scalerl import files
+from scalerl.files import (
+    MAX_LINE,
+    LineReader,
+    RefusedFile,
+    confined,
+    lines_backwards,
+    lines_of,
+    open_regular,
+    read_limited,
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "socket", "device", "link to a pipe"])
+def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "name"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / "pipe"
+        if kind != "pipe":
+            path = tmp_path / "link"
+            path.symlink_to("pipe")
+    with pytest.raises(RefusedFile, match="not a regular file"):
+        open_regular(path)
+    with pytest.raises(RefusedFile, match="not a regular file"):
+        open_regular(path, "a+")
+
+
+def test_a_pipe_that_takes_the_name_after_the_first_look_is_refused_too(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    checks = []
+    real = files._check_regular
+    monkeypatch.setattr(
+        files, "_check_regular", lambda *a: real(*a) if checks else checks.append(a)
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RefusedFile, match="not a regular file"):
+        open_regular(tmp_path / "pipe")
+    assert len(checks) == 1 and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_that_leads_out_is_refused_by_where_the_open_file_lies(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.write_text("secret")
+    (inside / "real").write_text("mine")
+    (inside / "link").symlink_to(inside / "real")
+    (inside / "out").symlink_to(outside)
+    with confined([inside]):
+        assert read_limited(inside / "link") == b"mine"
+        with pytest.raises(RefusedFile, match="leads out"):
+            read_limited(inside / "out")
+    assert read_limited(inside / "out") == b"secret"
+
+
+def test_a_file_over_the_limit_is_not_read(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * 100)
+    assert read_limited(path, 100) == b"x" * 100
+    with pytest.raises(RefusedFile, match="larger than"):
+        read_limited(path, 99)
+    # A file of the kernel has no size until it is read.
+    with pytest.raises(RefusedFile, match="larger than"):
+        read_limited("/proc/self/maps", 99)
+
+
+def lines(path, most=None):
+    reader, found = LineReader(), []
+    with open_regular(path, buffering=0) as file:
+        while True:
+            at = reader.at
+            found += reader.read(file, most)
+            if reader.at == at:
+                return found, reader
+
+
+@pytest.mark.parametrize("most", [None, 1, 7, 1000])
+@pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"\n\n", b"one\ntwo\nthr", b"x" * 3000 + b"\n"])
+def test_lines_are_those_of_the_file_however_they_are_read(tmp_path, text, most):
+    (tmp_path / "log").write_bytes(text)
+    found, reader = lines(tmp_path / "log", most)
+    assert found == text.split(b"\n")[:-1] and reader.at == text.rfind(b"\n") + 1
+    assert reader.mark == text[: reader.at][-files.MARK :]
+    assert [x for x in lines_of(tmp_path / "log") if x] == [x for x in text.split(b"\n") if x]
+
+
+@pytest.mark.parametrize("most", [None, 5000])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_line_over_the_limit_is_skipped_and_the_next_is_read(tmp_path, monkeypatch, most, sparse):
+    monkeypatch.setattr(files, "MAX_LINE", 20_000)
+    monkeypatch.setattr(files, "BLOCK", 4096)
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"first\n")
+        if sparse:
+            file.seek(3_000_000)
+        else:
+            file.write(bytes(3_000_000))
+        file.write(b"\nlast\n" + b"y" * 30_000 + b"\nend")
+    found, reader = lines(path, most)
+    assert found == [b"first", b"last"] and reader.skipped == 2
+    assert (reader.bytes_read < 200_000) == sparse
+    assert list(lines_of(path)) == [b"first", b"last", b"end"]
+    with open_regular(path, buffering=0) as file:
+        assert [x for x in lines_backwards(file, 4096, 10**9) if x] == [b"end", b"last", b"first"]
+
+
+def test_a_line_before_the_limit_of_bytes_is_not_looked_for(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"first\n" + b"0" * 50_000 + b"\nlast\n")
+    with open_regular(path, buffering=0) as file:
+        assert list(lines_backwards(file, 4096, 10_000)) == [b"", b"last"]
+
+
+def test_four_gigabytes_of_hole_cost_neither_time_nor_memory(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"first\n")
+    os.truncate(path, 4_000_000_000)
+    with path.open("ab") as file:
+        file.write(b"\nlast\n")
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    found, reader = lines(path)
+    with open_regular(path, buffering=0) as file:
+        backwards = [x for x in lines_backwards(file, 1 << 16, 10**12) if x]
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert found == [b"first", b"last"] and backwards == [b"last", b"first"]
+    assert reader.bytes_read < 4 * MAX_LINE
+    assert after.ru_utime - before.ru_utime < 1.0
