@@ -30,6 +30,8 @@ MARK = 256
 
 #: Real paths outside of which nothing is read; None: no restriction.
 _ROOTS: ContextVar[tuple[str, ...] | None] = ContextVar("roots", default=None)
+#: Bytes of the largest log that `confined` lets be read whole; None: no limit of its own.
+_LARGEST: ContextVar[int | None] = ContextVar("largest", default=None)
 
 
 class RefusedFile(OSError):
@@ -37,13 +39,22 @@ class RefusedFile(OSError):
 
 
 @contextmanager
-def confined(roots: Sequence[str | Path]) -> Iterator[None]:
-    """Inside this, files outside of `roots` are refused, whatever links lead to them."""
+def confined(roots: Sequence[str | Path], largest: int | None = None) -> Iterator[None]:
+    """Inside this, files outside of `roots` are refused, whatever links lead to them, and so are
+    logs of more than `largest` bytes."""
     token = _ROOTS.set(tuple(os.path.realpath(root) for root in roots))
+    limit = _LARGEST.set(largest)
     try:
         yield
     finally:
+        _LARGEST.reset(limit)
         _ROOTS.reset(token)
+
+
+def largest_log(otherwise: int) -> int:
+    """Bytes of the largest log that may be read whole here."""
+    limit = _LARGEST.get()
+    return otherwise if limit is None else min(limit, otherwise)
 
 
 def is_inside(path: str | Path, roots: Sequence[str] | None = None) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 #: The port that is tried first.
@@ -38,6 +40,12 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--token-file", metavar="F", help="a file with a token that the page then asks for"
     )
+    command.add_argument(
+        "--origin",
+        metavar="URL",
+        help="address of the page behind a proxy, for example https://runs.example.org: requests "
+        "from there are answered as well; needs --token-file",
+    )
     command.add_argument("--open", action="store_true", help="open the page in a browser")
     command.set_defaults(handler=run)
 
@@ -58,19 +66,19 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise InputError("the page needs more: pip install 'scalerl[serve]'") from None
 
-    def begin(port: int) -> None:
-        serve(args.directory, port, args.host, args.token_file, args.open)
+    def begin(port: int) -> bool:
+        return serve(args.directory, port, args.host, args.token_file, args.open, args.origin)
 
     try:
-        if args.port is not None:
-            begin(args.port)
-            return 0
-        try:
-            begin(PORT)
-        except InputError as error:
-            if f"port {PORT}:" not in str(error):
-                raise
-            begin(0)
-    except KeyboardInterrupt:  # how a server is ended
-        pass
+        busy = begin(PORT if args.port is None else args.port)
+    except InputError as error:
+        if args.port is not None or f"port {PORT}:" not in str(error):
+            raise
+        busy = begin(0)
+    if busy:
+        # A thread that waits for a dead file system cannot be ended, and one that computes would
+        # be cut off in the middle of native code, which ends in a crash now and then.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0

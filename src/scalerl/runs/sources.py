@@ -185,10 +185,10 @@ def _walk(
         name = folder.resolve().name
         yield str(folder), lambda: [tensorboard.read_events(events, name)]
     for child in children:
-        if child.is_dir():
+        if os.path.isdir(child):  # noqa: PTH112 (Path.is_dir raises where it may not look)
             if not child.name.startswith("."):
                 yield from _walk(child, depth + 1, seen, entries, leave_out)
-        elif child.is_file() and _looks_like_a_log(child):
+        elif os.path.isfile(child) and _looks_like_a_log(child):  # noqa: PTH113
             real = os.path.realpath(child)
             if real not in seen:
                 seen.add(real)

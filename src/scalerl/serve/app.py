@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -29,7 +30,7 @@ from scalerl.serve import exports
 from scalerl.serve.catalogue import Catalogue, Entry, as_sent
 from scalerl.serve.events import Hub
 from scalerl.serve.guard import COOKIE, Guard
-from scalerl.serve.inside import Rooms
+from scalerl.serve.inside import Rooms, difference
 from scalerl.serve.questions import (
     MAX_RUNS,
     Kept,
@@ -39,10 +40,21 @@ from scalerl.serve.questions import (
     together,
 )
 from scalerl.serve.studies import DRAWING, Studies
+from scalerl.serve.workers import Workers
 
 T = TypeVar("T")
 #: Bytes of a request's body.
 MAX_BODY = 64_000
+#: Seconds that a request has to send its body.
+BODY_SECONDS = 20.0
+#: Seconds that a request waits for the files of a run.
+READ_SECONDS = 20.0
+#: Seconds that a request waits for a computation. The computation goes on, and its answer is kept
+#: for the next request.
+WORK_SECONDS = 120.0
+#: Requests that are worked on at once, and requests that read files at once.
+MAX_WORKING = 40
+MAX_READING = 40
 #: What the page is made of, by its suffix.
 TYPES = {
     "js": "text/javascript; charset=utf-8",
@@ -66,14 +78,21 @@ class Site:
 
     def __init__(self, catalogue: Catalogue, token: str | None) -> None:
         self.catalogue = catalogue
+        self._readers = Workers("read for a request", MAX_READING)
+        self._workers = Workers("work", MAX_WORKING)
         self.hub = Hub(catalogue.listed)
         self._token = token
         self._kept = Kept()
-        self._rooms = Rooms(catalogue.roots)
+        self._rooms = Rooms()
         self._studies = Studies(catalogue)
         self._pages = _pages()
         self.routes: list[Route] = []
         catalogue.tell = self.hub.tell
+
+    @property
+    def busy(self) -> bool:
+        """Whether threads are still at work."""
+        return self.catalogue.busy or self._readers.busy or self._workers.busy
 
     # -- the page ---------------------------------------------------------------------------------
 
@@ -92,7 +111,15 @@ class Site:
         return Response(self._pages[name], media_type=TYPES[name.rpartition(".")[2]])
 
     async def health(self, request: Request) -> Response:
-        return reply({"status": "ok"})
+        """Whether runs are read: `ok`, `degraded` where files of some do not answer, `stalled` (and
+        HTTP 503) where nothing is read any more. Names of runs need the token."""
+        late, stalled = self.catalogue.waits_for(), self.catalogue.stalled
+        if not late and not stalled:
+            return reply({"status": "ok"})
+        found: dict[str, Any] = {"status": "stalled" if stalled else "degraded", "late": len(late)}
+        if self._token is None:
+            found["waits_for"] = _since(late)
+        return reply(found, 503 if stalled else 200)
 
     async def login(self, request: Request) -> Response:
         """Takes the token once and puts it into a cookie that no script can read."""
@@ -103,7 +130,10 @@ class Site:
         if not isinstance(given, str) or not guard.right(given[:300]):
             raise NoAnswer(401, "this is not the token")
         response = reply({"status": "ok"})
-        response.set_cookie(COOKIE, given, httponly=True, samesite="strict", path="/")
+        secure = request.headers.get("origin", "").startswith("https://")
+        response.set_cookie(
+            COOKIE, given, httponly=True, samesite="strict", path="/", secure=secure
+        )
         return response
 
     # -- runs -------------------------------------------------------------------------------------
@@ -119,41 +149,46 @@ class Site:
                 "kinds": KIND,
                 "studies": len(self.catalogue.studies),
                 "problem": self.catalogue.problem,
+                "waits_for": _since(self.catalogue.waits_for()),
             }
         )
 
     async def run(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         q = Question.of(dict(request.query_params))
-        return reply(await self._work(self._whole, entry, q))
+        try:
+            axes = await self._read(entry, entry.source.axes)
+        except NoAnswer:  # what is known is shown
+            axes = []
+        run = None if entry.run is None else await self._on(entry, q.axis)
+        return reply(self._whole(entry, run, axes))
 
-    def _whole(self, entry: Entry, q: Question) -> dict[str, Any]:
-        found = entry.summary() | {"axes": self._axes(entry), "curve": None}
-        if entry.run is not None:
-            run = self._on(entry, q.axis)
+    def _whole(self, entry: Entry, run: Run | None, axes: Sequence[str]) -> dict[str, Any]:
+        named = [{"name": name, "label": KIND.get(name, name)} for name in axes]
+        found = entry.summary() | {"axes": named, "curve": None}
+        if run is not None:
             x, y = thin(run.compute, run.score, 1500)
             found["curve"] = {
                 "compute": x.tolist(), "score": y.tolist(), "kind": run.x_kind,
                 "unit": KIND[run.x_kind], "total": len(run), "y": run.y_name,
             }  # fmt: skip
-            found["notes"] = list(run.notes)
+            found["notes"] = [self.catalogue.roots.without_paths(note) for note in run.notes]
         return found
 
-    def _axes(self, entry: Entry) -> list[dict[str, str]]:
-        with self.catalogue.lock:
-            names = entry.source.axes()
-        return [{"name": name, "label": KIND.get(name, name)} for name in names]
-
-    def _on(self, entry: Entry, axis: str | None) -> Run:
+    async def _on(self, entry: Entry, axis: str | None) -> Run:
+        """The run on an axis of compute, by default its own."""
         run = entry.run
         if run is None:
             raise InputError(entry.problem or f"{entry.name} has no points yet")
         if axis is None or axis in (run.x_kind, run.x_name):
             return run
-        with self.catalogue.lock:
+
+        def on_axis() -> Run:
             if axis not in entry.source.axes():
                 raise InputError(f"{entry.name} has no such axis")
             return entry.source.on(run, axis).replace(name=run.name)
+
+        return await self._read(entry, on_axis)
 
     def _entry(self, key: Any) -> Entry:
         found = self.catalogue.entries.get(key) if isinstance(key, str) else None
@@ -173,10 +208,10 @@ class Site:
         entry = self._entry(asked.pop("run", None) or asked.pop("id", None))
         asked.pop("id", None)
         q = Question.of(asked)
-        return raw(await self._work(self._answer, entry, q))
+        run = await self._on(entry, q.axis)
+        return raw(await self._work(self._answer, run, q))
 
-    def _answer(self, entry: Entry, q: Question) -> bytes:
-        run = self._on(entry, q.axis)
+    def _answer(self, run: Run, q: Question) -> bytes:
         key = content([run], "fit", q)
         found = self._kept.get(key)
         return found if found is not None else self._kept.put(key, answer(run, q))
@@ -185,19 +220,19 @@ class Site:
         asked = await body(request)
         entries = self._chosen(asked.pop("runs", None))
         q = Question.of(asked)
-        return raw(await self._work(self._together, entries, q))
-
-    def _together(self, entries: list[Entry], q: Question) -> bytes:
         runs: list[Run] = []
         ids, left_out = [], []
         for entry in entries:
             try:
-                runs.append(_alone(self._on(entry, q.axis), runs))
+                runs.append(_alone(await self._on(entry, q.axis), runs))
                 ids.append(entry.id)
-            except InputError as error:
-                left_out.append(str(error))
+            except (InputError, NoAnswer) as error:
+                left_out.append(self.catalogue.roots.without_paths(str(error)))
         if not runs:
             raise InputError(left_out[0])
+        return raw(await self._work(self._together, runs, ids, left_out, q))
+
+    def _together(self, runs: list[Run], ids: list[str], left_out: list[str], q: Question) -> bytes:
         key = content(runs, "compare", ids, left_out, q)
         kept = self._kept.get(key)
         if kept is not None:
@@ -215,20 +250,13 @@ class Site:
         if step is not None and not re.fullmatch(r"\d{1,12}", step, re.ASCII):
             raise InputError("step is a whole number")
         at = None if step is None else int(step)
-        return reply(await self._work(self._inside, entry, at))
-
-    def _inside(self, entry: Entry, step: int | None) -> dict[str, Any]:
-        with self.catalogue.lock:
-            return self._rooms.panels(entry, step)
+        return reply(await self._read(entry, self._rooms.panels, entry, at))
 
     async def difference(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         other = self._entry(request.query_params.get("with"))
-        return reply({"html": await self._work(self._difference, entry, other)})
-
-    def _difference(self, entry: Entry, other: Entry) -> str:
-        with self.catalogue.lock:
-            return self._rooms.difference(entry, other)
+        recipes = [await self._read(each, self._rooms.recipe, each) for each in (entry, other)]
+        return reply({"html": difference(entry.name, other.name, recipes[0], recipes[1])})
 
     # -- studies ----------------------------------------------------------------------------------
 
@@ -267,16 +295,18 @@ class Site:
         given = dict(request.query_params)
         q = Question.of({k: v for k, v in given.items() if k not in ("run", "theme")})
 
+        runs: list[Run] = []
+        for entry in entries:
+            run = _alone(await self._on(entry, q.axis), runs)
+            runs.append(run.replace(source=entry.source.place.name))
+        records = []
+        if what == "report":
+            records = [await self._read(entry, self._rooms.record, entry) for entry in entries]
+
         def make() -> bytes:
-            runs: list[Run] = []
-            for entry in entries:
-                runs.append(_alone(self._on(entry, q.axis), runs))
             if what == "figure":
                 return exports.figure(runs, q, kind, theme)
             if what == "report":
-                with self.catalogue.lock:
-                    opened = [self._rooms.open(entry) for entry in entries]
-                    records = [None if one is None else one.record() for one in opened]
                 return exports.report_zip(runs, q, records, self._command(entries))
             made = exports.data_csv if kind == "csv" else exports.data_json
             return made(runs, q)
@@ -295,16 +325,62 @@ class Site:
 
     async def _work(self, work: Callable[..., T], *given: Any) -> T:
         """Off the event loop; the list's own fits wait meanwhile."""
+        late = f"not done within {WORK_SECONDS:.0f} s: it goes on, ask again later"
+        return await self._wait(self._workers, partial(work, *given), WORK_SECONDS, late)
+
+    async def _read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
+        """Work that reads files of a run. Files that do not answer hold up no other run: one thread
+        waits for them, with no lock but that of their source."""
+        late = f"{entry.name}: its files do not answer: ask again later"
+        if entry.late is not None:
+            raise NoAnswer(503, late)
+        source = entry.source
+
+        def read() -> T:
+            if not source.lock.acquire(timeout=READ_SECONDS):
+                raise NoAnswer(503, late)
+            try:
+                with source.roots.confined():
+                    return work(*given)
+            except OSError as error:
+                why = error.strerror or type(error).__name__
+                raise NoAnswer(404, f"{entry.name}: cannot be read: {why}") from None
+            finally:
+                source.lock.release()
+
+        return await self._wait(self._readers, read, READ_SECONDS, late)
+
+    async def _wait(self, workers: Workers, work: Callable[[], T], seconds: float, late: str) -> T:
         self.catalogue.waiting += 1
         try:
-            return await run_in_threadpool(work, *given)
+            return await workers.submit(work).finished(seconds)
+        except TimeoutError:
+            raise NoAnswer(503, late) from None
         except asyncio.CancelledError:
             raise NoAnswer(503, "the server is being stopped") from None
         finally:
             self.catalogue.waiting -= 1
 
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """One line for what cannot be answered, without paths of this machine."""
+        if isinstance(error, HTTPException):
+            return said(error.status_code, error.detail)
+        status, why = 400, str(error)
+        if isinstance(error, NoAnswer):
+            status = error.status
+        elif isinstance(error, OSError):
+            status, why = 404, f"cannot be read: {error.strerror or type(error).__name__}"
+        elif not isinstance(error, InputError):
+            status, why = 500, "the server failed at this request: its log says why"
+        return said(status, self.catalogue.roots.without_paths(why))
+
 
 async def _nobody(*_: Any) -> None: ...
+
+
+def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
+    now = time.time()
+    return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
 def _alone(run: Run, others: Sequence[Run]) -> Run:
@@ -336,10 +412,13 @@ async def body(request: Request) -> dict[str, Any]:
         raise NoAnswer(415, "send JSON, as application/json")
     data = b""
     try:
-        async for part in request.stream():
-            data += part
-            if len(data) > MAX_BODY:
-                raise NoAnswer(413, f"at most {MAX_BODY} bytes")
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > MAX_BODY:
+                    raise NoAnswer(413, f"at most {MAX_BODY} bytes")
+    except TimeoutError:
+        raise NoAnswer(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
     except ClientDisconnect:
         raise NoAnswer(400, "cut off") from None
     try:
@@ -355,8 +434,8 @@ def raw(text: bytes) -> Response:
     return Response(text, media_type="application/json")
 
 
-def reply(found: Any) -> Response:
-    return raw(as_sent(found))
+def reply(found: Any, status: int = 200) -> Response:
+    return Response(as_sent(found), status_code=status, media_type="application/json")
 
 
 def download(data: bytes, kind: str, name: str) -> Response:
@@ -373,19 +452,14 @@ def said(status: int, why: str) -> Response:
     )
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, NoAnswer):
-        return said(error.status, str(error))
-    if isinstance(error, HTTPException):
-        return said(error.status_code, error.detail)
-    return said(400, str(error))
-
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    catalogue: Catalogue, host: str = "127.0.0.1", token: str | None = None
+    catalogue: Catalogue,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    origin: str | None = None,
 ) -> tuple[Guard, Site]:
     """The app with its guard, and the site for who runs it."""
     site = Site(catalogue, token)
@@ -426,11 +500,9 @@ def make_app(
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={
-            NoAnswer: _refused,
-            InputError: _refused,
-            HTTPException: _refused,
-        },
+        exception_handlers=dict.fromkeys(
+            (NoAnswer, InputError, HTTPException, OSError, Exception), site.refused
+        ),
     )
     app.router.redirect_slashes = False
-    return Guard(app, host, token), site
+    return Guard(app, host, token, origin), site

@@ -3,6 +3,9 @@
     look for new places ─► read what has come ─► tell ─► fit who changed ─► tell
           every 3 s            every second              a while, then again from the start
 
+The watching thread itself touches no file: another thread reads each source (`reading`), and where
+its files do not answer, the watching thread goes on with the next. No lock is held meanwhile.
+
 A forecast of the list is worked out here, one run after the other, those that somebody waits for
 (`questions`) always first.
 """
@@ -16,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +30,10 @@ from scalerl.errors import InputError
 from scalerl.report.markup import ceiling
 from scalerl.report.payload import to_json
 from scalerl.report.words import KIND, shorten
-from scalerl.runs.followed import stamp_of
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots, find
 from scalerl.serve.memory import give_back_memory
+from scalerl.serve.reading import Reading, Watchdog, read, written
 from scalerl.serve.sources import OwnRun, Source, source_of
 
 log = logging.getLogger(__name__)
@@ -40,6 +44,11 @@ SEARCH, LOOK, FITTING = 3.0, 1.0, 0.6
 SELDOM = 5
 #: A run that grows without pause is fitted anew at most this often.
 REFIT = 2.0
+#: Seconds that the fits of the list wait for answers that somebody waits for.
+GIVE_WAY = 5.0
+#: Seconds without any progress of the watching thread after which it is called stalled. The longest
+#: step of its work is one fit, which takes seconds.
+STALLED = 60.0
 #: Points of the small curve in the list, and points that are sent as news.
 SPARK, NEWS = 24, 200
 
@@ -67,6 +76,8 @@ class Entry:
     about: dict[str, Any] = field(default_factory=dict)
     #: Of the study that it is a member of.
     study: str | None = None
+    #: Since when its files have not answered, in seconds since 1970.
+    late: float | None = None
 
     def summary(self) -> dict[str, Any]:
         """The line of the list."""
@@ -90,12 +101,18 @@ class Entry:
             "budget": None,
             "recipe": None,
             **self.about,
-            "problem": None if self.problem is None else shorten(self.problem, 400),
+            "problem": None if (said := self._problem()) is None else shorten(said, 400),
             "forecast": self.forecast,
             "changed": self.changed,
             "version": self.version,
             "spark": [] if last is None else spark(last),
         }
+
+    def _problem(self) -> str | None:
+        if self.late is not None:
+            since = time.strftime("%H:%M:%S", time.localtime(self.late))
+            return f"its files have not answered since {since}: they are tried on"
+        return self.problem or self.about.get("unread")
 
 
 def spark(run: Run) -> list[float]:
@@ -133,11 +150,13 @@ class Catalogue:
         self.studies: dict[str, Place] = {}
         self.problem: str | None = None
         self.tell: Callable[[dict[str, Any]], None] = lambda news: None
-        #: Held while sources are read: a file is followed by one reader at a time.
-        self.lock = threading.RLock()
         #: How many people wait for an answer just now.
         self.waiting = 0
         self._sources: dict[str, Source] = {}
+        self._readings: Watchdog[Reading] = Watchdog()
+        self._searches: Watchdog[Searched] = Watchdog()
+        #: When the watching thread last got on with its work, by the monotonic clock.
+        self._progress = time.monotonic()
         self._searched = -math.inf
         self._count = 0
         self._stop = threading.Event()
@@ -153,7 +172,7 @@ class Catalogue:
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=3)
 
     def _watch(self) -> None:
         while not self._stop.is_set():
@@ -166,6 +185,26 @@ class Catalogue:
                 log.error("while looking: %s: %s", type(error).__name__, error)
             rest = LOOK - (time.monotonic() - begun)
             self._stop.wait(max(rest, 0.02 if self._behind() else 0.2))
+
+    def waits_for(self) -> dict[str, float]:
+        """By name: runs whose files do not answer, and since when, in seconds since 1970."""
+        late = {self._sources[k].place.name: t for k, t in self._readings.waits_for.items()
+                if k in self._sources}  # fmt: skip
+        searching = {f"the search in {self.roots.looking_at}": t
+                     for t in self._searches.waits_for.values()}  # fmt: skip
+        return late | searching
+
+    @property
+    def busy(self) -> bool:
+        """Whether threads are still at work."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive or self._readings.busy or self._searches.busy
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing is read any more."""
+        gone = self._thread is not None and not self._thread.is_alive()
+        return gone or time.monotonic() - self._progress > STALLED
 
     def _behind(self) -> bool:
         return any(e.fitted != e.version and e.run is not None for e in self.entries.values())
@@ -186,27 +225,40 @@ class Catalogue:
             over = mine and all(e.about.get("status") in ("ended", "failed", "quiet") for e in mine)
             if over and (self._count + hash(key)) % SELDOM:
                 continue
-            with self.lock:
-                if source.look() or not mine or mine[0].about["status"] == "reading":
-                    self._renew(source, mine)
-                else:
-                    for entry in mine:
-                        self._say(entry)
+            whole = not mine or mine[0].about["status"] == "reading"
+            found = self._readings.ask(key, source.place.name, partial(read, source, whole))
+            self._take(source, mine, found, self._readings.waits_for.get(key))
+            self._progress = time.monotonic()
+
+    def _take(
+        self, source: Source, mine: Sequence[Entry], found: Reading | None, late: float | None
+    ) -> None:
+        """What a look has found, if it has come back."""
+        for entry in mine:
+            entry.late = late
+            entry.about = entry.about if found is None else found.about
+        if found is not None and found.runs is not None:
+            self._renew(source, mine, found, found.runs)
+        else:
+            for entry in mine:
+                self._say(entry)
 
     def _search(self) -> None:
-        try:
-            places = find(self.roots)
-            self.problem = None
-        except InputError as error:
-            self.problem = str(error)
+        where = f"the search in {self.roots.names[0]}"
+        found = self._searches.ask("", where, partial(search, self.roots, list(self._sources)))
+        if found is None:
             return
-        studies = {id_of("study", p.name): p for p in places if p.kind == "study"}
+        self.problem = found.problem
+        if found.problem is not None:
+            return
+        studies = {id_of("study", p.name): p for p in found.places if p.kind == "study"}
         if studies.keys() != self.studies.keys():
             self.studies = studies
             self.tell({"kind": "studies"})
-        now = {f"{p.kind}:{p.name}": p for p in places if p.kind != "study"}
+        now = {key_of(p): p for p in found.places if p.kind != "study"}
         for key in self._sources.keys() - now.keys():
             gone = self._sources.pop(key)
+            self._readings.forget(key)
             for entry in [e for e in self.entries.values() if e.source is gone]:
                 del self.entries[entry.id]
                 self.tell({"kind": "gone", "id": entry.id})
@@ -214,13 +266,13 @@ class Catalogue:
             if key not in self._sources:
                 source = self._sources[key] = source_of(place, self.roots)
                 if isinstance(source, OwnRun):
-                    self._expect(source)
+                    self._expect(source, found.new.get(key, time.time()))
 
-    def _expect(self, source: OwnRun) -> None:
+    def _expect(self, source: OwnRun, changed: float) -> None:
         """A run is in the list before it is read: many take a while."""
         entry = Entry(id_of(source.place.name, ""), source, None, source.place.path.name)
         entry.about = {"kind": "run", "status": "reading"}
-        entry.changed = written(source.place)
+        entry.changed = changed
         study = id_of("study", source.place.name.rpartition("/runs/")[0])
         entry.study = study if study in self.studies else None
         line = entry.summary()
@@ -228,12 +280,10 @@ class Catalogue:
         self.entries[entry.id] = entry
         self.tell({"kind": "run", "run": line})
 
-    def _renew(self, source: Source, mine: Sequence[Entry]) -> None:
+    def _renew(
+        self, source: Source, mine: Sequence[Entry], found: Reading, runs: Sequence[Run]
+    ) -> None:
         """The entries of a source that has changed."""
-        try:
-            runs, problem = source.runs(), None
-        except InputError as error:
-            runs, problem = [], str(error)
         known = {e.id: e for e in mine}
         names = [run.name for run in runs] or [source.place.path.name]
         ids = [id_of(source.place.name, "" if isinstance(source, OwnRun) else n) for n in names]
@@ -244,9 +294,10 @@ class Catalogue:
         for i, (key, name) in enumerate(zip(ids, names, strict=True)):
             entry = known.get(key) or Entry(key, source, None, name)
             run = runs[i] if runs else None
-            entry.name, entry.problem, entry.source = name, problem, source
+            entry.name, entry.problem, entry.source = name, found.problem, source
+            entry.about = found.about
             if not same(entry.run, run):
-                entry.changed = time.time() if entry.version else written(source.place)
+                entry.changed = time.time() if entry.version else found.written
                 entry.run, entry.version = run, entry.version + 1
                 if run is None:
                     entry.forecast = None
@@ -255,7 +306,6 @@ class Catalogue:
 
     def _say(self, entry: Entry) -> None:
         """Tell what has changed about an entry, and its new points."""
-        entry.about = entry.source.about()
         line = entry.summary()
         if line == entry.told:
             return
@@ -284,7 +334,8 @@ class Catalogue:
         late = [e for e in self.entries.values() if e.fitted != e.version and e.run is not None]
         late = [e for e in late if time.monotonic() - e.fitted_at > REFIT]
         for entry in sorted(late, key=lambda e: e.fitted_at):
-            while self.waiting and not self._stop.is_set():
+            give_way = time.monotonic() + GIVE_WAY
+            while self.waiting and not self._stop.is_set() and time.monotonic() < give_way:
                 time.sleep(0.01)
             if self._stop.is_set() or time.monotonic() > until:
                 return
@@ -293,12 +344,12 @@ class Catalogue:
             try:
                 found, problem = outlook(run), None
             except InputError as error:
-                found, problem = None, str(error)
-            with self.lock:
-                entry.forecast, entry.problem = found, problem
-                entry.fitted, entry.fitted_at = version, time.monotonic()
-                if entry.id in self.entries:
-                    self._say(entry)
+                found, problem = None, self.roots.without_paths(str(error))
+            entry.forecast, entry.problem = found, problem
+            entry.fitted, entry.fitted_at = version, time.monotonic()
+            if entry.id in self.entries:
+                self._say(entry)
+            self._progress = time.monotonic()
         if late and time.monotonic() - self._gave_back > REFIT:
             self._gave_back = time.monotonic()
             give_back_memory()
@@ -319,11 +370,28 @@ def same(a: Run | None, b: Run | None) -> bool:
     return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
 
 
-def written(place: Place) -> float:
-    """When the files of a place were last written to."""
-    files = place.files or tuple(place.path / name for name in ("evals.jsonl", "steps.jsonl"))
-    stamps = [found[1] / 1e9 for path in files if (found := stamp_of(path)) is not None]
-    return max(stamps, default=time.time())
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search has found. `new`: by key, when a place that was not known before was last
+    written to, in seconds since 1970."""
+
+    places: list[Place]
+    new: dict[str, float]
+    problem: str | None = None
+
+
+def search(roots: Roots, known: Sequence[str]) -> Searched:
+    """Everything under the directories."""
+    try:
+        places = find(roots)
+    except InputError as error:
+        return Searched([], {}, roots.without_paths(str(error)))
+    new = {key: written(p) for p in places if (key := key_of(p)) not in known}
+    return Searched(places, new)
+
+
+def key_of(place: Place) -> str:
+    return f"{place.kind}:{place.name}"
 
 
 def id_of(*parts: str) -> str:

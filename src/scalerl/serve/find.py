@@ -4,13 +4,15 @@ is found, whatever links lead there."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.files import is_inside
+from scalerl.files import confined, is_inside
 from scalerl.runs.sources import MAX_DEPTH, Reader, find_logs, part_of_a_run
 
 STUDY = "study.toml"
@@ -18,6 +20,11 @@ STUDY = "study.toml"
 BEGUN = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "lock")
 #: Directories that are looked into, at most.
 MAX_FOLDERS = 20_000
+#: Bytes of a log of another framework that is read whole: as rows it takes several times as much
+#: memory. The commands read larger ones.
+MAX_LOG = 200_000_000
+#: An absolute path of several parts in a message, and its last part.
+ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])/(?:[^\s/'\":]+/)+([^\s/'\":]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,13 @@ class Roots:
                 raise InputError(f"{each}: no such file or directory: give what holds runs")
         self.real = [os.path.realpath(each) for each in self.given]
         self.names = _names(self.real)
+        #: The directory that a search looks into just now, by its name.
+        self.looking_at = ""
+
+    def confined(self) -> AbstractContextManager[None]:
+        """Inside this, nothing outside of the directories is read, and no log that is too large for
+        a server that holds many."""
+        return confined(self.real, MAX_LOG)
 
     def holds(self, path: str | Path) -> bool:
         return is_inside(path, self.real)
@@ -53,6 +67,14 @@ class Roots:
                 inside = path.relative_to(each).as_posix()
                 return first if inside == "." else f"{first}/{inside}"
         return path.name
+
+    def without_paths(self, text: str) -> str:
+        """A message as the page shows it: what lies under the directories by its name there, and of
+        any other absolute path the last part alone."""
+        for real, given, name in zip(self.real, self.given, self.names, strict=True):
+            for start in {real, str(given.absolute())} - {os.sep}:
+                text = text.replace(start, name)
+        return ABSOLUTE.sub(lambda found: found[1] or found[0], text)
 
 
 def _names(real: Sequence[str]) -> list[str]:
@@ -75,7 +97,7 @@ def find(roots: Roots) -> list[Place]:
     found: list[Place] = []
     seen: set[str] = set()
     for root in roots.given:
-        ours = list(_ours(root, roots, seen, 0)) if root.is_dir() else []
+        ours = list(_ours(root, roots, seen, 0)) if _is_dir(root) else []
         found += ours
         found += _logs(root, roots, ours, seen)
     return found
@@ -83,9 +105,26 @@ def find(roots: Roots) -> list[Place]:
 
 def is_run(folder: Path) -> bool:
     """A run of ours, also one that has only just begun."""
-    if (folder / "evals.jsonl").is_file():
+    if _is_file(folder / "evals.jsonl"):
         return True
-    return (folder / "recipe.toml").is_file() and any((folder / n).is_file() for n in BEGUN)
+    return _is_there(folder / "recipe.toml") and any(_is_there(folder / n) for n in BEGUN)
+
+
+# Path.is_file and the like raise where a directory may not be looked into, or a link leads to
+# itself: such a place is none.
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_there(path: Path) -> bool:
+    """Also as something else than a file: its run says that it cannot be read."""
+    return os.path.lexists(path)
+
+
+def _is_dir(path: str | Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Place]:
@@ -93,11 +132,12 @@ def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Pl
     if depth > MAX_DEPTH or real in seen or not roots.holds(real) or len(seen) > MAX_FOLDERS:
         return
     seen.add(real)
+    roots.looking_at = roots.name(folder)
     if is_run(folder):
         yield Place("run", folder, roots.name(folder))
         return
     below = [folder]
-    if (folder / STUDY).is_file() and roots.holds(folder / STUDY):
+    if _is_file(folder / STUDY) and roots.holds(folder / STUDY):
         yield Place("study", folder, roots.name(folder))
         below = [folder / "runs"]
     for each in below:
@@ -106,7 +146,7 @@ def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Pl
         except OSError:
             continue
         for child in children:
-            if child.is_dir() and not child.name.startswith("."):
+            if _is_dir(child.path) and not child.name.startswith("."):
                 yield from _ours(Path(child.path), roots, seen, depth + 1)
 
 
@@ -119,13 +159,15 @@ def _logs(root: Path, roots: Roots, ours: Sequence[Place], seen: set[str]) -> It
         return real in taken or not roots.holds(real)
 
     together: dict[str, list[tuple[Path, Reader]]] = {}
-    for where, reader in find_logs(root, leave_out):
+    with roots.confined():
+        logs = find_logs(root, leave_out)
+    for where, reader in logs:
         path = Path(where)
         real = os.path.realpath(path)
-        if not path.is_dir() and real in seen:
+        if not _is_dir(path) and real in seen:
             continue
         seen.add(real)
-        home = None if path.is_dir() else part_of_a_run(path)
+        home = None if _is_dir(path) else part_of_a_run(path)
         together.setdefault(str(home or path), []).append((path, reader))
     for parts in together.values():
         first = parts[0][0]

@@ -3,7 +3,8 @@
 - *Host*: a page of somebody else whose name is made to point here (DNS rebinding) sends its own
   name, and is refused.
 - *Origin*: requests that a page of another origin makes are refused, and there are no CORS headers
-  for it to read an answer by.
+  for it to read an answer by. An https origin is another than the http one of the same name, unless
+  `--origin` says that a proxy serves the page there.
 - *Token*: where the server is reached from elsewhere; in a cookie, compared in constant time.
 - *Content-Security-Policy*: scripts and styles of our own files alone, and nothing from elsewhere.
 """
@@ -30,6 +31,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COOKIE = "scalerl_token"
 #: Bytes of the file with the token, which has at most 256 characters.
 MAX_TOKEN_FILE = 4096
+ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 #: Answered without a token: that the server lives, the page that asks for one, and what it needs.
 OPEN = ("/healthz", "/api/login", "/login", "/static/")
@@ -77,14 +79,42 @@ def read_token(path: str | Path) -> str:
     return text
 
 
+def check_origin(given: str) -> str:
+    """An origin as browsers send it; InputError where it is none.
+
+    >>> check_origin("https://Runs.example.org/")
+    'https://runs.example.org'
+    """
+    origin = given.lower().removesuffix("/")
+    if not ORIGIN.fullmatch(origin):
+        raise InputError(
+            f"--origin {given}: give the scheme, the name and the port of the page, for example "
+            "https://runs.example.org"
+        )
+    return origin
+
+
+def _host_of(origin: str) -> str:
+    return re.sub(r":\d+$", "", origin.partition("://")[2]).strip("[]")
+
+
 class Guard:
     """In front of the app."""
 
-    def __init__(self, app: App, host: str = "127.0.0.1", token: str | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        origin: str | None = None,
+    ) -> None:
         self._app = app
         self._token = token
         self._everywhere = not is_loopback(host)
         self._names = {*LOOPBACK, host.lower()}
+        self._origin = origin
+        if origin is not None:
+            self._names.add(_host_of(origin))
         if self._everywhere:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
@@ -146,11 +176,11 @@ class Guard:
             return False
         return True
 
-    @staticmethod
-    def _same_origin(scope: MutableMapping[str, Any], host: str) -> bool:
-        origin = _header(scope, b"origin").decode("latin-1")
-        if origin and origin.partition("://")[2].lower() != host.lower():
-            return False
+    def _same_origin(self, scope: MutableMapping[str, Any], host: str) -> bool:
+        mine = (f"http://{host.lower()}", self._origin)
+        for name, value in scope["headers"]:
+            if name == b"origin" and value.decode("latin-1").lower() not in mine:
+                return False
         site = _header(scope, b"sec-fetch-site")
         if site in (b"", b"same-origin", b"none"):
             return True
@@ -172,7 +202,9 @@ class Guard:
     def right(self, given: str) -> bool:
         """Whether a token is the token, in the same time for every wrong one."""
         token = self._token or ""
-        return bool(token) and hmac.compare_digest(given.encode(), token.encode())
+        return bool(token) and hmac.compare_digest(
+            given.encode("utf-8", "surrogatepass"), token.encode()
+        )
 
 
 def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:

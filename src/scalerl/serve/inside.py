@@ -3,7 +3,9 @@ and thinned, so that a run of any length takes the same memory."""
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,25 +13,25 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scalerl.errors import InputError
+from scalerl.files import is_inside
+from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff
 from scalerl.report import panels
 from scalerl.report.markup import items, text
 from scalerl.report.run_record import RunRecord, recipe_of, record_from
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.follow import Follower
-from scalerl.runs.importers.files import check_file
 from scalerl.runs.lines import EvalLine, EventLine, Line, StepLine
 from scalerl.runs.store import RunStore
 from scalerl.serve.catalogue import Entry
-from scalerl.serve.find import Roots
 from scalerl.serve.sources import OwnRun
 
 #: Runs that are kept open, and lines of each file that are kept of one.
 OPEN, LINES = 8, 480
 #: Bytes that are read in one look.
 MOST = 4_000_000
-#: A larger file of answers is not read.
-MAX_ANSWERS = 20_000_000
+#: Bytes of a file that are read for one question. A longer record takes several.
+MAX_LOOK = 64_000_000
 #: Validations whose answers can be chosen.
 MAX_STEPS = 200
 
@@ -55,7 +57,12 @@ class Thinned(Generic[L]):
         self.count = 0
 
     def look(self) -> None:
-        while new := self._follower.new():
+        end = self._follower.bytes_read + MAX_LOOK
+        while self._follower.bytes_read < end:
+            at = self._follower.at
+            new = self._follower.new()
+            if self._follower.at == at and not self._follower.restarted:
+                return
             if self._follower.restarted:
                 self._clear()
             for line in new:
@@ -80,8 +87,8 @@ def _slim(line: StepLine) -> StepLine:
 class Opened:
     """One run that is looked into."""
 
-    def __init__(self, path: Path, name: str, roots: Roots) -> None:
-        self.path, self.name, self._roots = path, name, roots
+    def __init__(self, path: Path, name: str, where: str) -> None:
+        self.path, self.name, self.where = path, name, where
         self._steps = Thinned(path / StepLine.FILE, StepLine, _slim)
         self._evals = Thinned(path / EvalLine.FILE, EvalLine)
         self._events = Thinned(path / EventLine.FILE, EventLine)
@@ -89,58 +96,69 @@ class Opened:
 
     def answered(self) -> list[int]:
         """Steps whose answers can be read, the latest of many."""
-        inside = self._roots.holds(self.path / EvalAnswers.FOLDER)
+        inside = is_inside(self.path / EvalAnswers.FOLDER)
         return self._store.answered()[-MAX_STEPS:] if inside else []
 
-    def answers(self, step: int) -> EvalAnswers | None:
-        path = self.path / EvalAnswers.FOLDER / f"step_{step}.json"
-        if not path.is_file() or not self._roots.holds(path) or check_file(path) > MAX_ANSWERS:
-            return None
-        return self._store.read_answers(step)
-
     def record(self, step: int | None = None) -> RunRecord:
-        """What is known now, with the answers of a validation, by default the last."""
+        """What is known now, with the answers of a validation, by default the last. Its path is the
+        name of the directory: the page shows no paths of this machine."""
         for each in (self._steps, self._evals, self._events):
             each.look()
         at = step if step is not None else next(reversed(self.answered()), None)
         steps = self._steps.lines()
-        return record_from(
+        found = record_from(
             self.name,
             self.path,
             steps,
             steps[-1].step if steps else 0,
             self._evals.lines(),
             self._events.lines(),
-            None if at is None else self.answers(at),
+            None if at is None else self._store.read_answers(at),
         )
+        return replace(found, path=Path(self.where))
 
 
 class Rooms:
     """The runs that were opened last."""
 
-    def __init__(self, roots: Roots) -> None:
-        self._roots = roots
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open: OrderedDict[str, Opened] = OrderedDict()
 
     def open(self, entry: Entry) -> Opened | None:
         """None for a log of others, which has no inside."""
-        if not isinstance(entry.source, OwnRun) or entry.source.problem is not None:
+        if not isinstance(entry.source, OwnRun):
             return None
-        if not (entry.source.place.path / "recipe.toml").is_file():
+        if not os.path.isfile(entry.source.place.path / "recipe.toml"):  # noqa: PTH113
             return None
         found = self._open.get(entry.id)
         if found is None:
             path = entry.source.place.path
-            found = self._open[entry.id] = Opened(path, entry.name, self._roots)
-        self._open.move_to_end(entry.id)
-        while len(self._open) > OPEN:
-            self._open.popitem(last=False)
+            found = Opened(path, entry.name, entry.source.place.name)
+        with self._lock:
+            found = self._open.setdefault(entry.id, found)
+            self._open.move_to_end(entry.id)
+            while len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        return found
+
+    def record(self, entry: Entry) -> RunRecord | None:
+        """The record of a run, with the answers of its last validation."""
+        found = self.open(entry)
+        return None if found is None else found.record()
+
+    def recipe(self, entry: Entry) -> Recipe:
+        """The recipe of a run."""
+        found = recipe_of(entry.source.place.path) if self.open(entry) is not None else None
+        if found is None:
+            raise InputError(f"{entry.name} has no recipe that can be read")
         return found
 
     def panels(self, entry: Entry, step: int | None) -> dict[str, Any]:
         """The panels of the report, and the validations whose answers can be chosen."""
         found = self.open(entry)
         notes = [] if entry.run is None else list(entry.run.notes)
+        notes = [entry.source.roots.without_paths(note) for note in notes]
         read = f"<h3>How it was read</h3>{items(notes)}" if notes else ""
         if found is None:
             told = "" if entry.problem is None else f"<p>{text(entry.problem)}</p>"
@@ -153,21 +171,14 @@ class Rooms:
             "step": None if one.answers is None else one.answers.step,
         }
 
-    def difference(self, entry: Entry, other: Entry) -> str:
-        """What the recipe of a run does otherwise than that of another."""
-        recipes = []
-        for each in (entry, other):
-            place = each.source.place.path
-            found = recipe_of(place) if self.open(each) is not None else None
-            if found is None:
-                raise InputError(f"{each.name} has no recipe that can be read")
-            recipes.append(found)
-        mine, theirs = recipes
-        rows = diff(theirs, mine)
-        if not rows:
-            return "<p>The same recipe.</p>"
-        caption = f"What {entry.name} does otherwise than {other.name}"
-        return fragment(panels.differences_table(caption, (other.name, entry.name), rows))
+
+def difference(name: str, other: str, mine: Recipe, theirs: Recipe) -> str:
+    """What the recipe of a run does otherwise than that of another."""
+    rows = diff(theirs, mine)
+    if not rows:
+        return "<p>The same recipe.</p>"
+    caption = f"What {name} does otherwise than {other}"
+    return fragment(panels.differences_table(caption, (other, name), rows))
 
 
 def fragment(html: str) -> str:

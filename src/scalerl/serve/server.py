@@ -7,6 +7,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -14,8 +15,9 @@ import uvicorn
 from scalerl.errors import InputError
 from scalerl.serve.app import Site, make_app
 from scalerl.serve.catalogue import Catalogue
+from scalerl.serve.connections import Connection
 from scalerl.serve.find import Roots
-from scalerl.serve.guard import is_loopback, read_token
+from scalerl.serve.guard import check_origin, is_loopback, read_token
 from scalerl.serve.memory import one_heap
 
 
@@ -37,9 +39,17 @@ def serve(
     host: str = "127.0.0.1",
     token_file: str | Path | None = None,
     open_page: bool = False,
-) -> None:
-    """Serve until interrupted. The first line on stdout is the address."""
+    origin: str | None = None,
+) -> bool:
+    """Serve until interrupted. The first line on stdout is the address. `origin`: where a proxy
+    serves the page. Returns whether threads are still at work: they may wait for files for ever."""
     token = None if token_file is None else read_token(token_file)
+    origin = None if origin is None else check_origin(origin)
+    if origin is not None and token is None:
+        raise InputError(
+            f"--origin {origin} lets others in: give --token-file F as well, a file with a token "
+            "that they need"
+        )
     if not is_loopback(host) and token is None:
         raise InputError(
             f"--host {host} lets others in: give --token-file F as well, a file with a token that "
@@ -48,7 +58,7 @@ def serve(
     one_heap()
     roots = Roots(directories)
     listening = _bind(host, port)
-    app, site = make_app(Catalogue(roots), host, token)
+    app, site = make_app(Catalogue(roots), host, token, origin)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -56,6 +66,8 @@ def serve(
         server_header=False,
         lifespan="on",
         timeout_graceful_shutdown=2,
+        http=Connection,
+        ws="none",
         # A proxy's word about who asks is not taken.
         proxy_headers=False,
     )
@@ -67,8 +79,9 @@ def serve(
         threading.Timer(0.5, webbrowser.open, [address]).start()
     # A fit holds the interpreter: who asks meanwhile should not wait 5 ms at every turn.
     sys.setswitchinterval(0.001)
-    with listening:
+    with listening, suppress(KeyboardInterrupt):  # how a server is ended
         _Server(config, site).run(sockets=[listening])
+    return site.busy
 
 
 def _bind(host: str, port: int) -> socket.socket:

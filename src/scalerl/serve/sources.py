@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scalerl.errors import InputError
+from scalerl.files import open_regular
 from scalerl.runs import metrics
 from scalerl.runs.budget import budget_use
 from scalerl.runs.followed import FollowedRun, stamp_of
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
-from scalerl.runs.importers.files import MAX_LINE, Lines, confined
+from scalerl.runs.importers.files import MAX_LINE, Lines
 from scalerl.runs.importers.records import read_jsonl
 from scalerl.runs.importers.run_directory import AXES
 from scalerl.runs.load import load_runs
@@ -36,12 +38,17 @@ PATIENCE = 8.0
 MAX_AXES, MAX_FILES = 8, 2000
 #: Files of a run that are read.
 FILES = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "recipe.json", "recipe.toml")
+#: Bytes that a log may have grown by to be read on; after more it is read whole.
+MAX_NEW = 16_000_000
 
 
 class Source(Protocol):
     """Something that holds runs."""
 
     place: Place
+    roots: Roots
+    #: Held while its files are read: a file is followed by one reader at a time.
+    lock: threading.Lock
 
     def look(self) -> bool:
         """Read what is new; whether there was anything."""
@@ -63,25 +70,17 @@ class OwnRun:
 
     def __init__(self, place: Place, roots: Roots) -> None:
         self.place = place
-        self._roots = roots
+        self.roots = roots
+        self.lock = threading.Lock()
         self.followed = FollowedRun(place.path)
-        self.problem: str | None = None
         self._locked = (0.0, False)
 
     def look(self) -> bool:
-        for name in FILES:
-            path = self.place.path / name
-            if path.is_symlink() and not self._roots.holds(path):
-                new = self.problem is None
-                self.problem = f"{name} is a link that leads out of the directory: not read"
-                return new
         return self.followed.look()
 
     def runs(self) -> list[Run]:
-        if self.problem is not None:
-            raise InputError(self.problem)
         if not len(self.followed):
-            raise InputError("no validation yet")
+            raise InputError(next(iter(self.followed.problems), "no validation yet"))
         return load_runs([self.followed.table()])
 
     def on(self, run: Run, axis: str) -> Run:
@@ -116,12 +115,13 @@ class OwnRun:
             "warnings": run.warnings,
             "budget": None if use is None else {"share": min(use.share, 1.0), "text": use.text},
             "recipe": run.recipe.get("name") or self._recipe(),
+            "unread": "; ".join(run.problems) or None,
         }
 
     def _recipe(self) -> str | None:
         """Named by its file, where the record has no name of it."""
         name = "recipe.toml"
-        return name if (self.place.path / name).is_file() else None
+        return name if os.path.isfile(self.place.path / name) else None  # noqa: PTH113
 
     def _alive(self) -> bool:
         told = self.followed.status
@@ -174,6 +174,7 @@ class Log:
     problem: str | None = None
     _axes: list[str] = field(default_factory=list)
     _stamp: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
     _grew: float = 0.0
     _due: float = 0.0
     _end: _End | None = None
@@ -218,7 +219,7 @@ class Log:
     def _stamp_now(self) -> Any:
         stamps: list[Any] = []
         for path in self.place.files:
-            if path.is_dir():
+            if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises where it may not look)
                 stamps += [stamp_of(Path(each)) for each in _files(path)]
             else:
                 stamps.append(stamp_of(path))
@@ -227,12 +228,11 @@ class Log:
     def _tables(self) -> list[Table]:
         tables: list[Table] = []
         problems: list[InputError] = []
-        with confined(self.roots.real):
-            for reader in self.place.readers:
-                try:
-                    tables += reader()
-                except InputError as error:
-                    problems.append(error)
+        for reader in self.place.readers:
+            try:
+                tables += reader()
+            except InputError as error:
+                problems.append(error)
         if not tables and problems:
             raise problems[0]
         return tables
@@ -256,7 +256,7 @@ class Log:
             return None
         path = self.place.files[0]
         try:
-            with confined(self.roots.real), path.open("rb") as file:
+            with open_regular(path) as file:
                 header = file.readline(MAX_LINE)
                 jsonl = header.lstrip().startswith(b"{")
                 if not jsonl and not looks_delimited(path):
@@ -274,16 +274,17 @@ class Log:
     def _read_on(self) -> bool:
         """Take the lines that have come; False where they do not simply go on with the curve."""
         end, path = self._end, self.place.files[0]
-        if end is None or self.problem is not None or not self.roots.holds(path):
+        if end is None or self.problem is not None:
             return False
         try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino != end.inode:
+            with open_regular(path) as file:
+                now = os.fstat(file.fileno())
+                if now.st_ino != end.inode or now.st_size > end.at + MAX_NEW:
                     return False
                 file.seek(end.at - len(end.mark))
                 if file.read(len(end.mark)) != end.mark:
                     return False
-                new = file.read()
+                new = file.read(MAX_NEW)
         except OSError:
             return False
         new = new[: new.rfind(b"\n") + 1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.files import confined, is_inside, open_regular, read_limited
+from scalerl.files import confined, is_inside, largest_log, open_regular, read_limited
 
 __all__ = ["Lines", "check_file", "confined", "is_inside", "read_bytes", "read_head", "read_text"]
 
@@ -39,9 +39,10 @@ def check_file(path: Path) -> int:
         raise InputError(f"{path}: {_reason(error)}") from None
     if not stat.S_ISREG(info.st_mode):
         raise InputError(f"{path}: not a regular file: give a log file or a directory")
-    if info.st_size > MAX_BYTES:
+    limit = largest_log(MAX_BYTES)
+    if info.st_size > limit:
         raise InputError(
-            f"{path}: {info.st_size / 1e9:.1f} GB is over the limit of {MAX_BYTES / 1e9:.0f} GB: "
+            f"{path}: {info.st_size / 1e9:.1f} GB is over the limit of {limit / 1e9:g} GB: "
             "export only the metrics you need"
         )
     return info.st_size

@@ -1,0 +1,71 @@
+"""Connections with deadlines.
+
+uvicorn closes a connection that is idle between two requests (`timeout_keep_alive`), and waits for
+ever for the rest of a request once its first byte has come, and for a client that does not read its
+answer. Each of these holds a file descriptor, of which a process has about a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: Connections at once; further ones are closed when they are made. A browser has up to seven for
+#: each page that is open.
+MAX_CONNECTIONS = 256
+#: Seconds from the first moment of a connection, or the first byte of a further request, to the end
+#: of the headers; also for the rest of a body that came after the answer. (`app.BODY_SECONDS` is
+#: for a body that is waited for.)
+HEADER_SECONDS = 10.0
+#: Seconds that a client may read nothing while its answer waits to be sent.
+STALLED_SECONDS = 60.0
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn's, by h11: of its two parsers the one that limits the headers."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect_headers()
+        else:
+            self._headers_came()
+
+    def _expect_headers(self) -> None:
+        if self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _headers_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_came()
+        self._was_read()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._was_read()
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._was_read()
+
+    def _was_read(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

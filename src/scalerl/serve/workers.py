@@ -1,0 +1,101 @@
+"""Threads for calls that may never return.
+
+A read of a file on a network file system that is gone waits in the kernel, and no signal ends it.
+The calls that read files are therefore made by daemon threads: the caller stops waiting after a
+while, and the process can end without them. (The threads of `concurrent.futures` and of anyio are
+waited for when the interpreter ends.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """A call that is made by another thread."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._found: T
+        self._error: BaseException | None = None
+        self._then: Callable[[], None] = lambda: None
+        self.begun = time.time()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it for so long; whether it is done."""
+        return self._done.wait(seconds)
+
+    def result(self) -> T:
+        """What the call returned, or its error raised; only once it is done."""
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def run(self) -> None:
+        try:
+            self._found = self._call()
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+        self._then()
+
+    async def finished(self, seconds: float) -> T:
+        """The result, for the event loop; TimeoutError after so many seconds."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(ready.set)
+
+        self._then = tell
+        if not self.done:
+            await asyncio.wait_for(ready.wait(), seconds)
+        return self.result()
+
+
+class Workers:
+    """Daemon threads, at most `most`, started when they are needed. Calls beyond that wait."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._queue: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        #: Threads without a call, minus calls without a thread.
+        self._idle = 0
+        self._threads = 0
+
+    def submit(self, call: Callable[[], T]) -> Job[T]:
+        job = Job(call)
+        with self._lock:
+            if self._idle > 0 or self._threads >= self._most:
+                self._idle -= 1
+            else:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        self._queue.put(job)
+        return job
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not come back."""
+        return self._idle < self._threads
+
+    def _work(self) -> None:
+        while True:
+            self._queue.get().run()
+            with self._lock:
+                self._idle += 1
