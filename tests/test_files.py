@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -48,10 +49,10 @@ def test_a_pipe_that_takes_the_name_after_the_first_look_is_refused_too(tmp_path
     monkeypatch.setattr(
         files, "_check_regular", lambda *a: real(*a) if checks else checks.append(a)
     )
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(RefusedFile, match="not a regular file"):
         open_regular(tmp_path / "pipe")
-    assert len(checks) == 1 and len(os.listdir("/proc/self/fd")) == before
+    assert len(checks) == 1 and len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_link_that_leads_out_is_refused_by_where_the_open_file_lies(tmp_path):
@@ -90,7 +91,9 @@ def lines(path, most=None):
 
 
 @pytest.mark.parametrize("most", [None, 1, 7, 1000])
-@pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"\n\n", b"one\ntwo\nthr", b"x" * 3000 + b"\n"])
+@pytest.mark.parametrize(
+    "text", [b"", b"a", b"a\n", b"\n\n", b"one\ntwo\nthr", b"x" * 3000 + b"\n"]
+)
 def test_lines_are_those_of_the_file_however_they_are_read(tmp_path, text, most):
     (tmp_path / "log").write_bytes(text)
     found, reader = lines(tmp_path / "log", most)

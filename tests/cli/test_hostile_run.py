@@ -74,9 +74,9 @@ def test_the_lines_before_a_hole_are_still_known(run):
     size = steps.stat().st_size
     os.truncate(steps, 4_000_000_000)
     try:
-        code, out, said, peak = command("doctor", run, "--json")
+        code, out, said, _ = command("doctor", run, "--json")
         assert code == 0 and '"step": 40' in out, (out, said)
-        code, out, said, peak = command("fit", run)
+        code, out, said, _ = command("fit", run)
         assert code == 0 and "steps.jsonl has 4.0 GB" in out + said, (out, said)
     finally:
         os.truncate(steps, size)

@@ -35,9 +35,9 @@ class Answer:
 class Page:
     """Looked at by hand: `look()` does what the watching thread does."""
 
-    def __init__(self, *directories, host="127.0.0.1", token=None):
+    def __init__(self, *directories, host="127.0.0.1", token=None, origin=None):
         self.catalogue = Catalogue(Roots(directories))
-        self.app, self.site = make_app(self.catalogue, host, token)
+        self.app, self.site = make_app(self.catalogue, host, token, origin)
         self.told = []
         self.catalogue.tell = self.told.append
         self.look()
@@ -98,10 +98,11 @@ def _unquoted(path):
 
 
 @contextmanager
-def process(*arguments):
-    """`scalerl serve … --port 0`; gives its address."""
+def process(*arguments, before=""):
+    """`scalerl serve … --port 0`, after the Python code `before`; gives its address."""
     env = os.environ | {"PYTHONPATH": str(SRC)}
-    command = [sys.executable, "-m", "scalerl", "serve", *map(str, arguments)]
+    code = f"{before}\nimport sys\nfrom scalerl.cli import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "serve", *map(str, arguments)]
     if "--port" not in arguments:
         command += ["--port", "0"]
     running = subprocess.Popen(

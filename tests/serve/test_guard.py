@@ -153,6 +153,8 @@ def test_the_token_opens_the_page_by_a_cookie_that_no_script_reads(runs):
     page = Page(runs, token=TOKEN)
     assert page.ask("/api/login", {"token": "wrong"}).status == 401
     assert page.ask("/api/login", {"token": ["x"]}).status == 401
+    for given in ("\ud800", TOKEN + "\udfff", "\0", "é" * 500, ""):
+        assert page.ask("/api/login", {"token": given}).status == 401
     answer = page.ask("/api/login", {"token": TOKEN})
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
@@ -176,6 +178,9 @@ def test_to_listen_elsewhere_takes_a_token(tmp_path):
         {"origin": "https://evil.example"},
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9999"},
+        {"origin": "https://127.0.0.1:8000"},
+        {"origin": "ftp://127.0.0.1:8000"},
+        {"origin": "127.0.0.1:8000"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
@@ -186,6 +191,38 @@ def test_other_pages_get_nothing(page, headers):
     for path, body in (("/api/runs", None), ("/api/events", None), ("/api/fit", {"run": "x"})):
         answer = page.ask(path, body, headers=headers)
         assert answer.status == 403 and "first" not in answer.text
+
+
+def test_behind_a_proxy_its_origin_is_answered_and_no_other(runs):
+    page = Page(runs, token=TOKEN, origin="https://runs.example.org")
+    login = {"host": "runs.example.org", "origin": "https://runs.example.org"}
+    answer = page.ask("/api/login", {"token": TOKEN}, headers=login)
+    cookie = answer.headers["set-cookie"]
+    assert "secure" in cookie.lower()
+    mine = {"cookie": cookie.partition(";")[0]}
+    for headers in (
+        login,
+        {"host": "127.0.0.1:8000", "origin": "https://runs.example.org"},  # a proxy may rewrite it
+        {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"},
+    ):
+        assert page.ask("/api/runs", headers=mine | headers).status == 200, headers
+    for headers in (
+        {"host": "runs.example.org", "origin": "https://runs.example.org.evil.example"},
+        {"host": "127.0.0.1:8000", "origin": "https://127.0.0.1:8000"},
+        {"host": "other.example.org"},
+    ):
+        assert page.ask("/api/runs", headers=mine | headers).status == 403, headers
+    plain = page.ask("/api/login", {"token": TOKEN}, headers={"origin": "http://127.0.0.1:8000"})
+    assert "secure" not in plain.headers["set-cookie"].lower()
+
+
+def test_an_origin_takes_a_token_and_is_an_origin(tmp_path):
+    with pytest.raises(InputError, match="--token-file"):
+        serve([tmp_path], origin="https://runs.example.org")
+    (tmp_path / "token").write_text(TOKEN)
+    for bad in ("runs.example.org", "https://", "https://a.org/runs", "https://a b", "*"):
+        with pytest.raises(InputError, match="--origin"):
+            serve([tmp_path], token_file=tmp_path / "token", origin=bad)
 
 
 def test_no_answer_may_be_read_by_another_page(page):

@@ -80,7 +80,9 @@ class Follower(Generic[L]):
             return []
         if self._reader.skipped:
             many = self._reader.skipped
-            self.problem = f"{self.path.name}: {many} lines longer than {LIMIT}: skipped"
+            self.problem = (
+                f"{self.path.name}: {many} line{'s' * (many > 1)} longer than {LIMIT}: skipped"
+            )
         made = (self.make(parsed(line)) for line in lines)
         return [line for line in made if line is not None]
 

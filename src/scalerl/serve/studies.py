@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,16 @@ from scalerl.study.study import Study
 DRAWING = threading.Lock()
 
 
+#: Seconds that the list waits for a study that another request reads, and that a request for the
+#: study itself waits.
+SHORTLY = 2.0
+LONG = 60.0
+
+
+class Late(InputError):
+    """Another request has been reading the files of this study for long."""
+
+
 class Studies:
     """The studies of the catalogue, each worked out again only when its files have changed."""
 
@@ -30,31 +43,56 @@ class Studies:
         self._catalogue = catalogue
         self._made: dict[str, tuple[Any, Study]] = {}
         self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
-        self._lock = threading.Lock()
+        self._lines: dict[str, dict[str, Any]] = {}
+        #: Of each study: held while its files are read.
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def list(self) -> list[dict[str, Any]]:
         """All, by name: how many members of each are where."""
         out = []
-        for key, place in self._catalogue.studies.items():
-            line: dict[str, Any] = {"id": key, "name": place.path.resolve().name}
-            line |= {"where": place.name, "problem": None, "members": 0, "status": {}}
+        for key, place in list(self._catalogue.studies.items()):
+            line: dict[str, Any] = {"id": key, "name": place.path.name, "where": place.name}
+            line |= {"problem": None, "members": 0, "status": {}}
             try:
-                with self._lock:
-                    study = self._study(key, place)
-                    line["members"] = len(study.members)
-                    now = study.progress()
-                    for member in study.members:
-                        word = study.status(member, now[member.name])
-                        line["status"][word] = line["status"].get(word, 0) + 1
+                with self._reading(key, place, SHORTLY):
+                    self._count(key, place, line)
+                    self._lines[key] = line
+            except Late as error:  # as it was when it was last read
+                line = self._lines.get(key, line | {"problem": str(error)})
             except InputError as error:
-                line["problem"] = words.shorten(str(error), 400)
+                problem = self._catalogue.roots.without_paths(str(error))
+                line["problem"] = words.shorten(problem, 400)
             out.append(line)
         return out
 
+    def _count(self, key: str, place: Place, line: dict[str, Any]) -> None:
+        line["name"] = place.path.resolve().name
+        study = self._study(key, place)
+        line["members"] = len(study.members)
+        now = study.progress()
+        for member in study.members:
+            word = study.status(member, now[member.name])
+            line["status"][word] = line["status"].get(word, 0) + 1
+
+    @contextmanager
+    def _reading(self, key: str, place: Place, seconds: float) -> Iterator[None]:
+        """Files that do not answer hold up this study alone."""
+        lock = self._locks[key]
+        if not lock.acquire(timeout=seconds):
+            raise Late(f"{place.name}: its files do not answer: ask again later")
+        try:
+            with self._catalogue.roots.confined():
+                yield
+        except OSError as error:  # the directory has gone, or may not be read
+            why = error.strerror or type(error).__name__
+            raise InputError(f"{place.name}: cannot be read: {why}") from None
+        finally:
+            lock.release()
+
     def show(self, key: str) -> dict[str, Any]:
-        """One study whole; KeyError where there is none."""
-        place = self._catalogue.studies[key]
-        with self._lock:
+        """One study whole."""
+        place = self._place(key)
+        with self._reading(key, place, LONG):
             study = self._study(key, place)
             stamp = self._stamp(study)
             kept = self._shown.get(key)
@@ -64,9 +102,15 @@ class Studies:
 
     def told(self, key: str) -> StudyTold:
         """What its report is made of."""
-        place = self._catalogue.studies[key]
-        with self._lock:
+        place = self._place(key)
+        with self._reading(key, place, LONG):
             return told(self._study(key, place))
+
+    def _place(self, key: str) -> Place:
+        found = self._catalogue.studies.get(key)
+        if found is None:
+            raise InputError("no such study: it may be gone; GET /api/studies has the list")
+        return found
 
     def _study(self, key: str, place: Place) -> Study:
         """Read anew when its plan or its recipes are others."""
