@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from scalerl.report.study_told import told
 from scalerl.report.theme import drawing, render
 from scalerl.runs.followed import stamp_of
 from scalerl.serve.catalogue import Catalogue
-from scalerl.serve.find import STUDY, Place
+from scalerl.serve.find import STUDY, Place, Roots
 from scalerl.serve.inside import fragment
 from scalerl.serve.sources import FILES
 from scalerl.study.study import Study
@@ -103,8 +104,19 @@ class Studies:
     def told(self, key: str) -> StudyTold:
         """What its report is made of."""
         place = self._place(key)
+        roots = self._catalogue.roots
         with self._reading(key, place, LONG):
-            return told(self._study(key, place))
+            found = told(self._study(key, place))
+        return replace(
+            found,
+            path=place.name,
+            found=_without_paths(found.found, roots),
+            curves=[replace(c, run=c.run.replace(source=c.run.name)) for c in found.curves],
+            records=[
+                None if one is None else replace(one, path=Path(roots.name(one.path)))
+                for one in found.records
+            ],
+        )
 
     def _place(self, key: str) -> Place:
         found = self._catalogue.studies.get(key)
@@ -174,3 +186,14 @@ class Studies:
                 "knob_map": fragment(knob_map_part(shown, svg)),
             },
         }
+
+
+def _without_paths(value: Any, roots: Roots) -> Any:
+    """JSON in which no text has a path of this machine."""
+    if isinstance(value, str):
+        return roots.without_paths(value)
+    if isinstance(value, dict):
+        return {key: _without_paths(each, roots) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_paths(each, roots) for each in value]
+    return value
