@@ -59,7 +59,15 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._was_read()
-        self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+        self._expect_reading()
+
+    def _expect_reading(self, unsent: int | None = None) -> None:
+        """Drop the connection where no byte of `unsent` was taken since the last time."""
+        now = self.transport.get_write_buffer_size()
+        if unsent is not None and now >= unsent:
+            self.transport.abort()
+            return
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self._expect_reading, now)
 
     def resume_writing(self) -> None:
         super().resume_writing()
