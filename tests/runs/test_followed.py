@@ -102,3 +102,45 @@ def test_lines_are_read_as_python_reads_them(line, found):
     read = parsed(line)
     assert (read is None) == (found is None)
     assert read is None or read == read | found
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_file_of_zeros_is_read_once_and_what_follows_is_read(whole, sparse):
+    followed = FollowedRun(whole)
+    followed.look()
+    steps = whole / "steps.jsonl"
+    line = json.loads(steps.read_bytes().split(b"\n")[0])
+    before = followed._steps.bytes_read
+    with steps.open("ab") as file:
+        if sparse:
+            file.truncate(file.tell() + 200_000_000)
+        else:
+            file.write(bytes(20_000_000))
+    assert followed.look()
+    cost = followed._steps.bytes_read - before
+    assert cost < 6_000_000 if sparse else 20_000_000 <= cost < 21_000_000
+    assert followed.problems == ["steps.jsonl: 1 line longer than 4 MB: skipped"]
+    assert not followed.look() and followed._steps.bytes_read - before == cost
+    with steps.open("ab") as file:
+        file.write(b"\n" + json.dumps(line | {"step": 101}).encode() + b"\n")
+    assert followed.look() and followed.step == 101
+    assert followed._steps.bytes_read - before < cost + 10_000
+
+
+def test_a_long_record_takes_several_looks(whole, monkeypatch):
+    monkeypatch.setattr("scalerl.runs.followed.MOST", 10_000)
+    monkeypatch.setattr("scalerl.runs.followed.MAX_LOOK", 20_000)
+    followed, looks = FollowedRun(whole), 0
+    while followed.look():
+        looks += 1
+        assert followed._steps.bytes_read < looks * 80_000
+    assert looks > 3
+    same(load_run(whole), load_runs([followed.table()])[0])
+
+
+def test_the_first_look_has_the_status_and_the_recipe_too(whole):
+    (whole / "status.json").write_text('{"step": 7}')
+    (whole / "recipe.json").write_text('{"recipe": {"name": "mine"}}')
+    followed = FollowedRun(whole)
+    assert followed.look()
+    assert followed.status.step == 7 and followed.recipe == {"name": "mine"}

@@ -6,10 +6,13 @@ import signal
 import socket
 import urllib.error
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from made_records import made_run
 from serving import Page, get, process, wait_for
+
+from scalerl.serve.workers import Job
 
 #: Files of a run that the server opens.
 FILES = ["steps.jsonl", "events.jsonl", "status.json", "recipe.json", "lock", "recipe.toml",
@@ -32,6 +35,14 @@ def peak_memory(pid):
     """Kilobytes."""
     with open(f"/proc/{pid}/status") as file:  # noqa: PTH123
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+
+def ask(address, method, path, body=b""):
+    """A request that is sent, on a connection that stays open."""
+    made = socket.create_connection(("127.0.0.1", urlsplit(address).port))
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return made
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -121,13 +132,67 @@ def test_a_server_that_waits_for_files_ends_at_the_first_signal(tmp_path):
     made_run(tmp_path / "runs" / "stuck", n=12, steps=40)
     with with_a_file_system_that_hangs(tmp_path) as (address, running, _):
         key = wait_for(lambda: runs_of(address))["stuck"]["id"]
-        asked = []  # a request that waits for the same files, and a stream that is open
-        for path in (f"/api/runs/{key}/inside", "/api/events"):
-            made = socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/"))))
-            made.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            asked.append(made)
-        assert asked[1].recv(100)
+        # A request that waits for the same files, and a stream that is open.
+        with (
+            ask(address, "GET", f"/api/runs/{key}/inside"),
+            ask(address, "GET", "/api/events") as stream,
+        ):
+            assert stream.recv(100)
+            ends_at_the_first_signal(running)
+
+
+SLOW_ANSWER = """
+import time
+import scalerl.serve.app as app
+app.answer = lambda *_: time.sleep(10**6)
+"""
+
+
+def test_a_server_at_work_on_a_slow_request_ends_at_the_first_signal(tmp_path):
+    made_run(tmp_path / "run", n=12, steps=40)
+    with process(tmp_path, before=SLOW_ANSWER) as (address, running):
+        key = wait_for(lambda: (r := runs_of(address)).get("run", {}).get("points") and r)["run"]
+        body = json.dumps({"run": key["id"]}).encode()
+        with ask(address, "POST", "/api/fit", body), ask(address, "GET", "/api/events") as stream:
+            assert stream.recv(100)
+            ends_at_the_first_signal(running)
+
+
+def test_a_search_that_hangs_is_named_and_known_runs_are_read_on(tmp_path):
+    made_run(tmp_path / "runs" / "known", n=12, steps=40)
+    slow = """
+import time
+from pathlib import Path
+import scalerl.serve.find as find
+real = find.is_run
+def is_run(folder):
+    while folder.name == "deep":
+        time.sleep(0.05)
+    return real(folder)
+find.is_run = is_run
+"""
+    with process(tmp_path / "runs", before=slow) as (address, running):
+        wait_for(lambda: runs_of(address).get("known", {}).get("forecast"))
+        (tmp_path / "runs" / "deep").mkdir()
+        health = wait_for(
+            lambda: (h := json.loads(get(address, "/healthz")[2]))["status"] != "ok" and h
+        )
+        assert health["waits_for"][0]["name"] == "the search in runs/deep"
+        with (tmp_path / "runs" / "known" / "events.jsonl").open("a") as file:
+            file.write('{"step": 41, "event": "warning", "why": "more"}\n')
+        wait_for(lambda: runs_of(address)["known"]["warnings"] == 2)
         ends_at_the_first_signal(running)
+
+
+def test_health_is_stalled_where_nothing_is_read_and_names_no_run_without_the_token(tmp_path):
+    made_run(tmp_path / "run", n=12, steps=40)
+    page = Page(tmp_path, token="a-token-of-some-length_123")
+    (source,) = page.catalogue._sources
+    page.catalogue._readings._late[source] = Job(lambda: None)
+    assert page.ask("/healthz").json() == {"status": "degraded", "late": 1}
+    page.catalogue._progress -= 3600
+    answer = page.ask("/healthz")
+    assert answer.status == 503 and answer.json() == {"status": "stalled", "late": 1}
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl", "status.json", "recipe.json",

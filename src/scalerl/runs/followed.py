@@ -88,7 +88,8 @@ class FollowedRun:
         left = MAX_LOOK
         while left > 0 and (cost := self._look_once()):
             left -= cost
-        return left < MAX_LOOK or self._look_at_files()
+        files = self._look_at_files()
+        return files or left < MAX_LOOK
 
     @property
     def problems(self) -> list[str]:

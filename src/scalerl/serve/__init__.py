@@ -11,6 +11,7 @@
     exports     figures, data and the offline report
     guard       who may ask: host, origin, token; and the headers of every answer
     connections deadlines for requests that are half sent and answers that are not read
+    replies     bodies of requests, and answers as they are sent
     app         the addresses
     server      the port
 

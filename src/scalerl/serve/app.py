@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -27,7 +26,7 @@ from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
-from scalerl.serve.catalogue import Catalogue, Entry, as_sent
+from scalerl.serve.catalogue import Catalogue, Entry
 from scalerl.serve.events import Hub
 from scalerl.serve.guard import COOKIE, Guard
 from scalerl.serve.inside import Rooms, difference
@@ -39,14 +38,11 @@ from scalerl.serve.questions import (
     content,
     together,
 )
+from scalerl.serve.replies import NoAnswer, body, download, raw, reply, said
 from scalerl.serve.studies import DRAWING, Studies
 from scalerl.serve.workers import Workers
 
 T = TypeVar("T")
-#: Bytes of a request's body.
-MAX_BODY = 64_000
-#: Seconds that a request has to send its body.
-BODY_SECONDS = 20.0
 #: Seconds that a request waits for the files of a run.
 READ_SECONDS = 20.0
 #: Seconds that a request waits for a computation. The computation goes on, and its answer is kept
@@ -63,14 +59,6 @@ TYPES = {
     "txt": "text/plain; charset=utf-8",
     "svg": "image/svg+xml",
 }
-
-
-class NoAnswer(Exception):
-    """An answer that is none: its status and one line."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Site:
@@ -400,56 +388,6 @@ def _pages() -> dict[str, bytes]:
         if each.name.rpartition(".")[2] in TYPES
     }
     return found | {"report.css": asset("report.css").encode()}
-
-
-# -- requests and answers -------------------------------------------------------------------------
-
-
-async def body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise NoAnswer(415, "send JSON, as application/json")
-    data = b""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                data += part
-                if len(data) > MAX_BODY:
-                    raise NoAnswer(413, f"at most {MAX_BODY} bytes")
-    except TimeoutError:
-        raise NoAnswer(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
-    except ClientDisconnect:
-        raise NoAnswer(400, "cut off") from None
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise NoAnswer(400, "not JSON") from None
-    if not isinstance(found, dict):
-        raise NoAnswer(400, "send a JSON object")
-    return found
-
-
-def raw(text: bytes) -> Response:
-    return Response(text, media_type="application/json")
-
-
-def reply(found: Any, status: int = 200) -> Response:
-    return Response(as_sent(found), status_code=status, media_type="application/json")
-
-
-def download(data: bytes, kind: str, name: str) -> Response:
-    to_file = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
-    return Response(data, media_type=exports.TYPES[kind], headers=to_file)
-
-
-def said(status: int, why: str) -> Response:
-    line = " ".join(why.split())[:600]
-    return Response(
-        as_sent({"error": line}),
-        status_code=status,
-        media_type="application/json",
-    )
 
 
 Handler = Callable[[Request], Awaitable[Response]]

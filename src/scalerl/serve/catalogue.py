@@ -31,9 +31,9 @@ from scalerl.report.markup import ceiling
 from scalerl.report.payload import to_json
 from scalerl.report.words import KIND, shorten
 from scalerl.runs.record import Run
-from scalerl.serve.find import Place, Roots, find
+from scalerl.serve.find import Place, Roots
 from scalerl.serve.memory import give_back_memory
-from scalerl.serve.reading import Reading, Watchdog, read, written
+from scalerl.serve.reading import Reading, Searched, Watchdog, key_of, read, search
 from scalerl.serve.sources import OwnRun, Source, source_of
 
 log = logging.getLogger(__name__)
@@ -368,30 +368,6 @@ def same(a: Run | None, b: Run | None) -> bool:
     pairs = [(a.compute, b.compute), (a.score, b.score)]
     pairs += [(a.signs[name], b.signs[name]) for name in a.signs]
     return all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What a search has found. `new`: by key, when a place that was not known before was last
-    written to, in seconds since 1970."""
-
-    places: list[Place]
-    new: dict[str, float]
-    problem: str | None = None
-
-
-def search(roots: Roots, known: Sequence[str]) -> Searched:
-    """Everything under the directories."""
-    try:
-        places = find(roots)
-    except InputError as error:
-        return Searched([], {}, roots.without_paths(str(error)))
-    new = {key: written(p) for p in places if (key := key_of(p)) not in known}
-    return Searched(places, new)
-
-
-def key_of(place: Place) -> str:
-    return f"{place.kind}:{place.name}"
 
 
 def id_of(*parts: str) -> str:

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 #: each page that is open.
 MAX_CONNECTIONS = 256
 #: Seconds from the first moment of a connection, or the first byte of a further request, to the end
-#: of the headers; also for the rest of a body that came after the answer. (`app.BODY_SECONDS` is
-#: for a body that is waited for.)
+#: of the headers; also for the rest of a body after its answer. (`replies.BODY_SECONDS` is the time
+#: of a body that is waited for.)
 HEADER_SECONDS = 10.0
 #: Seconds that a client may read nothing while its answer waits to be sent.
 STALLED_SECONDS = 60.0

@@ -1,17 +1,17 @@
-"""What a look at a source gives, and the watchdog over looks that do not come back."""
+"""What a search and a look at a source give, and the watchdog over looks that do not come back."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from scalerl.errors import InputError
 from scalerl.runs.followed import stamp_of
 from scalerl.runs.record import Run
-from scalerl.serve.find import Place
+from scalerl.serve.find import Place, Roots, find
 from scalerl.serve.sources import Source
 from scalerl.serve.workers import Job, Workers
 
@@ -70,6 +70,30 @@ def written(place: Place) -> float:
     return max(stamps, default=time.time())
 
 
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search has found. `new`: by key, when a place that was not known before was last
+    written to, in seconds since 1970."""
+
+    places: list[Place]
+    new: dict[str, float]
+    problem: str | None = None
+
+
+def search(roots: Roots, known: Sequence[str]) -> Searched:
+    """Everything under the directories."""
+    try:
+        places = find(roots)
+    except InputError as error:
+        return Searched([], {}, roots.without_paths(str(error)))
+    new = {key: written(p) for p in places if (key := key_of(p)) not in known}
+    return Searched(places, new)
+
+
+def key_of(place: Place) -> str:
+    return f"{place.kind}:{place.name}"
+
+
 @dataclass
 class Watchdog(Generic[T]):
     """Makes calls that read files, one for each key at a time, and waits for each PATIENCE seconds
@@ -77,34 +101,41 @@ class Watchdog(Generic[T]):
 
     workers: Workers = field(default_factory=lambda: Workers("read", MAX_LATE + 1))
     _late: dict[str, Job[T]] = field(default_factory=dict)
+    #: Late calls for what is gone: nobody asks for their results.
+    _gone: list[Job[T]] = field(default_factory=list)
+    #: Keys that were warned of: files that are slow every time fill no log.
+    _warned: set[str] = field(default_factory=set)
 
     def ask(self, key: str, name: str, call: Callable[[], T]) -> T | None:
         """The result of the call, or of the last one for this key that came late; None while there
         is none."""
         job = self._late.get(key)
         if job is None:
-            if len(self._late) >= MAX_LATE:
+            self._gone = [each for each in self._gone if not each.done]
+            if len(self._late) + len(self._gone) >= MAX_LATE:
                 return None
             job = self.workers.submit(call)
             if not job.wait(PATIENCE):
                 self._late[key] = job
-                log.warning(
-                    "%s: its files have not answered for %g s; all others are read on",
-                    name,
-                    PATIENCE,
-                )
+                self._warn(key, name)
                 return None
         elif not job.done:
             return None
         else:
             del self._late[key]
-            log.warning("%s: its files answer again", name)
         return job.result()
 
+    def _warn(self, key: str, name: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            text = "%s: its files have not answered for %g s; the others are read meanwhile"
+            log.warning(text, name, PATIENCE)
+
     def forget(self, key: str) -> None:
-        """The source is gone; what it was asked may still come back, to no effect."""
-        if key in self._late and self._late[key].done:
-            del self._late[key]
+        """What the key stood for is gone; a call for it may still come back, to no effect."""
+        self._warned.discard(key)
+        if key in self._late:
+            self._gone.append(self._late.pop(key))
 
     @property
     def busy(self) -> bool:
