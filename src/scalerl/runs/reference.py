@@ -17,7 +17,8 @@ HEAD = """# The run record
 
 A directory that `cat` and `pandas` can read. Lines are appended whole; a last line that a kill cut
 short is left out by every reader and dropped when the run is resumed. Numbers that are not finite
-are `null`. Readers pass over keys that they do not know: later versions may add some.
+are `null`. Readers pass over keys that they do not know: later versions may add some. They open
+regular files only, and pass over lines longer than 4 MB.
 
 | file | holds |
 | --- | --- |

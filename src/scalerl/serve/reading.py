@@ -13,7 +13,7 @@ from scalerl.runs.followed import stamp_of
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots, find
 from scalerl.serve.sources import Source
-from scalerl.serve.workers import Job, Workers
+from scalerl.serve.workers import Call, Workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -100,9 +100,9 @@ class Watchdog(Generic[T]):
     at most. A call that takes longer goes on; its result is given when it is asked for again."""
 
     workers: Workers = field(default_factory=lambda: Workers("read", MAX_LATE + 1))
-    _late: dict[str, Job[T]] = field(default_factory=dict)
+    _late: dict[str, Call[T]] = field(default_factory=dict)
     #: Late calls for what is gone: nobody asks for their results.
-    _gone: list[Job[T]] = field(default_factory=list)
+    _gone: list[Call[T]] = field(default_factory=list)
     #: Keys that were warned of: files that are slow every time fill no log.
     _warned: set[str] = field(default_factory=set)
 

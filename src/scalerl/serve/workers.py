@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class Call(Generic[T]):
     """A call that is made by another thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -72,14 +72,14 @@ class Workers:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._queue: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Call[Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         #: Threads without a call, minus calls without a thread.
         self._idle = 0
         self._threads = 0
 
-    def submit(self, call: Callable[[], T]) -> Job[T]:
-        job = Job(call)
+    def submit(self, call: Callable[[], T]) -> Call[T]:
+        job = Call(call)
         with self._lock:
             if self._idle > 0 or self._threads >= self._most:
                 self._idle -= 1
