@@ -16,7 +16,8 @@ from known_curve import FIXTURES, STEPS
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
-from scalerl.runs.importers import files, parquet
+from scalerl.runs.importers import files
+from scalerl.runs.limits import ImportLimits
 
 
 def text(content: str | bytes) -> Callable[[Path], None]:
@@ -178,7 +179,7 @@ def test_large_files_long_lines_and_large_tables_are_refused(
 ) -> None:
     huge = tmp_path / "huge.csv"
     with huge.open("wb") as file:
-        file.truncate(files.MAX_BYTES + 1)
+        file.truncate(ImportLimits().bytes + 1)
     with pytest.raises(InputError, match="over the limit of 2 GB"):
         load_run(huge)
     huge.unlink()
@@ -186,8 +187,8 @@ def test_large_files_long_lines_and_large_tables_are_refused(
     line.write_text('{"step": 1, "text": "' + "x" * (files.MAX_LINE + 10))
     with pytest.raises(InputError, match="longer than 10 MB"):
         load_run(line)
-    monkeypatch.setattr(parquet, "MAX_CELLS", 10)
-    with pytest.raises(InputError, match="too many"):
+    monkeypatch.setenv("SCALERL_IMPORT_LIMITS", "cells=10")
+    with pytest.raises(InputError, match="cells are over the limit of 10"):
         load_run(FIXTURES / "history.parquet")
 
 

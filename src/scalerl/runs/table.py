@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.runs.limits import ImportLimits
 from scalerl.runs.record import Array, Stage
 
 _MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "-", "<na>"})
@@ -95,14 +96,19 @@ class Table:
         return replace(self, columns=columns, **(copies | changes))
 
 
-def from_rows(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
+def from_rows(
+    rows: Iterable[Mapping[str, object]], source: object = "the table"
+) -> dict[str, list[object]]:
     """Columns from records whose keys may differ; nested mappings become `outer/inner`.
+
+    source: named in the InputError for a table over the limits (`runs/limits.py`).
 
     >>> from_rows([{"step": 1, "eval": {"acc": 0.5}}, {"step": 2}])
     {'step': [1, 2], 'eval/acc': [0.5, None]}
     """
     columns: dict[str, list[object]] = {}
     count = 0
+    limits = ImportLimits.from_environment()
     for row in rows:
         for key, value in flatten(row):
             column = columns.setdefault(key, [])
@@ -112,6 +118,7 @@ def from_rows(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
             else:
                 column[count] = value
         count += 1
+        limits.check_table(source, count, len(columns))
     for column in columns.values():
         column.extend([None] * (count - len(column)))
     return columns

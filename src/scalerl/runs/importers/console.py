@@ -24,6 +24,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers.files import Lines
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
 #: A file is a console log if one of so many first lines is a line of metrics.
@@ -55,12 +56,14 @@ def read_console(path: Path, name: str) -> Table:
     rows: list[dict[str, object]] = []
     bars: dict[str, list[tuple[int, int]]] = {}
     stepless = 0
+    meter = Meter(path)
     for line in lines:
         for piece in _pieces(line):
             row = _row(piece)
             if row is not None:
                 stepless += "epoch" in row and not any("step" in key for key in row)
                 rows.append(row)
+                meter.add(len(row))
             elif "/" in piece and (bar := _BAR.search(piece)):
                 seen = bars.setdefault(bar[2], [])
                 if not seen or seen[-1][1] != int(bar[1]):
@@ -72,7 +75,7 @@ def read_console(path: Path, name: str) -> Table:
         # Evaluations have bars of their own, which are short and come again.
         longest = max(bars.values(), key=lambda bar: len({n for _, n in bar}))
         _count_by_bar(rows, longest, notes)
-    return Table(name, from_rows(rows), str(path), notes)
+    return Table(name, from_rows(rows, path), str(path), notes)
 
 
 def _count_by_bar(

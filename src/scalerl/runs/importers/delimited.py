@@ -8,14 +8,18 @@ the middle of a number, which nothing in a CSV could tell.
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers.files import Lines
+from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, to_float
 
+#: Characters from which the delimiter is found: each of the four is tried on all of them.
+MAX_SAMPLE = 1_000_000
 _DELIMITERS = (",", "\t", ";", "|")
 
 
@@ -23,17 +27,19 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
     """The table in a CSV or TSV file, or in `some` of its lines, the header first."""
     lines = Lines(path) if some is None else some
     with closing(iter(lines)) as start:
-        delimiter = _sniff(list(islice((line for line in start if line.strip()), 20)))
+        delimiter = _sniff(_sample(start))
     notes: list[str] = []
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
     rows: list[list[str]] = []
     ragged: list[int] = []
+    limits = ImportLimits.from_environment()
     try:
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue
             if not header:
+                limits.check_table(path, 1, len(row))
                 header = _header(row, path)
             elif len(row) == len(header):
                 rows.append(row)
@@ -41,6 +47,7 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
                 rows.append(row[:-1])
             else:
                 ragged.append(reader.line_num)
+            limits.check_table(path, len(rows), len(header))
     except csv.Error as error:
         raise InputError(f"{path}: line {reader.line_num}: {error}") from None
     if not header:
@@ -63,7 +70,7 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
 def looks_delimited(path: Path) -> bool:
     """Whether a text file has a header of two columns or more, and rows of the same width."""
     with closing(iter(Lines(path))) as start:
-        sample = list(islice((line for line in start if line.strip()), 20))
+        sample = _sample(start)
     # No header names a dict or a step: such a line was printed.
     if len(sample) < 2 or "{" in sample[0] or "step:" in sample[0]:
         return False
@@ -72,6 +79,16 @@ def looks_delimited(path: Path) -> bool:
     except csv.Error:
         return False
     return len(widths) == 1 and widths.pop() > 1
+
+
+def _sample(lines: Iterable[str]) -> list[str]:
+    """The first 20 lines that are not blank, or fewer (two at least) where they are long."""
+    sample: list[str] = []
+    for line in islice((line for line in lines if line.strip()), 20):
+        sample.append(line)
+        if len(sample) > 1 and sum(map(len, sample)) > MAX_SAMPLE:
+            break
+    return sample
 
 
 def _sniff(sample: list[str]) -> str:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import codecs
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from scalerl.errors import InputError
-from scalerl.files import confined, is_inside, largest_log, open_regular, read_limited
+from scalerl.files import confined, is_inside, largest_log, open_regular
+from scalerl.runs.limits import ImportLimits, Meter
 
-__all__ = ["Lines", "check_file", "confined", "is_inside", "read_bytes", "read_head", "read_text"]
+__all__ = ["Lines", "check_file", "confined", "is_inside", "open_binary", "read_head", "read_text"]
 
-#: Larger files are refused: no log of scalar metrics needs them, and they would fill the memory.
-MAX_BYTES = 2_000_000_000
 #: Longer lines are refused: a line of a log is a row of numbers.
 MAX_LINE = 10_000_000
 
@@ -39,38 +40,38 @@ def check_file(path: Path) -> int:
         raise InputError(f"{path}: {_reason(error)}") from None
     if not stat.S_ISREG(info.st_mode):
         raise InputError(f"{path}: not a regular file: give a log file or a directory")
-    limit = largest_log(MAX_BYTES)
-    if info.st_size > limit:
+    limits = ImportLimits.from_environment()
+    limits.check(path, "bytes", info.st_size)
+    # The live page allows less than the command line, and no setting raises that.
+    if info.st_size > (largest := largest_log(limits.bytes)):
         raise InputError(
-            f"{path}: {info.st_size / 1e9:.1f} GB is over the limit of {limit / 1e9:g} GB: "
+            f"{path}: {info.st_size / 1e9:.3g} GB is over the limit of {largest / 1e9:.3g} GB: "
             "export only the metrics you need"
         )
     return info.st_size
 
 
-def read_head(path: Path, size: int = 4096) -> bytes:
-    """The first bytes of a file: enough to tell its format."""
-    check_file(path)
+@contextmanager
+def open_binary(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """The file opened for reading, and its size in bytes."""
+    size = check_file(path)
     try:
         with open_regular(path) as file:
-            head: bytes = file.read(size)
-            return head
+            yield file, size
     except OSError as error:
         raise InputError(f"{path}: {_reason(error)}") from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file."""
-    check_file(path)
-    try:
-        return read_limited(path, MAX_BYTES)
-    except OSError as error:
-        raise InputError(f"{path}: {_reason(error)}") from None
+def read_head(path: Path, size: int = 4096) -> bytes:
+    """The first bytes of a file: enough to tell its format."""
+    with open_binary(path) as (file, _):
+        return file.read(size)
 
 
 def read_text(path: Path) -> str:
     """The whole file as text."""
-    data = read_bytes(path)
+    with open_binary(path) as (file, size):
+        data = file.read(size)
     encoding = _encoding(data)
     try:
         text = data.decode(encoding)
@@ -91,10 +92,12 @@ class Lines:
     def __iter__(self) -> Generator[str, None, None]:
         encoding = _encoding(read_head(self.path, 4))
         number = 0
+        meter = Meter(self.path)
         try:
             with open_regular(self.path, "r", encoding=encoding, newline="") as file:
                 while line := file.readline(MAX_LINE + 1):
                     number += 1
+                    meter.add()
                     if len(line) > MAX_LINE:
                         raise InputError(
                             f"{self.path}: line {number} is longer than "

@@ -77,7 +77,7 @@ def read_trainer_state(path: Path, name: str | None = None) -> Table:
     if not history:
         raise InputError(f"{path}: the log history is empty: set logging_steps and eval_steps")
     try:
-        columns = from_rows(history)
+        columns = from_rows(history, path)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply for a log of metrics") from None
     folder = path.resolve().parent

@@ -16,6 +16,7 @@ from pathlib import Path
 from scalerl.errors import InputError
 from scalerl.runs.importers.files import Lines, read_text
 from scalerl.runs.importers.sqlite import columns_of, database
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows, to_float
 
 #: Of a run's directory: metrics and parameters beyond this many are not a log.
@@ -47,10 +48,12 @@ def read_store(path: Path) -> list[Table]:
             "SELECT run_uuid, name, experiment_id FROM runs WHERE lifecycle_stage = 'active'"
         ).fetchall()
         points: dict[str, list[Point]] = {}
+        meter = Meter(path)
         nan = "is_nan" if "is_nan" in columns_of(found, "metrics") else "0"
         for run, key, step, time, value, hidden in found.execute(
             f"SELECT run_uuid, key, step, timestamp, value, {nan} FROM metrics ORDER BY timestamp"
         ):
+            meter.add(1)
             number = float("nan") if hidden else to_float(value)
             if isinstance(step, int):
                 points.setdefault(str(run), []).append((str(key), step, to_float(time), number))
@@ -76,8 +79,11 @@ def read_run(folder: Path) -> list[Table]:
     run = about.get("run_id", folder.name).strip("'\"")
     points: list[Point] = []
     notes: list[str] = []
+    meter = Meter(folder)
     for file, key in _below(folder / "metrics"):
-        points += _points(file, key, notes)
+        for point in _points(file, key, notes):
+            meter.add(1)
+            points.append(point)
     facts = {key: read_text(file).strip() for file, key in _below(folder / "params")}
     if not points:
         raise InputError(f"{folder}: the run has logged nothing")
@@ -127,4 +133,4 @@ def _table(
             row = open_rows[step] = {"step": step, "timestamp": time}
             rows.append(row)
         row[key] = value
-    return Table(name, from_rows(rows), source, facts=facts, id=run)
+    return Table(name, from_rows(rows, source), source, facts=facts, id=run)

@@ -18,7 +18,7 @@ from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.importers import evaluations
 from scalerl.runs.importers.files import check_file, read_text
-from scalerl.runs.importers.records import parse
+from scalerl.runs.importers.records import parse, parse_document
 from scalerl.runs.record import Stage
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
@@ -139,7 +139,7 @@ def _read(series: StepFiles) -> Table:
     if not rows:
         raise InputError(f"{series.place}/{series.template}: no numbers in its {len(bad)} files")
     stage: Stage = "validation" if results else series.stage
-    columns = from_rows(rows)
+    columns = from_rows(rows, series.place / series.template)
     if not results and stage != "unknown":
         word = "eval" if stage == "validation" else "train"
         shared = ("step", "n_eval")
@@ -167,7 +167,7 @@ def _value(file: Path) -> object:
     if check_file(file) > MAX_FILE:
         raise InputError(f"{file}: over {MAX_FILE // 1_000_000} MB for one step: not a log")
     text = read_text(file)
-    value = parse(text)
+    value = parse_document(text, file)
     if isinstance(value, dict | list):
         return value
     rows = [parse(line) for line in text.splitlines() if line.strip()]
@@ -252,7 +252,10 @@ def _is_of_steps(series: StepFiles) -> bool:
     value = next((found for found in values if found), None)
     if not isinstance(value, list):
         return isinstance(value, dict) and "log_history" not in value
-    columns = from_rows(row for row in value if isinstance(row, dict))
+    try:
+        columns = from_rows(row for row in value if isinstance(row, dict))
+    except InputError:  # too large for one step; reading the file says so
+        return False
     for name in metrics.compute_columns(columns):
         if metrics.compute_kind(name)[0] == "steps":
             found = {to_float(cell) for cell in columns[name]}

@@ -7,6 +7,7 @@ not JSON objects are left out and noted up to one in ten; more, and the file is 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -16,33 +17,40 @@ from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.importers.evaluations import step_of
 from scalerl.runs.importers.files import Lines, read_text
+from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, from_rows
 
 
 def read_jsonl(path: Path, name: str, some: Lines | None = None) -> Table:
     """The table in a JSON Lines file, or in `some` of its lines."""
     lines = Lines(path) if some is None else some
-    rows: list[dict[str, Any]] = []
     bad: list[int] = []
-    last = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        last = number
-        value = parse(line)
-        if isinstance(value, dict):
-            rows.append(value)
-        else:
-            bad.append(number)
+    last = records = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal last, records
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            last = number
+            value = parse(line)
+            if isinstance(value, dict):
+                records += 1
+                yield value
+            else:
+                bad.append(number)
+
+    # Rows become columns one by one, so that the limits hold while the file is being read.
+    columns = _columns(rows(), path)
     notes = []
     if bad and bad[-1] == last and not lines.complete:
         bad.pop()
         notes.append("the last line is cut off: left out")
-    if not rows or len(bad) > max(1, last // 10):
+    if not records or len(bad) > max(1, last // 10):
         raise InputError(f"{path}: line {bad[0] if bad else 1} is not a JSON object")
     if bad:
         notes.append(f"{len(bad)} lines that are not JSON left out (line {bad[0]})")
-    return Table(name, _columns(rows, path), str(path), notes)
+    return Table(name, columns, str(path), notes)
 
 
 def read_json(path: Path, name: str) -> list[Table]:
@@ -89,6 +97,8 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
         return None
     columns = {k: v for k, v in value.items() if isinstance(v, list)}
     if columns and len({len(v) for v in columns.values()}) == 1 and not _of_records(columns):
+        limits = ImportLimits.from_environment()
+        limits.check_table(path, len(next(iter(columns.values()))), len(columns))
         return Table(name, columns, str(path))
     steps = [(step_of(str(key)), row) for key, row in value.items()]
     known = [(step, row) for step, row in steps if step is not None and isinstance(row, dict)]
@@ -122,10 +132,19 @@ def is_json_lines(path: Path) -> bool:
 
 def load_json(path: Path) -> Any:
     """The value of a whole JSON file, or an InputError."""
-    value = parse(read_text(path))
+    value = parse_document(read_text(path), path)
     if value is _NOT_JSON:
         raise InputError(f"{path}: not valid JSON, or cut off")
     return value
+
+
+def parse_document(text: str, path: Path) -> Any:
+    """As `parse`, for the text of a whole file: refused if it holds more values than the limit of
+    cells. Each value follows a comma or an opening bracket, so that they are counted without being
+    made: an empty list takes 3 bytes in a file and 64 in memory."""
+    values = sum(text.count(mark) for mark in ",[{")
+    ImportLimits.from_environment().check(path, "cells", values)
+    return parse(text)
 
 
 _NOT_JSON = object()
@@ -139,8 +158,8 @@ def parse(text: str) -> Any:
         return _NOT_JSON
 
 
-def _columns(rows: list[dict[str, Any]], path: Path) -> dict[str, list[object]]:
+def _columns(rows: Iterable[dict[str, Any]], path: Path) -> dict[str, list[object]]:
     try:
-        return from_rows(rows)
+        return from_rows(rows, path)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply for a log of metrics") from None

@@ -14,6 +14,7 @@ from scalerl.runs.importers import wire
 from scalerl.runs.importers.files import read_text
 from scalerl.runs.importers.record_log import records
 from scalerl.runs.importers.records import parse
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
 
 MAGIC = b":SWL"
@@ -25,10 +26,12 @@ def read_swanlab(path: Path) -> Table:
     """The scalars of one run, its name, id and configuration."""
     table = Table(path.resolve().parent.name, {}, str(path))
     rows: dict[int, dict[str, object]] = {}
+    meter = Meter(path)
     try:
         for record in records(path, table.notes, "SwanLab"):
             read = _from_json if record.startswith(b"{") else _from_wire
             point = read(record, table)
+            meter.add(point is not None)
             if point is not None and not point[1].startswith(_OF_THE_MACHINE):
                 step, key, value = point
                 rows.setdefault(step, {"step": step})[key] = value
@@ -36,7 +39,7 @@ def read_swanlab(path: Path) -> Table:
         raise InputError(f"{path}: a record of the SwanLab log is damaged") from None
     if not rows:
         raise InputError(f"{path}: the run has logged nothing")
-    table.columns = from_rows(rows.values())
+    table.columns = from_rows(rows.values(), path)
     _read_config(path.parent / "files" / "config.yaml", table)
     return table
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers import wire
-from scalerl.runs.importers.files import read_bytes
+from scalerl.runs.importers.files import open_binary
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
 
 # TensorProto: data type -> (struct layout of its raw bytes, number of its own field).
@@ -41,33 +42,37 @@ def read_events(paths: list[Path], name: str) -> Table:
     if not rows:
         raise InputError(f"{paths[0]}: no scalars in the event file")
     where = paths[0] if len(paths) == 1 else paths[0].parent
-    return Table(name, from_rows(rows), str(where), notes)
+    return Table(name, from_rows(rows, where), str(where), notes)
 
 
 def _events(path: Path, notes: list[str]) -> Iterator[tuple[int, float, dict[str, object]]]:
-    data = read_bytes(path)
-    at = 0
-    while at < len(data):
-        if at + 12 > len(data):
-            break
-        (size,) = struct.unpack_from("<Q", data, at)
-        if _masked_crc(data[at : at + 8]) != struct.unpack_from("<I", data, at + 8)[0]:
-            raise InputError(f"{path}: the event file is damaged at byte {at}")
-        start, end = at + 12, at + 12 + size
-        if end + 4 > len(data):
-            break
-        record = data[start:end]
-        try:
-            step, wall_time, values = _event(record)
-        except wire.WireError:
-            raise InputError(f"{path}: the event file is damaged at byte {at}") from None
-        # Only records that hold scalars are worth the checksum: images and texts are large.
-        if values:
-            if _masked_crc(record) != struct.unpack_from("<I", data, end)[0]:
+    meter = Meter(path)
+    with open_binary(path) as (file, length):
+        at = 0
+        while at + 12 <= length:
+            header = file.read(12)
+            if len(header) < 12:
+                break
+            size, checksum = struct.unpack("<QI", header)
+            if _masked_crc(header[:8]) != checksum:
                 raise InputError(f"{path}: the event file is damaged at byte {at}")
-            yield step, wall_time, values
-        at = end + 4
-    if at < len(data):
+            if at + 12 + size + 4 > length:
+                break
+            record, end = file.read(size), file.read(4)
+            if len(end) < 4:
+                break
+            try:
+                step, wall_time, values = _event(record)
+            except wire.WireError:
+                raise InputError(f"{path}: the event file is damaged at byte {at}") from None
+            meter.add(len(values))
+            # Only records that hold scalars are worth the checksum: images and texts are large.
+            if values:
+                if _masked_crc(record) != struct.unpack("<I", end)[0]:
+                    raise InputError(f"{path}: the event file is damaged at byte {at}")
+                yield step, wall_time, values
+            at += 12 + size + 4
+    if at < length:
         notes.append(f"{path.name} is cut off: read up to its last whole record")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers.records import parse
 from scalerl.runs.importers.sqlite import columns_of, database
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows
 
 _NEEDED = {"run_name", "step", "metrics", "timestamp"}
@@ -24,20 +26,21 @@ def read_trackio(path: Path) -> list[Table]:
         run = "run_id" if "run_id" in present else "run_name"
         rows = found.execute(
             f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
-        ).fetchall()
-        configs = _configs(found)
-    return _tables(rows, configs, path)
+        )
+        return _tables(rows, _configs(found), path)
 
 
 def _tables(
-    rows: list[tuple[object, ...]], configs: dict[str, dict[str, str]], path: Path
+    rows: Iterable[tuple[object, ...]], configs: dict[str, dict[str, str]], path: Path
 ) -> list[Table]:
     runs: dict[str, tuple[str, list[dict[str, object]]]] = {}
     bad: dict[str, int] = {}
+    meter = Meter(path)
     for run, run_name, step, timestamp, text in rows:
         metrics = _json(text)
         _, records = runs.setdefault(str(run), (str(run_name), []))
         if isinstance(metrics, dict):
+            meter.add(len(metrics))
             records.append({"step": step, "timestamp": timestamp} | metrics)
         else:
             bad[str(run)] = bad.get(str(run), 0) + 1
@@ -45,7 +48,7 @@ def _tables(
     for run, (name, records) in runs.items():
         try:
             facts = configs.get(name, {})
-            table = Table(name, from_rows(records), str(path), facts=facts, id=run)
+            table = Table(name, from_rows(records, path), str(path), facts=facts, id=run)
         except RecursionError:
             raise InputError(f"{path}: nested too deeply for a log of metrics") from None
         table.group = table.facts.get("_Group")

@@ -11,6 +11,7 @@ from scalerl.errors import InputError
 from scalerl.runs.importers import wire
 from scalerl.runs.importers.record_log import records
 from scalerl.runs.importers.records import parse
+from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows
 
 MAGIC = b":W&B"
@@ -20,14 +21,16 @@ def read_wandb(path: Path) -> Table:
     """The history of one run, its display name, group and configuration."""
     table = Table(path.resolve().parent.name, {}, str(path))
     rows: list[dict[str, object]] = []
+    meter = Meter(path)
     try:
         for record in records(path, table.notes, "W&B"):
             for number, value in wire.fields(record):
                 if number == 2:
                     rows.append(_history(wire.message(value)))
+                    meter.add(len(rows[-1]))
                 elif number == 17:
                     _read_run(wire.message(value), table)
-        table.columns = from_rows(rows)
+        table.columns = from_rows(rows, path)
     except (wire.WireError, RecursionError):
         raise InputError(f"{path}: a record of the W&B log is damaged") from None
     if not rows:

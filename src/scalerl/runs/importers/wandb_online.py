@@ -53,7 +53,7 @@ def _table(run: Any, path: str, wanted: Callable[[str], bool]) -> Table:
     facts = {k: str(v) for k, v in flatten(dict(run.config)) if v is not None}
     return Table(
         name,
-        from_rows(run.scan_history()),
+        from_rows(run.scan_history(), f"wandb:{path}"),
         f"wandb:{path}",
         facts=facts,
         group=getattr(run, "group", None) or None,
