@@ -58,15 +58,19 @@ def add(commands: Any) -> None:
         actions,
         "import",
         run_import,
-        "a recipe from a TRL or prime-rl config",
+        "a recipe from a TRL, prime-rl or verl config",
         "scalerl recipe import grpo.yaml > my.toml",
     )
-    importing.add_argument("file", metavar="FILE", help="GRPOConfig YAML or JSON, prime-rl TOML")
+    importing.add_argument(
+        "file",
+        metavar="FILE",
+        help="GRPOConfig YAML or JSON, prime-rl TOML, verl YAML or launch script",
+    )
     importing.add_argument(
         "--from",
         dest="framework",
-        choices=["trl", "prime-rl"],
-        help="default: by the file's ending",
+        choices=["trl", "prime-rl", "verl"],
+        help="default: by the file's ending and keys",
     )
     importing.add_argument(
         "--processes",

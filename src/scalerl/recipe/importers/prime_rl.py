@@ -19,6 +19,8 @@ from typing import Any
 
 from scalerl.recipe.importers.result import Imported, Reader, flatten, prompts_of
 
+#: The tables that a config of prime-rl is told by.
+SECTIONS = ("orchestrator", "trainer", "inference", "model")
 #: Past this a bound on staleness is a way to say "none".
 UNBOUNDED = 10_000
 HOUSEKEEPING_PREFIXES = (

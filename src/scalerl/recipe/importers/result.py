@@ -32,6 +32,7 @@ class Imported:
     converted: tuple[Note, ...]  #: mapped, with another convention or only approximately
     unmapped: tuple[Note, ...]  #: set in the config, may matter, and has no counterpart
     housekeeping: tuple[str, ...]  #: logging, saving and the like: not part of a recipe
+    read: tuple[str, ...] = ()  #: keys of the config that the recipe was made from
 
     def lines(self) -> list[str]:
         """The notes for a reader, one line each."""
@@ -108,6 +109,7 @@ class Reader:
     def finish(self, name: str, source: str, housekeeping: Callable[[str], bool]) -> Imported:
         """The recipe, and every key that nobody read: housekeeping, switched off, or unmapped."""
         quiet = []
+        read = tuple(key for key in self.config if key not in self.left)
         for key, value in self.left.items():
             if housekeeping(key):
                 quiet.append(key)
@@ -115,7 +117,7 @@ class Reader:
                 self.unmapped.append(Note(key, value, "no counterpart in a recipe"))
         data = merge({"name": name, "source": source}, nest(self.changes))
         recipe = Recipe.from_dict(data)
-        return Imported(recipe, tuple(self.converted), tuple(self.unmapped), tuple(quiet))
+        return Imported(recipe, tuple(self.converted), tuple(self.unmapped), tuple(quiet), read)
 
 
 def switched_off(value: Any) -> bool:
@@ -134,7 +136,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
