@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from scalerl.engine.interface import EngineSpec
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
+from scalerl.models.load import check_before
 from scalerl.models.routing import Experts, Replay, routers_of
 
 #: Tokens of the probe.
@@ -31,6 +32,7 @@ class Probe:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         trust = spec.trust_remote_code
+        check_before(spec.model, trust)
         config = AutoConfig.from_pretrained(spec.model, trust_remote_code=trust)
         with _without_weights():
             self.model: Any = AutoModelForCausalLM.from_config(

@@ -7,12 +7,21 @@ Torch and Transformers are imported when they are needed: a path is known withou
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.models.files import (
+    CONFIG,
+    WeightFiles,
+    check_model,
+    check_sizes,
+    read_object,
+    tokenizer_problem,
+)
 
 #: The checkpoints that come with scalerl.
 SHIPPED = ("tiny", "tiny-noisy")
@@ -36,6 +45,8 @@ def one_line(what: str, trust: bool) -> Iterator[None]:
     """What Transformers says of a model that it cannot load, in one line."""
     try:
         yield
+    except InputError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         if "trust_remote_code" in str(error) and not trust:
             raise InputError(
@@ -43,14 +54,25 @@ def one_line(what: str, trust: bool) -> Iterator[None]:
                 "you trust it set model.trust_remote_code=true, or take another model"
             ) from None
         raise InputError(f"{what}: {_first_line(error)}") from None
+    except pickle.UnpicklingError:
+        # Read with weights_only: torch refuses everything but tensors, before anything runs.
+        raise InputError(
+            f"{what}: its weights are a pickle (.bin) that is damaged or holds more than tensors, "
+            "which is not read: convert it to safetensors where you trust it"
+        ) from None
     except Exception as error:
-        if not trust:
-            raise
-        raise InputError(f"{what}: its own code raised {_first_line(error)}") from None
+        # Damaged files make the libraries raise anything: what it is belongs into the line.
+        owner = "its own code" if trust else "it cannot be loaded: the library"
+        kind = type(error).__name__
+        raise InputError(f"{what}: {owner} raised {kind}: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """The first line of an error, and the next where that only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines else type(error).__name__
 
 
 def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = False) -> Any:
@@ -60,12 +82,44 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    with one_line(f"model {path}", trust_remote_code):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+    what = f"model {path}"
+    weights = check_before(path, trust_remote_code)
+    with one_line(what, trust_remote_code):
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+        except RuntimeError:
+            # Shapes that do not fit are in a table on standard error: one of them is named here.
+            if weights is not None:
+                from scalerl.models.shape import meta_model
+
+                meta_model(path, dtype, trust_remote_code=trust_remote_code)
+            raise
+    # Transformers draws what is missing at random, and says so in a warning.
+    if missing := sorted(info["missing_keys"]):
+        raise InputError(
+            f"{what}: {len(missing)} weights are missing, {missing[0]} among them: the checkpoint "
+            "is damaged or of another model"
         )
     check_finite(model, path, dtype)
     return model.to(device)
+
+
+def check_before(path: str, trust_remote_code: bool) -> WeightFiles | None:
+    """Refuse a model whose files are damaged, or whose config.json claims sizes that it does not
+    have: building it would never end. Returns the headers of its weight files, if it has any."""
+    weights = check_model(path)
+    if not Path(path).is_dir():
+        from transformers import PretrainedConfig
+
+        with one_line(f"model {path}", trust_remote_code):
+            config, _ = PretrainedConfig.get_config_dict(path)
+        check_sizes(config, None, f"model {path}")
+    return weights
 
 
 def check_finite(model: Any, path: str, dtype: str) -> None:
@@ -87,8 +141,17 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that is kept beside a model."""
     from transformers import AutoTokenizer
 
-    with one_line(f"tokenizer of {path}", trust_remote_code):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    what = f"tokenizer of {path}"
+    if (Path(path) / CONFIG).is_file():
+        # The tokenizer's class may be taken from it.
+        check_sizes(read_object(Path(path) / CONFIG), None, what)
+    try:
+        with one_line(what, trust_remote_code):
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except InputError:
+        if Path(path).is_dir() and (problem := tokenizer_problem(Path(path))):
+            raise InputError(f"{what}: {problem}") from None
+        raise
 
 
 def load_generation_config(path: str) -> Any:

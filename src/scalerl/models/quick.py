@@ -9,7 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from scalerl.models.bare_tokenizer import BareTokenizer
-from scalerl.models.load import check_finite, load_generation_config, load_model, load_tokenizer
+from scalerl.models.files import check_model, check_shapes
+from scalerl.models.load import (
+    check_finite,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+    one_line,
+)
 
 
 def quick_model(
@@ -22,6 +29,7 @@ def quick_model(
     config = BareConfig.of(path) if bare and dtype == "float32" else None
     if config is None:
         return load_model(path, dtype, device, trust_remote_code=trust_remote_code)
+    quick_shape(path, dtype)  # refuses weights that the config does not fit
     model = BareLlama.load(config)
     check_finite(model, path, dtype)
     return model.to(device)
@@ -37,8 +45,13 @@ def quick_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> An
     config = BareConfig.of(path)
     if config is None:
         return meta_model(path, dtype, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        return BareLlama(config).to(getattr(torch, dtype))
+    what = f"model {path}"
+    weights = check_model(path)
+    with one_line(what, False), torch.device("meta"):
+        shape = BareLlama(config).to(getattr(torch, dtype))
+    if weights is not None:
+        check_shapes(shape, weights, what)
+    return shape
 
 
 def quick_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from scalerl.errors import InputError
-from scalerl.models.load import one_line
+from scalerl.models.files import check_shapes
+from scalerl.models.load import check_before, one_line
 
 #: Keys and values of a token are counted in FP32, which the fast decoder keeps them in; a model in
 #: BF16 that decodes by its own forward pass needs half.
@@ -19,6 +20,7 @@ def meta_model(path: str, dtype: str, *, trust_remote_code: bool = False) -> Any
     continue."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    weights = check_before(path, trust_remote_code)
     with one_line(f"model {path}", trust_remote_code):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -27,6 +29,8 @@ def meta_model(path: str, dtype: str, *, trust_remote_code: bool = False) -> Any
             )
     _check_cached(path, shape)
     shape.tie_weights()
+    if weights is not None and not getattr(config, "quantization_config", None):
+        check_shapes(shape, weights, f"model {path}")
     return shape
 
 

@@ -123,7 +123,7 @@ def load_weights(path: Path, model: Any) -> dict[str, Tensor]:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise InputError(f"{path} is no whole checkpoint: {error}") from None
     except RuntimeError:  # shapes that do not fit
         raise InputError(f"{path} is a checkpoint of another model") from None

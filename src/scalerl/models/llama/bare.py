@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalerl.errors import InputError
+from scalerl.models.files import CONFIG, INDEX, WEIGHTS, weight_files
 from scalerl.models.llama.shape import MASKED
 
-#: A model's files: its weights in one file, or which of several each weight is in.
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 #: Files beside the weights that a checkpoint repeats.
 BESIDE = (CONFIG, "generation_config.json")
 #: What config.json may say beside the sizes, and what it must then say.
@@ -279,13 +278,7 @@ class BareLlama(nn.Module):
 
 def _read(folder: Path, names: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of these names that there are."""
-    index = folder / INDEX
-    files = [folder / WEIGHTS]
-    if index.is_file():
-        # File names only: an index does not lead out of its directory.
-        said = json.loads(index.read_text())["weight_map"].values()
-        files = [folder / Path(name).name for name in dict.fromkeys(said)]
-    for file in files:
+    for file in weight_files(folder) or [folder / WEIGHTS]:
         with cast(Any, safe_open)(file, "pt") as tensors:
             for name in names & frozenset(tensors.keys()):
                 yield name, tensors.get_tensor(name).float()
