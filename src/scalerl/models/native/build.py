@@ -1,20 +1,28 @@
 """The C sources as a library: compiled once for this processor, kept in the user's cache.
 
-A machine without a compiler, one whose compiler fails, or SCALERL_NATIVE=0 gives None: who asks
-then computes with torch. What the library computes is compared with the model's own numbers before
-it is used (native decoders refuse to be made otherwise), so a wrong build is found out.
+A machine without a compiler, one whose compiler fails, or SCALERL_NATIVE=0 gives None: callers then
+compute with torch. What the library computes is compared with the model's own numbers before it is
+used (native decoders refuse to be made otherwise), so a wrong build is noticed.
+
+The name of a kept library holds its checksum, since a file that was cut off would end the process
+with SIGBUS when it is loaded. A library is loaded only if this user owns it and its directory and
+no other user may write to them: it runs with all rights of the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -22,13 +30,17 @@ FLAGS = (
     "-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fPIC", "-shared",
 )  # fmt: skip
-#: A compiler that takes longer is given up: compiling takes seconds.
+#: The variable that turns the library off, for this process and those it starts.
+SWITCH = "SCALERL_NATIVE"
+#: Seconds for the compiler, which needs a few.
 PATIENCE = 120.0
+#: Seconds for which other processes do not try a compiler again that has used up its patience.
+MEMORY = 3600.0
 
 
 def library() -> ctypes.CDLL | None:
     """The library, or None where there is none to be had."""
-    return None if os.environ.get("SCALERL_NATIVE", "1") == "0" else _library()
+    return None if os.environ.get(SWITCH, "1") == "0" else _library()
 
 
 @functools.cache
@@ -36,22 +48,40 @@ def _library() -> ctypes.CDLL | None:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or os.name != "posix":
         return None
-    name = f"kernels-{_fingerprint(compiler)}.so"
+    name = f"kernels-{_fingerprint(compiler)}"
+    cache = _cache()
+    if cache is not None:
+        for path in cache.glob(f"{name}-*.so"):
+            if _is_whole(path) and (found := _loaded(path)):
+                return found
+        if _was_given_up(cache / f"{name}.slow"):
+            return None
     try:
-        return _loaded(compiler, _cache() / name)
-    except (OSError, subprocess.SubprocessError):
-        pass  # not writable, or not to be executed there: for this process only, if at all
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return _loaded(compiler, Path(folder) / name)
-    except (OSError, subprocess.SubprocessError):
+        return _built(compiler, name, cache)
+    except OSError:  # no room for a temporary directory
         return None
 
 
-def _loaded(compiler: str, path: Path) -> ctypes.CDLL:
-    if not path.exists():
-        _compile(compiler, path)
-    return ctypes.CDLL(str(path))
+def _built(compiler: str, name: str, cache: Path | None) -> ctypes.CDLL | None:
+    """The library, compiled now, and kept where that is possible."""
+    with tempfile.TemporaryDirectory(prefix="scalerl-") as folder:
+        made = Path(folder) / "kernels.so"
+        try:
+            if not _compile(compiler, made):
+                return None
+        except subprocess.TimeoutExpired:
+            _give_up(cache, name)
+            return None
+        kept = _kept(made, name, cache) if cache is not None else None
+        # The cache may be on a disk from which nothing is executed, and so may this directory be.
+        return (kept and _loaded(kept)) or _loaded(made)
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
 
 
 def _fingerprint(compiler: str) -> str:
@@ -68,18 +98,104 @@ def _fingerprint(compiler: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "scalerl"
+def _cache() -> Path | None:
+    """The directory of kept libraries; None where there is none that only this user may change."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # The standard says that a relative path is to be ignored: it would be one below whatever
+        # the working directory is, for example of a repository that was downloaded.
+        root = given if given.is_absolute() else Path("~/.cache").expanduser()
+        folder = root / "scalerl"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        return folder if _is_ours(folder) and all(map(_is_safe, folder.parents)) else None
+    except (OSError, RuntimeError):  # not writable, or no home directory
+        return None
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Under another name first: processes that start together may all do this."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        sources = [str(s) for s in sorted(SOURCES.glob("*.c"))]
-        subprocess.run(
-            [compiler, *FLAGS, *sources, "-o", str(made), "-lm"],
-            check=True, capture_output=True, timeout=PATIENCE,
-        )  # fmt: skip
-        made.rename(path)
+def _is_ours(path: Path) -> bool:
+    """Whether this user owns a file or directory, and no other may write to it."""
+    info = path.lstat()
+    return info.st_uid == os.geteuid() and not info.st_mode & 0o022 and not path.is_symlink()
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether only this user and root can replace what is in a directory above the cache. The
+    sticky bit, as of /tmp, protects the files of one user from the others."""
+    info = folder.stat()
+    open_to_all = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
+    # In a container without root, the directories of root belong to "nobody", as / does.
+    owners = (0, os.geteuid(), Path("/").stat().st_uid)
+    return info.st_uid in owners and not open_to_all
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a kept library is ours and has the checksum in its name; a damaged one is removed."""
+    try:
+        if not _is_ours(path) or not path.is_file():
+            return False
+        if path.stem.endswith(f"-{_checksum(path.read_bytes())}"):
+            return True
+        path.unlink()
+    except OSError:
+        pass
+    return False
+
+
+def _kept(made: Path, name: str, cache: Path) -> Path | None:
+    """Put a library into the cache, under another name first: processes that start together may
+    all do this, and a kill or a crash of the machine may come at any time."""
+    data = made.read_bytes()
+    path = cache / f"{name}-{_checksum(data)}.so"
+    try:
+        with tempfile.NamedTemporaryFile(dir=cache, prefix=".new-", delete=False) as file:
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).rename(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError:  # full, or not writable
+        return None
+    return path
+
+
+def _compile(compiler: str, made: Path) -> bool:
+    """Run the compiler in a process group of its own: it starts others, which must end with it."""
+    sources = [str(s) for s in sorted(SOURCES.glob("*.c"))]
+    quiet = subprocess.DEVNULL
+    started = subprocess.Popen(
+        [compiler, *FLAGS, *sources, "-o", str(made), "-lm"],
+        stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
+        env=os.environ | {"TMPDIR": str(made.parent)},
+    )  # fmt: skip
+    try:
+        return started.wait(PATIENCE) == 0 and made.is_file()
+    except BaseException:
+        # Before the compiler is waited for: until then its process group cannot be another's.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        raise
+
+
+def _give_up(cache: Path | None, name: str) -> None:
+    """Remember a compiler that hangs, so that its patience is paid once: by processes that this one
+    starts, and by others that use the same cache."""
+    os.environ[SWITCH] = "0"
+    if cache is not None:
+        with contextlib.suppress(OSError):
+            (cache / f"{name}.slow").touch()
+
+
+def _was_given_up(mark: Path) -> bool:
+    try:
+        return _is_ours(mark) and time.time() - mark.stat().st_mtime < MEMORY
+    except OSError:
+        return False
