@@ -19,7 +19,7 @@ from typing import Any
 
 from scalerl.recipe.importers.result import Imported, Reader, flatten, prompts_of
 
-#: The tables that a config of prime-rl is told by.
+#: The tables by which a config of prime-rl is recognised.
 SECTIONS = ("orchestrator", "trainer", "inference", "model")
 #: Past this a bound on staleness is a way to say "none".
 UNBOUNDED = 10_000
