@@ -133,7 +133,7 @@ def train(
     store = RunStore(path, resume=resume)
     with RunLock(path):
         try:
-            _open(store, recipe, told, resume, from_step)
+            recipe = _open(store, recipe, told, resume, from_step)
             name, config = path.resolve().name, recipe.to_dict()
             with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
                 return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
@@ -154,19 +154,21 @@ def recipe_of(run: str | Path) -> Recipe:
 
 def _open(
     store: RunStore, recipe: Recipe, told: Listener, resume: bool, from_step: int | str | None
-) -> None:
-    """The directory of a run that starts, or that goes on."""
+) -> Recipe:
+    """Prepare the directory of a run that starts, or that goes on; the recipe that it uses."""
     from scalerl.pipeline import branches
 
     if from_step is not None and not resume:
         raise InputError("from_step goes on with a run that is there: give resume=True as well")
     if not resume:
         branches.begin(store, recipe)
-        return
+        return recipe
+    recipe = branches.dated(store, recipe)
     event = branches.go_on(store, recipe, from_step)
     if event is not None:
         told.noted(event)
         told.say(f"going on with a change: {event.why}")
+    return recipe
 
 
 def begin(
@@ -272,6 +274,7 @@ class RunAttempts:
         return step
 
     def _attempt(self, step: int | None, *, keep: bool) -> RunEnd:
+        from scalerl.pipeline import branches
         from scalerl.pipeline.crew import Lost, Renewable
         from scalerl.pipeline.deterministic import DeterministicLoop
         from scalerl.pipeline.loop import Loop
@@ -281,10 +284,13 @@ class RunAttempts:
         checkpoint = self.checkpoint if step is not None else None
         kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
         plan, crew, clock = self._begin(checkpoint)
+        settled, self.recipe = plan.recipe != self.recipe, plan.recipe
         self.listener.begin(self.recipe, self.store.path, step)
         at_once = True
         caught: list[int] = []
         try:
+            if settled:  # the date of its prompts: recorded before the first of them is asked
+                branches.begin(self.store, plan.recipe)
             loop = kind(
                 plan, crew, clock, self.store, self.listener,
                 checkpoint=checkpoint, stop_rule=self._evaluated,

@@ -1,5 +1,6 @@
 """Groups under way, and how they come back from a checkpoint."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -116,6 +117,33 @@ def test_experts_of_a_mixture_come_back_with_their_rollouts(tmp_path):
     for a, b in zip([r for p in found.values() for r in p.rollouts.values()], kept, strict=True):
         assert (a.experts is None) == (b.experts is None)
         assert b.experts is None or np.array_equal(a.experts, b.experts)
+
+
+def test_rollouts_stay_with_the_prompt_tokens_that_they_were_written_for(tmp_path):
+    """However the template renders the prompts by now, and however long they are."""
+    kept = [pending(i, rollouts=[rollout(3, None), rollout(2, None)]) for i in range(3)]
+    for i, p in enumerate(kept):
+        p.token_ids = np.arange(i + 2) + 7
+    groups.save(tmp_path, kept)
+    assert not groups.lacks_prompts(tmp_path)
+    found = groups.load(tmp_path, {p.id: p for p in PROMPTS}, plan_of())
+    for a, b in zip(found.values(), kept, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert a.token_ids.dtype == np.int64
+
+
+def test_a_checkpoint_without_prompt_tokens_is_rendered_again(tmp_path):
+    groups.save(tmp_path, [pending(0, rollouts=[rollout(3, None), rollout(2, None)])])
+    about = json.loads((tmp_path / "groups.json").read_text())
+    for item in about:
+        del item["prompt_tokens"]
+    (tmp_path / "groups.json").write_text(json.dumps(about))
+    with np.load(tmp_path / "groups.npz") as file:
+        arrays = {name: file[name] for name in file.files if name != "prompts"}
+    np.savez(tmp_path / "groups.npz", **arrays)
+    assert groups.lacks_prompts(tmp_path)
+    [found] = groups.load(tmp_path, {p.id: p for p in PROMPTS}, plan_of()).values()
+    assert found.token_ids.tolist() == IDS.tolist() and len(found.rollouts) == 2
 
 
 def test_no_groups_are_saved_as_well(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import date
 
 import numpy as np
 import pytest
@@ -131,3 +132,33 @@ def test_a_system_prompt_that_the_model_cannot_take_is_refused_in_one_line(model
     (model / "chat_template.jinja").write_text(SYSTEM)
     with pytest.raises(InputError, match="has a system message of its own"):
         plan_of(model, "task.system_prompt=a1", *chats(tmp_path, ("user",), ("system", "user")))
+
+
+DATED = "{{ strftime_now('%Y%m%d') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def days(*days):
+    """A calendar: each look at it is another day."""
+    left = iter(days)
+    return lambda: date.fromisoformat(next(left))
+
+
+def test_a_template_with_a_date_gets_the_day_of_the_plan_which_its_recipe_keeps(model):
+    (model / "chat_template.jinja").write_text(DATED)
+    recipe = Recipe.load("scalerl", "tiny", overrides=[f"model.path={model}"])
+    first = Plan.of(recipe, today=days("2026-11-18"))
+    assert first.recipe.model.chat_date == "2026-11-18" and first.dated
+    later = Plan.of(first.recipe, today=days())
+    for plan in (first, later):
+        assert plan.tokenizer.decode(plan.tokens_of(plan.validation[0])).startswith("20261118")
+
+
+def test_without_such_a_template_no_date_is_set(model):
+    plan = plan_of(model)
+    assert plan.recipe.model.chat_date is None and not plan.dated
+
+
+def test_a_date_that_is_none_is_refused(model):
+    with pytest.raises(InputError, match=r"chat_date = '18 Nov' is not a date: write it as 2026"):
+        plan_of(model, "model.chat_date=18 Nov")
+    assert plan_of(model, "model.chat_date=2026-11-18").recipe.model.chat_date == "2026-11-18"

@@ -104,6 +104,7 @@ def _one(
 ) -> Evaluation:
     subject, began = record.subject, time.monotonic()
     plan, chosen = _plan(record.recipe, asking.chooser(subject))
+    record.recipe = plan.recipe  # with the date of its prompts, for an evaluation that goes on
     if len(plan.validation) < chosen:
         say(
             f"{chosen - len(plan.validation)} of {chosen} prompts are left out: they are empty or "

@@ -22,6 +22,7 @@ from scalerl.errors import InputError
 from scalerl.evaluation.subjects import Subject
 from scalerl.pipeline.checkpoints import flush
 from scalerl.recipe import Recipe
+from scalerl.recipe.changes import with_date_of
 from scalerl.recipe.diff import diff
 from scalerl.runs.answers import AnswerLine, AnswerSample, EvalAnswers
 from scalerl.runs.follow import parsed
@@ -49,8 +50,10 @@ class EvaluationRecord:
             if (self.path / EvalLine.FILE).exists():
                 raise InputError(f"{self.path} holds a run, no evaluation: choose another -o")
             return
+        before = Recipe.load(self.path / "recipe.toml")
+        self.recipe = with_date_of(before, self.recipe)
         # A new test set under an old name may not mix with what is there.
-        for difference in diff(Recipe.load(self.path / "recipe.toml"), self.recipe):
+        for difference in diff(before, self.recipe):
             if difference.path not in FREE:
                 raise InputError(
                     f"{self.path} was asked with {difference.path} = {difference.a}, not "

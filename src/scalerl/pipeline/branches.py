@@ -27,7 +27,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.pipeline import checkpoints
 from scalerl.recipe import Difference, Recipe
-from scalerl.recipe.changes import allowed_changes, shown
+from scalerl.recipe.changes import allowed_changes, shown, with_date_of
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.lines import EvalLine, EventLine, KnobChange, StepLine
 from scalerl.runs.store import RunStore
@@ -52,6 +52,11 @@ def begin(store: RunStore, recipe: Recipe) -> None:
     """The recipe of a run that starts."""
     store.write_recipe(recipe.to_toml())
     store.write_used(recipe.to_dict())
+
+
+def dated(store: RunStore, recipe: Recipe) -> Recipe:
+    """The recipe with the date that the prompts of the run have had so far."""
+    return with_date_of(_used(store) or recipe, recipe)
 
 
 def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> EventLine | None:

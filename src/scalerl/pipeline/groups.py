@@ -147,7 +147,9 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
     about = []
     arrays: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
     experts = []
+    prompts = []
     for p in pending:
+        prompts.append(p.token_ids)
         kept: Sequence[Rollout] = () if p.stage == "writing" else p._in_order()
         if p.group is not None:
             kept = p.group.rollouts
@@ -160,6 +162,7 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
             {
                 "serial": p.serial,
                 "prompt": p.prompt.id,
+                "prompt_tokens": len(p.token_ids),
                 "started": p.started,
                 "checked": p.group is not None,
                 "rollouts": [[len(r), r.finish, r.reward, r.correct] for r in kept],
@@ -172,25 +175,31 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
         name: np.concatenate(values) if values else np.zeros(0, dtype=_ARRAYS[name])
         for name, values in arrays.items()
     }
+    flat["prompts"] = np.concatenate([*prompts, np.zeros(0, dtype=np.int64)])
     if experts:
         flat["experts"] = np.concatenate(experts)
     np.savez(path / "groups.npz", **flat)
 
 
 def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, PendingGroup]:
-    """What `save` wrote; groups without rollouts are still to be written."""
+    """What `save` wrote; groups without rollouts are still to be written. Rollouts stay with the
+    prompt tokens that they were written for; checkpoints of earlier versions do not hold these, and
+    their prompts are rendered again (`lacks_prompts`)."""
     about = json.loads((path / "groups.json").read_text())
     with np.load(path / "groups.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in _ARRAYS}
-        experts = file.get("experts")
+        experts, saved = file.get("experts"), file.get("prompts")
     found: dict[int, PendingGroup] = {}
-    at = routed = 0
+    at = routed = asked = 0
     for item in about:
         prompt = prompts[item["prompt"]]
         size = plan.recipe.batch.generations
-        p = PendingGroup(
-            int(item["serial"]), prompt, plan.tokens_of(prompt), size, int(item["started"])
-        )
+        if saved is None:
+            ids = plan.tokens_of(prompt)
+        else:
+            ids = saved[asked : asked + item["prompt_tokens"]]
+            asked += len(ids)
+        p = PendingGroup(int(item["serial"]), prompt, ids, size, int(item["started"]))
         for row, (length, finish, reward, correct) in enumerate(item["rollouts"]):
             part = {name: values[at : at + length] for name, values in arrays.items()}
             if experts is not None and length:
@@ -205,3 +214,9 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
             p.told = Told(Counter(item.get("unscored")), item.get("metrics", {}))
         found[p.serial] = p
     return found
+
+
+def lacks_prompts(path: Path) -> bool:
+    """Whether a checkpoint holds rollouts, and not the prompt tokens that they were written for."""
+    about = json.loads((path / "groups.json").read_text())
+    return any(item["rollouts"] and "prompt_tokens" not in item for item in about)

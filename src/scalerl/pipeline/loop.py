@@ -105,6 +105,8 @@ class Loop(Scaling):
         self._refusals = self._refilled = 0
         self._told = -math.inf
         self._left_out: set[str] = set()
+        #: Lines worth a warning about the checkpoint that the run goes on from.
+        self.restored: list[str] = []
         if checkpoint is not None:
             state.restore(self, checkpoint)
 
@@ -112,7 +114,7 @@ class Loop(Scaling):
         """From the first weights to the last validation."""
         try:
             self._await_crew()
-            self._warn(self.plan.warnings)
+            self._warn([*self.plan.warnings, *self.restored])
             self._note("note", self.plan.stop_text)
             phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
             self.published = self.version - self.version % phase

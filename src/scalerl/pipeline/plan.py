@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, 
 from scalerl.algorithm.options import Options, options_of
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
-from scalerl.models.chat import Chat
+from scalerl.models.chat import Chat, reads_the_clock
 from scalerl.models.load import model_path, resolve_device
 from scalerl.models.quick import quick_generation_config, quick_shape, quick_tokenizer
 from scalerl.models.routing import routers_of
@@ -84,12 +85,21 @@ class Plan:
     experts: bool = False
 
     @staticmethod
-    def of(recipe: Recipe, asks: Callable[[Task], Sequence[Prompt]] | None = None) -> Plan:
+    def of(
+        recipe: Recipe,
+        asks: Callable[[Task], Sequence[Prompt]] | None = None,
+        today: Callable[[], date] = date.today,
+    ) -> Plan:
         """Raises InputError over anything that cannot work. `asks` chooses the prompts of an
-        evaluation: it has no other sets, and no training prompts but these."""
+        evaluation: it has no other sets, and no training prompts but these. `today` is asked only
+        where the chat template writes a date into prompts and the recipe sets none: the recipe of
+        the plan then does."""
         model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
         device = resolve_device(recipe.placement.device)
         tokenizer = quick_tokenizer(model, trust_remote_code=trust)
+        if recipe.model.chat_date is None and reads_the_clock(tokenizer):
+            recipe = recipe.replace({"model.chat_date": today().isoformat()})
+        day = recipe.model.chat_date
         task = task_of(recipe.task)
         asked = asks(task) if asks else task.validation_prompts(recipe.validation.prompts)
         train = {p.id: p for p in (asked if asks else task.train_prompts(recipe.seed))}
@@ -118,7 +128,7 @@ class Plan:
             recipe=recipe,
             task=task,
             tokenizer=tokenizer,
-            chat=Chat(tokenizer),
+            chat=Chat(tokenizer, None if day is None else date.fromisoformat(day)),
             hidden=hidden,
             prompts=train,
             validation=tuple(asked),
@@ -160,6 +170,11 @@ class Plan:
                 "message of the user"
             )
         return found
+
+    @property
+    def dated(self) -> bool:
+        """Whether the chat template writes a date into prompts."""
+        return reads_the_clock(self.tokenizer)
 
     @property
     def stop_text(self) -> str:

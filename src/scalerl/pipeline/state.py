@@ -41,6 +41,13 @@ def restore(loop: Loop, path: Path) -> None:
     loop.plan.curriculum.load_state_dict(state["curriculum"])
     loop.ledger.restore(state["ledger"])
     loop.pending = groups.load(path, loop.plan.prompts, loop.plan)
+    if loop.plan.dated and groups.lacks_prompts(path):
+        loop.restored.append(
+            f"checkpoint {path.name} was written by an earlier version and does not hold the "
+            "tokens of its prompts; the chat template writes a date into them: rollouts under way "
+            f"are trained under {loop.plan.recipe.model.chat_date}, whichever day they were "
+            "written on"
+        )
     if state.get("begun_by", _begun_by(loop)) != _begun_by(loop):
         _begin_anew(loop)
     for p in loop.pending.values():
@@ -61,5 +68,6 @@ def _begin_anew(loop: Loop) -> None:
         tokens = sum(len(r) for r in p.rollouts.values())
         loop.ledger.waste("stale", len(p.rollouts), tokens)
         p.rollouts, p.group = {}, None
+        p.token_ids = loop.plan.tokens_of(p.prompt)
     if loop.plan.schedule.name == "pipeline":
         loop.again, loop.pending = deque(loop.pending.values()), {}

@@ -17,6 +17,7 @@ from scalerl.recipe.schema import Recipe
 FIXED = {
     "seed": "the order of the prompts and every random draw come from it",
     "model": "the checkpoint holds the weights of this model",
+    "model.chat_date": "the chat template writes it into every prompt",
     "task": "pass rates before and after would be answers to different questions",
     "curriculum": "the checkpoint remembers which prompts were asked and retired by this rule",
     "compute.count_validation": "compute before and after would not be the same thing",
@@ -53,6 +54,13 @@ the prompts and every random draw come from it; start a run of its own with --ou
                 f"{reason}; start a run of its own with --out"
             )
     return found
+
+
+def with_date_of(earlier: Recipe, recipe: Recipe) -> Recipe:
+    """The recipe with the `model.chat_date` that a run has had so far, unless it sets its own."""
+    if recipe.model.chat_date is not None or earlier.model.chat_date is None:
+        return recipe
+    return recipe.replace({"model.chat_date": earlier.model.chat_date})
 
 
 def shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import StrictFloat, field_validator, model_validator
@@ -28,6 +29,26 @@ class ModelSection(Section):
         "refused",
         "ours",
     )
+    chat_date: str | None = field(
+        None,
+        "date that the chat template is given, as 2026-01-31; unset: a run whose template writes "
+        "the date into prompts sets the day of its start, and keeps it",
+        "ours",
+    )
+
+    @field_validator("chat_date", mode="before")
+    @classmethod
+    def _a_date(cls, chat_date: Any) -> Any:
+        if isinstance(chat_date, date):  # as TOML has it without quotes
+            return chat_date.isoformat()
+        if isinstance(chat_date, str):
+            try:
+                return date.fromisoformat(chat_date).isoformat()
+            except ValueError:
+                raise ValueError(
+                    f"model.chat_date = {chat_date!r} is not a date: write it as 2026-01-31"
+                ) from None
+        return chat_date
 
     @field_validator("dtype", mode="before")
     @classmethod

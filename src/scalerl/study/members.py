@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
+from scalerl.recipe.changes import with_date_of
 from scalerl.runs.budget import budget_use
 from scalerl.runs.compute import Compute
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
@@ -165,9 +166,10 @@ def check_same(member: Member) -> None:
     used, _ = RunStore(member.path, resume=True).read_used()
     if used is None:
         return
+    theirs = Recipe.from_dict(used)
     other = [
         d
-        for d in diff(member.recipe, Recipe.from_dict(used))
+        for d in diff(with_date_of(theirs, member.recipe), theirs)
         if d.path.partition(".")[0] not in ELSEWHERE
     ]
     if other:
