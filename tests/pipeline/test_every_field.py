@@ -70,6 +70,7 @@ CHANGES = {
     "advantage.epsilon": ("advantage.epsilon=0.01", []),
     "filter.zero_variance": ("filter.zero_variance=keep", []),
     "filter.truncated": ("filter.truncated=keep", []),
+    "filter.empty_steps": ("filter.empty_steps=3", []),
     "curriculum.name": ("curriculum.name=uniform", []),
     "curriculum.threshold": ("curriculum.threshold=0.5", []),
     "curriculum.history": ("curriculum.history=mean", []),
@@ -193,7 +194,8 @@ def made_of(recipe):
         "specs": plain([specs.make_engine, specs.engine, specs.make_trainer, specs.trainer,
                         type(specs.channel)]),
         "alarms": plain(Alarms.of(recipe)),
-        "loop": [where.patience, where.checkers, where.check_seconds, where.deterministic],
+        "loop": [where.patience, where.checkers, where.check_seconds, where.deterministic,
+                 recipe.filter.empty_steps],
     }  # fmt: skip
 
 

@@ -142,6 +142,23 @@ def broken(logprobs_BT, batch):
     )
 
 
+@pytest.mark.parametrize("zero_variance", ["drop", "keep"])
+def test_a_batch_without_advantages_moves_no_weight(zero_variance):
+    """Neither weight decay nor the momentum of the steps before does."""
+    t = trainer(options=Options(zero_variance=zero_variance))
+    t.step(batch())
+    before = {name: value.clone() for name, value in t.weights().items()}
+    state = copy.deepcopy(t.optimiser.state_dict())
+    flat = [replace(g, rollouts=tuple(replace(r, reward=-1.0) for r in g.rollouts))
+            for g in batch(seed=1)]  # fmt: skip
+    report = t.step(flat)
+    assert report.grad_norm == 0.0 and report.version == t.version == 2
+    assert all(torch.equal(value, before[name]) for name, value in t.weights().items())
+    after = t.optimiser.state_dict()["state"]
+    assert all(torch.equal(after[i][key], value) for i, of in state["state"].items()
+               for key, value in of.items())  # fmt: skip
+
+
 def test_an_empty_batch_is_a_step_without_a_change():
     t = trainer()
     before = copy.deepcopy(dict(t.weights()))

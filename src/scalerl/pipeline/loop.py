@@ -38,6 +38,7 @@ from scalerl.pipeline.alarms import Alarms
 from scalerl.pipeline.checks import Judged
 from scalerl.pipeline.conversation import WATCH, Stopped
 from scalerl.pipeline.crew import Clock, Crew, Handle
+from scalerl.pipeline.empty_steps import EmptySteps
 from scalerl.pipeline.groups import PendingGroup, Told
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.scaling import Scaling
@@ -96,6 +97,7 @@ class Loop(Scaling):
         self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
+        self.empty = EmptySteps(plan.recipe)
         self.alarms = Alarms.of(plan.recipe, store.path)
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
         #: Groups are begun from the first validation on, and no more when the run is over.
@@ -330,6 +332,10 @@ class Loop(Scaling):
         self._refilled += 1
         self.ledger.samples += len(group.rollouts)
         self.ledger.waste("filtered", len(group.rollouts), group.tokens)
+        if self._refilled == self.plan.recipe.batch.prompts:
+            self._warn([f"the last {self._refilled} groups, as many as a batch has, taught nothing "
+                        'and are asked again (filter.zero_variance = "refill"): easier or harder '
+                        "prompts would help"])  # fmt: skip
         if self._refilled > MAX_REFILL * self.plan.recipe.batch.prompts:
             if p.told.unscored.total() == p.size:
                 raise PipelineError(
@@ -374,6 +380,7 @@ class Loop(Scaling):
         self.listener.trained(now - message.seconds, now, self.version)
         self.listener.step(line)
         self._warn([*report.notes, *self.alarms.step(line)])
+        self._warn(self.empty.step(line))
 
     def _refused(self, who: Handle, message: m.Refused) -> None:
         """The trainer did not learn from a batch. Once is bad luck; in a row, it is the end."""

@@ -217,6 +217,14 @@ class FilterSection(Section):
         "rollouts cut off before their end: keep them in the loss or drop them",
         "paper: implied",
     )
+    empty_steps: int = field(
+        10,
+        "steps in a row without a prompt whose rewards differ, after which the run ends: it learns "
+        "nothing, and by chance only a batch of a few prompts is so ten times; 0 is never",
+        "ours",
+        unit="steps",
+        ge=0,
+    )
 
 
 class CurriculumSection(Section):

@@ -156,7 +156,9 @@ class LocalTrainer:
         lr = self.lr
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        if found.micro_batches:
+        # Without a gradient there is nothing to learn: weight decay and the momentum of earlier
+        # steps would move the weights all the same.
+        if norm > 0.0:
             self.optimiser.step()
             self._check_weights(lr)
             self.masters.round_into_model()
