@@ -1,7 +1,7 @@
 """Steps that teach nothing: the rollouts of every prompt of the batch all earned the same, so that
 no rollout has an advantage.
 
-The optimiser does not move the weights in such a step (`scalerl.trainer`). The version is counted on
+The optimiser does not move the weights in such a step (`scalerl.trainer`). The version goes up
 all the same: the step has its line in `steps.jsonl` and takes its part of the budget. The first one
 of a row is a warning; after `filter.empty_steps` in a row the run ends, with what to change.
 """
