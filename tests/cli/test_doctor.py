@@ -202,7 +202,7 @@ def test_processes_are_seen_as_they_are():
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         os.kill(sleeper.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while True:
             found = {p.name: p for p in look({"a": sleeper.pid, "b": busy.pid, "c": 999_999_999})}
             if found["a"].stopped and (found["b"].cpu or 0) > 0:
@@ -219,7 +219,7 @@ def test_processes_are_seen_as_they_are():
 def test_it_needs_no_torch(out):
     code = f"import sys; from scalerl.cli import main; main(['doctor', {str(out)!r}]); "
     code += "sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=600)
 
 
 def test_a_real_run_from_its_start_to_its_violent_end(capsys, tmp_path):

@@ -298,7 +298,7 @@ def test_talking_while_the_panel_is_redrawn_does_not_lock_up(monkeypatch):
 
     talker = threading.Thread(target=talk, daemon=True)
     talker.start()
-    talker.join(timeout=60)
+    talker.join(timeout=600)
     assert not talker.is_alive()
 
 
@@ -435,7 +435,7 @@ def watch(process, terminal):
         except OSError:  # Linux says so when the last process has left the terminal
             chunk = b""
         if not chunk:
-            process.wait(timeout=60)
+            process.wait(timeout=600)
             return seen
         seen += chunk
 
@@ -462,5 +462,5 @@ def test_the_command_line_does_not_import_rich():
         "scalerl.cli.parser()\n"
         "print([m for m in ('rich', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "[]", done.stderr

@@ -220,9 +220,9 @@ def test_cost_grows_no_faster_than_the_points():
         fit(c, y)
         best = np.inf
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.process_time()
             fit(c, y)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     assert seconds(20000) < 40 * seconds(500)

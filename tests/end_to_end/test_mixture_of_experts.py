@@ -71,7 +71,7 @@ def run(folder, *changes):
          "length.think_tokens_min=16", "length.think_tokens_max=24", "validation.prompts=8",
          "validation.k=1", "filter.truncated=keep", "optimiser.lr=1e-3",
          "optimiser.warmup_steps=0", *changes, "--steps", "3", "--out", str(out)],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=1800,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,7 +26,7 @@ def train(out, *arguments, **env):
     return subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *SMALL, "--plain",
          "--out", str(out), *arguments],
-        capture_output=True, text=True, timeout=300, env=ENV | env, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=1800, env=ENV | env, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_a_learning_rate_that_ruins_the_weights_is_named_and_nobody_gets_them(tm
     again = subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "--resume", str(out), "optimiser.lr=1e30",
          "--steps", "20", "--plain"],
-        capture_output=True, text=True, timeout=300, env=ENV,
+        capture_output=True, text=True, timeout=1800, env=ENV,
     )  # fmt: skip
     assert again.returncode == 1, again.stdout + again.stderr
     said = [line for line in again.stdout.splitlines() if line.startswith("scalerl:")]
@@ -150,7 +150,7 @@ def test_a_script_without_the_main_guard_ends_with_one_line(tmp_path):
         f"train(Recipe.load('scalerl', 'tiny', overrides={SMALL!r}), {str(tmp_path / 'run')!r})\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=ENV
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=1800, env=ENV
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.splitlines() == [

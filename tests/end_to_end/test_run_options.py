@@ -68,7 +68,7 @@ generators = 2
     done = subprocess.run(
         [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", str(folder / "mix.toml"),
          "--steps", "4", "--track", "tensorboard", "--json", "--out", str(out), *SMALL],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=1800,
         env=os.environ | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
                           "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -162,5 +162,5 @@ if __name__ == "__main__":
     print(train(Recipe.load("scalerl", "tiny", overrides=small), {str(tmp_path / "run")!r}).steps)
 """)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,
-                          timeout=200)  # fmt: skip
+                          timeout=1800)  # fmt: skip
     assert done.stdout.strip() == "2", done.stderr

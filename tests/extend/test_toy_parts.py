@@ -53,7 +53,7 @@ def toy_parts():
     del sys.modules["toy_parts"]
 
 
-def python(*arguments, timeout=300):
+def python(*arguments, timeout=1800):
     env = os.environ | {
         "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "OMP_NUM_THREADS": "1",

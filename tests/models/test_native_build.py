@@ -22,7 +22,7 @@ def start(**environment):
 
 
 def asked(**environment):
-    out, err = start(**environment).communicate(timeout=120)
+    out, err = start(**environment).communicate(timeout=600)
     assert err == ""
     return out.strip() == "True"
 
@@ -30,7 +30,7 @@ def asked(**environment):
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler here")
 def test_processes_that_start_together_build_one_library_and_keep_it(tmp_path):
     both = [start(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
-    assert [p.communicate(timeout=120)[0].strip() for p in both] == ["True", "True"]
+    assert [p.communicate(timeout=600)[0].strip() for p in both] == ["True", "True"]
     kept = list((tmp_path / "scalerl").iterdir())
     assert len(kept) == 1
     made = kept[0].stat().st_mtime_ns

@@ -47,7 +47,7 @@ def alive(pid):
         return False
 
 
-def wait(condition, seconds=30.0):
+def wait(condition, seconds=300.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -78,7 +78,7 @@ def test_parts_and_nursery_end_with_the_main_process_however_it_ends(started):
     main, parts = started
     main.kill()
     main.wait()
-    wait(lambda: not any(alive(pid) for one in parts for pid in one[:2]), 10)
+    wait(lambda: not any(alive(pid) for one in parts for pid in one[:2]))
 
 
 def test_a_group_that_is_told_to_end_is_the_main_processs_affair(started):
@@ -96,7 +96,7 @@ def test_a_group_that_is_told_to_end_is_the_main_processs_affair(started):
 def test_parts_end_with_a_nursery_that_is_killed(started):
     main, parts = started
     os.kill(parts[0][1], signal.SIGKILL)
-    wait(lambda: not any(alive(pid) for pid, *_ in parts), 10)
+    wait(lambda: not any(alive(pid) for pid, *_ in parts))
     assert main.poll() is None
 
 

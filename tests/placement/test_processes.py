@@ -14,7 +14,7 @@ from scalerl.pipeline.plan import Plan
 from scalerl.placement.processes import ProcessCrew, ProcessHandle
 from scalerl.recipe import Recipe
 
-LIMIT = 60.0
+LIMIT = 600.0
 
 
 def explode():

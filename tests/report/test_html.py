@@ -188,9 +188,9 @@ def test_sixty_runs_make_a_small_page_quickly(
     monkeypatch.setattr("scalerl.report.html.MAX_FIGURES", 2)
     fits = fit_all([climbing(f"lab/sweep/run-{i}", n=400, seed=i) for i in range(60)])
     found = compare(fits)
-    start = time.monotonic()
+    before = time.process_time()
     paths = write_report(fits, tmp_path, comparison=found)
-    assert time.monotonic() - start < 60
+    assert time.process_time() - before < 60  # of CPU time: other programs run beside this one
     assert paths[0].stat().st_size < 3_000_000
     page, _ = page_of(paths)
     data = json.loads(page.scripts[0])

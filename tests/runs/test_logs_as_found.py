@@ -261,7 +261,7 @@ def test_one_bad_run_does_not_take_the_good_ones_with_it(tmp_path: Path) -> None
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "scalerl", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize("command", ["fit", "forecast"])

@@ -73,7 +73,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 def load(path: Path) -> list[Run] | None:
     """The runs of a file, None if it was refused; anything else is a failure."""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         runs = load_runs(path)
     except InputError as error:
@@ -81,7 +81,7 @@ def load(path: Path) -> list[Run] | None:
         assert str(error)
         return None
     finally:
-        assert time.perf_counter() - started < SECONDS
+        assert time.process_time() - started < SECONDS
     for run in runs:
         assert_valid(run)
     return runs

@@ -100,7 +100,7 @@ def test_a_read_only_directory_is_one_line(tmp_path, where):
     mount = f'mount -t tmpfs -o ro tmpfs {tmp_path}/disk && exec {sys.executable} -c "$CODE"'
     done = subprocess.run(
         [*OWN_MOUNTS, "sh", "-c", mount],
-        capture_output=True, text=True, timeout=60, env=os.environ | {"CODE": code}, check=False,
+        capture_output=True, text=True, timeout=600, env=os.environ | {"CODE": code}, check=False,
     )  # fmt: skip
     assert done.stdout.count("\n") == 1, done.stderr
     assert "Read-only file system: choose another" in done.stdout

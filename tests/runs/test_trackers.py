@@ -71,7 +71,7 @@ def assert_same_curve(run, rates=RATES):
 
 def load_when_written(source, **options):
     """W&B's own process closes the file a moment after `finish` has returned."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while True:
         try:
             run = load_run(source, **options)
@@ -168,7 +168,7 @@ def test_trackio_stays_inside_the_run_directory_and_off_the_network(tmp_path, mo
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = TRACKIO.format(folder=str(Path(__file__).parent), out=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     runs = load_runs(tmp_path / "trackio" / "scalerl.db")
@@ -270,5 +270,5 @@ def test_asking_for_no_trackers_imports_none():
         "open_trackers([], Path('x'), 'r', {}, resume=False).close()\n"
         "print([m for m in ('tensorboard', 'wandb', 'trackio', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "[]", done.stderr

@@ -110,25 +110,25 @@ def process(*arguments, before=""):
     )
     try:
         address = running.stdout.readline().strip()
-        assert address.startswith("http://"), running.communicate(timeout=10)
+        assert address.startswith("http://"), running.communicate(timeout=600)
         yield address, running
     finally:
         running.terminate()
         try:
-            running.communicate(timeout=20)
+            running.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             running.kill()
             running.communicate()
 
 
-def get(address, path="/", timeout=30, **headers):
+def get(address, path="/", timeout=600, **headers):
     with urllib.request.urlopen(
         urllib.request.Request(address.rstrip("/") + path, headers=headers), timeout=timeout
     ) as answer:
         return answer.status, dict(answer.headers), answer.read()
 
 
-def wait_for(what, seconds=120):
+def wait_for(what, seconds=600):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():

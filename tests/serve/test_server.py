@@ -29,7 +29,7 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
         assert found[0]["name"] == "grows" and found[0]["points"] == 8
         status, headers, page = get(address)
         assert status == 200 and b"scalerl" in page and "server" not in map(str.lower, headers)
-        stream = urllib.request.urlopen(address + "api/events", timeout=60)
+        stream = urllib.request.urlopen(address + "api/events", timeout=600)
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.readline().startswith(b"retry") and stream.readline() == b"event: all\n"
         everything = json.loads(stream.readline().removeprefix(b"data:"))
@@ -42,7 +42,7 @@ def test_port_0_prints_the_address_first_and_the_stream_tells_what_grows(tmp_pat
                 break
         assert news["from"] == 8 and news["run"]["points"] == 9 and len(news["new"][0]) == 1
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=600)
         assert running.returncode == 0 and not out and "Traceback" not in err
 
 
@@ -54,6 +54,6 @@ def test_the_token_is_in_no_line_that_is_printed(tmp_path):
             get(address, "/api/runs", Cookie="scalerl_token=wrong")
         assert get(address, "/api/runs", Cookie=f"scalerl_token={TOKEN}")[0] == 200
         running.terminate()
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=600)
         assert TOKEN not in out + err
         assert isinstance(running, subprocess.Popen)

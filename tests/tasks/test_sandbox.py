@@ -466,7 +466,7 @@ def test_walls_stand_for_root_and_for_an_ordinary_user(who):
     done = subprocess.run(
         [*command, python, "-B", "-c", IN_BOTH, *KINDS],
         env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},  # as ordinary users have it
-        capture_output=True, text=True, timeout=120, cwd="/", check=False,
+        capture_output=True, text=True, timeout=600, cwd="/", check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["sound", "42"] * len(KINDS), done.stdout + done.stderr
 
@@ -478,7 +478,7 @@ def test_root_of_a_namespace_that_has_nobody_else_is_refused():
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, *KINDS],
         env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["root cannot become an unprivileged user here"] * len(KINDS)
 

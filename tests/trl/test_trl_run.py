@@ -206,7 +206,7 @@ def test_two_processes_stop_at_the_same_step_with_the_same_log(tmp_path: Path) -
     script = Path(__file__).with_name("two_processes.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*launch, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120
+        [*launch, str(script), str(tmp_path)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

@@ -181,7 +181,7 @@ def test_a_run_in_a_container_with_little_shared_memory_ends_with_one_line(tmp_p
     done = subprocess.run(
         [*prefix, sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", "--plain",
          "--out", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
     assert "MB of shared memory, but /dev/shm has 0 MB free" in done.stderr

@@ -145,7 +145,7 @@ def test_a_function_of_the_sender_is_not_called_for_missing_keys():
 
 def test_importing_what_runs_inside_does_not_run_it():
     code = "import scalerl.tasks.inside.program, scalerl.tasks.inside.judge"
-    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL, timeout=600)
 
 
 def test_what_runs_inside_loads_little():
