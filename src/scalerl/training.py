@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
-from scalerl.errors import InputError, PipelineError
+from scalerl.errors import InputError, PipelineError, memory_is_short
 from scalerl.notebook import default_listener, evals_table, text
 from scalerl.recipe import Recipe
 from scalerl.recipe.load import recipe_from
@@ -215,7 +215,7 @@ class RunAttempts:
 
     def go(self) -> RunEnd:
         try:
-            with _outlives_its_terminal(self.notes.append):
+            with _outlives_its_terminal(self.notes.append), _one_line_without_memory():
                 return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
@@ -231,6 +231,7 @@ class RunAttempts:
 
     def _attempts(self) -> RunEnd:
         from scalerl.pipeline.crew import Lost
+        from scalerl.pipeline.memory import less_memory
 
         failures, reached = 0, -1
         while True:
@@ -242,7 +243,10 @@ class RunAttempts:
                 return self._attempt(None if step < 0 else step, keep=failures == 1)
             except Lost as lost:
                 if failures >= MAX_FAILURES:
-                    raise
+                    raise PipelineError(
+                        f"{lost}; the run broke {failures} times without a new checkpoint; if "
+                        f"memory has run out: {less_memory('trainer')}, then --resume"
+                    ) from None
                 self.listener.say(f"warning: {lost}: going back to the last checkpoint")
                 self._event("lost", self._reached(), why=str(lost))
                 self.resume = True
@@ -391,6 +395,24 @@ class RunAttempts:
         self.listener.end(end.reason)
         path, last = self.store.path, self.store.last(EvalLine)
         return RunEnd(end.reason, end.steps, end.compute, caught, str(path), last)
+
+
+@contextmanager
+def _one_line_without_memory() -> Iterator[None]:
+    """An error of this process, not of a part, that means that memory has run out."""
+    from scalerl.pipeline.memory import less_memory
+
+    try:
+        yield
+    except (PipelineError, InputError):
+        raise
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not memory_is_short(error):
+            raise
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise PipelineError(
+            f"the main process ran out of memory ({reason}): {less_memory('main')}, then --resume"
+        ) from None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import scalerl
 from faults import LIMIT, Victim, gone, lines
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.load import model_path
@@ -27,7 +28,7 @@ from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.loop import Loop
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.checker_part import CheckerPart
-from scalerl.placement.processes import ProcessCrew, RealClock
+from scalerl.placement.processes import RealClock
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
 from scalerl.runs.listener import Listener
@@ -192,10 +193,26 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
         assert 0.0 <= ledger.compute().device_hours - before < 1e-3
 
 
-@pytest.mark.parametrize("part", [Loop, ProcessCrew])
-def test_no_wait_and_no_compute_is_measured_by_the_wall_clock(part):
-    folder = Path(sys.modules[part.__module__].__file__).parent
-    assert not [p.name for p in folder.glob("*.py") if "time.time(" in p.read_text()]
+#: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
+WALL_CLOCK = {
+    "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
+    "pipeline/plan.py": "the date of a run, which its recipe then keeps",
+    "runs/store.py": "when the status was written, for people and pages",
+    "runs/trackers.py": "TensorBoard's events have a time of day",
+    "serve/catalogue.py": "when a source of the page last changed",
+    "serve/sources.py": "how old a status is; a lock decides where that says nothing",
+}
+
+
+def test_no_wait_and_no_compute_is_measured_by_the_wall_clock():
+    source = Path(scalerl.__file__).parent
+    reads = re.compile(r"\btime\.time(_ns)?\b|\bdate(time)?\.(now|today|utcnow)\b")
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if reads.search(path.read_text())
+    }
+    assert found == WALL_CLOCK.keys()
 
 
 # -- verifiers ------------------------------------------------------------------------------------
@@ -211,7 +228,7 @@ def checked(task, count, seconds=60.0):
     said = []
     part = CheckerPart(task, 1, seconds, said.append)
     part.take(m.Check(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while not said and time.monotonic() < deadline:
         part.give_up()
         time.sleep(0.01)
@@ -466,7 +483,7 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
     while not (out / "status.json").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(LIMIT) == 130
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log, log
     gone(Victim(out, []))
@@ -482,9 +499,8 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     saving = (run.out / "checkpoints").glob
     run.wait(lambda: run.status["stopping"] or any(saving("step_*.tmp")), "the first Ctrl-C")
     run.process.send_signal(signal.SIGINT)
-    start = time.monotonic()
-    run.process.wait(LIMIT)
-    assert run.process.returncode == 130 and time.monotonic() - start < 20
+    # A run that waited for its trainer would do so for placement.patience, 600 s.
+    assert run.process.wait(300) == 130
     gone(run)
     assert checkpoints.latest(run.out, pytest.fail) is not None
 
@@ -495,9 +511,7 @@ def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     assert second.returncode == 2 and second.stderr.count("\n") == 1
     assert f"is being written by process {run.process.pid}: wait for it" in second.stderr
     run.process.terminate()
-    start = time.monotonic()
     ended(run, 143)
-    assert time.monotonic() - start < 30
     newest = checkpoints.latest(run.out, pytest.fail)
     assert checkpoints.step_of(newest) == run.step
 

@@ -3,6 +3,7 @@
 import pytest
 
 from scalerl.errors import PipelineError
+from scalerl.pipeline.alarms import WINDOW
 from scalerl.pipeline.empty_steps import EmptySteps
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
@@ -37,9 +38,18 @@ def test_the_first_of_a_row_is_a_warning_and_the_last_ends_the_run():
 
 def test_a_step_that_teaches_something_ends_the_row():
     steps = empty("filter.empty_steps=2")
-    for i in range(0, 20, 2):
-        assert len(steps.step(step(i))) == 1
-        assert steps.step(step(i + 1, flat=1)) == []
+    assert len(steps.step(step(0))) == 1
+    for i in range(1, 20, 2):
+        assert steps.step(step(i, flat=1)) == []
+        assert steps.step(step(i + 1)) == [], "a row soon after another is not said again"
+
+
+def test_after_some_steps_that_taught_something_the_next_row_is_said_again():
+    steps = empty()
+    assert len(steps.step(step(1))) == 1
+    for i in range(2, 2 + WINDOW):
+        assert steps.step(step(i, flat=1)) == []
+    assert len(steps.step(step(2 + WINDOW))) == 1
 
 
 def test_a_limit_of_0_never_ends_a_run():

@@ -14,6 +14,7 @@ from scalerl.pipeline.crew import Clock, Crew, Gone, Handle, Lost, number
 from scalerl.pipeline.dispatch import Dispatcher, GeneratorState
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.ledger import Ledger
+from scalerl.pipeline.memory import less_memory
 from scalerl.pipeline.plan import Plan
 from scalerl.runs.lines import EventKind, EventLine, Status
 from scalerl.runs.listener import Listener
@@ -190,6 +191,11 @@ class Conversation(ABC):
     def _failed(self, who: Handle, message: m.Failed) -> None:
         if message.bad_input:
             raise InputError(message.reason)
+        if message.no_memory:
+            raise PipelineError(
+                f"{who.name} ran out of memory ({message.reason}): {less_memory(who.name)}, then "
+                "--resume"
+            )
         raise PipelineError(f"{who.name}: {message.reason}")
 
     def _lost(self, who: Handle, why: str) -> None:
@@ -215,8 +221,8 @@ class Conversation(ABC):
         state.deaths += 1
         if state.deaths > MAX_DEATHS:
             raise PipelineError(
-                f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout: "
-                "look at memory (a smaller batch, shorter answers), then --resume"
+                f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout; if "
+                f"memory has run out: {less_memory(who.name)}, then --resume"
             )
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.listener.say(f"warning: {lost}: starting another one")

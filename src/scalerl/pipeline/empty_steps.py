@@ -11,24 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scalerl.errors import PipelineError
+from scalerl.pipeline.alarms import WINDOW
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
 
 
 class EmptySteps:
-    """Counts steps in a row without anything to learn from."""
+    """Counts steps in a row without anything to learn from. A row soon after another is not warned
+    about again: with a few prompts a batch, some are empty by chance."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         #: Of the present row.
         self.row: list[StepLine] = []
+        #: Number of the last empty step of any row.
+        self._last: int | None = None
 
     def step(self, line: StepLine) -> list[str]:
-        """Lines about a step that begins a row; PipelineError at the last one that is allowed."""
+        """Lines about a step that begins a row; PipelineError at the end of the longest one."""
         if line.filtered.zero_variance_prompts < line.filtered.prompts:
             self.row.clear()
             return []
         self.row.append(line)
+        recent = self._last is not None and line.step - self._last <= WINDOW
+        self._last = line.step
         limit = self.recipe.filter.empty_steps
         if limit and len(self.row) >= limit:
             many = "step" if limit == 1 else f"{limit} steps"
@@ -36,7 +42,7 @@ class EmptySteps:
                 f"the last {many} taught nothing: {cause(self.row, self.recipe)}, then --resume; "
                 "filter.empty_steps sets after how many steps a run ends"
             )
-        if len(self.row) > 1:
+        if recent:
             return []
         after = f"; the run ends after {limit} such steps in a row (filter.empty_steps)"
         return [

@@ -182,6 +182,8 @@ class Failed:
     bad_input: bool = False
     #: Whether it is because another part of its group is gone or does not answer.
     lost: bool = False
+    #: Whether it is because its memory has run out.
+    no_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from scalerl.errors import InputError, PipelineError
+from scalerl.errors import InputError, PipelineError, memory_is_short
 from scalerl.pipeline import messages as m
 from scalerl.streams import make_unbreakable
 
@@ -43,7 +43,8 @@ def failure(error: Exception) -> m.Failed:
     if isinstance(error, InputError | PipelineError):  # a line for people
         return m.Failed(str(error), isinstance(error, InputError))
     text = str(error).splitlines()
-    return m.Failed(f"{type(error).__name__}: {text[0] if text else ''}")
+    reason = ": ".join([type(error).__name__, *text[:1]])
+    return m.Failed(reason, no_memory=memory_is_short(error))
 
 
 #: Where this process came from, if it is a part: the main one, or the nursery, which ends with it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from scalerl.pipeline import messages as m
@@ -70,7 +71,7 @@ class RankGroup(Generic[R]):
         if not message.lost:
             named = len(self.ranks) > 1 and not message.bad_input
             reason = f"{who.name}: {message.reason}" if named else message.reason
-            return Said(self, m.Failed(reason, message.bad_input))
+            return Said(self, replace(message, reason=reason))
         self._since = self._since or time.monotonic()
         self._lost[who.name] = message.reason
         return None

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import LossBatch
+from scalerl.errors import memory_is_short
 from scalerl.models.head import Precision, head_of
 from scalerl.models.llama.packed import PassWeights
 from scalerl.models.load import load_model
@@ -32,7 +33,7 @@ from scalerl.models.shape import meta_model
 from scalerl.trainer import shards
 from scalerl.trainer.balance import row_work, shares
 from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.local import Gradient, LocalTrainer, is_full, recompute
+from scalerl.trainer.local import Gradient, LocalTrainer, recompute
 from scalerl.trainer.meeting import join
 from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 from scalerl.trainer.scorer import Scored, Scorer
@@ -125,7 +126,7 @@ class ShardedScorer(Scorer):
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_full(error):
+            if not memory_is_short(error):
                 raise
         self.short = True
         self.sharded.gave_up()

@@ -21,6 +21,7 @@ from scalerl.algorithm.diagnostics import diagnose
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
+from scalerl.errors import memory_is_short
 from scalerl.models.head import Precision
 from scalerl.models.llama.packed import PassWeights
 from scalerl.models.quick import quick_model
@@ -31,9 +32,6 @@ from scalerl.trainer.masters import Masters
 from scalerl.trainer.micro import MicroBatch, kept_rows, rows_of
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.scorer import Scorer
-
-#: What allocators say when they have nothing left.
-FULL = ("out of memory", "t allocate memory", "not enough memory")
 
 
 def local_trainer(spec: TrainerSpec) -> LocalTrainer:
@@ -207,7 +205,7 @@ class LocalTrainer:
                 whole = self._with_reference(rows, batch)
                 return whole, self._gradient(rows, whole)
             except (RuntimeError, MemoryError) as error:
-                if not is_full(error):
+                if not memory_is_short(error):
                     raise
             # Out here, where the failed attempt's tensors are no longer held by its error.
             self._take_smaller(rows)
@@ -322,9 +320,3 @@ class LocalTrainer:
                 "lower length.max_tokens, take a smaller model, or more memory"
             )
         self.token_budget = max(budget // 2, longest)
-
-
-def is_full(error: Exception) -> bool:
-    """Whether memory was short."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in FULL)
