@@ -42,7 +42,8 @@ CASES: dict[str, list[list[str]]] = {
 SMALL = ["batch.prompts=2", "batch.generations=2", "task.options.items_max=3",
          "task.options.prompts=500", "length.think_tokens_min=12", "length.think_tokens_max=14",
          "validation.every=1000000", "validation.prompts=4",
-         "validation.k=1", "checkpoint.every=1000", "curriculum.name=uniform"]  # fmt: skip
+         "validation.k=1", "checkpoint.every=1000", "curriculum.name=uniform",
+         "filter.empty_steps=0"]  # fmt: skip
 
 
 def memory_mb(pid: int) -> float:

@@ -227,7 +227,8 @@ def test_a_real_run_from_its_start_to_its_violent_end(capsys, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", "batch.prompts=4",
                "batch.generations=4", "validation.prompts=8", "validation.k=1",
-               "task.options.prompts=4000", "checkpoint.every=2", "--out", str(out)]  # fmt: skip
+               "task.options.prompts=4000", "checkpoint.every=2", "filter.empty_steps=0",
+               "--out", str(out)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: (out / "status.json").exists())

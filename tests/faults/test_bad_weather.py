@@ -40,7 +40,8 @@ from scalerl.training import RunAttempts
 
 HERE = Path(__file__).parent
 SMALL = ["batch.prompts=4", "batch.generations=4", "validation.prompts=8", "validation.k=1",
-         "validation.every=1000", "task.options.prompts=2000", "checkpoint.every=2"]  # fmt: skip
+         "validation.every=1000", "task.options.prompts=2000", "checkpoint.every=2",
+         "filter.empty_steps=0"]  # fmt: skip
 #: Mounts of our own, which end with the process that made them.
 OWN_MOUNTS = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
 

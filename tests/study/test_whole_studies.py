@@ -20,7 +20,7 @@ from scalerl.runs.lock import is_locked
 SMALL = ["placement.backend=inline", "placement.deterministic=true", "batch.prompts=2",
          "batch.generations=2", "validation.prompts=4", "validation.k=1", "validation.every=1",
          "validation.also_temperatures=[]", "checkpoint.every=1", "schedule.k=1",
-         "task.options.prompts=200"]  # fmt: skip
+         "task.options.prompts=200", "filter.empty_steps=0"]  # fmt: skip
 ASKED = ["scalerl", "tiny", *SMALL, "--sweep", "loss.ratio_cap=4", "--steps", "6", "--screen",
          "0.5", "--jobs", "2"]  # fmt: skip
 #: Seconds after which a study that has not ended hangs.
