@@ -81,8 +81,9 @@ def test_the_command_line_streams_it_and_prints_commands_that_work(run, capsys):
     out = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = Counter(line["kind"] for line in out)
     assert kinds["step"] == 2 and kinds["validation"] == 1 and kinds["begin"] == 1
+    # (Of two prompts with two rollouts each, a step may have nothing to learn from: a warning.)
     events = [line["event"] for line in out if line["kind"] == "event"]
-    assert events == ["branch", "resume", "note", "end"]
+    assert [e for e in events if e != "warning"] == ["branch", "resume", "note", "end"]
     assert out[-1]["kind"] == "end" and out[-1]["steps"] == 6 and out[-1]["signal"] is None
     assert out[-1]["validation"]["step"] == 6
     assert [line["step"] for line in out if line["kind"] == "step"] == [5, 6]
