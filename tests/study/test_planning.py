@@ -16,6 +16,7 @@ from scalerl.cli import main
 from scalerl.cli.study_view import plan_text
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.store import RunStore
+from scalerl.study.members import check_same
 from scalerl.study.models import MadeModel
 from scalerl.study.plan import StudyPlan, parse_axis, plan_from, read_plan, variants
 
@@ -295,6 +296,17 @@ def test_a_run_of_another_recipe_in_a_members_place_is_refused(tmp_path, capsys)
     assert "holds a run of another recipe (optimiser.lr is 0.001" in refused(
         str(out), capsys=capsys
     )
+
+
+def test_the_date_that_a_member_has_set_for_its_prompts_is_no_other_recipe(tmp_path):
+    study = Study(tmp_path / "s", ["scalerl", "tiny"], steps=20)
+    study.write()
+    member = study.members[0]
+    store = RunStore(member.path)
+    dated = member.recipe.replace({"model.chat_date": "2026-11-18"})
+    store.write_recipe(dated.to_toml())
+    store.write_used(dated.to_dict())
+    check_same(member)
 
 
 def test_hours_come_from_runs_beside_the_study(tmp_path, capsys):
