@@ -411,8 +411,14 @@ def test_a_model_that_never_ends_its_answer_is_warned_about_and_the_run_ends(tmp
     """The end of text is a token that the model does not write: every rollout is cut off."""
     model = tmp_path / "model"
     shutil.copytree(model_path("tiny"), model)
-    config = model / "tokenizer_config.json"
-    config.write_text(config.read_text().replace('"eos_token": "<eos>"', '"eos_token": "<pad>"'))
+    for name, end, other in [
+        ("tokenizer_config.json", '"eos_token": "<eos>"', '"eos_token": "<pad>"'),
+        ("config.json", '"eos_token_id": 1', '"eos_token_id": 0'),
+        ("generation_config.json", '"eos_token_id": 1', '"eos_token_id": 0'),
+    ]:
+        text = (model / name).read_text()
+        assert end in text
+        (model / name).write_text(text.replace(end, other))
     run = begun(tmp_path / "run", f"model.path={model}", steps=7)
     ended(run, 0)
     steps = lines(run.out / "steps.jsonl")
