@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from scalerl.errors import InputError
 from scalerl.files import confined, is_inside, largest_log, open_regular
@@ -52,7 +52,7 @@ def check_file(path: Path) -> int:
 
 
 @contextmanager
-def open_binary(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def open_binary(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     """The file opened for reading, and its size in bytes."""
     size = check_file(path)
     try:
