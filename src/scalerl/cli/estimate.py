@@ -33,7 +33,7 @@ FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSteps:
     """What a few steps of a recipe took."""
 
     recipe: Recipe
@@ -69,7 +69,7 @@ class _Peaks(Listener):
                 self.memory[name] = peak  # it never falls
 
 
-def measure(recipe: Recipe, steps: int) -> Measured:
+def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
     """Run a few steps of the recipe; nothing of that run is kept. Needs `scalerl[train]`."""
     from scalerl.errors import InputError, PipelineError
     from scalerl.study.rates import MIN_STEPS, rate_of
@@ -100,16 +100,16 @@ def measure(recipe: Recipe, steps: int) -> Measured:
         rate = rate_of(out, short, f"{ended.steps} steps of {recipe.name}, run just now")
     if rate is None:
         raise InputError(f"the measurement ended after {ended.steps} steps: {ended.reason}")
-    return Measured(recipe, rate, ended.steps, peaks.length, peaks.memory)
+    return MeasuredSteps(recipe, rate, ended.steps, peaks.length, peaks.memory)
 
 
-def measure_all(recipes: Iterable[Recipe], steps: int) -> list[Measured]:
+def measure_all(recipes: Iterable[Recipe], steps: int) -> list[MeasuredSteps]:
     """One measurement for each kind of recipe: those that differ in model, lengths, precision or
     placement. A recipe that cannot run yet is left out (its model may still have to be made)."""
     from scalerl.errors import InputError
     from scalerl.study.rates import alike
 
-    found: list[Measured] = []
+    found: list[MeasuredSteps] = []
     problem: InputError | None = None
     for recipe in recipes:
         if not any(alike(recipe, each.recipe) for each in found):
@@ -125,7 +125,7 @@ def measure_all(recipes: Iterable[Recipe], steps: int) -> list[Measured]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def estimate_lines(recipe: Recipe, measured: Measured | None, price: float | None) -> list[str]:
+def estimate_lines(recipe: Recipe, measured: MeasuredSteps | None, price: float | None) -> list[str]:
     """What is known before the run begins, a line each."""
     lines = [*_sizes(recipe)]
     if measured is None:
@@ -169,7 +169,7 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
     )
 
 
-def _times(recipe: Recipe, measured: Measured, price: float | None) -> Iterator[str]:
+def _times(recipe: Recipe, measured: MeasuredSteps, price: float | None) -> Iterator[str]:
     from scalerl.study.rates import answers
 
     rate, completions = measured.rate, recipe.batch.completions
@@ -213,7 +213,7 @@ def _steps(recipe: Recipe, rate: Rate) -> tuple[int, str]:
     return max(round(steps), 1), why
 
 
-def _memory(measured: Measured) -> Iterator[str]:
+def _memory(measured: MeasuredSteps) -> Iterator[str]:
     if measured.memory:
         each = ", ".join(f"{name} {size_text(peak)}" for name, peak in measured.memory.items())
         yield f"memory (measured, largest resident size of each process): {each}"

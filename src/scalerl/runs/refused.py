@@ -29,13 +29,15 @@ def undo_for(path: Path) -> Callable[[], None]:
     def undo() -> None:
         if any((path / kind.FILE).exists() for kind in (StepLine, EvalLine)):
             return
+        # What cannot be removed stays: the error that refused the run is the one to be shown.
         for each in set(path.iterdir()) - before:
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each, ignore_errors=True)
             else:
-                each.unlink(missing_ok=True)
+                with suppress(OSError):
+                    each.unlink()
         for folder in made:
-            with suppress(OSError):  # not empty: another run has begun in it
+            with suppress(OSError):  # also: not empty, because another run has begun in it
                 folder.rmdir()
 
     return undo

@@ -126,7 +126,8 @@ class OwnRun:
     def _alive(self) -> bool:
         told = self.followed.status
         age = time.time() - (told.time or 0.0) if told is not None else None
-        if age is not None and age < FRESH:
+        # A status from the future was written before the clock was set back: its age is unknown.
+        if age is not None and 0.0 <= age < FRESH:
             return self.followed.ended is None
         # Whether a lock is held can only be found out by trying it, so it is asked seldom.
         asked, locked = self._locked
