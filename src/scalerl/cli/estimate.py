@@ -125,7 +125,9 @@ def measure_all(recipes: Iterable[Recipe], steps: int) -> list[MeasuredSteps]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def estimate_lines(recipe: Recipe, measured: MeasuredSteps | None, price: float | None) -> list[str]:
+def estimate_lines(
+    recipe: Recipe, measured: MeasuredSteps | None, price: float | None
+) -> list[str]:
     """What is known before the run begins, a line each."""
     lines = [*_sizes(recipe)]
     if measured is None:
