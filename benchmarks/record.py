@@ -23,8 +23,10 @@ LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 def save(name: str, result: dict[str, Any], path: Path | None = None, options: str = "") -> Path:
     """To results/<name>.json or `path`, with the command that made it; prints where it went.
-    `options` replaces those that were given, where some do not matter."""
-    options = options or shlex.join(sys.argv[1:])
+    `options` replaces those that were given, where some do not matter. Of a folder only its name is
+    written: where it lies on this machine helps no reader."""
+    given = [Path(each).name if Path(each).is_dir() else each for each in sys.argv[1:]]
+    options = options or shlex.join(given)
     head = {
         "benchmark": name,
         "command": f"python benchmarks/{name}.py {options}".rstrip(),
