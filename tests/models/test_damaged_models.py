@@ -160,7 +160,7 @@ def test_a_pickle_runs_nothing(folder, tmp_path):
     (folder / WEIGHTS).unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     assert load_model(str(folder), "float32", "cpu") is not None
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Runs(tmp_path / "ran"), protocol=2))
     with pytest.raises(InputError, match="convert it to safetensors"):
         load_model(str(folder), "float32", "cpu")
     assert not (tmp_path / "ran").exists()
