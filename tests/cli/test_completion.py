@@ -93,6 +93,62 @@ def test_an_interactive_bash_completes_when_tab_is_pressed(script):
         os.waitpid(pid, 0)
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("scalerl tra", ["train"]),
+        ("scalerl recipe sh", ["show"]),
+        ("scalerl recipe show mini", ["minimax-m1"]),
+        ("scalerl train schedule.name=pi", ["schedule.name=pipeline"]),
+        ("scalerl completion z", ["zsh"]),
+    ],
+)
+def test_fish_completes(tmp_path, capsys, line, offered):
+    assert main(["completion", "fish"]) == 0
+    script = tmp_path / "completion.fish"
+    script.write_text(capsys.readouterr().out)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
+        capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.split() == offered, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_an_interactive_zsh_completes_when_tab_is_pressed(tmp_path, capsys):
+    assert main(["completion", "zsh"]) == 0
+    script = tmp_path / "completion.zsh"
+    script.write_text(capsys.readouterr().out)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"PS1": "ready> ", "TERM": "dumb", "HOME": str(tmp_path)}
+        os.execvp("zsh", ["zsh", "-f", "-i"])
+    try:
+        read_until(terminal, b"ready> ")
+        # The quotes keep the echo of the typed line from looking like the output of `echo`.
+        begin = f"source {script}; scalerl() {{ echo \"got $*\"; }}; echo lo''aded\n"
+        os.write(terminal, begin.encode())
+        read_until(terminal, b"loaded")
+        os.write(terminal, b"scalerl trai\tscalerl-sco\tloss.name=da\t\n")
+        seen = read_until(terminal, b"got train")
+        assert b"got train scalerl-scout loss.name=dapo" in seen, seen
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
+def read_until(terminal, text):
+    """What a terminal shows until a line with this text has ended, or until LIMIT."""
+    seen, deadline = b"", time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 4096)
+        elif text in seen:  # nothing more has come for a second
+            break
+    return seen
+
+
 def test_the_other_shells_have_the_same_words(capsys):
     assert main(["completion", "zsh"]) == 0
     assert "bashcompinit" in capsys.readouterr().out

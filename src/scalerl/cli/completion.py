@@ -208,6 +208,8 @@ def fish(found: list[CommandWords], presets: list[str], keys: dict[str, list[str
     lines = ["# Completion of scalerl for fish."]
     for each in found:
         words = _words(each, presets, keys)
+        if each.keys:  # fish completes whole words: `schedule.name=pipeline` is one
+            words += [f"{key}={value}" for key, known in keys.items() for value in known]
         if words:
             no_files = " -f" if each.words else ""
             lines.append(
