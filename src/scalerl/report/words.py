@@ -219,7 +219,8 @@ def held_out(fit: Fit) -> list[str]:
     inside = int(((low <= score) & (score <= high)).sum())
     points = "the one evaluation" if count == 1 else f"the {count} evaluations"
     return [
-        f"Of {points} after the fitted window, {inside} lie inside the {percent(fit.level)} band."
+        f"Of {points} after the fitted window, {inside} {'lies' if inside == 1 else 'lie'} inside "
+        f"the {percent(fit.level)} band."
     ]
 
 
