@@ -33,9 +33,18 @@ def test_each_amount_by_itself_has_the_distribution_of_the_path(window):
     assert (np.abs(paths - apart) < 0.12 * width).all()
 
 
-def test_the_mean_of_several_evaluations_is_still_that_of_paths(window):
-    """Draws of one path hold together less than one number for all: the mean varies less."""
+def test_the_mean_of_several_evaluations_is_that_of_paths(window):
+    """Levels of one path go together, so their mean is nearly as open as each of them; the mean of
+    levels that were drawn apart from each other would seem to be known far better."""
     ahead = window.predict(window.end * np.linspace(1.5, 4.0, 12))
     low, high = ahead.mean_quantiles([0.05, 0.95])
-    together = np.quantile(ahead.samples.mean(axis=1), [0.05, 0.95])
-    assert high - low < together[1] - together[0]
+    paths = window.belief.levels(ahead.compute)
+    rng = np.random.default_rng(0)
+
+    def width(levels):
+        noise = window.belief.noise() * rng.standard_normal(len(levels)) / np.sqrt(12)
+        ends = np.quantile(levels.mean(axis=1) + noise, [0.05, 0.95])
+        return ends[1] - ends[0]
+
+    assert high - low == pytest.approx(width(paths), rel=0.1)
+    assert width(rng.permuted(paths, axis=0)) < 0.6 * (high - low)

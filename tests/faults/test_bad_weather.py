@@ -197,11 +197,15 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 #: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
 WALL_CLOCK = {
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
+    "models/native/build.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/plan.py": "the date of a run, which its recipe then keeps",
     "runs/store.py": "when the status was written, for people and pages",
     "runs/trackers.py": "TensorBoard's events have a time of day",
+    "serve/app.py": "for how long the files of a run have not answered, for people",
     "serve/catalogue.py": "when a source of the page last changed",
+    "serve/reading.py": "when the files of a source were last written to",
     "serve/sources.py": "how old a status is; a lock decides where that says nothing",
+    "serve/workers.py": "since when the files of a run have not answered, for people",
 }
 
 

@@ -96,7 +96,7 @@ class BacktestResult:
     >>> runs = load_runs("example:paper-8b")
     >>> backtest(runs, methods=["no change", "scalerl"])  # doctest: +ELLIPSIS
     BacktestResult: 3 tasks, 0 runs skipped
-      no change     median error 0.029...  CRPS 0.02...  90 % holds 0.67
+      no change     median error 0.029...  CRPS 0.02...  90 % holds 1.00
       scalerl       median error 0.00...  CRPS 0.00...  90 % holds 1.00
     """
 

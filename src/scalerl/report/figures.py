@@ -60,10 +60,11 @@ def plot_fit(
                 ls=(0, (5, 3)),
                 label=f"power law, A = {s.power.A:.3f}",
             )
+        label = f"{fit.law.title}, median"
         if len(s.law):
-            label = f"{fit.law.title} alone"
-            ax.plot(s.x[: len(s.law)], s.law, color=t.ink, lw=1.0, ls=(0, (1, 1.5)), label=label)
-        label = "true pass rate, median"
+            alone = f"{fit.law.title} alone"
+            ax.plot(s.x[: len(s.law)], s.law, color=t.ink, lw=1.0, ls=(0, (1, 1.5)), label=alone)
+            label = "true pass rate, median"
         ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=label)
         ahead = ~s.inside
         ahead[np.flatnonzero(s.inside)[-1]] = True

@@ -196,6 +196,6 @@ def _give_up(cache: Path | None, name: str) -> None:
 
 def _was_given_up(mark: Path) -> bool:
     try:
-        return _is_ours(mark) and time.time() - mark.stat().st_mtime < MEMORY
+        return _is_ours(mark) and 0.0 <= time.time() - mark.stat().st_mtime < MEMORY
     except OSError:
         return False
