@@ -68,7 +68,11 @@ def test_a_signal_ends_a_run_whose_verifiers_hang(tmp_path, verifier, hanging, h
     if hanging == "held-out":
         run.wait(lambda: "verdicts on" in run.status.get("waits_for", ""), "the validation")
     else:
-        run.wait(lambda: run.status.get("checking", 0) >= 4, "a batch that nobody judges")
+        # A deterministic run decodes no further while checks are under way, so fewer groups wait.
+        few = "placement.deterministic=true" in settings
+        run.wait(
+            lambda: run.status.get("checking", 0) >= (1 if few else 4), "checks that never end"
+        )
     time.sleep(1.0)
     run.process.send_signal(how)
     assert run.process.wait(SOON) == 128 + how, run.out.with_suffix(".log").read_text()[-2000:]
