@@ -447,6 +447,7 @@ def test_a_slow_generator_slows_nobody_and_a_stopped_one_is_replaced(tmp_path):
                 os.kill(pid, what)
                 over.wait(seconds)
 
+    run.wait(lambda: "rollouts" in run.status, "a status")  # the first may come after a step
     before = run.status["rollouts"]
     thread = threading.Thread(target=slow_down)
     thread.start()
