@@ -17,13 +17,13 @@ def print_notes(runs: Sequence[Run]) -> None:
     """What the reader did to the logs, on stderr: what all runs share once, the rest by run."""
     from scalerl.report.terminal import wrap
 
-    told: dict[str, list[str]] = {}
+    names_by_note: dict[str, list[str]] = {}
     for run in runs:
         for note in dict.fromkeys(run.notes):
-            told.setdefault(note, []).append(run.name)
+            names_by_note.setdefault(note, []).append(run.name)
     lines = [
         note if len(names) == len(runs) else f"{_few(names)}: {note}"
-        for note, names in told.items()
+        for note, names in names_by_note.items()
     ]
     if len(lines) > MAX_NOTES:
         lines[MAX_NOTES:] = [f"{len(lines) - MAX_NOTES} more (--json has them)"]

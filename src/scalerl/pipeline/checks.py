@@ -7,8 +7,8 @@ costs its own answers and nobody else's time:
   for ever; a checker with several such calls is replaced as soon as it is idle;
 - a checker that dies, that has sent no heartbeat for `placement.patience`, or that is past the
   deadline of a check, is replaced. Whatever it was checking is suspect and checked again, one
-  answer at a time in a checker that does nothing else meanwhile: who dies on it a second time has
-  shown the culprit, which stays unscored.
+  answer at a time in a checker that does nothing else meanwhile: an answer that ends its checker a
+  second time is the cause, and stays unscored.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ L = TypeVar("L", bound=Line)
 #: Bytes read at a time from the end of a file.
 BLOCK = 1 << 16
 #: Bytes read at most from the end of a file: sixteen lines of the longest that are read. Without a
-#: limit a file of zeros would be read whole every time that somebody asks for its last line.
+#: limit a file of zeros would be read whole every time that its last line is read.
 MAX_TAIL = 64_000_000
 #: Bytes of the answers of a validation, `evals/step_N.json`.
 MAX_ANSWERS = 20_000_000

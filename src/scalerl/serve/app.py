@@ -112,7 +112,7 @@ class Site:
     async def login(self, request: Request) -> Response:
         """Takes the token once and puts it into a cookie that no script can read."""
         given = (await body(request)).get("token")
-        guard = Guard(_nobody, token=self._token)
+        guard = Guard(_no_app, token=self._token)
         if self._token is None:
             raise NoAnswer(404, "no token is needed here")
         if not isinstance(given, str) or not guard.right(given[:300]):
@@ -363,7 +363,7 @@ class Site:
         return said(status, self.catalogue.roots.without_paths(why))
 
 
-async def _nobody(*_: Any) -> None: ...
+async def _no_app(*_: Any) -> None: ...
 
 
 def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:

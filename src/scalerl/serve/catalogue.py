@@ -44,7 +44,7 @@ SEARCH, LOOK, FITTING = 3.0, 1.0, 0.6
 SELDOM = 5
 #: A run that grows without pause is fitted anew at most this often.
 REFIT = 2.0
-#: Seconds that the fits of the list wait for answers that somebody waits for.
+#: Seconds for which the fits of the list give way to requests that are being answered.
 GIVE_WAY = 5.0
 #: Seconds without any progress of the watching thread after which it is called stalled. The longest
 #: step of its work is one fit, which takes seconds.

@@ -101,7 +101,7 @@ class Watchdog(Generic[T]):
 
     workers: Workers = field(default_factory=lambda: Workers("read", MAX_LATE + 1))
     _late: dict[str, Call[T]] = field(default_factory=dict)
-    #: Late calls for what is gone: nobody asks for their results.
+    #: Late calls for what is gone: their results are dropped.
     _gone: list[Call[T]] = field(default_factory=list)
     #: Keys that were warned of: files that are slow every time fill no log.
     _warned: set[str] = field(default_factory=set)
