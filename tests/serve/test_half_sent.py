@@ -125,10 +125,11 @@ def test_a_stream_of_events_has_no_deadline_while_it_is_read(server):
 
 
 def is_held(connection):
-    """Whether the server still has its end of a connection open, by the kernel's list."""
+    """Whether the server's end of a connection is open, by the kernel's list: in the state
+    "established" (01), also before the server has accepted it."""
     mine = f":{connection.getsockname()[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return any(row[2].endswith(mine) and row[9] != "0" for row in rows)
+    return any(row[2].endswith(mine) and row[3] == "01" for row in rows)
 
 
 def test_an_answer_that_is_not_read_is_dropped(server):
