@@ -110,7 +110,12 @@ class ComputeNeeded:
 
 
 def _amount(compute: float) -> str:
-    return f"{compute:,.0f}" if compute >= 100.0 else f"{compute:.3g}"
+    """Up to a million in full; FLOPs and tokens by their first digits.
+
+    >>> _amount(3_900.0), _amount(2_236_289_651_712.0), _amount(0.5)
+    ('3,900', '2.24e+12', '0.5')
+    """
+    return f"{compute:,.0f}" if 100.0 <= compute < 1e6 else f"{compute:.3g}"
 
 
 def _times(multiple: float | None) -> str:
