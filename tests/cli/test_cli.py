@@ -1,12 +1,12 @@
 """The commands as a user types them: outputs, promised JSON, exit codes, one-line errors."""
 
-import json
 import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from run_command import as_json, run
 
 from scalerl.cli import main
 
@@ -25,18 +25,6 @@ def csv(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("\n".join(lines))
     return str(path)
-
-
-def run(capsys, *arguments):
-    code = main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def as_json(capsys, *arguments):
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
 
 
 def test_fit_prints_a_table_and_a_curve_within_80_columns(capsys):

@@ -1,11 +1,8 @@
 """The options that say which numbers are read, as typed by a user, and what is printed of them."""
 
-import json
-
 import numpy as np
 import pytest
-
-from scalerl.cli import main
+from run_command import as_json, run
 
 STEPS = range(20, 820, 20)
 
@@ -30,18 +27,6 @@ def flops(tmp_path):
 def three(tmp_path):
     rows = [f"{r},{s},{score(s, a):.4f}" for r, a in (("a", 0.5), ("b", 0.6)) for s in STEPS]
     return write(tmp_path / "three.csv", "recipe,my_progress,accuracy", rows)
-
-
-def run(capsys, *arguments):
-    code = main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def as_json(capsys, *arguments):
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
 
 
 def refused(capsys, *arguments):
