@@ -68,6 +68,20 @@ def _below(real: str, roots: Sequence[str]) -> bool:
     return any(real == root or real.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
 
 
+# Path.is_file and Path.is_dir raise where a directory may not be looked into, or a link leads to
+# itself. For a place that others may have written, the answer there is no.
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a regular file; False where that cannot be found out."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a directory; False where that cannot be found out."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def open_regular(
     path: str | os.PathLike[str],
     mode: str = "rb",

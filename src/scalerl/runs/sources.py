@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.files import is_file, is_folder
 from scalerl.runs import metrics
 from scalerl.runs.importers import hugging_face, mlflow, run_directory, tensorboard, wandb_local
 from scalerl.runs.importers.console import looks_printed, read_console
@@ -185,10 +186,10 @@ def _walk(
         name = folder.resolve().name
         yield str(folder), lambda: [tensorboard.read_events(events, name)]
     for child in children:
-        if os.path.isdir(child):  # noqa: PTH112 (Path.is_dir raises where it may not look)
+        if is_folder(child):
             if not child.name.startswith("."):
                 yield from _walk(child, depth + 1, seen, entries, leave_out)
-        elif os.path.isfile(child) and _looks_like_a_log(child):  # noqa: PTH113
+        elif is_file(child) and _looks_like_a_log(child):
             real = os.path.realpath(child)
             if real not in seen:
                 seen.add(real)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from scalerl.errors import InputError
-from scalerl.files import confined, is_inside
+from scalerl.files import confined, is_file, is_folder, is_inside
 from scalerl.runs.sources import MAX_DEPTH, Reader, find_logs, part_of_a_run
 
 STUDY = "study.toml"
@@ -97,7 +97,7 @@ def find(roots: Roots) -> list[Place]:
     found: list[Place] = []
     seen: set[str] = set()
     for root in roots.given:
-        ours = list(_ours(root, roots, seen, 0)) if _is_dir(root) else []
+        ours = list(_ours(root, roots, seen, 0)) if is_folder(root) else []
         found += ours
         found += _logs(root, roots, ours, seen)
     return found
@@ -105,26 +105,14 @@ def find(roots: Roots) -> list[Place]:
 
 def is_run(folder: Path) -> bool:
     """A run of ours, also one that has only just begun."""
-    if _is_file(folder / "evals.jsonl"):
+    if is_file(folder / "evals.jsonl"):
         return True
     return _is_there(folder / "recipe.toml") and any(_is_there(folder / n) for n in BEGUN)
-
-
-# Path.is_file and the like raise where a directory may not be looked into, or a link leads to
-# itself: such a place is none.
-
-
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _is_there(path: Path) -> bool:
     """Also as something else than a file: its run says that it cannot be read."""
     return os.path.lexists(path)
-
-
-def _is_dir(path: str | Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Place]:
@@ -137,7 +125,7 @@ def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Pl
         yield Place("run", folder, roots.name(folder))
         return
     below = [folder]
-    if _is_file(folder / STUDY) and roots.holds(folder / STUDY):
+    if is_file(folder / STUDY) and roots.holds(folder / STUDY):
         yield Place("study", folder, roots.name(folder))
         below = [folder / "runs"]
     for each in below:
@@ -146,7 +134,7 @@ def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Pl
         except OSError:
             continue
         for child in children:
-            if _is_dir(child.path) and not child.name.startswith("."):
+            if is_folder(child.path) and not child.name.startswith("."):
                 yield from _ours(Path(child.path), roots, seen, depth + 1)
 
 
@@ -164,10 +152,10 @@ def _logs(root: Path, roots: Roots, ours: Sequence[Place], seen: set[str]) -> It
     for where, reader in logs:
         path = Path(where)
         real = os.path.realpath(path)
-        if not _is_dir(path) and real in seen:
+        if not is_folder(path) and real in seen:
             continue
         seen.add(real)
-        home = None if _is_dir(path) else part_of_a_run(path)
+        home = None if is_folder(path) else part_of_a_run(path)
         together.setdefault(str(home or path), []).append((path, reader))
     for parts in together.values():
         first = parts[0][0]

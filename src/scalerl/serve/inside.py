@@ -3,7 +3,6 @@ and thinned, so that a run of any length takes the same memory."""
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import OrderedDict
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scalerl.errors import InputError
-from scalerl.files import is_inside
+from scalerl.files import is_file, is_inside
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff
 from scalerl.report import panels
@@ -129,7 +128,7 @@ class Rooms:
         """None for a log of others, which has no inside."""
         if not isinstance(entry.source, OwnRun):
             return None
-        if not os.path.isfile(entry.source.place.path / "recipe.toml"):  # noqa: PTH113
+        if not is_file(entry.source.place.path / "recipe.toml"):
             return None
         found = self._open.get(entry.id)
         if found is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.files import open_regular
+from scalerl.files import is_file, is_folder, open_regular
 from scalerl.runs import metrics
 from scalerl.runs.budget import budget_use
 from scalerl.runs.followed import FollowedRun, stamp_of
@@ -121,7 +121,7 @@ class OwnRun:
     def _recipe(self) -> str | None:
         """Named by its file, where the record has no name of it."""
         name = "recipe.toml"
-        return name if os.path.isfile(self.place.path / name) else None  # noqa: PTH113
+        return name if is_file(self.place.path / name) else None
 
     def _alive(self) -> bool:
         told = self.followed.status
@@ -220,7 +220,7 @@ class Log:
     def _stamp_now(self) -> Any:
         stamps: list[Any] = []
         for path in self.place.files:
-            if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises where it may not look)
+            if is_folder(path):
                 stamps += [stamp_of(Path(each)) for each in _files(path)]
             else:
                 stamps.append(stamp_of(path))
