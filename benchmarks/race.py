@@ -62,7 +62,7 @@ from record import RESULTS, save
 from scalerl.curves.arms import Arm, akin
 from scalerl.curves.laws import sigmoid
 from scalerl.study.race import race
-from scalerl.study.racing import CHUNKS, FIRST
+from scalerl.study.race_adapter import CHUNKS, FIRST_VALIDATIONS
 
 METHODS = ("fixed", "race", "third", "one-seed", "uniform", "halving")
 #: Shares that budgets are fixed at, and compute at which the race is looked at.
@@ -119,7 +119,7 @@ def run_halving(study: StudyFuture) -> tuple[Given, set[str]]:
     """Also: who was left at the end."""
     given = study.none_given()
     left = [name for name in study.variants if name != study.reference]
-    for level in (FIRST / POINTS, 0.25, 0.5, 1.0):
+    for level in (FIRST_VALIDATIONS / POINTS, 0.25, 0.5, 1.0):
         to_level(study, level, {*left, study.reference}, given)
         if level < 1.0:
             left = sorted(left, key=lambda name: -_score(study, name, given))
@@ -361,7 +361,8 @@ def main(argv: list[str] | None = None) -> None:
     for point in equal:
         print("equally many:", " ".join(f"{k} {v:.3f}" for k, v in point.items()))
     save("race", {"studies": len(studies), "first": args.first, "variants": len(KINDS),
-                  "seeds": SEEDS, "points": POINTS, "first_points": FIRST, "chunks": CHUNKS,
+                  "seeds": SEEDS, "points": POINTS, "first_points": FIRST_VALIDATIONS,
+                  "chunks": CHUNKS,
                   "draws": args.draws, "methods": found, "curves": curves, "equally": equal},
          args.out, f"--studies {len(studies)}")  # fmt: skip
 

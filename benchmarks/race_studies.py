@@ -16,9 +16,9 @@ from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
-from scalerl.study.race import Foresight, Racer
-from scalerl.study.racing import CHUNKS, FIRST
-from scalerl.study.stability import judge_lines
+from scalerl.study.race import RaceCache, Racer
+from scalerl.study.race_adapter import CHUNKS, FIRST_VALIDATIONS
+from scalerl.study.stability import assess_lines
 
 SEEDS, POINTS = 3, 24
 KINDS = (
@@ -39,7 +39,7 @@ class StudyFuture:
 
     def __init__(self, reference: str, curves: Mapping[Place, Run]) -> None:
         self.reference, self.curves = reference, curves
-        self.foresight = Foresight()
+        self.cache = RaceCache()
         self._fits: dict[tuple[str, int, int], Fit] = {}
         self._unstable: dict[tuple[str, int, int], bool] = {}
 
@@ -58,7 +58,7 @@ class StudyFuture:
 
     def after(self, place: Place, points: int) -> int:
         """Validations of a member that had these and gets another chunk (study/racing.py)."""
-        goal = max(points + self.chunk(place), FIRST) if points else FIRST
+        goal = max(points + self.chunk(place), FIRST_VALIDATIONS) if points else FIRST_VALIDATIONS
         whole = self.end(place)
         return goal if whole - goal >= self.chunk(place) / 2 else whole
 
@@ -77,11 +77,11 @@ class StudyFuture:
     def unstable(self, place: Place, points: int) -> bool:
         key = *place, points
         if key not in self._unstable:
-            self._unstable[key] = points >= FIRST and self.falls(place, points)
+            self._unstable[key] = points >= FIRST_VALIDATIONS and self.falls(place, points)
         return self._unstable[key]
 
     def fit(self, place: Place, points: int) -> Fit | None:
-        if points < FIRST or self.unstable(place, points):
+        if points < FIRST_VALIDATIONS or self.unstable(place, points):
             return None
         key = *place, points
         if key not in self._fits:
@@ -93,7 +93,7 @@ class StudyFuture:
         return [
             Racer(
                 f"{place[0]}-s{place[1]}", place[0], self.fit(place, n), n / self.end(place),
-                FIRST / self.end(place), self.chunk(place) / self.end(place),
+                FIRST_VALIDATIONS / self.end(place), self.chunk(place) / self.end(place),
                 unstable=self.unstable(place, n),
             )
             for place, n in given.items()
@@ -132,7 +132,7 @@ class Simulated(StudyFuture):
             EvalLine.from_dict({"step": i, "pass_rate": float(y), **about})
             for i, y in enumerate(self.seen(place, points).score)
         ]
-        return judge_lines([], lines).state == "unstable"
+        return assess_lines([], lines).state == "unstable"
 
 
 def _law(base: Sigmoid, kind: str) -> Sigmoid:
@@ -162,8 +162,8 @@ class Recorded(StudyFuture):
         study = Study(path)
         curves, self.fell = {}, dict[Place, int | None]()
         for member in study.members:
-            found = study.judged(member)
-            if found.run is None or len(found.run) <= FIRST:
+            found = study.finding(member)
+            if found.run is None or len(found.run) <= FIRST_VALIDATIONS:
                 continue
             place = member.variant, member.seed
             curves[place] = found.run

@@ -32,8 +32,8 @@ from scalerl.recipe import Recipe, diff
 from scalerl.report.html import write_files
 from scalerl.report.study_page import study_files
 from scalerl.report.study_told import told
+from scalerl.study.definition import read_definition
 from scalerl.study.members import ELSEWHERE
-from scalerl.study.plan import read_plan
 
 HOME = Path(__file__).parent.parent / "docs" / "replication"
 STUDIES = ("recipes", "heads", "axes")
@@ -59,7 +59,7 @@ def opened(name: str, study: Path) -> Study:
     """The study that is there, whose recipes are kept as they were begun, or the one asked for."""
     if (study / "study.toml").exists():
         return Study(study)
-    return Study(study, **read_plan(HOME / f"{name}.toml").given())
+    return Study(study, **read_definition(HOME / f"{name}.toml").given())
 
 
 def share(name: str, study: Study) -> None:

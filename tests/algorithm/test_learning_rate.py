@@ -8,7 +8,7 @@ from transformers import get_scheduler
 
 from scalerl.algorithm.learning_rate import LearningRate
 from scalerl.recipe import Recipe
-from scalerl.study.plan import StudyPlan, variants
+from scalerl.study.definition import StudyDefinition, variants
 from scalerl.training import recipe_of, train
 
 WARMUP, STEPS = 5, 30
@@ -75,8 +75,8 @@ def test_another_decay_starts_from_its_own_constants():
 
 
 def test_a_study_decays_over_its_whole_budget_and_not_over_the_screening():
-    asked = StudyPlan(recipe=("scalerl", "tiny", "optimiser.decay=cosine"), steps=200, seeds=1,
-                      sweep={"optimiser.warmup_steps": (20,)})  # fmt: skip
+    asked = StudyDefinition(recipe=("scalerl", "tiny", "optimiser.decay=cosine"), steps=200,
+                            seeds=1, sweep={"optimiser.warmup_steps": (20,)})  # fmt: skip
     found = variants(asked)
     tiny = Recipe.load("scalerl", "tiny").optimiser.warmup_steps
     ends = {n: (r.optimiser.decay_start, r.optimiser.decay_steps) for n, r in found.items()}

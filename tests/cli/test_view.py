@@ -21,7 +21,7 @@ from rich.console import Console
 from scalerl.cli import live_view
 from scalerl.cli import view as views
 from scalerl.cli.live_view import LiveView
-from scalerl.cli.pace import Pace, who_waits
+from scalerl.cli.throughput import RunThroughput, which_waits
 from scalerl.cli.view import PlainView, make_view
 from scalerl.curves.live import Look, forecast_numbers
 from scalerl.recipe import Recipe
@@ -307,7 +307,7 @@ def test_talking_while_the_panel_is_redrawn_does_not_lock_up(monkeypatch):
 
 def pace_of(lines, *changes):
     clock = Clock()
-    pace = Pace(recipe(*changes), clock)
+    pace = RunThroughput(recipe(*changes), clock)
     for line in lines:
         clock.follow(line)
         pace.add(line)
@@ -359,9 +359,9 @@ def test_tokens_a_second_are_right_whatever_the_recipe_says_of_devices():
 
 
 def test_of_two_sides_the_one_with_power_to_spare_is_said_to_wait():
-    assert who_waits(0.5, 0.8) == (True, False)
-    assert who_waits(0.8, 0.5) == (False, True)
-    assert who_waits(0.95, 0.91) == who_waits(None, 0.5) == (False, False)
+    assert which_waits(0.5, 0.8) == (True, False)
+    assert which_waits(0.8, 0.5) == (False, True)
+    assert which_waits(0.95, 0.91) == which_waits(None, 0.5) == (False, False)
     writes, trains = pace_of(STEPS[:20]).sides()
     assert 0 < trains.busy < writes.busy <= 1
     assert (writes.waits_for, trains.waits_for) == (None, "generators")

@@ -22,7 +22,7 @@ def member(variant, seed, top=0.7, mid=20.0):
 def the_map(**others):
     found = [member("ref", s) for s in range(3)]
     found += [member(name, s, **how) for name, how in others.items() for s in range(3)]
-    pairs = StudyArms.of(found).pairs("ref")
+    pairs = StudyArms.from_findings(found).pairs("ref")
     differs = {name: {"loss.name": name} for name in others}
     return {knob.variant: knob for knob in knob_map(pairs, "ref", differs)}
 

@@ -14,9 +14,9 @@ from test_running import Heard, record
 from test_whole_studies import SMALL, ended, lines, start
 
 from scalerl import Study, fit
-from scalerl.study.members import look
-from scalerl.study.race import Foresight, Racer, narrowing, race
-from scalerl.study.racing import next_limits, portions
+from scalerl.study.members import read_progress
+from scalerl.study.race import RaceCache, Racer, narrowing, race
+from scalerl.study.race_adapter import next_limits, portions
 from scalerl.study.running import Runner
 
 WHOLE = 10 * PAPER.C_mid
@@ -60,7 +60,7 @@ def test_the_next_chunk_goes_to_an_open_verdict_and_none_to_one_that_is_decided(
 
 
 def test_the_same_records_give_the_same_race_whatever_was_asked_before(three):
-    kept = Foresight()
+    kept = RaceCache()
     shorter = [racer("new", 0, PAPER, 0.15) if r.name == "new-s0" else r for r in three]
     race(shorter, "ref", kept)
     assert race(three, "ref", kept) == race(three, "ref") == race(three, "ref", kept)
@@ -144,7 +144,7 @@ def test_going_further_narrows_more_and_nothing_narrows_nothing(three):
     young = three[4].fit
     found = [narrowing(young, m, 8 * (m - 1)) for m in (1.25, 2.0, 4.0)]
     assert 0.0 < found[0] < found[1] < found[2] < 1.0
-    assert Foresight().narrowing(three[4], three[4].share) == 0.0
+    assert RaceCache().narrowing(three[4], three[4].share) == 0.0
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def study(tmp_path):
 
 def tasks(study):
     runner = Runner(study, 1, Heard())
-    now = {m.name: look(m) for m in study.members}
+    now = {m.name: read_progress(m) for m in study.members}
     return [(m.name, dict(limits)) for m, limits in runner.tasks(now)]
 
 
@@ -174,7 +174,7 @@ def test_chunks_end_at_the_same_places_whoever_was_stopped_where(study):
 
 def test_a_study_goes_on_as_the_race_it_is_and_finishes_what_was_interrupted_first(study):
     again = Study(study.path)
-    assert again.plan.race
+    assert again.definition.race
     first = next_limits(study.members[0], 0.0, 0.25)
     assert tasks(again) == [(m.name, first) for m in study.members]
     steps = int(first["steps"])

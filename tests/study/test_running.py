@@ -11,7 +11,7 @@ from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
 from scalerl.study import running
-from scalerl.study.members import limits_of, look
+from scalerl.study.members import limits_of, read_progress
 from scalerl.study.running import Runner, StudyListener
 
 
@@ -59,7 +59,7 @@ def record(member, steps, budget, end=None, truncated=0.0):
 
 def tasks(study):
     runner = Runner(study, 1, Heard())
-    now = {m.name: look(m) for m in study.members}
+    now = {m.name: read_progress(m) for m in study.members}
     return [(m.name, dict(limits)) for m, limits in runner.tasks(now)]
 
 
@@ -108,7 +108,7 @@ def test_what_is_done_is_done_and_a_larger_budget_opens_it_again(study):
 def test_a_run_that_ended_for_another_reason_has_nothing_further_to_do(study):
     record(study.members[0], 30, 80, "the prompts have run out")
     assert "scalerl+tiny-s0" not in dict(tasks(study))
-    assert look(study.members[0]).share(study.members[0].recipe) == 1.0
+    assert read_progress(study.members[0]).share(study.members[0].recipe) == 1.0
 
 
 def stand_in(monkeypatch, code):
@@ -154,7 +154,7 @@ def test_a_member_that_is_written_elsewhere_is_waited_for(study, monkeypatch):
     runner = Runner(study, 2, heard)
     with RunLock(first.path):
         assert runner.fill() and not runner.running
-        assert study.status(first, look(first)) == "running"
+        assert study.status(first, read_progress(first)) == "running"
     assert heard.lines == [f"{first.name}: is being written by another process: waiting for it"]
     assert runner.fill() and [job.member.name for job in runner.running] == [first.name]
     runner.end_all()
@@ -190,7 +190,7 @@ def test_members_that_run_at_once_share_the_cores(study, tmp_path, monkeypatch):
     for jobs in (1, 4):
         runner = Runner(study, jobs, Heard())
         member = study.members[0]
-        runner.start(member, limits_of(member.recipe), look(member))
+        runner.start(member, limits_of(member.recipe), read_progress(member))
         runner.running[0].process.wait()
         runner.end_all()
     assert said.read_text().split() == ["6", "1"]

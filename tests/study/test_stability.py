@@ -8,7 +8,7 @@ import pytest
 from scalerl import compare, fit
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
-from scalerl.study.stability import Stability, half_check, judge_lines
+from scalerl.study.stability import Stability, assess_lines, half_check
 from scalerl.study.table import MemberFinding, StudyArms, rows
 
 STEPS = 100
@@ -32,11 +32,11 @@ def evals(rate=lambda step: 0.2 + 0.4 * step / STEPS, stderr=0.01):
 
 
 def test_a_healthy_run_is_stable():
-    assert judge_lines(steps(), evals()) == Stability("stable")
+    assert assess_lines(steps(), evals()) == Stability("stable")
 
 
 def test_a_short_run_is_undecided():
-    found = judge_lines(steps()[:5], evals()[:2])
+    found = assess_lines(steps()[:5], evals()[:2])
     assert found.state == "undecided" and "too few" in found.why
 
 
@@ -52,7 +52,7 @@ def test_a_short_run_is_undecided():
     ],
 )
 def test_each_rule_says_when_it_was_broken(columns, rule, step):
-    found = judge_lines(steps(**columns), evals())
+    found = assess_lines(steps(**columns), evals())
     assert (found.state, found.rule, found.step) == ("unstable", rule, step)
     assert f"since step {step}, by the rule {rule}" in str(found)
 
@@ -68,38 +68,38 @@ def test_each_rule_says_when_it_was_broken(columns, rule, step):
     ],
 )
 def test_what_passes_is_not_unstable(columns):
-    assert judge_lines(steps(**columns), evals()).state == "stable"
+    assert assess_lines(steps(**columns), evals()).state == "stable"
 
 
 @pytest.mark.parametrize("share", [lambda s: 0.5 - 0.003 * s, lambda s: 0.2])
 def test_truncation_that_was_high_from_the_beginning_and_did_not_rise_is_undecided(share):
-    found = judge_lines(steps(truncated=share), evals())
+    found = assess_lines(steps(truncated=share), evals())
     assert found.state == "undecided" and found.rule == "truncation"
 
 
 def test_truncation_that_was_high_and_rises_is_unstable():
-    found = judge_lines(steps(truncated=lambda s: 0.15 + 0.002 * s), evals())
+    found = assess_lines(steps(truncated=lambda s: 0.15 + 0.002 * s), evals())
     assert (found.state, found.rule) == ("unstable", "truncation")
 
 
 def test_the_limit_of_truncation_is_the_recipes():
     lines = steps(truncated=lambda s: 0.07 if s > 50 else 0.01)
-    assert judge_lines(lines, evals(), critical=0.05).state == "unstable"
-    assert judge_lines(lines, evals()).state == "stable"
+    assert assess_lines(lines, evals(), critical=0.05).state == "unstable"
+    assert assess_lines(lines, evals()).state == "stable"
 
 
 def test_a_collapse_is_told_from_a_dip():
     fallen = evals(lambda s: 0.5 if s < 70 else 0.3)
-    found = judge_lines(steps(), fallen)
+    found = assess_lines(steps(), fallen)
     assert (found.rule, found.step) == ("collapse", 70) and "0.300 from 0.500" in found.why
     dip = evals(lambda s: 0.3 if s == 50 else 0.5)
-    assert judge_lines(steps(), dip).state == "stable"
+    assert assess_lines(steps(), dip).state == "stable"
     noisy = evals(lambda s: 0.5 if s < 70 else 0.35, stderr=0.05)
-    assert judge_lines(steps(), noisy).state == "stable", "within what the validations can tell"
+    assert assess_lines(steps(), noisy).state == "stable", "within what the validations can tell"
 
 
 def test_the_first_broken_rule_counts():
-    found = judge_lines(
+    found = assess_lines(
         steps(ess=lambda s: 0.3 if s > 80 else 0.95, truncated=lambda s: 0.0 if s < 50 else 0.3),
         evals(lambda s: 0.5 if s < 90 else 0.1),
     )
@@ -119,17 +119,17 @@ def climb(a=0.7, mid=120.0):
 
 def test_a_run_that_leaves_its_own_forecast_downwards_is_unstable():
     healthy = half_check(curve(climb()))
-    assert healthy.held and judge_lines(steps(), evals(), half=healthy).state == "stable"
+    assert healthy.held and assess_lines(steps(), evals(), half=healthy).state == "stable"
     sagging = half_check(curve(lambda c: climb()(c) - 0.12 * (c > 550)))
     assert not sagging.held and sagging.fell
-    found = judge_lines(steps(), evals(), half=sagging)
+    found = assess_lines(steps(), evals(), half=sagging)
     assert found.rule == "hold-out" and "its first half gave" in found.why
 
 
 def test_a_run_above_its_forecast_did_not_hold_but_is_stable():
     rising = half_check(curve(lambda c: climb()(c) + 0.15 * (c > 550)))
     assert not rising.held and rising.seen > rising.interval[1]
-    assert judge_lines(steps(), evals(), half=rising).state == "stable"
+    assert assess_lines(steps(), evals(), half=rising).state == "stable"
 
 
 def test_few_points_are_not_checked_at_half():
@@ -144,7 +144,7 @@ def finding(variant, seed, score, state="stable"):
 
 
 def table_of(found):
-    arms = StudyArms.of(found)
+    arms = StudyArms.from_findings(found)
     return rows(found, "ref", arms, arms.pairs("ref"))
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from scalerl import Study
-from scalerl.cli.study_view import PlainStudyView, closing, plan_text, table_text
+from scalerl.cli.study_view import PlainStudyView, closing, dry_run_text, table_text
 from scalerl.study.members import MemberProgress
 from scalerl.study.race import RaceState
 from scalerl.study.running import StudyEnd, StudyProgress
@@ -45,7 +45,7 @@ def test_the_table_says_who_is_higher_or_faster_and_what_became_unstable():
 
 
 def test_the_plan_fits_eighty_columns_and_warns_of_few_validations(study):
-    lines = plan_text(study, None).splitlines()
+    lines = dry_run_text(study, None).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "9 variants x 2 seeds = 18 runs; each 40 steps, screened at 10 steps"
     assert "note: 5 validations in each run" in lines[-2]

@@ -48,8 +48,8 @@ class JsonView(PlainView):
     def validating(self, step: int, written: int, checked: int, total: int) -> None:
         self._validation.add(step, written, checked, total)
         if self._validation.due():
-            told = {"step": step, "written": written, "checked": checked, "total": total}
-            self._write("validating", told)
+            state = {"step": step, "written": written, "checked": checked, "total": total}
+            self._write("validating", state)
 
     def evaluated(self, line: EvalLine, look: Look | None) -> None:
         self._validation.over()

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.cli import view as words
-from scalerl.cli.pace import Pace, Side, ValidationPace, face
+from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress, clock_text
 from scalerl.report.terminal_curve import curve
 from scalerl.runs.listener import Listener
 
@@ -50,7 +50,7 @@ class LiveView(Listener):
         self.console = console or Console()
         self._clock = clock
         self._live: Live | None = None
-        self._pace: Pace | None = None
+        self._pace: RunThroughput | None = None
         self._out: Path | None = None
         self._title = ""
         self._step: StepLine | None = None
@@ -60,7 +60,7 @@ class LiveView(Listener):
         #: The curve as it was last drawn, and for what size.
         self._curve: list[Text] = []
         self._drawn_for: tuple[int, int] | None = None
-        self._validation = ValidationPace(clock)
+        self._validation = ValidationProgress(clock)
         self._said: deque[str] = deque()
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class LiveView(Listener):
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
         self._close()  # a run that goes back to its last checkpoint begins again
-        self._pace = Pace(recipe, self._clock)
+        self._pace = RunThroughput(recipe, self._clock)
         self._out = out
         self._step, self._at = None, resumed_at or 0
         kept = -1 if resumed_at is None else resumed_at
@@ -163,10 +163,10 @@ class LiveView(Listener):
             return Text("")
         if pace.use is None:
             text = f"step {self._at}" if self._step is not None else "starting"
-            return Text(f"{text}   {face(pace.elapsed)} so far")
+            return Text(f"{text}   {clock_text(pace.elapsed)} so far")
         share = min(pace.use.share, 1.0)
-        left = "" if pace.left is None else f" · {face(pace.left)} left"
-        done = f"{_share(share)}  {face(pace.elapsed)}{left}"
+        left = "" if pace.left is None else f" · {clock_text(pace.left)} left"
+        done = f"{_share(share)}  {clock_text(pace.elapsed)}{left}"
         return _bar(Text(pace.use.text, style="bold"), share, done, "cyan")
 
     def _compute(self, width: int) -> list[Text]:
@@ -203,7 +203,7 @@ class LiveView(Listener):
         if not self._validation.under_way:
             return []
         v = self._validation
-        left = "" if v.left is None else f" · {face(v.left)} left"
+        left = "" if v.left is None else f" · {clock_text(v.left)} left"
         note = f"{v.written}/{v.total} written, {v.checked} checked{left}"
         return [_bar(Text("validating"), v.share, note, "green")]
 
@@ -297,7 +297,7 @@ def _coloured(row: str) -> Text:
     return line
 
 
-def _side(name: str, side: Side, note: str) -> Text:
+def _side(name: str, side: SideThroughput, note: str) -> Text:
     line = Text(f"{name:<11}", style="dim")
     if side.busy is None or side.tokens is None:
         return _one_line(line.append("…"))

@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 def _study(args: argparse.Namespace, words: list[str]) -> Study:
     """What the words and options ask for."""
     from scalerl.errors import InputError
-    from scalerl.study.plan import is_study_file, parse_axis, parse_sweep, read_plan
+    from scalerl.study.definition import is_study_file, parse_axis, parse_sweep, read_definition
     from scalerl.study.study import Study
 
     directory, *recipe = words
@@ -163,7 +163,7 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
     rest = [word for word in recipe if word not in files]
     if len(files) > 1 or any("=" not in word for word in rest):
         raise InputError(f"{files[0]} is a study file: name nothing beside it but KEY=VALUE")
-    asked = read_plan(Path(files[0])).given()
+    asked = read_definition(Path(files[0])).given()
     return Study(directory, [*asked.pop("recipe"), *rest], **(asked | given))
 
 
@@ -192,20 +192,20 @@ def _commands(args: argparse.Namespace, study: Study) -> int:
 
 
 def _dry_run(args: argparse.Namespace, study: Study) -> int:
-    from scalerl.cli.study_view import plan_text
+    from scalerl.cli.study_view import dry_run_text
 
     if args.measure_steps is not None:
         from scalerl.cli.estimate import measure_all
 
         found = measure_all(study.variants.values(), args.measure_steps)
         study.measured = [(each.recipe, each.rate) for each in found]
-    plan = study.plan_dict(args.jobs)
+    plan = study.dry_run_dict(args.jobs)
     hours = plan["compute"]["device_hours"]
     cost = None if args.price is None or hours is None else hours * args.price
     if args.json:
         options.print_json(plan | {"cost": cost})
         return 0
-    print(plan_text(study, args.jobs))
+    print(dry_run_text(study, args.jobs))
     if cost is not None:
         print(f"cost: {cost:.3g}, at {args.price:g} a device-hour")
     return 0

@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.cli.pace import face
 from scalerl.cli.study_view import HEAD, PlainStudyView, cells, size_text
-from scalerl.study.race import HOPE
+from scalerl.cli.throughput import clock_text
+from scalerl.study.race import MIN_DECISION_PROBABILITY
 from scalerl.study.running import StudyProgress
 from scalerl.study.table import StudyRow, worst
 
@@ -40,7 +40,7 @@ class LiveStudyView(PlainStudyView):
         super().__init__(self.console.file)
         self._title, self._rows = "", list[StudyRow]()
         self._race: RaceState | None = None
-        self._told: tuple[float, StudyProgress] | None = None
+        self._latest: tuple[float, StudyProgress] | None = None
         self._past: deque[str] = deque(maxlen=SAID)
         # The thread that redraws takes rich's lock, then this one: never print while holding it.
         self._lock = threading.Lock()
@@ -70,9 +70,9 @@ class LiveStudyView(PlainStudyView):
         if "failed" in line:  # what must not scroll out of the panel
             self.console.print(Text(line, style="red"), soft_wrap=True)
 
-    def progress(self, told: StudyProgress) -> None:
+    def progress(self, progress: StudyProgress) -> None:
         with self._lock:
-            self._told = time.monotonic(), told
+            self._latest = time.monotonic(), progress
 
     def race(self, state: RaceState) -> None:
         with self._lock:
@@ -97,24 +97,28 @@ class LiveStudyView(PlainStudyView):
         )
 
     def _progress(self) -> list[RenderableType]:
-        if self._told is None:
+        if self._latest is None:
             return [Text("starting", style="dim")]
-        at, told = self._told
+        at, progress = self._latest
         since = time.monotonic() - at
-        left = "" if told.left is None else f" · {face(max(told.left - since, 0.0))} left"
+        left = (
+            ""
+            if progress.left is None
+            else f" · {clock_text(max(progress.left - since, 0.0))} left"
+        )
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=1.0, completed=told.share, complete_style="cyan")
-        row.add_row(bar, f"{told.share:.0%}  {face(told.elapsed + since)}{left}")
+        bar = ProgressBar(total=1.0, completed=progress.share, complete_style="cyan")
+        row.add_row(bar, f"{progress.share:.0%}  {clock_text(progress.elapsed + since)}{left}")
         lines: list[RenderableType] = [row]
-        for member, now in told.running:
+        for member, now in progress.running:
             steps = member.recipe.budget.steps
             goal = "" if steps is None else f" of {steps}"
             rate = "" if now.pass_rate is None else f"   pass rate {now.pass_rate:.3f}"
             lines.append(_one_line(Text(f"{member.name}   step {now.step}{goal}{rate}")))
-        if told.failed:
-            lines.append(Text(f"{told.failed} failed", style="red"))
+        if progress.failed:
+            lines.append(Text(f"{progress.failed} failed", style="red"))
         return lines
 
     def _raced(self) -> list[RenderableType]:
@@ -125,8 +129,8 @@ class LiveStudyView(PlainStudyView):
         row = Table.grid(padding=(0, 2))
         row.add_column(style="dim", no_wrap=True)
         row.add_column()
-        if state.standing:
-            row.add_row("verdicts", state.standing)
+        if state.summary:
+            row.add_row("verdicts", state.summary)
         row.add_row("race", f"over: {state.why}" if state.over else state.why)
         if len(state.order) > 1:
             row.add_row("then", _one_line(Text(", ".join(state.order[1:4]))))
@@ -155,7 +159,7 @@ class LiveStudyView(PlainStudyView):
         chance = None if self._race is None else self._race.chances.get(row.variant)
         if chance is None:
             return ""
-        return f"{chance:.0%}" if chance >= HOPE else "no chance"
+        return f"{chance:.0%}" if chance >= MIN_DECISION_PROBABILITY else "no chance"
 
 
 def _any(body: list[list[str]], i: int) -> bool:

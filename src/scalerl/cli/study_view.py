@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from scalerl.cli.pace import face
-from scalerl.cli.study_beside import beside_text
+from scalerl.cli.throughput import clock_text
 from scalerl.report.terminal import wrap
 from scalerl.report.words import compute as amount
 from scalerl.report.words import shorten
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Longest name of a variant that is shown whole.
 NAME = 28
+#: Crossings less likely than this are not shown.
+UNLIKELY = 0.05
 #: Seconds between two lines of progress in a log.
 EVERY = 30.0
 #: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
@@ -83,30 +84,32 @@ class PlainStudyView(StudyListener):
             self._why = state.why
             self.say(f"race: {state}")
 
-    def progress(self, told: StudyProgress) -> None:
+    def progress(self, progress: StudyProgress) -> None:
         now = time.monotonic()
-        if not told.running or now - self._said >= EVERY:
+        if not progress.running or now - self._said >= EVERY:
             self._said = now
-            self.say(progress_line(told))
+            self.say(progress_line(progress))
 
 
 def size_text(study: Study) -> str:
-    seeds = study.plan.seeds
+    seeds = study.definition.seeds
     many = f"{len(study.variants)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
     return f"{many} = {len(study.members)} runs"
 
 
-def progress_line(told: StudyProgress) -> str:
-    left = "" if told.left is None else f", {face(told.left)} left"
-    names = ", ".join(f"{m.name} at {p.step}" for m, p in told.running)
-    return f"{told.share:4.0%} in {face(told.elapsed)}{left}" + (f"; {names}" if names else "")
+def progress_line(progress: StudyProgress) -> str:
+    left = "" if progress.left is None else f", {clock_text(progress.left)} left"
+    names = ", ".join(f"{m.name} at {p.step}" for m, p in progress.running)
+    return f"{progress.share:4.0%} in {clock_text(progress.elapsed)}{left}" + (
+        f"; {names}" if names else ""
+    )
 
 
 def closing(study: Study, end: StudyEnd) -> str:
     """The table, what failed, and what to type next."""
     rows = study.table()
-    lines = [table_text(rows), beside_text(rows), knobs_text(study.knobs())]
-    if study.plan.race:
+    lines = [table_text(rows), pairwise_text(rows), knobs_text(study.knobs())]
+    if study.definition.race:
         lines.append(wrap(str(study.race(closed=end.failed)), "  ", "race: "))
     for name, why in end.failed.items():
         lines.append(wrap(f"{name}: {why}", "  ", "failed: "))
@@ -186,12 +189,62 @@ def _verdict(row: StudyRow) -> str:
     return row.verdict
 
 
-# -- the plan -------------------------------------------------------------------------------------
+# -- each variant against the reference ------------------------------------------------------------
 
 
-def plan_text(study: Study, jobs: int | None) -> str:
+def pairwise_text(rows: Sequence[StudyRow]) -> str:
+    """Same prompts, compute to the target and crossing of every variant; what the axes disagree
+    about below. "" where there is nothing."""
+    target = next((row.pairwise.target.score for row in rows if row.pairwise.target), None)
+    if target is None:
+        return ""
+    head = ("variant", "on the same prompts", f"compute to {target:.3f}", "crosses, P")
+    body = [(shorten(row.variant, NAME), _paired(row), _target(row), _crossing(row))
+            for row in rows]  # fmt: skip
+    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+             for line in (head, *body)]  # fmt: skip
+    lines.insert(1, "-" * max(map(len, lines)))
+    gains = sorted(row.paired.narrower for row in rows if row.paired is not None)
+    if gains:
+        note = f"same prompts: {gains[len(gains) // 2]:.1f} times narrower than unpaired"
+        lines.append(wrap(note, "  ", ""))
+    for row in rows:
+        if row.pairwise.disagree is not None:
+            lines.append(wrap(f"{row.variant} is {row.pairwise.disagree}", "  ", ""))
+    return "\n" + "\n".join(lines)
+
+
+def _paired(row: StudyRow) -> str:
+    if row.paired is None:
+        return "-"
+    low, high = row.paired.interval
+    return f"{row.paired.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _target(row: StudyRow) -> str:
+    found = row.pairwise.target
+    if found is None:
+        return "-"
+    if math.isinf(found.median):
+        return f"not reached, P {found.probability:.2f}"
+    return f"{amount(found.median)} [{amount(found.interval[0])}, {amount(found.interval[1])}]"
+
+
+def _crossing(row: StudyRow) -> str:
+    found = row.pairwise.crossing
+    if found is None or found.at_all < UNLIKELY or found.compute is None:
+        return "-"
+    where = "far ahead" if math.isinf(found.compute) else f"at {amount(found.compute)}"
+    return f"{where}, {found.at_all:.2f}"
+
+
+# -- the dry run----------------------------------------------------------------------------------
+
+
+def dry_run_text(study: Study, jobs: int | None) -> str:
     """What `--dry-run` prints."""
-    plan: dict[str, Any] = study.plan_dict(jobs)
+    plan: dict[str, Any] = study.dry_run_dict(jobs)
     limits = ", ".join(f"{v:g} {k}" for k, v in plan["budget"].items())
     screen = ", ".join(f"{v:g} {k}" for k, v in plan["screening"].items())
     lines = [

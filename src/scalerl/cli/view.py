@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from scalerl.cli.pace import Pace, Side, ValidationPace, face
+from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress, clock_text
 from scalerl.runs import commands
 from scalerl.runs.listener import Listener
 
@@ -45,13 +45,13 @@ class PlainView(Listener):
     ) -> None:
         self._stream = stream
         self._clock = clock
-        self._pace: Pace | None = None
-        self._validation = ValidationPace(clock)
+        self._pace: RunThroughput | None = None
+        self._validation = ValidationProgress(clock)
         self._out: Path | None = None
         self._step = 0
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
-        self._pace = Pace(recipe, self._clock)
+        self._pace = RunThroughput(recipe, self._clock)
         self._out = out
         self._step = resumed_at or 0
         self._validation.over()
@@ -116,14 +116,14 @@ def step_line(line: StepLine) -> str:
     return "  ".join(parts)
 
 
-def _speed(pace: Pace) -> str:
+def _speed(pace: RunThroughput) -> str:
     parts = []
     for label, side in zip(("gen", "train"), pace.sides(), strict=True):
         if side.tokens is not None:
             note = waits(side, pace.recipe)
             parts.append(f"{label} {amount(side.tokens)} tok/s" + (f" ({note})" if note else ""))
     if pace.left is not None:
-        parts.append(f"{face(pace.left)} left")
+        parts.append(f"{clock_text(pace.left)} left")
     return "".join(f"  {part}" for part in parts)
 
 
@@ -132,7 +132,7 @@ def generators(recipe: Recipe) -> str:
     return "generators" if recipe.placement.generators > 1 else "generator"
 
 
-def waits(side: Side, recipe: Recipe) -> str:
+def waits(side: SideThroughput, recipe: Recipe) -> str:
     """Whom a side waits for, in words; "" if for nobody."""
     if side.waits_for is None:
         return ""

@@ -24,7 +24,7 @@ def told(
     found = study.to_dict()
     curves = []
     for member in study.members:
-        judged = study.judged(member)
+        judged = study.finding(member)
         if judged.run is not None and len(judged.run):
             first = None if judged.half is None else judged.half.first
             run = judged.run.replace(name=member.name)

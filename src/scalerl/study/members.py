@@ -138,7 +138,7 @@ class MemberProgress:
         return 0.0 if use is None else min(use.share, 1.0)
 
 
-def look(member: Member) -> MemberProgress:
+def read_progress(member: Member) -> MemberProgress:
     """Reads the ends of the run's files only."""
     path = member.path
     if not (path / "recipe.toml").exists():

@@ -34,7 +34,7 @@ TOKENS, RATE = 3.6e6, 5.5e9
 
 
 @dataclass(frozen=True, slots=True)
-class MadeModel:
+class GeneratedModel:
     """A model that a study makes."""
 
     path: Path
@@ -102,18 +102,20 @@ def size_path(base: Recipe, size: str, home: Path) -> str:
     return str(home / FOLDER / f"{base.model.path}-{size}")
 
 
-def models_of(recipes: Iterable[Recipe], home: Path) -> list[MadeModel]:
+def models_of(recipes: Iterable[Recipe], home: Path) -> list[GeneratedModel]:
     """The models among these recipes' that a study in `home` makes."""
     found = {}
     for recipe in recipes:
         path = Path(recipe.model.path)
         name = _MADE.fullmatch(path.name)
         if name is not None and path.parent.resolve() == (home / FOLDER).resolve():
-            found[path] = MadeModel(path, TEACHERS[name[1]], int(name[2]), int(name[3]))
+            found[path] = GeneratedModel(path, TEACHERS[name[1]], int(name[2]), int(name[3]))
     return list(found.values())
 
 
-def make_all(models: Iterable[MadeModel], say: Callable[[str], None] = lambda line: None) -> None:
+def make_all(
+    models: Iterable[GeneratedModel], say: Callable[[str], None] = lambda line: None
+) -> None:
     for model in models:
         if not model.there:
             say(f"making {model.path}, about {model.minutes:.1f} minutes on an idle core")

@@ -45,7 +45,7 @@ MIN_PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedDifference:
     """A variant minus the reference, on the same prompts."""
 
     difference: float
@@ -94,7 +94,7 @@ class Paired:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class AnsweredRun:
     """A run that may be compared: its directory, its curve, its validations."""
 
     path: Path
@@ -159,7 +159,9 @@ def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
 # -- from the records -----------------------------------------------------------------------------
 
 
-def paired_rows(runs: Mapping[str, Sequence[Answered]], reference: str) -> dict[str, Paired]:
+def paired_differences(
+    runs: Mapping[str, Sequence[AnsweredRun]], reference: str
+) -> dict[str, PairedDifference]:
     """Of every variant whose runs have answers to prompts that the reference was asked, too; `runs`
     are those that count, by variant."""
     found = {
@@ -182,9 +184,9 @@ Steps = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _row(
     asked: SamePrompts, compute: float, steps: Steps, x_kind: str, tau2: float, freedom: float
-) -> Paired:
+) -> PairedDifference:
     difference, half, apart = paired(asked, tau2, freedom)
-    return Paired(
+    return PairedDifference(
         difference,
         (difference - half, difference + half),
         (difference - apart, difference + apart),
@@ -198,7 +200,7 @@ def _row(
 
 
 def _asked(
-    reference: Sequence[Answered], variant: Sequence[Answered]
+    reference: Sequence[AnsweredRun], variant: Sequence[AnsweredRun]
 ) -> tuple[SamePrompts, float, Steps] | None:
     """What both were asked when each had spent what all of them have."""
     both = [*reference, *variant]
@@ -217,7 +219,7 @@ def _asked(
     return SamePrompts(table[:cut], table[cut:]), common, (tuple(steps[:cut]), tuple(steps[cut:]))
 
 
-def _nearest(one: Answered, compute: float) -> EvalAnswers | None:
+def _nearest(one: AnsweredRun, compute: float) -> EvalAnswers | None:
     """The answers of the validation nearest to this compute; None where they were not kept."""
     steps = sorted({line.step for line in one.evals if line.pass_rate is not None})
     if len(steps) != len(one.run):

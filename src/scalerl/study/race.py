@@ -53,13 +53,13 @@ Array = npt.NDArray[np.float64]
 #: budget is always one.
 MULTIPLES = (1.0, 1.25, 1.5, 2.0, 3.0)
 #: A pair that all its budget would decide with less than this probability is left undecided.
-HOPE = 0.2
+MIN_DECISION_PROBABILITY = 0.2
 #: A race asks after every chunk, and whoever asks often is told something wrong more often: a side
 #: closes a verdict from this probability on, above the SURE of a single look.
-CLOSED = 0.99
+CLOSING_PROBABILITY = 0.99
 #: Scores to come are looked at in so many places, on every THIN-th draw.
 KNOTS, THIN = 4, 4
-_SIDE = NormalDist().inv_cdf(CLOSED)
+_SIDE = NormalDist().inv_cdf(CLOSING_PROBABILITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class RaceState:
         return not self.order
 
     @property
-    def standing(self) -> str:
+    def summary(self) -> str:
         """How many verdicts are closed, and what is to be hoped of the others; "" while there are
         variants without a curve."""
         if not self.over and not self.chances:
             return ""
-        hopeful = sum(chance >= HOPE for chance in self.chances.values())
+        hopeful = sum(chance >= MIN_DECISION_PROBABILITY for chance in self.chances.values())
         parts = [f"{len(self.verdicts) - len(self.chances)} of {len(self.verdicts)} closed"]
         if hopeful:
             parts.append(f"{hopeful} open")
@@ -136,7 +136,7 @@ class RaceState:
 
 
 @dataclass(slots=True)
-class Foresight:
+class RaceCache:
     """What was worked out for fits, arms and pairs of them, kept between looks, since only the
     member that went on has changed. (Arms keep their fits, so that no other has their ids.)"""
 
@@ -240,12 +240,12 @@ class _Pair:
 
     @property
     def open(self) -> bool:
-        """Whether more is to be asked: also of a side that is taken by less than CLOSED."""
+        """Whether more data could change it: also a verdict below CLOSING_PROBABILITY is open."""
         name, speed = self.verdict.name, self.verdict.speed
         if name == "higher-ceiling":
-            return max(self.verdict.p_higher) < CLOSED
+            return max(self.verdict.p_higher) < CLOSING_PROBABILITY
         if name == "faster" and speed is not None:
-            return CLOSED > float((speed < 0.0).mean()) > 1.0 - CLOSED
+            return CLOSING_PROBABILITY > float((speed < 0.0).mean()) > 1.0 - CLOSING_PROBABILITY
         return name == "undecided"
 
     def chance(self, plan: Mapping[str, _Side]) -> float:
@@ -272,7 +272,7 @@ class _Difference:
     margin: float
 
     @staticmethod
-    def of(draws: Array, seeds: float, margin: float) -> _Difference:
+    def from_draws(draws: Array, seeds: float, margin: float) -> _Difference:
         low, middle, high = np.quantile(draws, [0.16, 0.5, 0.84])
         return _Difference(float(middle), max((high - low) / 2.0, 1e-6) ** 2, seeds, margin)
 
@@ -317,13 +317,13 @@ def _nearest(sd: float) -> float:
     return low
 
 
-def race(racers: Sequence[Racer], reference: str, foresight: Foresight | None = None) -> RaceState:
+def race(racers: Sequence[Racer], reference: str, cache: RaceCache | None = None) -> RaceState:
     """What is to be done next."""
-    ahead = foresight or Foresight()
-    ahead.keep([r.fit for r in racers if r.fit is not None])
+    cache = cache or RaceCache()
+    cache.keep([r.fit for r in racers if r.fit is not None])
     spent, of = sum(r.share * r.whole for r in racers), sum(r.whole for r in racers)
-    arms = _arms(racers, ahead)
-    pairs = _pairs(arms, reference, ahead)
+    arms = _arms(racers, cache)
+    pairs = _pairs(arms, reference, cache)
     verdicts: dict[str, tuple[str, str | None]] = {
         v: (p.verdict.name, p.verdict.winner) for v, p in pairs.items()
     }
@@ -332,9 +332,9 @@ def race(racers: Sequence[Racer], reference: str, foresight: Foresight | None = 
     if early:
         why = f"{len(early)} variants have no curve yet that a law can be fitted to"
         return RaceState(tuple(early), why, verdicts, {}, spent, of)
-    chances = {v: _at_the_end(p, racers, arms, ahead) for v, p in pairs.items() if p.open}
-    worth = {v: pairs[v] for v, chance in chances.items() if chance >= HOPE}
-    plans = sorted(_plans(worth, racers, arms, reference, ahead), key=lambda plan: -plan.gain)
+    chances = {v: _at_the_end(p, racers, arms, cache) for v, p in pairs.items() if p.open}
+    worth = {v: pairs[v] for v, chance in chances.items() if chance >= MIN_DECISION_PROBABILITY}
+    plans = sorted(_allocations(worth, racers, arms, reference, cache), key=lambda plan: -plan.gain)
     order = tuple(dict.fromkeys(name for plan in plans for name in plan.members))
     if order:
         return RaceState(order, plans[0].why, verdicts, chances, spent, of)
@@ -370,7 +370,8 @@ def _why_over(
     left = f"{len(verdicts) - len(chances)} of {len(verdicts)} verdicts are decided; "
     if all(not r.may_go_on for r in racers):
         return left + "all budgets are spent"
-    return left + f"of the others none has a chance of {HOPE:.0%} or more within its budget"
+    least = f"{MIN_DECISION_PROBABILITY:.0%}"
+    return left + f"of the others none has a chance of {least} or more within its budget"
 
 
 def _unstable(racers: Sequence[Racer]) -> list[str]:
@@ -397,22 +398,22 @@ def _groups(racers: Sequence[Racer]) -> dict[str, list[Racer]]:
     return groups
 
 
-def _arms(racers: Sequence[Racer], ahead: Foresight) -> dict[str, Arm]:
+def _arms(racers: Sequence[Racer], cache: RaceCache) -> dict[str, Arm]:
     """The variants, of members that are not unstable: as the table has them."""
     fits = {
         variant: tuple(r.fit for r in group if r.fit is not None and not r.unstable)
         for variant, group in _groups(racers).items()
     }
-    return ahead.among([ahead.arm(variant, found) for variant, found in fits.items() if found])
+    return cache.among([cache.arm(variant, found) for variant, found in fits.items() if found])
 
 
-def _pairs(arms: Mapping[str, Arm], reference: str, ahead: Foresight) -> dict[str, _Pair]:
+def _pairs(arms: Mapping[str, Arm], reference: str, cache: RaceCache) -> dict[str, _Pair]:
     """Each variant with the reference."""
     if reference not in arms:
         return {}
     # Rounded: it moves a little with every look, and all pairs would have to be redone.
     sd = round(seed_spread(arms.values()), 3)
-    return {v: ahead.pair(arms[reference], a, sd) for v, a in arms.items() if v != reference}
+    return {v: cache.pair(arms[reference], a, sd) for v, a in arms.items() if v != reference}
 
 
 def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
@@ -424,8 +425,8 @@ def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
     each = 1.0 / reference.seeds + 1.0 / variant.seeds
     speed = None
     if verdict.speed is not None:
-        speed = _Difference.of(verdict.speed, SEED_LOG_COMPUTE_SD**2 * each, SAME_SPEED)
-    ceiling = _Difference.of(verdict.delta, sd**2 * each, MARGIN)
+        speed = _Difference.from_draws(verdict.speed, SEED_LOG_COMPUTE_SD**2 * each, SAME_SPEED)
+    ceiling = _Difference.from_draws(verdict.delta, sd**2 * each, MARGIN)
     return _Pair(
         verdict,
         (reference.name, variant.name),
@@ -438,7 +439,7 @@ def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _Action:
     """What may become of a variant: members → the share of its budget that each goes to."""
 
     targets: Mapping[str, float]
@@ -449,7 +450,7 @@ class _Course:
     words: str
 
 
-def _courses(variant: str, group: Sequence[Racer], arm: Arm, ahead: Foresight) -> list[_Course]:
+def _actions(variant: str, group: Sequence[Racer], arm: Arm, cache: RaceCache) -> list[_Action]:
     """Its runs go on, or a further seed is begun and catches up."""
     running = [r for r in group if r.share > 0.0 and not r.unstable]
     level = max((r.share for r in running), default=0.0)
@@ -463,7 +464,7 @@ def _courses(variant: str, group: Sequence[Racer], arm: Arm, ahead: Foresight) -
     fresh = [r for r in group if r.share <= 0.0 and r.may_go_on][:1]
     found += [({r.name: max(level, r.first)}, f"another seed of {variant}") for r in fresh]
     members = {r.name: r for r in group}
-    courses = []
+    actions = []
     for targets, words in found:
         cost = sum((goal - members[n].share) * members[n].whole for n, goal in targets.items())
         if cost <= 0.0:
@@ -471,16 +472,16 @@ def _courses(variant: str, group: Sequence[Racer], arm: Arm, ahead: Foresight) -
         shares = {r.name: r.share for r in running} | targets
         top = max(shares.values())
         then = sum(shares.values()) / top
-        left = (1.0 - ahead.narrowing(arm, top / level)) * seeds / then
+        left = (1.0 - cache.narrowing(arm, top / level)) * seeds / then
         order = sorted((n for n, goal in targets.items() if goal > members[n].share + 1e-9),
                        key=lambda n: members[n].share)  # fmt: skip
-        course = _Course(targets, cost, _Side(left, then), tuple(order), words.format(top))
-        courses.append(course)
-    return courses
+        action = _Action(targets, cost, _Side(left, then), tuple(order), words.format(top))
+        actions.append(action)
+    return actions
 
 
 def _at_the_end(
-    pair: _Pair, racers: Sequence[Racer], arms: Mapping[str, Arm], ahead: Foresight
+    pair: _Pair, racers: Sequence[Racer], arms: Mapping[str, Arm], cache: RaceCache
 ) -> float:
     """The chance of a verdict if both sides get all of their budget, every seed; 0 where all have
     it. Who is at work just now counts: or a verdict would look hopeless whenever its best member is
@@ -492,53 +493,53 @@ def _at_the_end(
         level = max((r.share for r in running), default=1.0)
         left = left or any(r.share < 1.0 for r in group)
         then = float(len(group))
-        points = (1.0 - ahead.narrowing(arms[name], 1.0 / level)) * now / then
+        points = (1.0 - cache.narrowing(arms[name], 1.0 / level)) * now / then
         plan[name] = _Side(points, then)
     return pair.chance(plan) if left else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Allocation:
     #: Verdicts to be expected per unit of compute.
     gain: float
     members: tuple[str, ...]
     why: str
 
 
-def _plans(
+def _allocations(
     pairs: Mapping[str, _Pair],
     racers: Sequence[Racer],
     arms: Mapping[str, Arm],
     reference: str,
-    ahead: Foresight,
-) -> Iterator[_Plan]:
-    """A variant, the reference, or both take some course."""
+    cache: RaceCache,
+) -> Iterator[_Allocation]:
+    """A variant, the reference, or both take some action."""
     if not pairs:
         return
     groups = _groups(racers)
-    courses = {
-        name: _courses(name, groups[name], arms[name], ahead) for name in (reference, *pairs)
+    actions = {
+        name: _actions(name, groups[name], arms[name], cache) for name in (reference, *pairs)
     }
     alone = [
         {v: pair.chance({reference: ours.after}) for v, pair in pairs.items()}
-        for ours in courses[reference]
+        for ours in actions[reference]
     ]
-    for ours, chances in zip(courses[reference], alone, strict=True):
-        yield _plan([ours], sum(chances.values()), len(pairs))
+    for ours, chances in zip(actions[reference], alone, strict=True):
+        yield _allocation([ours], sum(chances.values()), len(pairs))
     for variant, pair in pairs.items():
-        for course in courses[variant]:
-            yield _plan([course], pair.chance({variant: course.after}), len(pairs))
-            for ours, chances in zip(courses[reference], alone, strict=True):
-                both = pair.chance({variant: course.after, reference: ours.after})
+        for action in actions[variant]:
+            yield _allocation([action], pair.chance({variant: action.after}), len(pairs))
+            for ours, chances in zip(actions[reference], alone, strict=True):
+                both = pair.chance({variant: action.after, reference: ours.after})
                 others = sum(chances.values()) - chances[variant]
-                yield _plan([course, ours], both + others, len(pairs))
+                yield _allocation([action, ours], both + others, len(pairs))
 
 
-def _plan(taken: Sequence[_Course], closed: float, pairs: int) -> _Plan:
-    words = " and ".join(course.words for course in taken)
+def _allocation(taken: Sequence[_Action], closed: float, pairs: int) -> _Allocation:
+    words = " and ".join(action.words for action in taken)
     why = f"{words} is expected to decide {closed:.1f} of {pairs} open verdicts"
-    order = tuple(name for course in taken for name in course.order)
-    return _Plan(closed / sum(course.cost for course in taken), order, why)
+    order = tuple(name for action in taken for name in action.order)
+    return _Allocation(closed / sum(action.cost for action in taken), order, why)
 
 
 def _target(racer: Racer, level: float, multiple: float) -> float:

@@ -35,8 +35,15 @@ from scalerl.errors import InputError
 from scalerl.machine import CORES, cores
 from scalerl.runs.lock import RunLock, is_locked
 from scalerl.streams import let_go
-from scalerl.study.members import Limits, Member, MemberProgress, budget_weight, limits_of, look
-from scalerl.study.racing import next_limits
+from scalerl.study.members import (
+    Limits,
+    Member,
+    MemberProgress,
+    budget_weight,
+    limits_of,
+    read_progress,
+)
+from scalerl.study.race_adapter import next_limits
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState
@@ -63,7 +70,7 @@ class StudyListener:
     def say(self, line: str) -> None:
         """Something worth a line."""
 
-    def progress(self, told: StudyProgress) -> None:
+    def progress(self, progress: StudyProgress) -> None:
         """About every two seconds."""
 
     def race(self, state: RaceState) -> None:
@@ -105,14 +112,14 @@ class MemberJob:
     limits: Limits
     process: subprocess.Popen[bytes]
     #: Where its words begin in the log.
-    said_from: int
+    log_offset: int
 
 
 def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
     """Until nothing is left to do, or a signal."""
     if find_spec("torch") is None:
         raise InputError("training needs torch: pip install 'scalerl[train]'")
-    with RunLock(study.path), _signals() as caught, _outlives_its_terminal():
+    with RunLock(study.path), _signals() as caught, _surviving_hangup():
         runner = Runner(study, jobs, listener)
         try:
             return runner.go(caught)
@@ -145,21 +152,21 @@ class Runner:
             if ended or time.monotonic() - looked > LOOK:
                 if not self.fill():
                     break
-                self.listener.progress(self.told())
+                self.listener.progress(self.progress())
                 looked = time.monotonic()
             time.sleep(PAUSE)
         if caught:
             self.listener.say("ending: members save a checkpoint and stop")
             self.end_all()
             return StudyEnd(self.failed, caught[0])
-        self.listener.progress(self.told())
+        self.listener.progress(self.progress())
         return StudyEnd(self.failed)
 
     # -- what next --------------------------------------------------------------------------------
 
     def fill(self) -> bool:
         """Start what there is room for; whether anything is still to be waited for."""
-        now = {m.name: look(m) for m in self.study.members}
+        now = {m.name: read_progress(m) for m in self.study.members}
         busy = {job.member.name for job in self.running}
         elsewhere = {name for name, p in now.items() if p.locked and name not in busy}
         for name in sorted(elsewhere - self.elsewhere):
@@ -183,7 +190,7 @@ class Runner:
             m for m in order
             if m.name not in self.failed | dict.fromkeys(self.stopped | self.elsewhere)
         ]  # fmt: skip
-        if study.plan.race:
+        if study.definition.race:
             yield from self.race_tasks(now, left)
             return
         for member in left:
@@ -194,7 +201,7 @@ class Runner:
             if progress.reached(limits_of(member.recipe)):
                 continue
             if progress.reached(study.screening(member)) and (
-                study.judged(member).stability.state != "unstable"
+                study.finding(member).stability.state != "unstable"
             ):
                 yield member, limits_of(member.recipe)
 
@@ -215,19 +222,19 @@ class Runner:
         for name in state.order:
             member = waiting[name]
             share = now[name].share(member.recipe)
-            yield member, next_limits(member, share, self.study.plan.screen)
+            yield member, next_limits(member, share, self.study.definition.screen)
 
     def start(self, member: Member, limits: Limits, now: MemberProgress) -> None:
         step, times = self.starts.get(member.name, (-1, 0))
         self.starts[member.name] = (now.step, times + 1 if now.step <= step else 1)
         words = member.command(limits, PROGRAM)
         with self.log(member).open("ab") as log:
-            said_from = log.tell()
+            log_offset = log.tell()
             process = subprocess.Popen(
                 [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True, env=os.environ | {CORES: str(max(cores() // self.jobs, 1))},
             )  # fmt: skip
-        self.running.append(MemberJob(member, limits, process, said_from))
+        self.running.append(MemberJob(member, limits, process, log_offset))
         goal = ", ".join(f"{value:g} {key}" for key, value in limits.items())
         since = f" from step {now.step}" if now.step else ""
         self.listener.say(f"{member.name}: started{since}, up to {goal}")
@@ -244,12 +251,12 @@ class Runner:
             self.running.remove(job)
             if job.process.stdin is not None:
                 job.process.stdin.close()
-            self.judge_end(job)
+            self.handle_end(job)
         return bool(ended)
 
-    def judge_end(self, job: MemberJob) -> None:
+    def handle_end(self, job: MemberJob) -> None:
         member, code = job.member, job.process.returncode
-        now, name = look(member), member.name
+        now, name = read_progress(member), member.name
         if code == 0 and now.reached(job.limits):
             rate = "-" if now.pass_rate is None else f"{now.pass_rate:.3f}"
             status = self.study.status(member, now)
@@ -264,14 +271,14 @@ class Runner:
         if code < 0 and self.starts[name][1] < MAX_STARTS:
             self.listener.say(f"{name}: killed (signal {-code}) at step {now.step}: starting again")
             return
-        why = f"killed (signal {-code})" if code < 0 else self.last_words(job, now)
+        why = f"killed (signal {-code})" if code < 0 else self.last_error_line(job, now)
         self.failed[name] = why
         self.listener.say(f"{name}: failed at step {now.step}: {why}")
 
-    def last_words(self, job: MemberJob, now: MemberProgress) -> str:
+    def last_error_line(self, job: MemberJob, now: MemberProgress) -> str:
         """The last line that says what went wrong."""
         try:
-            said = self.log(job.member).read_bytes()[job.said_from :].decode(errors="replace")
+            said = self.log(job.member).read_bytes()[job.log_offset :].decode(errors="replace")
         except OSError:
             said = ""
         lines = [line for line in said.splitlines() if line.strip()]
@@ -282,9 +289,9 @@ class Runner:
 
     # -- how far ----------------------------------------------------------------------------------
 
-    def told(self) -> StudyProgress:
+    def progress(self) -> StudyProgress:
         study = self.study
-        now = {m.name: look(m) for m in study.members}
+        now = {m.name: read_progress(m) for m in study.members}
         weights = {m.name: budget_weight(m.recipe) for m in study.members}
         done = total = 0.0
         for m in study.members:
@@ -296,7 +303,7 @@ class Runner:
             self.done_before = done
         elapsed, gained = time.monotonic() - self.began, done - self.done_before
         left = elapsed * (total - done) / gained if gained > ENOUGH * total else None
-        if study.plan.race:  # nobody knows when it will have decided
+        if study.definition.race:  # nobody knows when it will have decided
             left = None
         busy = tuple((job.member, now[job.member.name]) for job in self.running)
         waiting = sum(not p.begun for p in now.values())
@@ -341,7 +348,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _outlives_its_terminal() -> Iterator[None]:
+def _surviving_hangup() -> Iterator[None]:
     """A terminal that is closed does not end a study, as it does not end a run."""
     which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
     ours = threading.current_thread() is threading.main_thread()

@@ -121,7 +121,7 @@ class HalfCheck:
         }
 
 
-def judge(
+def assess_stability(
     path: Path,
     critical: float = 0.1,
     half: HalfCheck | None = None,
@@ -132,10 +132,10 @@ def judge(
     if not path.is_dir():
         return Stability("undecided", why="not begun")
     known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
-    return judge_lines(read_vitals(path / StepLine.FILE), known, critical, half)
+    return assess_lines(read_vitals(path / StepLine.FILE), known, critical, half)
 
 
-def judge_lines(
+def assess_lines(
     steps: Sequence[StepHealth],
     evals: Sequence[EvalLine],
     critical: float = 0.1,

@@ -25,6 +25,13 @@ from scalerl.recipe.changes import shown
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
+from scalerl.study.definition import (
+    FILE,
+    StudyDefinition,
+    definition_from,
+    read_definition,
+    variants,
+)
 from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
@@ -34,16 +41,21 @@ from scalerl.study.members import (
     MemberStatus,
     check_same,
     limits_of,
-    look,
+    read_progress,
 )
-from scalerl.study.models import MadeModel, make_all, models_of
-from scalerl.study.more import Shown, with_more
-from scalerl.study.plan import FILE, StudyPlan, plan_from, read_plan, variants
-from scalerl.study.race import Foresight, RaceState, race
-from scalerl.study.racing import racers
+from scalerl.study.models import GeneratedModel, make_all, models_of
+from scalerl.study.race import RaceCache, RaceState, race
+from scalerl.study.race_adapter import racers
 from scalerl.study.rates import Expected, Rate, expected
-from scalerl.study.stability import Stability, half_check, judge, read_curve
-from scalerl.study.table import MemberFinding, StudyArms, StudyRow, rows
+from scalerl.study.stability import Stability, assess_stability, half_check, read_curve
+from scalerl.study.table import (
+    CountedMember,
+    MemberFinding,
+    StudyArms,
+    StudyRow,
+    add_pairwise_columns,
+    rows,
+)
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -81,25 +93,25 @@ class Study:
             )
         known, old = self._read() if there else ({}, None)
         if words or old is None:
-            self.plan = plan_from({"recipe": list(words), **given}, "study")
-            self.variants = variants(self.plan, home=self.path)
+            self.definition = definition_from({"recipe": list(words), **given}, "study")
+            self.variants = variants(self.definition, home=self.path)
         else:
-            self.plan = _grown(old, given)
-            self.variants = _more(old, self.plan, known, self.path)
+            self.definition = _grown(old, given)
+            self.variants = _more(old, self.definition, known, self.path)
         if old is not None:
-            _check_growth(self.path, old, self.plan, known, self.variants)
+            _check_growth(self.path, old, self.definition, known, self.variants)
         self.members = tuple(self._members())
         #: Score whose compute the table gives; None: a share of the reference's ceiling.
         self.target: float | None = None
         #: Rates of trial runs, for the hours of a study of which no member has run.
         self.measured: Sequence[tuple[Recipe, Rate]] = ()
-        self._judged: dict[str, _Judged] = {}
-        self._foresight = Foresight()
+        self._cached: dict[str, _CachedFinding] = {}
+        self._race_cache = RaceCache()
         for member in self.members:
             check_same(member)
 
-    def _read(self) -> tuple[dict[str, Recipe], StudyPlan]:
-        plan = read_plan(self.path / FILE)
+    def _read(self) -> tuple[dict[str, Recipe], StudyDefinition]:
+        plan = read_definition(self.path / FILE)
         known = {n: Recipe.load(self._file(n)) for n in plan.variants}
         return known, plan
 
@@ -109,7 +121,7 @@ class Study:
     def _members(self) -> list[Member]:
         made = []
         for variant, recipe in self.variants.items():
-            for seed in range(recipe.seed, recipe.seed + self.plan.seeds):
+            for seed in range(recipe.seed, recipe.seed + self.definition.seeds):
                 name = f"{variant}-s{seed}"
                 made.append(
                     Member(
@@ -132,7 +144,7 @@ class Study:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             for name, recipe in self.variants.items():
                 _replace(self._file(name), recipe.to_toml())
-            told = replace(self.plan, variants=tuple(self.variants))
+            told = replace(self.definition, variants=tuple(self.variants))
             _replace(self.path / FILE, told.to_toml())
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}: choose another directory") from None
@@ -147,11 +159,11 @@ class Study:
     def screening(self, member: Member) -> Limits:
         """The limits that a member is screened with; those of its whole budget where the study does
         not screen."""
-        return limits_of(member.recipe, self.plan.screen)
+        return limits_of(member.recipe, self.definition.screen)
 
     def progress(self) -> dict[str, MemberProgress]:
         """How far each member has come."""
-        return {member.name: look(member) for member in self.members}
+        return {member.name: read_progress(member) for member in self.members}
 
     def status(self, member: Member, now: MemberProgress) -> MemberStatus:
         """In one word (`members.STATUS`)."""
@@ -161,11 +173,11 @@ class Study:
             return "done"
         if now.failed is not None:
             return "failed"
-        if self.plan.race and now.limits is not None and now.reached(now.limits):
-            return "unstable" if self.judged(member).stability.state == "unstable" else "paused"
+        if self.definition.race and now.limits is not None and now.reached(now.limits):
+            return "unstable" if self.finding(member).stability.state == "unstable" else "paused"
         if now.reached(self.screening(member)):
             # A study that was extended has members past their screening that were not judged by it.
-            unstable = self.judged(member).stability.state == "unstable"
+            unstable = self.finding(member).stability.state == "unstable"
             return "unstable" if unstable else "screened"
         return "begun" if now.begun else "waiting"
 
@@ -207,63 +219,63 @@ class Study:
         make_all(self.models(), heard.say)
         return run_members(self, jobs or self.jobs(), heard)
 
-    def models(self) -> list[MadeModel]:
+    def models(self) -> list[GeneratedModel]:
         """Models that the study makes before it runs: other sizes of the tiny one."""
         return models_of(self.variants.values(), self.path)
 
     # -- what it has shown ------------------------------------------------------------------------
 
-    def judged(self, member: Member) -> MemberFinding:
+    def finding(self, member: Member) -> MemberFinding:
         """Stability and fit of a member, worked out anew only where its record has grown."""
-        return self._judge(member).finding
+        return self._assess(member).finding
 
     def evals(self, member: Member) -> Sequence[EvalLine]:
         """The validations of a member."""
-        return self._judge(member).evals
+        return self._assess(member).evals
 
-    def _judge(self, member: Member) -> _Judged:
+    def _assess(self, member: Member) -> _CachedFinding:
         sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
-        kept = self._judged.get(member.name)
+        kept = self._cached.get(member.name)
         if kept is None or kept.sizes != sizes:
-            kept = self._judged[member.name] = _judge(member, sizes)
+            kept = self._cached[member.name] = _assess(member, sizes)
         return kept
 
     def table(self) -> list[StudyRow]:
         """One row a variant."""
         found = self._findings()
-        arms = StudyArms.of(found)
+        arms = StudyArms.from_findings(found)
         return self._rows(found, arms, arms.pairs(self.reference))
 
     def _rows(
         self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
     ) -> list[StudyRow]:
         shown = [
-            Shown(member, finding, self.evals(member))
+            CountedMember(member, finding, self.evals(member))
             for member, finding in zip(self.members, found, strict=True)
             if finding.fit is not None and finding.stability.state != "unstable"
         ]
         table = rows(found, self.reference, arms, pairs)
-        return with_more(table, shown, arms.arms, pairs, self.target)
+        return add_pairwise_columns(table, shown, arms.arms, pairs, self.target)
 
     def knobs(self) -> list[Knob]:
         """What each variant does to the ceiling and to the speed: the knob map."""
-        return self._knobs(StudyArms.of(self._findings()).pairs(self.reference))
+        return self._knobs(StudyArms.from_findings(self._findings()).pairs(self.reference))
 
     def race(
         self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
     ) -> RaceState:
         """What a race does next, and why; `closed` are members that cannot go on now."""
         given = racers(
-            self.members, self._findings(), now or self.progress(), self.plan.screen, closed
+            self.members, self._findings(), now or self.progress(), self.definition.screen, closed
         )
-        return race(given, self.reference, self._foresight)
+        return race(given, self.reference, self._race_cache)
 
     def _knobs(self, pairs: Mapping[str, Pair]) -> list[Knob]:
         return knob_map(pairs, self.reference, {name: self.differs(name) for name in pairs})
 
     def _findings(self) -> list[MemberFinding]:
         begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
-        found = {m.name: self.judged(m) for m in begun}
+        found = {m.name: self.finding(m) for m in begun}
         empty = Stability("undecided", why="not begun")
         return [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members]
 
@@ -278,9 +290,9 @@ class Study:
         failed that have no record."""
         now, failed = self.progress(), {} if end is None else end.failed
         found = self._findings()
-        arms = StudyArms.of(found)
+        arms = StudyArms.from_findings(found)
         pairs = arms.pairs(self.reference)
-        raced = {"race": self.race(now, failed).to_dict()} if self.plan.race else {}
+        raced = {"race": self.race(now, failed).to_dict()} if self.definition.race else {}
         return {
             "members": [
                 self._member_dict(member, now[member.name], failed.get(member.name))
@@ -292,7 +304,7 @@ class Study:
             "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
         }
 
-    def plan_dict(self, jobs: int | None = None) -> dict[str, Any]:
+    def dry_run_dict(self, jobs: int | None = None) -> dict[str, Any]:
         """Members, compute and hours, as `scalerl study --dry-run --json` prints them."""
         left = self.expected(jobs)
         return {
@@ -301,7 +313,7 @@ class Study:
             "screening": dict(self.screening(self.members[0])),
             "budget": limits_of(self.members[0].recipe),
             "validations": self.validations(),
-            "race": self.plan.race,
+            "race": self.definition.race,
             "models": [
                 {"path": str(m.path), "there": m.there, "minutes": m.minutes} for m in self.models()
             ],
@@ -322,7 +334,7 @@ class Study:
     def _member_dict(
         self, member: Member, now: MemberProgress, failed: str | None
     ) -> dict[str, Any]:
-        judged = self.judged(member)
+        finding = self.finding(member)
         return {
             **self._about(member),
             "path": str(member.path),
@@ -330,9 +342,9 @@ class Study:
             "why": failed or now.failed,
             "step": now.step,
             "pass_rate": now.pass_rate,
-            "stability": judged.stability.to_dict(),
-            "fit": None if judged.fit is None else judged.fit.to_dict(),
-            "half": None if judged.half is None else judged.half.to_dict(),
+            "stability": finding.stability.to_dict(),
+            "fit": None if finding.fit is None else finding.fit.to_dict(),
+            "half": None if finding.half is None else finding.half.to_dict(),
         }
 
     def _repr_html_(self) -> str:
@@ -341,12 +353,12 @@ class Study:
         return study_html(repr(self), [row.to_dict() for row in self.table()])
 
     def __repr__(self) -> str:
-        count = f"{len(self.variants)} variants × {self.plan.seeds} seeds"
+        count = f"{len(self.variants)} variants × {self.definition.seeds} seeds"
         return f"Study({str(self.path)!r}: {count}, reference {self.reference})"
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _CachedFinding:
     """What a member's record showed when its files had these sizes."""
 
     sizes: tuple[int, int]
@@ -354,12 +366,12 @@ class _Judged:
     evals: Sequence[EvalLine]
 
 
-def _judge(member: Member, sizes: tuple[int, int]) -> _Judged:
+def _assess(member: Member, sizes: tuple[int, int]) -> _CachedFinding:
     run: Run | None = read_curve(member.path)
     half = None if run is None else half_check(run)
     there = member.path.is_dir()
     evals = RunStore(member.path, resume=True).read(EvalLine) if there else []
-    stability = judge(member.path, member.recipe.length.truncation_critical, half, evals)
+    stability = assess_stability(member.path, member.recipe.length.truncation_critical, half, evals)
     fitted = None
     if run is not None and len(run) >= MIN_POINTS and stability.state != "unstable":
         try:
@@ -367,12 +379,12 @@ def _judge(member: Member, sizes: tuple[int, int]) -> _Judged:
         except InputError as error:
             stability = Stability("undecided", why=f"cannot be fitted: {error}")
     finding = MemberFinding(member.variant, member.seed, stability, fitted, half, run)
-    return _Judged(sizes, finding, evals)
+    return _CachedFinding(sizes, finding, evals)
 
 
-def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:
+def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:
     """The plan that is there, with what is asked for beside it."""
-    more = plan_from({"recipe": [], **given}, "study")
+    more = definition_from({"recipe": [], **given}, "study")
     changes = {key: getattr(more, key) for key in given}
     for key in ("sweep", "axis"):
         changes[key] = {**getattr(old, key), **getattr(more, key)}
@@ -381,7 +393,7 @@ def _grown(old: StudyPlan, given: Mapping[str, Any]) -> StudyPlan:
 
 
 def _more(
-    old: StudyPlan, new: StudyPlan, known: Mapping[str, Recipe], home: Path
+    old: StudyDefinition, new: StudyDefinition, known: Mapping[str, Recipe], home: Path
 ) -> dict[str, Recipe]:
     """The variants that are there, and those that only the grown plan makes: of variants that were
     left out when the study began, none comes back by itself."""
@@ -394,8 +406,8 @@ def _more(
 
 def _check_growth(
     path: Path,
-    old: StudyPlan,
-    new: StudyPlan,
+    old: StudyDefinition,
+    new: StudyDefinition,
     known: Mapping[str, Recipe],
     asked: Mapping[str, Recipe],
 ) -> None:

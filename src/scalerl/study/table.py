@@ -7,7 +7,7 @@ common (curves/arms.py, curves/kin.py): a row is about the recipe, not about one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair, comparable, compare_arms
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
+from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
-from scalerl.study.beside import Beside
-from scalerl.study.paired import Paired
+from scalerl.study.members import Member, read_progress
+from scalerl.study.paired import AnsweredRun, PairedDifference, paired_differences
+from scalerl.study.pairwise import PairwiseSummary, pairwise_summaries
 from scalerl.study.stability import HalfCheck, Stability
 
 PARAMETERS = ("A", "B", "C_mid")
@@ -67,9 +69,9 @@ class StudyRow:
     #: Members whose forecast at half their compute held, of those that could be checked.
     held: tuple[int, int]
     #: Against the reference on the same prompts; None where there are no such answers.
-    paired: Paired | None = None
+    paired: PairedDifference | None = None
     #: Compute to a target, crossing, fixed A, other axes.
-    beside: Beside = field(default_factory=Beside)
+    pairwise: PairwiseSummary = field(default_factory=PairwiseSummary)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -87,7 +89,7 @@ class StudyRow:
             },
             "half": {"held": self.held[0], "checked": self.held[1]},
             "paired": None if self.paired is None else self.paired.to_dict(),
-            **self.beside.to_dict(),
+            **self.pairwise.to_dict(),
         }
 
 
@@ -106,9 +108,9 @@ class StudyArms:
     seed_sd: float
 
     @staticmethod
-    def of(judged: Sequence[MemberFinding]) -> StudyArms:
+    def from_findings(findings: Sequence[MemberFinding]) -> StudyArms:
         groups: dict[str, list[Fit]] = {}
-        for each in judged:
+        for each in findings:
             if each.fit is not None and _counts(each):
                 groups.setdefault(each.variant, []).append(each.fit)
         alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
@@ -139,11 +141,11 @@ class StudyArms:
 
 
 def rows(
-    judged: Sequence[MemberFinding], reference: str, arms: StudyArms, pairs: Mapping[str, Pair]
+    findings: Sequence[MemberFinding], reference: str, arms: StudyArms, pairs: Mapping[str, Pair]
 ) -> list[StudyRow]:
     """A row for every variant, in the order of the members. Unstable members are in no number."""
     groups: dict[str, list[MemberFinding]] = {}
-    for each in judged:
+    for each in findings:
         groups.setdefault(each.variant, []).append(each)
     return [_row(name, group, reference, arms, pairs.get(name)) for name, group in groups.items()]
 
@@ -182,3 +184,50 @@ def _row(
         stability={j.seed: j.stability for j in group},
         held=(sum(h.held for h in checked), len(checked)),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedMember:
+    """A member that enters the numbers of its variant: fitted, and not unstable."""
+
+    member: Member
+    finding: MemberFinding
+    evals: Sequence[EvalLine]
+
+
+def add_pairwise_columns(
+    rows: Sequence[StudyRow],
+    members: Sequence[CountedMember],
+    arms: Mapping[str, Arm],
+    pairs: Mapping[str, Pair],
+    target: float | None = None,
+) -> list[StudyRow]:
+    """The rows with their pairwise columns: the paired difference on the same prompts (`paired.py`)
+    and the summary against the reference (`pairwise.py`)."""
+    reference = next((row.variant for row in rows if row.verdict == "reference"), "")
+    answered: dict[str, list[AnsweredRun]] = {}
+    for one in members:
+        run, variant = one.finding.run, one.member.variant
+        if run is not None:
+            answered.setdefault(variant, []).append(AnsweredRun(one.member.path, run, one.evals))
+    evals = {one.member.name: one.evals for one in members}
+    found = pairwise_summaries(arms, evals, pairs, reference, _budget(members, reference), target)
+    same_prompts = paired_differences(answered, reference)
+    return [
+        replace(
+            row,
+            paired=same_prompts.get(row.variant),
+            pairwise=found.get(row.variant, row.pairwise),
+        )
+        for row in rows
+    ]
+
+
+def _budget(members: Sequence[CountedMember], reference: str) -> float:
+    """Compute of the reference's whole budget, as far as its runs show it; on the curve's axis."""
+    ends = [0.0]
+    for one in members:
+        if one.member.variant == reference and one.finding.fit is not None:
+            share = read_progress(one.member).share(one.member.recipe)
+            ends.append(one.finding.fit.end / share if share > 0 else one.finding.fit.end)
+    return max(ends)

@@ -47,7 +47,7 @@ AXES = {"gpu_hours": "device-hours", "tokens": "tokens", "flops": "FLOPs"}
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class CurveCrossing:
     """Where two curves cross."""
 
     #: That they do: before the end of the budget, and at all.
@@ -93,11 +93,11 @@ class AxisSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PairwiseSummary:
     """All of it, of one variant."""
 
     target: Target | None = None
-    crossing: Meeting | None = None
+    crossing: CurveCrossing | None = None
     #: The common ceiling, and B of the reference and of the variant with it.
     fixed_a: tuple[float, float, float] | None = None
     axes: Mapping[str, AxisSpeed] | None = None
@@ -141,14 +141,14 @@ def disagreement(axes: Mapping[str, AxisSpeed]) -> str | None:
     return ", ".join(said)
 
 
-def beside(
+def pairwise_summaries(
     arms: Mapping[str, Arm],
     evals: Mapping[str, Sequence[EvalLine]],
     pairs: Mapping[str, Pair],
     reference: str,
     budget: float,
     target: float | None = None,
-) -> dict[str, Beside]:
+) -> dict[str, PairwiseSummary]:
     """Of every arm of a study, the reference among them. `evals` are the validations of each run
     by the name of its fit, `budget` the compute of the reference's whole budget."""
     main = arms.get(reference)
@@ -162,10 +162,12 @@ def beside(
     for name, arm in arms.items():
         aim = None if score is None else compute_to(arm, score)
         if main is None or arm is main or name not in pairs:
-            found[name] = Beside(aim)
+            found[name] = PairwiseSummary(aim)
             continue
         axes = _axes(main, arm, places[reference], places[name], pairs[name])
-        found[name] = Beside(aim, meeting(main, arm, budget), _fixed(pairs[name], reference), axes)
+        found[name] = PairwiseSummary(
+            aim, curve_crossing(main, arm, budget), _fixed(pairs[name], reference), axes
+        )
     return found
 
 
@@ -178,7 +180,7 @@ def compute_to(arm: Arm, score: float) -> Target:
     return reached(arm.levels(knots), np.log(knots), score, LEVEL)
 
 
-def meeting(reference: Arm, variant: Arm, budget: float) -> Meeting:
+def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing:
     """Do the mean curves of two arms cross, and where?"""
     # Knots of the reference alone: its curve is then worked out once for all variants.
     first = max(float(f.points.compute[f.points.compute > 0][0]) for f in reference.fits)
@@ -196,12 +198,12 @@ def meeting(reference: Arm, variant: Arm, budget: float) -> Meeting:
     crosses = behind.any(axis=1) & (end != 0.0)
     within = crosses & (last * end > 0.0)
     if not crosses.any():
-        return Meeting(0.0, 0.0, None, None, None)
+        return CurveCrossing(0.0, 0.0, None, None, None)
     since = KNOTS - 1 - np.argmax(behind[:, ::-1], axis=1)
     where = _first_above(gap * end[:, None], np.log(knots), since)[crosses]
     low, middle, high = with_infinite(where, (tails(LEVEL)[0], 0.5, tails(LEVEL)[1]))
     winner = variant.name if float(end[crosses].mean()) > 0 else reference.name
-    return Meeting(float(within.mean()), float(crosses.mean()), winner, middle, (low, high))
+    return CurveCrossing(float(within.mean()), float(crosses.mean()), winner, middle, (low, high))
 
 
 def _thin(arm: Arm, gap: Array) -> int:

@@ -13,12 +13,18 @@ import pytest
 
 from scalerl import InputError, Recipe, Study
 from scalerl.cli import main
-from scalerl.cli.study_view import plan_text
+from scalerl.cli.study_view import dry_run_text
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.store import RunStore
+from scalerl.study.definition import (
+    StudyDefinition,
+    definition_from,
+    parse_axis,
+    read_definition,
+    variants,
+)
 from scalerl.study.members import check_same
-from scalerl.study.models import MadeModel
-from scalerl.study.plan import StudyPlan, parse_axis, plan_from, read_plan, variants
+from scalerl.study.models import GeneratedModel
 
 LOO = ["loo-plan", "loo-lp", "loo-batch", "loo-8op", "loo-fp32", "loo-savg", "loo-dapo",
        "loo-uniform"]  # fmt: skip
@@ -123,13 +129,13 @@ def test_other_sizes_of_the_tiny_model_are_the_studys_own(tmp_path, capsys):
     }
     small, large = found["models"]
     assert not small["there"] and 0.2 < small["minutes"] < large["minutes"] < 15
-    said = plan_text(Study(out, ["scalerl", "tiny"], axis={"model": ()}), None)
+    said = dry_run_text(Study(out, ["scalerl", "tiny"], axis={"model": ()}), None)
     assert "made first and once, about" in " ".join(said.split())
 
 
 def test_a_size_of_the_tiny_model_is_made_once_and_whole(tmp_path):
     pytest.importorskip("torch")
-    made = MadeModel(tmp_path / "models" / "tiny-1x32", "forgetful", 1, 32)
+    made = GeneratedModel(tmp_path / "models" / "tiny-1x32", "forgetful", 1, 32)
     half = tmp_path / "models" / "tiny-1x32.making"
     half.mkdir(parents=True)
     (half / "left-by-a-kill").write_text("")
@@ -170,7 +176,7 @@ def test_a_study_file_says_the_same_and_is_what_the_directory_keeps(tmp_path, ca
     assert len(more["members"]) == 3 * 14
     study = Study(tmp_path / "s", ["scalerl", "tiny"], leave_one_out=True, seeds=2, steps=40)
     study.write()
-    kept = read_plan(tmp_path / "s" / "study.toml")
+    kept = read_definition(tmp_path / "s" / "study.toml")
     assert kept.variants == ("scalerl+tiny", *LOO) and kept.seeds == 2 and kept.steps == 40
     again = Study(tmp_path / "s")
     assert again.variants == study.variants and again.members == study.members
@@ -343,9 +349,10 @@ def test_a_budget_in_device_hours_is_screened_in_device_hours(tmp_path, capsys):
 
 
 def test_a_plan_is_read_back_as_it_was_written():
-    plan = StudyPlan(("scalerl", "tiny"), sweep={"loss.name": ("dapo", "gspo")}, axis={"batch": ()},
-                     learning_rate="sqrt", seeds=3, screen=0.5)  # fmt: skip
-    assert plan_from(tomllib.loads(plan.to_toml()), "test") == plan
+    plan = StudyDefinition(("scalerl", "tiny"), sweep={"loss.name": ("dapo", "gspo")},
+                           axis={"batch": ()}, learning_rate="sqrt", seeds=3,
+                           screen=0.5)  # fmt: skip
+    assert definition_from(tomllib.loads(plan.to_toml()), "test") == plan
     assert list(variants(plan)) == ["scalerl+tiny", "name-dapo", "name-gspo", "batch-256",
                                     "batch-1024"]  # fmt: skip
 
@@ -359,7 +366,7 @@ def test_planning_and_reading_a_study_need_no_torch(tmp_path):
     code = (
         "import sys\nfrom scalerl import Study\n"
         f"study = Study({str(tmp_path / 's')!r}, ['scalerl', 'tiny'], leave_one_out=True)\n"
-        "study.write(); study.table(); study.to_dict(); study.plan_dict(); study.commands()\n"
+        "study.write(); study.table(); study.to_dict(); study.dry_run_dict(); study.commands()\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -6,10 +6,10 @@ import pytest
 from made_study import made_study
 from scalerl import Study, fit
 from scalerl.cli import main
-from scalerl.cli.study_beside import beside_text
+from scalerl.cli.study_view import pairwise_text
 from scalerl.curves.arms import Arm
 from scalerl.errors import InputError
-from scalerl.study.beside import compute_to, meeting
+from scalerl.study.pairwise import compute_to, curve_crossing
 
 
 def arm(name, ceiling, middle, end=250, seed=0):
@@ -36,7 +36,7 @@ def test_curves_that_cross_inside_the_budget_are_found_where_they_do():
     c = np.linspace(5, 250, 4000)
     gap = (0.5 / (1 + (20 / c) ** 2)) - (0.8 / (1 + (80 / c) ** 2))
     true = c[np.flatnonzero(gap < 0)[0]]
-    found = meeting(quick, high, 250)
+    found = curve_crossing(quick, high, 250)
     assert found.at_all > 0.99 and found.within_budget > 0.99 and found.overtakes == "high"
     assert found.interval[0] < true < found.interval[1]
     assert found.compute == pytest.approx(true, rel=0.1)
@@ -44,15 +44,15 @@ def test_curves_that_cross_inside_the_budget_are_found_where_they_do():
 
 def test_a_crossing_ahead_is_not_within_the_budget():
     quick, high = arm("quick", 0.6, 40, end=120), arm("high", 0.9, 160, end=120)
-    found = meeting(quick, high, 120)
+    found = curve_crossing(quick, high, 120)
     assert found.at_all > 0.8 and found.within_budget < 0.2 and found.overtakes == "high"
     assert found.compute > 120
 
 
 def test_alike_curves_and_parallel_ones_do_not_cross():
     a, b, below = arm("a", 0.7, 40), arm("b", 0.7, 40, seed=1), arm("below", 0.5, 40)
-    assert meeting(a, b, 250).at_all < 0.1
-    assert meeting(a, below, 250).at_all < 0.02
+    assert curve_crossing(a, b, 250).at_all < 0.1
+    assert curve_crossing(a, below, 250).at_all < 0.02
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_rows_have_target_fixed_ceiling_and_the_axes_that_disagree(study):
 
 
 def test_the_terminal_and_the_page_say_it(study, tmp_path, capsys):
-    said = beside_text(study.table())
+    said = pairwise_text(study.table())
     assert "is faster on device-hours, not on tokens and FLOPs" in " ".join(said.split())
     assert "times narrower than unpaired" in said
     assert max(map(len, said.splitlines())) <= 110

@@ -29,7 +29,7 @@ WaitsFor = Literal["trainer", "generators", "checks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SideThroughput:
     """Generators or trainer: tokens a second, the share of its time it works, whom it waits for."""
 
     tokens: float | None = None
@@ -37,7 +37,7 @@ class Side:
     waits_for: WaitsFor | None = None
 
 
-class Pace:
+class RunThroughput:
     """Fed with the lines of steps; everything is None until there are enough of them."""
 
     def __init__(self, recipe: Recipe, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,26 +72,28 @@ class Pace:
         left = (last - since) * (1.0 - self.use.share) / done
         return max(left - (self._clock() - last), 0.0)
 
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[SideThroughput, SideThroughput]:
         """Generators and trainer over the recent steps. Both wait a little for each other: the one
         that waits more has power to spare, and only it is said to wait. But a trainer that waits
         for checks is always said to: neither side can help there."""
         if len(self._recent) < 2:
-            return Side(), Side()
+            return SideThroughput(), SideThroughput()
         (_, old), (_, new) = self._recent[0], self._recent[-1]
         a, b = old.ledger.spent, new.ledger.spent
         written = b.generate + b.hand_over - a.generate - a.hand_over
         writes = _share(written, b.generate_wait - a.generate_wait)
         trains = _share(b.train - a.train, b.train_wait - a.train_wait)
-        for_trainer, for_generators = who_waits(writes, trains)
+        for_trainer, for_generators = which_waits(writes, trains)
         checks = trains is not None and trains < WAITS and _for_checks(a, b)
         seconds = self._seconds(old, new)
         tokens = new.compute.generated_tokens - old.compute.generated_tokens
         learnt = new.compute.trained_tokens - old.compute.trained_tokens
         whom: WaitsFor = "checks" if checks else "generators"
         return (
-            Side(_rate(tokens, seconds), writes, "trainer" if for_trainer else None),
-            Side(_rate(learnt, seconds), trains, whom if checks or for_generators else None),
+            SideThroughput(_rate(tokens, seconds), writes, "trainer" if for_trainer else None),
+            SideThroughput(
+                _rate(learnt, seconds), trains, whom if checks or for_generators else None
+            ),
         )
 
     def _seconds(self, old: StepLine, new: StepLine) -> float:
@@ -107,7 +109,7 @@ class Pace:
         return trained / (where.generators + where.trainers)
 
 
-class ValidationPace:
+class ValidationProgress:
     """How far the validation that is under way has come."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,7 +152,7 @@ class ValidationPace:
         return True
 
     def __str__(self) -> str:
-        left = "" if self.left is None else f", {face(self.left)} left"
+        left = "" if self.left is None else f", {clock_text(self.left)} left"
         return (
             f"validating at step {self.step}: {self.written} of {self.total} answers written, "
             f"{self.checked} checked{left}"
@@ -171,7 +173,7 @@ def _for_checks(old: Spent, new: Spent) -> bool:
     return new.check_wait - old.check_wait > FOR_CHECKS * waited
 
 
-def who_waits(generators: float | None, trainer: float | None) -> tuple[bool, bool]:
+def which_waits(generators: float | None, trainer: float | None) -> tuple[bool, bool]:
     """Whether the generators wait for the trainer, and the trainer for them, from the shares of
     their time that they work: at most one does."""
     if generators is None or trainer is None or min(generators, trainer) >= WAITS:
@@ -179,10 +181,10 @@ def who_waits(generators: float | None, trainer: float | None) -> tuple[bool, bo
     return generators < trainer, trainer <= generators
 
 
-def face(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """A span of time as a clock shows it.
 
-    >>> face(75), face(3725)
+    >>> clock_text(75), clock_text(3725)
     ('1:15', '1:02:05')
     """
     minutes, rest = divmod(int(seconds), 60)

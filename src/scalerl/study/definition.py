@@ -1,6 +1,6 @@
 """What a study asks for, and the variants that it makes of a recipe.
 
-    asked = StudyPlan(recipe=("scalerl", "tiny"), leave_one_out=True, seeds=3, steps=300)
+    asked = StudyDefinition(recipe=("scalerl", "tiny"), leave_one_out=True, seeds=3, steps=300)
     variants(asked)     {"scalerl+tiny": Recipe, "loo-plan": Recipe, ...}
 
 The first variant is the reference: every other one is compared with it.
@@ -31,7 +31,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class StudyPlan:
+class StudyDefinition:
     """What was asked: the words of a study file, and of the command line."""
 
     #: Presets, files and KEY=VALUE, as `scalerl train` takes them.
@@ -85,7 +85,7 @@ class StudyPlan:
         return recipe_toml.write(self.given())
 
 
-def read_plan(path: Path) -> StudyPlan:
+def read_definition(path: Path) -> StudyDefinition:
     """The plan in a study file."""
     try:
         data = tomllib.loads(read_limited(path).decode())
@@ -94,12 +94,12 @@ def read_plan(path: Path) -> StudyPlan:
         raise InputError(f"{path} cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {error}") from None
-    return plan_from(data, str(path))
+    return definition_from(data, str(path))
 
 
-def plan_from(data: Mapping[str, Any], where: str) -> StudyPlan:
+def definition_from(data: Mapping[str, Any], where: str) -> StudyDefinition:
     """A plan from the words of a study file."""
-    known = {each.name: each for each in fields(StudyPlan)}
+    known = {each.name: each for each in fields(StudyDefinition)}
     given: dict[str, Any] = {}
     for key, value in data.items():
         if key not in known:
@@ -107,7 +107,7 @@ def plan_from(data: Mapping[str, Any], where: str) -> StudyPlan:
             hint = f"did you mean {close}?" if close else f"choose from {', '.join(known)}"
             raise InputError(f"{where}: {key} is not a key of a study; {hint}")
         given[key] = _typed(where, key, value)
-    return StudyPlan(**given)
+    return StudyDefinition(**given)
 
 
 #: Key of a study file → what it has to be.
@@ -172,13 +172,13 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def variants(
-    asked: StudyPlan, known: Mapping[str, Recipe] | None = None, home: Path = HERE
+    asked: StudyDefinition, known: Mapping[str, Recipe] | None = None, home: Path = HERE
 ) -> dict[str, Recipe]:
     """Every variant by name, the reference first. `known` are those that the study has already:
     they stay what they are, whatever has become of the files that they were made from. `home` is
     its directory.
 
-    >>> list(variants(StudyPlan(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
+    >>> list(variants(StudyDefinition(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
     ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
     """
     kept = dict(known or {})
@@ -203,7 +203,7 @@ def variants(
     return _only(asked, found, kept)
 
 
-def _others(asked: StudyPlan, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
+def _others(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
     made: list[Iterable[tuple[str, Recipe]]] = []
     if asked.leave_one_out:
         made.append(leave_one_out(base))
@@ -214,14 +214,14 @@ def _others(asked: StudyPlan, base: Recipe, home: Path) -> Iterator[tuple[str, R
         yield from each
 
 
-def _base(asked: StudyPlan) -> Recipe:
+def _base(asked: StudyDefinition) -> Recipe:
     layers = [word for word in asked.recipe if "=" not in word]
     if not layers:
         raise InputError("which recipe? for example: scalerl study out/loo scalerl tiny")
     return recipe_from([*asked.recipe, *_steps(asked)])
 
 
-def _steps(asked: StudyPlan) -> list[str]:
+def _steps(asked: StudyDefinition) -> list[str]:
     """The budget as a word of a recipe: a decay of the learning rate needs to know it."""
     return [] if asked.steps is None else [f"budget.steps={asked.steps}"]
 
@@ -239,7 +239,7 @@ def safe(name: str) -> str:
     return _UNSAFE.sub("-", name).strip("-.") or "recipe"
 
 
-def _rivals(asked: StudyPlan) -> Iterator[tuple[str, Recipe]]:
+def _rivals(asked: StudyDefinition) -> Iterator[tuple[str, Recipe]]:
     """Other recipes, with the same overlays and changes over them."""
     first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
     rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
@@ -248,7 +248,7 @@ def _rivals(asked: StudyPlan) -> Iterator[tuple[str, Recipe]]:
         yield safe(recipe.name), recipe
 
 
-def _swept(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
+def _swept(asked: StudyDefinition, base: Recipe) -> Iterator[tuple[str, Recipe]]:
     leaves = [key.rpartition(".")[2] for key in asked.sweep]
     for key, values in asked.sweep.items():
         leaf = key.rpartition(".")[2]
@@ -258,7 +258,7 @@ def _swept(asked: StudyPlan, base: Recipe) -> Iterator[tuple[str, Recipe]]:
             yield _one(base, safe(f"{short}-{text}"), {key: value})
 
 
-def _scaled(asked: StudyPlan, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
+def _scaled(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
     for axis, values in asked.axis.items():
         for name, changes in axis_changes(base, axis, values, asked.learning_rate, home):
             yield _one(base, safe(name), changes)
@@ -272,7 +272,7 @@ def _one(base: Recipe, name: str, changes: Mapping[str, Any]) -> tuple[str, Reci
 
 
 def _only(
-    asked: StudyPlan, found: dict[str, Recipe], kept: Mapping[str, Recipe]
+    asked: StudyDefinition, found: dict[str, Recipe], kept: Mapping[str, Recipe]
 ) -> dict[str, Recipe]:
     """Those that are asked for, and those that are there."""
     if not asked.variants:

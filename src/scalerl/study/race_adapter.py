@@ -10,7 +10,7 @@ from scalerl.study.race import Racer
 from scalerl.study.table import MemberFinding
 
 #: Validations after which a law can be fitted: every member of a race gets them.
-FIRST = 6
+FIRST_VALIDATIONS = 6
 #: Chunks that a budget is given out in, if it has so many validations. Few: whoever asks often is
 #: told something wrong more often, and every start of a run costs seconds.
 CHUNKS = 4
@@ -27,7 +27,7 @@ def portions(recipe: Recipe, screen: float) -> tuple[float, float]:
     if steps is None:
         return screen, 1.0 / CHUNKS
     chunk = every * max(round(steps / every / CHUNKS), 1)
-    return min(FIRST * every / steps, 1.0), min(chunk / steps, 1.0)
+    return min(FIRST_VALIDATIONS * every / steps, 1.0), min(chunk / steps, 1.0)
 
 
 def next_limits(member: Member, share: float, screen: float) -> Limits:
