@@ -879,19 +879,18 @@ def growth_long() -> str:
     return markdown(["what", "measured"], rows)
 
 
-def rooms() -> str:
-    """What each room is, by its own docstring, and what it imports, by the test that holds it to
-    that."""
-    allowed = runpy.run_path(str(ROOT / "tests" / "test_import_graph.py"))["ALLOWED"]
+def packages() -> str:
+    """What each package is, by its docstring, and what it imports, by the test that checks it."""
+    graph = runpy.run_path(str(ROOT / "tests" / "test_import_graph.py"))
     rows = []
-    for room, imports in allowed.items():
-        path = ROOT / "src" / "scalerl" / room
+    for package, imports in (graph["FLOOR"] | graph["ALLOWED"]).items():
+        path = ROOT / "src" / "scalerl" / package
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         about = " ".join(said.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-        name = f"`{room}/`" if path.name == "__init__.py" else f"`{room}.py`"
-        rows.append([name, about, ", ".join(sorted(imports - {"errors", "registry"}))])
-    return markdown(["room", "what it is", "imports"], rows)
+        name = f"`{package}/`" if path.name == "__init__.py" else f"`{package}.py`"
+        rows.append([name, about, ", ".join(sorted(imports))])
+    return markdown(["package", "what it is", "imports"], rows)
 
 
 def paired() -> str:
@@ -1004,7 +1003,7 @@ TABLES: dict[str, Callable[[], str]] = {
         growth,
         growth_long,
         serve,
-        rooms,
+        packages,
         train_stream,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}

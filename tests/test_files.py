@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from scalerl.files import (
     lines_of,
     open_regular,
     read_limited,
+    to_json,
+    to_json_bytes,
+    write_atomic,
 )
 
 
@@ -144,3 +148,46 @@ def test_four_gigabytes_of_hole_cost_neither_time_nor_memory(tmp_path):
     assert found == [b"first", b"last"] and backwards == [b"last", b"first"]
     assert reader.bytes_read < 4 * MAX_LINE
     assert after.ru_utime - before.ru_utime < 1.0
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_atomic_write_that_fails_keeps_the_old_file_and_leaves_nothing_else(tmp_path, durable):
+    path = tmp_path / "status.json"
+    write_atomic(path, "old", durable=durable)
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "half of a surrogate pair \ud800", durable=durable)
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_an_atomic_write_obeys_the_umask_and_the_mode(tmp_path):
+    before = os.umask(0o027)
+    try:
+        shared = write_atomic(tmp_path / "shared", b"x")
+        private = write_atomic(tmp_path / "private", b"x", mode=0o600)
+    finally:
+        os.umask(before)
+    assert shared.stat().st_mode & 0o777 == 0o640
+    assert private.stat().st_mode & 0o777 == 0o600
+
+
+def test_readers_of_a_file_that_is_written_again_and_again_see_whole_contents(tmp_path):
+    path = tmp_path / "status.json"
+    contents = {letter * 200_000 for letter in "abcd"}
+    write_atomic(path, "a" * 200_000, durable=False)
+
+    def write(letter):
+        for _ in range(50):
+            write_atomic(path, letter * 200_000, durable=False)
+
+    writers = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert path.read_text() in contents
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_json_has_no_numbers_that_json_lacks():
+    assert to_json({"a": (float("nan"), [float("-inf"), 1.5])}) == '{"a": [null, [null, 1.5]]}'
+    assert to_json_bytes("\ud800 é") == b'"\\ud800 \xc3\xa9"'

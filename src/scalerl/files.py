@@ -1,16 +1,21 @@
-"""Reading files that someone else may have put there: regular files only, bounded, without waiting.
+"""Files and JSON: bounded reading of untrusted files, atomic writing, JSON without NaN.
 
 A name in a run directory can belong to a named pipe, a device, a socket, a link that leads
 elsewhere, or a file of gigabytes. `open()` on a named pipe waits until another process opens the
 other end, and `read()` of a whole file takes as much memory as the file has bytes. Everything that
 reads a run directory, an imported log or a served directory opens files with `open_regular`.
+
+Whole files are written with `write_atomic`: a reader sees the old content or the new, never a part.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -136,6 +141,78 @@ def read_limited(path: str | os.PathLike[str], most: int = MAX_DOCUMENT) -> byte
             if len(found) <= most:
                 return found
         raise RefusedFile(errno.EFBIG, f"larger than {most / 1e6:g} MB", os.fspath(path))
+
+
+def write_atomic(
+    path: str | os.PathLike[str], content: str | bytes, *, durable: bool = True, mode: int = 0o666
+) -> Path:
+    """Write a whole file in place of an old one, and return its path. Readers see the old content
+    or the new; after an error (OSError) the old file is unchanged and nothing is left beside it.
+
+    `durable`: the content is on the disk when this returns, also if the machine loses power.
+    `mode`: permissions of the new file, before the process's umask is applied.
+    """
+    target = Path(path)
+    # A name of its own for each writer: two processes that write the same report must not write
+    # into one temporary file. The name begins with a dot, so that globs of results do not match it.
+    writer = f"{os.getpid()}-{threading.get_ident()}"
+    temporary = target.with_name(f".{target.name}.{writer}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                # Before the rename: some file systems order a rename before the data it renames,
+                # and a power cut would leave an empty file under the final name.
+                file.flush()
+                os.fsync(descriptor)
+        temporary.replace(target)
+        if durable:
+            flush_to_disk(target.parent)  # the rename itself is a change of the directory
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def flush_to_disk(path: str | os.PathLike[str]) -> None:
+    """Wait until a file's content, or a directory's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def to_json(
+    value: Any, *, indent: int | None = None, compact: bool = False, ascii_only: bool = True
+) -> str:
+    """Strict JSON of nested dicts, lists and tuples: NaN and infinity, which JSON lacks, are null.
+
+    >>> to_json({"low": 0.5, "high": float("inf")})
+    '{"low": 0.5, "high": null}'
+    """
+    separators = (",", ":") if compact else None
+    return json.dumps(
+        finite(value), indent=indent, separators=separators, ensure_ascii=ascii_only,
+        allow_nan=False,
+    )  # fmt: skip
+
+
+def to_json_bytes(value: Any, *, indent: int | None = None) -> bytes:
+    """`to_json` as UTF-8. Half of a surrogate pair, which UTF-8 cannot hold, is written escaped."""
+    return to_json(value, indent=indent, ascii_only=False).encode("utf-8", "backslashreplace")
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity replaced by None, at any depth."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 class LineReader:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Generic, TypeVar
 
 from scalerl.errors import InputError
+from scalerl.text import one_line
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Registry(Generic[T]):
         try:
             found: T = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # somebody else's module may raise anything
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = one_line(f"{type(error).__name__}: {error}")
             raise InputError(f"{self.kind} {path!r} cannot be imported: {why}") from None
         if not self._accepts(found):
             raise InputError(

@@ -15,9 +15,9 @@ import pytest
 from scalerl.cli import doctor, main, parser
 from scalerl.cli.doctor import Findings, diagnose
 from scalerl.pipeline import checkpoints
+from scalerl.processes import Process, sample_processes
 from scalerl.runs.lines import EventLine, Status, StepLine
 from scalerl.runs.lock import RunLock
-from scalerl.runs.processes import Process, look
 from scalerl.runs.store import RunStore
 
 LIMIT = 300.0
@@ -204,7 +204,10 @@ def test_processes_are_seen_as_they_are():
         os.kill(sleeper.pid, signal.SIGSTOP)
         deadline = time.monotonic() + 600
         while True:
-            found = {p.name: p for p in look({"a": sleeper.pid, "b": busy.pid, "c": 999_999_999})}
+            found = {
+                p.name: p
+                for p in sample_processes({"a": sleeper.pid, "b": busy.pid, "c": 999_999_999})
+            }
             if found["a"].stopped and (found["b"].cpu or 0) > 0:
                 break
             assert time.monotonic() < deadline, found

@@ -18,9 +18,9 @@ from scalerl.errors import InputError
 from scalerl.runs import commands
 
 if TYPE_CHECKING:
+    from scalerl.processes import Process
     from scalerl.runs.compute import LedgerLine
     from scalerl.runs.lines import EventLine, Status, StepLine
-    from scalerl.runs.processes import Process
 
 #: Steps whose median time is what a step usually takes.
 USUAL = 20
@@ -177,9 +177,9 @@ class Findings:
 def examine(path: Path) -> Findings:
     """Look at everything; change nothing."""
     from scalerl.errors import InputError
+    from scalerl.processes import sample_processes
     from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
     from scalerl.runs.lock import is_locked
-    from scalerl.runs.processes import look
     from scalerl.runs.store import RunStore
 
     if not any((path / name).exists() for name in ("recipe.toml", "steps.jsonl", "evals.jsonl")):
@@ -189,7 +189,9 @@ def examine(path: Path) -> Findings:
     found.status = store.read_status()
     found.status_age = _age(path / Status.FILE)
     if found.status is not None:
-        found.processes = look({n: pid for n, pid in found.status.pids.items() if pid > 0})
+        found.processes = sample_processes(
+            {n: pid for n, pid in found.status.pids.items() if pid > 0}
+        )
     steps = store.tail(StepLine, USUAL + 1)
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)

@@ -60,7 +60,7 @@ class _Peaks(Listener):
         self._look()
 
     def _look(self) -> None:
-        from scalerl.runs.processes import peak_memory
+        from scalerl.processes import peak_memory
 
         children = {part.name: part.pid for part in multiprocessing.active_children()}
         for name, pid in ({"main": os.getpid()} | children).items():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.options import plain
 from scalerl.cli.view import PlainView
+from scalerl.files import to_json
 
 if TYPE_CHECKING:
     from scalerl.curves.live import Look
@@ -69,4 +68,4 @@ class JsonView(PlainView):
         self._write("failed", {"why": str(error)})
 
     def _write(self, kind: str, found: dict[str, Any]) -> None:
-        print(json.dumps(plain({"kind": kind, **found}), allow_nan=False), flush=True)
+        print(to_json({"kind": kind, **found}), flush=True)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scalerl.text import listed
+
 if TYPE_CHECKING:
     from scalerl.runs.record import Run
 
@@ -22,17 +24,13 @@ def print_notes(runs: Sequence[Run]) -> None:
         for note in dict.fromkeys(run.notes):
             names_by_note.setdefault(note, []).append(run.name)
     lines = [
-        note if len(names) == len(runs) else f"{_few(names)}: {note}"
+        note if len(names) == len(runs) else f"{listed(names, 2)}: {note}"
         for note, names in names_by_note.items()
     ]
     if len(lines) > MAX_NOTES:
         lines[MAX_NOTES:] = [f"{len(lines) - MAX_NOTES} more (--json has them)"]
     for line in lines:
         print(wrap(line, "  ", "note: "), file=sys.stderr)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def columns_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -69,7 +67,7 @@ def _by_value(title: str, of: dict[str, str]) -> list[str]:
         names.setdefault(value, []).append(run)
     if len(names) == 1:
         return [f"{title}: {next(iter(names))}"]
-    lines = [f"{title} of {_few(runs)}: {value}" for value, runs in names.items()]
+    lines = [f"{title} of {listed(runs, 2)}: {value}" for value, runs in names.items()]
     if len(lines) > MAX_NOTES:
         lines[MAX_NOTES:] = [f"{title}: {len(lines) - MAX_NOTES} more (--json has them)"]
     return lines

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from scalerl.files import to_json
 
 if TYPE_CHECKING:
     from scalerl.curves.result import Fit, R0Choice
@@ -239,16 +240,5 @@ def _resolved(value: Amount | None, run: Run) -> float | None:
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON: numbers that JSON has no word for (nan, inf) are null."""
-    print(json.dumps(plain(value), indent=2, allow_nan=False))
-
-
-def plain(value: Any) -> Any:
-    """The value with nan and inf replaced by None, at any depth."""
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value
+    """Print a value as strict JSON, indented."""
+    print(to_json(value, indent=2))

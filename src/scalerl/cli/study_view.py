@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from scalerl.cli.throughput import clock_text
 from scalerl.report.terminal import wrap
 from scalerl.report.words import compute as amount
-from scalerl.report.words import shorten
 from scalerl.study.knobs import Knob
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
 from scalerl.study.table import StudyRow, worst
+from scalerl.text import shorten
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState

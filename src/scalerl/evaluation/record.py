@@ -20,7 +20,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.evaluation.subjects import Subject
-from scalerl.pipeline.checkpoints import flush
+from scalerl.files import write_atomic
 from scalerl.recipe import Recipe
 from scalerl.recipe.changes import with_date_of
 from scalerl.recipe.diff import diff
@@ -127,10 +127,7 @@ class EvaluationRecord:
     def _replace(self, path: Path, content: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.write_text(content, encoding="utf-8")
-            flush(temporary)
-            temporary.replace(path)
+            write_atomic(path, content)
         except OSError as error:
             raise self._refused(error) from None
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.files import flush_to_disk
 from scalerl.pipeline import checkpoints
 from scalerl.recipe import Difference, Recipe
 from scalerl.recipe.changes import allowed_changes, shown, with_date_of
@@ -125,9 +126,9 @@ def _set_aside(path: Path, branch: str, pending: dict[str, Any]) -> None:
             elif (path / name).exists():
                 shutil.copy2(path / name, half / name)
         for file in [p for p in half.rglob("*") if p.is_file()]:
-            checkpoints.flush(file)
+            flush_to_disk(file)
         half.rename(folder)
-        checkpoints.flush(folder.parent)
+        flush_to_disk(folder.parent)
     there = checkpoints.folder_of(folder)
     there.mkdir(exist_ok=True)
     for each in checkpoints.found(path):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.files import read_limited
+from scalerl.files import flush_to_disk, read_limited
 
 MANIFEST = "manifest.json"
 #: Without it there is nothing to go on from.
@@ -52,12 +51,12 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
         manifest = temporary / MANIFEST
         manifest.write_text(json.dumps({"step": step, "healthy": healthy, "files": files}))
         for path in [*temporary.rglob("*"), temporary]:
-            flush(path)
+            flush_to_disk(path)
         old = folder / f"step_{step}.old.tmp"
         if target.exists():
             target.rename(old)
         temporary.rename(target)
-        flush(folder)
+        flush_to_disk(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise InputError(
@@ -138,12 +137,3 @@ def last_healthy(out: Path) -> Path | None:
 def _hash(path: Path) -> dict[str, str]:
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def flush(path: Path) -> None:
-    """Onto the disk: file contents before the rename that makes them count."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.processes import pid_alive
+from scalerl.text import first_line
 
 #: Versions of Ray that this was tested with: the first, and the first that it was not.
 RAY = ("2.60", "2.61")
@@ -129,18 +131,8 @@ def _sweep(whose: int | None) -> None:
     """Remove what clusters of this process left; or (None) of processes that are no more."""
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         owner = path.name.removeprefix(FOLDER).partition("-")[0]
-        if owner.isdigit() and (int(owner) == whose if whose else not _alive(int(owner))):
+        if owner.isdigit() and (int(owner) == whose if whose else not pid_alive(int(owner))):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _knock(address: str) -> None:
@@ -182,7 +174,7 @@ def import_ray() -> Any:
 
 
 def _unreachable(address: str, error: Exception) -> str:
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    why = first_line(error)
     if address == "local":
         return f"no Ray cluster could be started on this machine: {why}"
     if "version mismatch" in str(error).lower():

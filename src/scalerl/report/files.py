@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.files import write_atomic
 
 MAX_SLUG = 60
 
 
 def write_whole(path: str | Path, data: bytes) -> Path:
-    """Write to a temporary name beside `path` and rename: a reader never sees half a file."""
+    """Write a result file, its directory included; a reader never sees half a file."""
     target = Path(path)
-    temporary: str | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=target.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
+        # Not durable: a report that a power cut loses is written again by the same command.
+        return write_atomic(target, data, durable=False)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         reason = error.strerror or type(error).__name__
         raise InputError(
             f"cannot write {str(target)!r}: {reason}; choose a directory you can write to"
         ) from None
-    return target
 
 
 def slug(name: str) -> str:

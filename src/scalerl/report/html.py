@@ -13,6 +13,7 @@ from scalerl.curves.compare import Comparison, comparable, compare
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
+from scalerl.files import to_json_bytes
 from scalerl.report import page, panels, payload, tables, versus, words
 from scalerl.report.figures import plot_fit
 from scalerl.report.files import slugs, write_whole
@@ -95,7 +96,7 @@ def report_files(
     common = versus.common_target(ahead, comparison)
     numbers = payload.numbers(ahead, drawn, comparison, heading, command, records)
     numbers["compute_to_target"] = versus.common_dict(common)
-    content["report.json"] = payload.to_json(numbers, indent=1).encode("utf-8", "backslashreplace")
+    content["report.json"] = to_json_bytes(numbers, indent=1)
     truths = [None if one is None else one.ceiling for one in records]
     truth = truths[0] if len(set(truths)) == 1 else None
     kind = fits[0].run.x_kind

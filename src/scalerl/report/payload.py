@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from scalerl.curves.compare import Comparison
 from scalerl.curves.forecast import Forecast
+from scalerl.files import to_json
 from scalerl.report import words
 from scalerl.report.many_figures import fixed_ceiling
 from scalerl.report.run_record import RunRecord
@@ -130,28 +130,13 @@ def numbers(
     return out
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON in which an open end is null, since JSON has no infinity."""
-    return json.dumps(_open_ends(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _open_ends(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _open_ends(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_open_ends(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def embedded(value: Any) -> str:
     """JSON that may stand inside a <script> element, whatever names are in it.
 
     >>> embedded({"run": "</script><b>&"})
     '{"run": "\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e\\\\u0026"}'
     """
-    text = to_json(value)
+    text = to_json(value, ascii_only=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     # Half of a surrogate pair cannot be written as UTF-8.

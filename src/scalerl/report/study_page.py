@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.files import to_json_bytes
 from scalerl.recipe.diff import Difference
 from scalerl.report import page, panels, payload, study_beside, words
 from scalerl.report.html import KINDS, page_files, write_files
@@ -28,6 +29,7 @@ from scalerl.report.study_figures import (
     plot_variants,
 )
 from scalerl.report.theme import drawing, render
+from scalerl.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +120,7 @@ def _numbers(told: StudyTold, heading: str, a: float, lines: Sequence[Any]) -> b
         "efficiency": {"A": a, "variants": [{"variant": x.name, "B": x.B} for x in lines]},
         "records": [None if one is None else one.to_dict() for one in told.records],
     }
-    return payload.to_json(out, indent=1).encode("utf-8", "backslashreplace")
+    return to_json_bytes(out, indent=1)
 
 
 # -- the answer -----------------------------------------------------------------------------------
@@ -150,16 +152,10 @@ def _summary(told: StudyTold) -> str:
         names = [words.shorten(k["variant"], 30) for k in told.knobs if k["region"] == region]
         if names:
             verb = phrase if len(names) > 1 else phrase.replace("move", "moves", 1)
-            said.append(f"{_listed(names)} {verb}.")
+            said.append(f"{listed(names, last=' and ')} {verb}.")
     if not told.knobs:
         said.append("Nothing can be compared yet.")
     return " ".join(said)
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _warnings(told: StudyTold) -> list[str]:

@@ -12,7 +12,7 @@ from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.report import words
-from scalerl.report.words import shorten
+from scalerl.text import shorten
 
 WIDTH = 80
 #: Up to this many runs have their warnings spelled out below the table.

@@ -10,6 +10,7 @@ from scalerl.curves.compare import Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.planning import ComputeNeeded
 from scalerl.curves.result import NO_GAIN, Fit
+from scalerl.text import shorten as shorten
 
 KIND = {
     "gpu_hours": "GPU-hours",
@@ -84,21 +85,6 @@ def to(interval: Sequence[float]) -> str:
     """
     low, high = interval
     return f"{score(low)} to {score(high)}"
-
-
-def shorten(name: str, width: int) -> str:
-    """The name in at most `width` characters, cut in the middle; line breaks and other control
-    characters become visible dots.
-
-    >>> shorten("a-very-long-run-name", 11)
-    'a-ver…-name'
-    """
-    clean = "".join(ch if ch.isprintable() else "·" for ch in name)
-    if len(clean) <= width:
-        return clean
-    keep = max(width - 1, 0)
-    tail = keep // 2 if width > 4 else 0
-    return clean[: keep - tail] + "…" + (clean[len(clean) - tail :] if tail else "")
 
 
 def ceiling_range(fit: Fit) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.errors import InputError
-from scalerl.runs.names import listing
 from scalerl.runs.record import Array, ComputeKind, Run
+from scalerl.text import listed
 
 SUFFIXES = {
     "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21,
@@ -88,7 +88,7 @@ class Amount:
         if self.unit not in run.conversions:
             raise InputError(
                 f"{self.text}: the record of {run.name} does not count {self.unit}: give an "
-                f"amount in {listing([_axis(run), *run.conversions])}"
+                f"amount in {listed([_axis(run), *run.conversions])}"
             )
         compute, amount = run.conversions[self.unit]
         if self.value > amount[-1]:
@@ -112,7 +112,7 @@ class Amount:
             return value, how
         axis = _axis(run)
         others = [f"{self.value:g}{kind}" for kind in run.conversions if self.unit == ""]
-        hint = f", or name another unit: {listing(others, 3)}" if others else ""
+        hint = f", or name another unit: {listed(others, 3)}" if others else ""
         raise InputError(
             f"{flag} {self.text}: {value:.4g} {axis} is far outside of what {run.name} measured, "
             f"{first:.4g} to {end:.4g} {axis}: give an amount in {axis}, or 2x for twice the "

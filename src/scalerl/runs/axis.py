@@ -15,9 +15,10 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.expressions import Expression, looks_like_arithmetic, parse, quoted
-from scalerl.runs.names import find, listing, resolve
+from scalerl.runs.names import find, resolve
 from scalerl.runs.record import Array, ComputeKind
 from scalerl.runs.table import Table, is_missing, to_float, to_timestamp
+from scalerl.text import listed
 
 _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
 _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
@@ -185,7 +186,7 @@ def _clock(table: Table, usable: list[str], y: Array) -> str:
     clocks = [c for c in metrics.compute_columns(usable) if read_column(table, c)[1] == "hours"]
     rising = [c for c in clocks if _rises(read_column(table, c)[0])]
     if not rising:
-        why = f" ({listing(clocks, 3)} does not rise)" if clocks else ""
+        why = f" ({listed(clocks, 3)} does not rise)" if clocks else ""
         raise InputError(
             f"{table.name}: --gpus needs a clock, such as _runtime or _timestamp{why}: add "
             "--seconds-per-step, or write --x 'step*8*31.2/3600 as gpu_hours'"
@@ -217,13 +218,13 @@ def _found(table: Table, usable: list[str], y: Array, notes: list[str]) -> str:
     if name is not None:
         passed = [c for c in known[: known.index(name)] if c not in counting]
         if passed:
-            notes.append(f"{name} is the compute, not {listing(passed, 3)}: no running total")
+            notes.append(f"{name} is the compute, not {listed(passed, 3)}: no running total")
         return name
     rest = [c for c in usable if table.is_numeric(c)]
     if not rest:
-        raise InputError(f"{table.name}: no column of compute: it has {listing(table.columns)}")
-    why = f" ({listing(known, 3)} does not count up)" if known else ""
-    raise InputError(f"{table.name}: no known compute{why}, choose one with --x: {listing(rest)}")
+        raise InputError(f"{table.name}: no column of compute: it has {listed(table.columns)}")
+    why = f" ({listed(known, 3)} does not count up)" if known else ""
+    raise InputError(f"{table.name}: no known compute{why}, choose one with --x: {listed(rest)}")
 
 
 def _unreadable(table: Table, usable: list[str], chosen: str | None) -> list[str]:

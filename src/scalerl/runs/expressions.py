@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.runs.names import resolve, shorten
+from scalerl.runs.names import resolve
 from scalerl.runs.record import Array
 from scalerl.runs.table import Table, to_float
+from scalerl.text import shorten
 
 #: Characters in an expression. A longer one is no conversion of units.
 MAX_LENGTH = 500

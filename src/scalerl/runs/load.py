@@ -19,13 +19,14 @@ from scalerl.runs.expressions import quoted
 from scalerl.runs.importers.frames import is_frame, read_frame
 from scalerl.runs.importers.wandb_online import read_wandb_online
 from scalerl.runs.marks import read_marks
-from scalerl.runs.names import Found, listing, shorten, unique_names
+from scalerl.runs.names import Found, unique_names
 from scalerl.runs.record import Array, Run
 from scalerl.runs.scale import guess_scale, rescale
 from scalerl.runs.select import ColumnChoice, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
 from scalerl.runs.table import Table
+from scalerl.text import listed, shorten
 
 #: So many sources that could not be read are named; of the others only their number is told.
 MAX_TOLD = 3
@@ -84,7 +85,7 @@ def load_runs(
     if not found and problems:
         raise InputError(shorten(str(problems[0]), 600))
     if not found:
-        raise InputError(f"no run matches {run!r}: there is {listing(names)}")
+        raise InputError(f"no run matches {run!r}: there is {listed(names)}")
     left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_TOLD])
     if len(problems) > MAX_TOLD:
         left_out += (f"left out: {len(problems) - MAX_TOLD} more that could not be read",)
@@ -99,7 +100,7 @@ def load_run(*sources: Any, **options: Any) -> Run:
     """
     runs = load_runs(*sources, **options)
     if len(runs) != 1:
-        names = listing(run.name for run in runs)
+        names = listed(run.name for run in runs)
         raise InputError(f"{len(runs)} runs, choose one with --run: {names}")
     return runs[0]
 
@@ -228,7 +229,7 @@ def _finish(
 
 def _instead(curve: Curve) -> str:
     """The columns that could serve in place of a score that is refused."""
-    return f"; or choose --y {listing(curve.alternatives, 4)}" if curve.alternatives else ""
+    return f"; or choose --y {listed(curve.alternatives, 4)}" if curve.alternatives else ""
 
 
 def _decide(curves: list[Curve], others: list[Curve]) -> str:

@@ -13,8 +13,9 @@ from scalerl.runs import metrics
 from scalerl.runs.axis import why_unread
 from scalerl.runs.expressions import looks_like_arithmetic, parse
 from scalerl.runs.lower_is_better import Direction, direction
-from scalerl.runs.names import find, listing, resolve
+from scalerl.runs.names import find, resolve
 from scalerl.runs.table import Table
+from scalerl.text import listed
 
 
 def with_expression(table: Table, numeric: list[str], asked: str | None) -> tuple[Table, list[str]]:
@@ -59,12 +60,12 @@ def choose_score(
     if best is not None:
         others = [name for name in found if name != best]
         if others:
-            notes.append(f"{best} is read as the score, not {listing(others, 4)}")
+            notes.append(f"{best} is read as the score, not {listed(others, 4)}")
         return best, notes, "score"
     if found:
         each = f"; --y '{_pattern(found)}' reads each as a run" if _pattern(found) else ""
         raise InputError(
-            f"{table.name}: several scores, choose one with --y: {listing(found)}{each}"
+            f"{table.name}: several scores, choose one with --y: {listed(found)}{each}"
         )
     return _only_column(table, numeric), notes, "score"
 
@@ -81,12 +82,12 @@ def _only_column(table: Table, numeric: list[str]) -> str:
     if not rest:
         unread = [why for c in table.columns if (why := _unread_score(table, c))]
         why = f" ({unread[0]})" if unread else ""
-        raise InputError(f"{table.name}: no column of scores{why}: it has {listing(table.columns)}")
+        raise InputError(f"{table.name}: no column of scores{why}: it has {listed(table.columns)}")
     if scores:
         alike = computes and len(scores) == len(rest) > 1
         each = "; --y '*' reads each column as a run" if alike else ""
         raise InputError(
-            f"{table.name}: no known score, choose one with --y: {listing(scores)}{each}"
+            f"{table.name}: no known score, choose one with --y: {listed(scores)}{each}"
         )
     errors = [c for c in rest if direction(c) == "error"]
     if errors:
@@ -99,7 +100,7 @@ def _refuse_loss(table: Table, numeric: list[str], name: str, way: Direction) ->
     if way != "loss":
         return way
     others = could_serve(table, numeric, name)
-    what = f"choose a score with --y: {listing(others)}" if others else "log an accuracy beside it"
+    what = f"choose a score with --y: {listed(others)}" if others else "log an accuracy beside it"
     raise InputError(f"{table.name}: {name} is a loss, which falls as a model gets better: {what}")
 
 

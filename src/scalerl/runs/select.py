@@ -9,11 +9,12 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.axis import ANY, AxisChoice, carry_forward, choose_axis, other_axes
-from scalerl.runs.names import listing, resolve, suggest
+from scalerl.runs.names import resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
 from scalerl.runs.score import choose_score, could_serve, with_expression
 from scalerl.runs.signs import read_signs
 from scalerl.runs.table import Table, is_missing, to_text
+from scalerl.text import listed
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _group(table: Table, group_by: str | None) -> str | None:
         values = {to_text(v) for v in table.columns[group_by] if not is_missing(v)}
         if len(values) > 1:
             raise InputError(
-                f"{table.name}: {group_by} changes within the run ({listing(sorted(values))}): "
+                f"{table.name}: {group_by} changes within the run ({listed(sorted(values))}): "
                 "group by a column that does not"
             )
         return values.pop() if values else None

@@ -6,7 +6,6 @@ resumed run goes on after it. Files that are not lines are replaced whole.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -17,7 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from scalerl.errors import InputError
-from scalerl.files import MAX_DOCUMENT, lines_backwards, lines_of, open_regular, read_limited
+from scalerl.files import (
+    MAX_DOCUMENT,
+    lines_backwards,
+    lines_of,
+    open_regular,
+    read_limited,
+    to_json,
+    write_atomic,
+)
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.follow import Follower, parsed
 from scalerl.runs.lines import EvalLine, Line, Status, StepLine
@@ -61,11 +68,11 @@ class RunStore:
     def write_used(self, recipe: dict[str, Any], pending: dict[str, Any] | None = None) -> None:
         """`recipe.json`: the recipe as the run uses it, which nobody edits; and what is still to be
         done before the directory agrees with it (`scalerl.pipeline.branches`)."""
-        self._replace(USED, _json({"recipe": recipe, "pending": pending}))
+        self._replace(USED, to_json({"recipe": recipe, "pending": pending}))
 
     def append(self, line: Line) -> None:
         """One line, in the file of its type; it is on the disk when this returns."""
-        text = _json(line.to_dict()) + "\n"
+        text = to_json(line.to_dict()) + "\n"
         with self._writing(), (self.path / line.FILE).open("ab+") as file:
             if file.tell() and not _ends_whole(file):
                 text = "\n" + text  # a kill or a full disk cut the line before short
@@ -77,23 +84,25 @@ class RunStore:
         """One line at the place of its step, instead of the one that was there."""
         kept = [each for each in self.read(type(line)) if each.step != line.step]
         lines = sorted([*kept, line], key=lambda each: each.step)
-        self._replace(line.FILE, "".join(_json(each.to_dict()) + "\n" for each in lines))
+        self._replace(line.FILE, "".join(to_json(each.to_dict()) + "\n" for each in lines))
 
     def status(self, status: Status) -> None:
         """What the run is doing just now, in place of what it did before."""
         # Not forced onto the disk: it is written every second, and a machine that went down with
         # its power does nothing just now.
-        self._replace(status.FILE, _json(replace(status, time=time.time()).to_dict()), sure=False)
+        self._replace(
+            status.FILE, to_json(replace(status, time=time.time()).to_dict()), durable=False
+        )
 
     def save_answers(self, answers: EvalAnswers) -> None:
         """`evals/step_N.json` of a validation."""
         with self._writing():
             (self.path / EvalAnswers.FOLDER).mkdir(exist_ok=True)
-        self._replace(_answers(answers.step), _json(answers.to_dict(), compact=True))
+        self._replace(_answers(answers.step), to_json(answers.to_dict(), compact=True))
 
     def ask_for(self, generators: int) -> None:
         """Ask the run that is written here for so many generators; it looks about every second."""
-        self._replace(SCALE, _json({"generators": generators}))
+        self._replace(SCALE, to_json({"generators": generators}))
 
     def take_asked(self) -> int | None:
         """Generators that somebody has asked for since it was last looked."""
@@ -123,16 +132,9 @@ class RunStore:
                     with self._writing():
                         (self.path / _answers(at)).unlink(missing_ok=True)
 
-    def _replace(self, name: str, content: str | bytes, *, sure: bool = True) -> None:
-        """A whole new file in the place of the old one; `sure`: on the disk before it counts."""
-        temporary = self.path / f"{name}.tmp"
+    def _replace(self, name: str, content: str | bytes, *, durable: bool = True) -> None:
         with self._writing():
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                if sure:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(self.path / name)
+            write_atomic(self.path / name, content, durable=durable)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -226,19 +228,3 @@ def _ends_whole(file: BinaryIO) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: {error.strerror or error}: put the run's own file in its place")
-
-
-def _json(value: Any, *, compact: bool = False) -> str:
-    separators = (",", ":") if compact else None
-    return json.dumps(_finite(value), allow_nan=False, separators=separators)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: null."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value

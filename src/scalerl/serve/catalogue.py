@@ -27,14 +27,15 @@ import numpy as np
 from scalerl.curves.fit import fit
 from scalerl.curves.forecast import forecast
 from scalerl.errors import InputError
+from scalerl.files import to_json_bytes
 from scalerl.report.markup import ceiling
-from scalerl.report.payload import to_json
-from scalerl.report.words import KIND, shorten
+from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots
 from scalerl.serve.memory import give_back_memory
 from scalerl.serve.reading import Reading, Searched, Watchdog, key_of, read, search
 from scalerl.serve.sources import OwnRun, Source, source_of
+from scalerl.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -356,7 +357,7 @@ class Catalogue:
 
 
 def as_sent(found: Any) -> bytes:
-    return to_json(found).encode("utf-8", "backslashreplace")
+    return to_json_bytes(found)
 
 
 def same(a: Run | None, b: Run | None) -> bool:

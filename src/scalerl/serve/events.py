@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from scalerl.report.payload import to_json
+from scalerl.files import to_json_bytes
 
 #: Seconds of silence after which a line is sent that says nothing, so that a lost connection is
 #: noticed on both sides.
@@ -78,7 +78,7 @@ class Hub:
                 mine.some.clear()
                 news, mine.news = list(mine.news.values()), {}
                 for each in news:
-                    text = to_json(each).encode("utf-8", "backslashreplace")
+                    text = to_json_bytes(each)
                     yield b"event: " + each["kind"].encode() + b"\ndata: " + text + b"\n\n"
         finally:
             self._listeners.discard(mine)

@@ -11,10 +11,10 @@ from typing import Any
 from scalerl.curves.compare import comparable, compare
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
+from scalerl.files import to_json_bytes
 from scalerl.report.figures import plot_fit
 from scalerl.report.html import report_files
 from scalerl.report.many_figures import plot_runs, sentence
-from scalerl.report.payload import to_json
 from scalerl.report.run_record import RunRecord
 from scalerl.report.series import many
 from scalerl.report.theme import drawing, named, render
@@ -79,7 +79,7 @@ def data_json(runs: Sequence[Run], q: Question) -> bytes:
     found: dict[str, Any] = each[0]
     if len(runs) > 1:
         found = {"runs": each, "pairs": together(runs, q)["pairs"]}
-    return to_json(found, indent=1).encode("utf-8", "backslashreplace")
+    return to_json_bytes(found, indent=1)
 
 
 def _alike(runs: Sequence[Run], q: Question) -> list[Fit]:

@@ -16,10 +16,11 @@ from scalerl.curves.fit import fit
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
+from scalerl.files import to_json_bytes
 from scalerl.report import words
 from scalerl.report.answers import Planned, fit_answers, forecast_answers
 from scalerl.report.page import facts
-from scalerl.report.payload import amount, scores, to_json
+from scalerl.report.payload import amount, scores
 from scalerl.report.series import lean, reach, thin
 from scalerl.runs.record import Run
 
@@ -310,7 +311,7 @@ class Kept:
             return found
 
     def put(self, key: bytes, found: Mapping[str, Any]) -> bytes:
-        text = to_json(found).encode("utf-8", "backslashreplace")
+        text = to_json_bytes(found)
         with self._lock:
             if key not in self._kept:
                 self._bytes += len(text)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from scalerl.serve import exports
 from scalerl.serve.catalogue import as_sent
+from scalerl.text import one_line
 
 #: Bytes of a request's body.
 MAX_BODY = 64_000
@@ -65,7 +66,7 @@ def download(data: bytes, kind: str, name: str) -> Response:
 
 
 def said(status: int, why: str) -> Response:
-    line = " ".join(why.split())[:600]
+    line = one_line(why, 600)
     return Response(
         as_sent({"error": line}),
         status_code=status,

@@ -10,7 +10,6 @@ for row in study.table():
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.curves.compare import Pair
 from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.errors import InputError
+from scalerl.files import write_atomic
 from scalerl.machine import cores
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.changes import shown
@@ -448,9 +448,4 @@ def _replace(path: Path, text: str) -> None:
     """A whole new file in the place of the old one."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomic(path, text)

@@ -21,7 +21,8 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.registry import Registry
 from scalerl.tasks.data import Downstream, RowsTask
-from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Rules, named, one_line
+from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Rules, named
+from scalerl.text import one_line
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward function")
 

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias
 
 from scalerl.errors import InputError
 from scalerl.tasks.split import digest, rank
+from scalerl.text import one_line
 
 #: One message of a chat: {"role": "user", "content": "…"}.
 Message: TypeAlias = dict[str, str]
@@ -245,11 +246,6 @@ def make_prompt(
     """
     key = digest(question if content is None else content)
     return Prompt(f"{task}/{key}", question, answer, task, columns or {})
-
-
-def one_line(text: str) -> str:
-    """As a record may hold it: in one line, and not too long."""
-    return " ".join(text.split())[:300]
 
 
 def named(error: BaseException) -> str:

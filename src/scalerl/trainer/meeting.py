@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from scalerl.text import first_line
 from scalerl.trainer.interface import NonFiniteGradient, RankLost, Ranks, TrainerSpec
 
 #: How torch says that another rank is gone or late.
@@ -66,4 +67,4 @@ def others_there() -> Iterator[None]:
         text = str(error)
         if not any(words in text.lower() for words in LOST):
             raise
-        raise RankLost(text.splitlines()[0]) from None
+        raise RankLost(first_line(error)) from None

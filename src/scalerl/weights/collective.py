@@ -36,6 +36,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from scalerl.errors import PipelineError
+from scalerl.text import first_line
 from scalerl.weights.interface import Layout, Loads
 
 #: Seconds until one who does not answer is out, and until a broadcast is given up.
@@ -140,7 +141,7 @@ class BroadcastEnd:
                 torch.cuda.synchronize(flat.device)
         except RuntimeError as error:  # as torch says that another is gone or late
             self._group = (-1, None)  # and with its connections the others hear of it
-            return str(error).splitlines()[0]
+            return first_line(error)
         return "done"
 
     def waits(self, seconds: float, until: Callable[[], bool]) -> bool:

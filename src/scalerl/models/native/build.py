@@ -25,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from scalerl.files import write_atomic
+
 SOURCES = Path(__file__).parent
 FLAGS = (
     "-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno",
@@ -152,18 +154,9 @@ def _kept(made: Path, name: str, cache: Path) -> Path | None:
     data = made.read_bytes()
     path = cache / f"{name}-{_checksum(data)}.so"
     try:
-        with tempfile.NamedTemporaryFile(dir=cache, prefix=".new-", delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).rename(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        return write_atomic(path, data, mode=0o600)
     except OSError:  # full, or not writable
         return None
-    return path
 
 
 def _compile(compiler: str, made: Path) -> bool:

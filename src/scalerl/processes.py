@@ -1,4 +1,4 @@
-"""What processes are doing, as the system tells it (on Linux; elsewhere only whether they live)."""
+"""State and CPU use of processes by pid, from /proc; without /proc, only whether they exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: /proc/<pid>/stat's letters.
+#: Letters of the state field of /proc/<pid>/stat (proc(5)), in plain words.
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -23,12 +23,13 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a run."""
+    """One process of a run, at the time it was sampled."""
 
     name: str
     pid: int
+    #: A value of STATES, or "alive" or "gone" where the system says no more.
     state: str
-    #: Share of one core over the sample; None if nobody can say.
+    #: Share of one core over the sample, 0 to 1 for one thread; None where it is unknown.
     cpu: float | None = None
 
     @property
@@ -40,26 +41,28 @@ class Process:
         return self.state.startswith("stopped")
 
 
-def look(pids: Mapping[str, int], sample: float = 0.3) -> list[Process]:
-    """The state of each, and its use of the processor over a short time."""
+def sample_processes(pids: Mapping[str, int], seconds: float = 0.3) -> list[Process]:
+    """The state of each process, and the CPU it used over `seconds`."""
     before = {name: _stat(pid) for name, pid in pids.items()}
     start = time.monotonic()
     if any(found is not None for found in before.values()):
-        time.sleep(sample)
-    seconds = time.monotonic() - start
+        time.sleep(seconds)
+    elapsed = time.monotonic() - start
     out = []
     for name, pid in pids.items():
         then, now = before[name], _stat(pid)
         if now is None:
-            out.append(Process(name, pid, "alive" if _lives(pid) else "gone"))
+            # With /proc, no entry means that the process is gone, or its pid is another program's.
+            exists = not Path("/proc/self/stat").exists() and pid_alive(pid)
+            out.append(Process(name, pid, "alive" if exists else "gone"))
         else:
-            used = None if then is None else max(now[1] - then[1], 0.0) / max(seconds, 1e-9)
+            used = None if then is None else max(now[1] - then[1], 0.0) / max(elapsed, 1e-9)
             out.append(Process(name, pid, now[0], used))
     return out
 
 
 def peak_memory(pid: int) -> int | None:
-    """Largest resident size so far, in bytes; None where the system does not say."""
+    """Peak resident memory of a process so far, in bytes; None without /proc."""
     try:
         text = (Path("/proc") / str(pid) / "status").read_text()
     except OSError:
@@ -69,26 +72,27 @@ def peak_memory(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> tuple[str, float] | None:
-    """(state, seconds of processor time) of a Python process."""
+    """(state, CPU seconds used) of a Python process; None where the pid is gone or not ours."""
     folder = Path("/proc") / str(pid)
     try:
         text = (folder / "stat").read_text()
         command = (folder / "cmdline").read_bytes()
     except OSError:
         return None
+    # The program's name, in parentheses before the fields, may itself hold spaces and parentheses.
     fields = text.rpartition(")")[2].split()
     state = STATES.get(fields[0], fields[0])
     if command and b"python" not in command and b"scalerl" not in command:
-        return None  # the number belongs to somebody else by now
+        return None  # the pid was reused by another program
     return state, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _lives(pid: int) -> bool:
-    """Where there is no /proc."""
-    if Path("/proc/self/stat").exists():
-        return False
+def pid_alive(pid: int) -> bool:
+    """Whether a process with this pid exists, any user's, zombies included."""
     try:
-        os.kill(pid, 0)
-    except OSError:
+        os.kill(pid, 0)  # signal 0 only checks
+    except ProcessLookupError:
         return False
+    except PermissionError:  # it exists and belongs to another user
+        return True
     return True
