@@ -59,7 +59,7 @@ from race_studies import (
     StudyFuture,
 )
 from record import RESULTS, save
-from scalerl.curves.arms import Arm, akin
+from scalerl.curves.arms import Arm, with_family_prior
 from scalerl.curves.laws import sigmoid
 from scalerl.study.race import race
 from scalerl.study.race_adapter import CHUNKS, FIRST_VALIDATIONS
@@ -165,7 +165,7 @@ def judged(study: Simulated, given: Given, left: set[str]) -> dict[str, Any]:
         for name in study.variants
         if (fits := tuple(r.fit for r in members if r.variant == name and r.fit is not None))
     ]
-    ceilings = {arm.name: float(np.median(arm.ceiling)) for arm in akin(arms)}
+    ceilings = {arm.name: float(np.median(arm.ceiling)) for arm in with_family_prior(arms)}
     best = max(study.truth, key=lambda name: study.truth[name])
     verdict, winner = verdicts.get(best, ("undecided", None))
     return {

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
 from simulate import PAPER, curve, random_law
 
 from scalerl import compare, fit
-from scalerl.curves.arms import Arm, akin
-from scalerl.curves.verdict import Verdict, decide
+from scalerl.curves.arms import Arm, with_family_prior
+from scalerl.curves.decision import Verdict, decide
 
 RUNS = 300
 PAIRS = 200
@@ -134,7 +134,7 @@ def _unequal(seed: int, windows: tuple[float, float], ceilings: tuple[float, flo
     for name, window, a in zip(("long", "short"), windows, ceilings, strict=True):
         law = dataclasses.replace(PAPER, A=a)
         arms.append(Arm(name, (fit(*curve(law, window * PAPER.C_mid, rng), name=name),)))
-    first, second = sorted(akin(arms), key=lambda arm: -float(np.median(arm.ceiling)))
+    first, second = sorted(with_family_prior(arms), key=lambda arm: -float(np.median(arm.ceiling)))
     return decide(first, second, seed_sd=0.0)
 
 

@@ -28,10 +28,10 @@ import numpy as np
 
 from record import save
 from scalerl import InputError, Run, fit
-from scalerl.curves.arms import MARGIN, Arm, akin
+from scalerl.curves.arms import MARGIN, Arm, with_family_prior
+from scalerl.curves.decision import final_verdict
 from scalerl.curves.noise import mean_variance, score_variance
 from scalerl.curves.result import Fit
-from scalerl.curves.standing import settle
 from scalerl.report.progress import progress
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
@@ -126,9 +126,9 @@ class Fits:
 
 
 def look(a: Fit, b: Fit) -> Look:
-    arms = akin(Arm(f.name, (f,)) for f in (a, b))
+    arms = with_family_prior(Arm(f.name, (f,)) for f in (a, b))
     arms.sort(key=lambda g: -float(np.median(g.ceiling)))
-    found = settle(arms[0], arms[1], 0.0)
+    found = final_verdict(arms[0], arms[1], 0.0)
     alarm = a.alarm is not None or b.alarm is not None
     delta = found.delta if arms[0].fits[0] is a else -found.delta
     low, middle, high = np.quantile(delta, [0.16, 0.5, 0.84])

@@ -20,7 +20,7 @@ _HOME = {
     "BacktestScore": "scalerl.curves.backtest",
     "Comparison": "scalerl.curves.compare",
     "ComputeNeeded": "scalerl.curves.planning",
-    "Crossing": "scalerl.curves.verdict",
+    "Crossing": "scalerl.curves.decision",
     "Evaluation": "scalerl.evaluation.scores",
     "Fit": "scalerl.curves.result",
     "Forecast": "scalerl.curves.forecast",
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from scalerl.curves.compare import Comparison as Comparison
     from scalerl.curves.compare import Pair as Pair
     from scalerl.curves.compare import compare as compare
+    from scalerl.curves.decision import Crossing as Crossing
     from scalerl.curves.fit import fit as fit
     from scalerl.curves.fit import fit_all as fit_all
     from scalerl.curves.forecast import Forecast as Forecast
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from scalerl.curves.planning import ComputeNeeded as ComputeNeeded
     from scalerl.curves.prediction import Prediction as Prediction
     from scalerl.curves.result import Fit as Fit
-    from scalerl.curves.verdict import Crossing as Crossing
     from scalerl.errors import InputError as InputError
     from scalerl.evaluation.evaluate import evaluate as evaluate
     from scalerl.evaluation.scores import Evaluation as Evaluation

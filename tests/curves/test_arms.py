@@ -7,8 +7,8 @@ import pytest
 from simulate import PAPER, curve
 
 from scalerl import compare, fit
-from scalerl.curves.arms import SEED_SD, Arm, akin, pooled, seed_spread
-from scalerl.curves.kin import Kin
+from scalerl.curves.arms import SEED_SD, Arm, pooled, seed_spread, with_family_prior
+from scalerl.curves.shared_prior import FamilyPrior
 
 
 def runs(recipe, seeds, multiple, spread=0.0, noise=0.01, **law):
@@ -74,7 +74,7 @@ def test_kin_narrow_differences_and_still_hold_them():
     held, narrower = [], []
     for start in range(4):
         alone = [Arm(n, runs(n, 1, 8)[0]) for n in (f"{start}-{i}" for i in range(8))]
-        among = akin(alone)
+        among = with_family_prior(alone)
         for i in range(0, 8, 2):
             before = alone[i].ceiling - alone[i + 1].ceiling
             after = among[i].ceiling - among[i + 1].ceiling
@@ -87,8 +87,8 @@ def test_kin_narrow_differences_and_still_hold_them():
 
 def test_a_run_alone_learns_nothing_from_itself():
     (f,), _ = runs("mine", 1, 4)
-    assert Kin([f]).habit(f) is None
-    assert akin([Arm("mine", (f,))])[0].law is f
+    assert FamilyPrior([f]).for_run(f) is None
+    assert with_family_prior([Arm("mine", (f,))])[0].fit is f
 
 
 def test_a_run_without_a_gain_is_not_talked_into_one():
@@ -96,7 +96,9 @@ def test_a_run_without_a_gain_is_not_talked_into_one():
     c = np.linspace(1000, 30000, 24)
     flat = fit(c, 0.3 + 0.01 * rng.standard_normal(24), name="flat")
     others = [Arm(n, runs(n, 1, 6)[0]) for n in "abcdef"]
-    law = next(a.law for a in akin([*others, Arm("flat", (flat,))]) if a.name == "flat")
+    law = next(
+        a.fit for a in with_family_prior([*others, Arm("flat", (flat,))]) if a.name == "flat"
+    )
     assert flat.no_gain > 0.5 and law.no_gain > 0.5 and not law.identified
 
 

@@ -10,8 +10,8 @@ import pytest
 from simulate import PAPER, curve, random_law
 
 from scalerl import compare, fit
-from scalerl.curves.arms import SURE, Arm
-from scalerl.curves.verdict import decide
+from scalerl.curves.arms import WINNER_PROBABILITY, Arm
+from scalerl.curves.decision import decide
 
 PAIRS = 100
 
@@ -121,7 +121,7 @@ def unequal(windows, ceilings, pairs):
 @pytest.mark.parametrize("ceiling", [0.97, 0.99])
 def test_equal_ceilings_near_1_are_not_told_apart_by_the_end_of_the_scale(windows, ceiling):
     found = unequal(windows, (ceiling, ceiling), pairs=40)
-    assert np.mean([v.winner is not None for v in found]) <= 1 - SURE
+    assert np.mean([v.winner is not None for v in found]) <= 1 - WINNER_PROBABILITY
 
 
 @pytest.mark.parametrize(

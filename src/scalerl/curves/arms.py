@@ -1,15 +1,16 @@
 """Arms of a comparison: each the runs of one recipe, or a single run.
 
-Runs of a recipe differ by their seed alone. They are fitted as one curve through all their points
-(`Arm.law`): three seeds show the recipe's curve three times over, and what is believed beforehand
-counts once. (A mean of three fits counts it three times: three short runs that each leave the
-ceiling between .6 and 1 would be sure that their mean is near .8.) What seeds do to the ceiling,
-which more points of the same seeds do not tell, is added where recipes are compared
+The runs of a recipe differ only in their seed. They are fitted as one curve through all their
+points (`Arm.pooled_fit`): three seeds show the recipe's curve three times, and the prior counts
+once. (A mean of three fits would count it three times: three short runs that each leave the ceiling
+between .6 and 1 would be sure that their mean is near .8.) The effect of seeds on the ceiling,
+which more points of the same seeds cannot show, is added where recipes are compared
 (`seed_spread`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,29 +19,31 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.fit import fit
-from scalerl.curves.kin import Habit, Kin
 from scalerl.curves.paths import law_error
 from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 from scalerl.runs.record import Run
 
 Array = npt.NDArray[np.float64]
 
 #: The paper's margin on A. Draws in which both ceilings lie this near to 1 are ties.
 MARGIN = 0.02
-#: A side is taken above this probability.
-SURE = 0.97
-#: A ceiling that is not identified may be a perfect one when it lies this near to 1 with more than
-#: 1 - SURE: its interval, which may not be that narrow, was cut off there.
-OPEN_TOP = IDENTIFIED_WIDTH / 2.0
-#: Seeds alone move the ceiling by about this much (sd), and the observations that it counts for
-#: when replicates say otherwise.
+#: A winner is named above this probability: verdicts are wrong in at most 3 % of comparisons.
+WINNER_PROBABILITY = 0.97
+#: An unidentified ceiling may be a perfect score when more than 1 - WINNER_PROBABILITY of its draws
+#: are this near to 1: half the width of an identified interval, since draws are clipped at 1.
+NEAR_PERFECT = IDENTIFIED_WIDTH / 2.0
+#: sd of the ceiling between seeds of one recipe, before replicates are seen. Three runs
+#: of the paper differed by up to 0.015.
 SEED_SD = 0.01
-SEED_NU = 6.0
-#: Spreads that are weighed.
+#: Pseudo-observations behind SEED_SD.
+SEED_PSEUDO_COUNT = 6.0
+#: Candidate values of the sd between seeds; their posterior is computed on this grid.
 SPREADS = np.geomspace(0.002, 0.1, 60)
-#: Curves are compared with every THIN-th draw, at this many knots behind.
+#: Curves are compared with every THIN-th draw, to save time and memory.
 THIN = 4
-KNOTS_BEHIND = 32
+#: Compute values inside the window, evenly spaced in ln C, at which the climb is known.
+CLIMB_KNOTS = 32
 
 
 class Arm:
@@ -51,87 +54,95 @@ class Arm:
     ['paper-moe', 'paper-8b']
     """
 
-    def __init__(self, name: str, fits: tuple[Fit, ...], habit: Habit | None = None) -> None:
+    def __init__(self, name: str, fits: tuple[Fit, ...], prior: RunPrior | None = None) -> None:
         self.name = name
         self.fits = fits
-        self.habit = habit
+        self.prior = prior
         self._levels: dict[bytes, Array] = {}
 
     @cached_property
-    def alone(self) -> Fit:
-        """The law through the points of all its runs."""
+    def pooled_fit(self) -> Fit:
+        """One curve through the points of all its runs, without the prior of the other arms."""
         first = self.fits[0]
         if len(self.fits) == 1:
             return first
         return fit(pooled(self.name, self.fits), law=first.law, r0=first.r0, level=first.level)
 
     @cached_property
+    def fit(self) -> Fit:
+        """`pooled_fit` under the prior shared with the other arms; it is what is compared."""
+        return self.pooled_fit if self.prior is None else self.prior.reweight(self.pooled_fit)
+
+    @property
     def law(self) -> Fit:
-        """The same with what the other arms know of runs of this kind."""
-        return self.alone if self.habit is None else self.habit.of(self.alone)
+        """The old name of `fit`, kept for one release."""
+        warnings.warn("Arm.law is now Arm.fit", DeprecationWarning, stacklevel=2)
+        return self.fit
 
     @property
     def end(self) -> float:
+        """Compute at the end of its longest run."""
         return max(f.end for f in self.fits)
 
     @property
     def seeds(self) -> float:
-        """How many seeds it stands for: one that is half as long counts half."""
+        """Effective number of seeds: a run half as long as the longest counts half."""
         return sum(f.end for f in self.fits) / self.end
 
     @cached_property
     def ceiling(self) -> Array:
         """Ceiling of the arm, per draw."""
-        return self.law.belief.parameter("A")
+        return self.fit.belief.parameter("A")
 
     def to_dict(self) -> dict[str, Any]:
-        """The ceiling that the arm is ranked and compared by (that of `law`)."""
+        """The ceiling that the arm is ranked and compared by (that of `fit`)."""
         return {
             "name": self.name,
-            "A": self.law.params["A"],
-            "interval": list(self.law.interval("A")),
-            "identified": self.law.identified and not self.declines,
+            "A": self.fit.params["A"],
+            "interval": list(self.fit.interval("A")),
+            "identified": self.fit.identified and not self.declines,
         }
 
     @property
     def declines(self) -> bool:
+        """Whether the decline alarm of any of its runs is on."""
         return any(f.alarm is not None for f in self.fits)
 
     @property
-    def open_at_the_top(self) -> bool:
-        """Whether the points leave the ceiling open up to 1, so that 1 itself is what bounds it."""
-        open_top = float((self.ceiling > 1.0 - OPEN_TOP).mean()) > 1.0 - SURE
-        return not self.law.identified and open_top
+    def may_be_perfect(self) -> bool:
+        """Whether the ceiling may be 1: its upper end is then set by the scale, not by the data."""
+        near_one = float((self.ceiling > 1.0 - NEAR_PERFECT).mean())
+        return not self.fit.identified and near_one > 1.0 - WINNER_PROBABILITY
 
     def levels(self, compute: Array) -> Array:
-        """Pass rate, per draw: (draws / THIN, len(compute)).
-
-        Kept, since a leader is compared with many at the same compute."""
+        """Pass rate, per draw: (draws / THIN, len(compute))."""
+        # Cached: a leader is compared with many arms at the same compute.
         key = compute.tobytes()
         if key not in self._levels:
-            self._levels[key] = self.law.belief.thinned(THIN).levels(compute)
+            self._levels[key] = self.fit.belief.thinned(THIN).levels(compute)
         return self._levels[key]
 
     @cached_property
-    def behind(self) -> tuple[Array, Array]:
-        """ln C inside the window, and the climb there (running maximum, per draw)."""
-        positive = self.law.points.compute[self.law.points.compute > 0]
-        knots = np.geomspace(positive[0], self.law.end, KNOTS_BEHIND)
-        levels = self.law.belief.thinned(THIN).levels(knots)
+    def climb(self) -> tuple[Array, Array]:
+        """ln C inside the window, and the running maximum of the pass rate there, per draw."""
+        positive = self.fit.points.compute[self.fit.points.compute > 0]
+        knots = np.geomspace(positive[0], self.fit.end, CLIMB_KNOTS)
+        levels = self.fit.belief.thinned(THIN).levels(knots)
         return np.log(knots), np.maximum.accumulate(levels, axis=1)
 
     @property
     def top(self) -> float:
-        """The score reached by now."""
-        return float(np.median(self.behind[1][:, -1]))
+        """Median of the highest pass rate reached so far."""
+        return float(np.median(self.climb[1][:, -1]))
 
     @property
     def start(self) -> float:
+        """Mean of the first two scores of its runs."""
         return float(np.mean([f.points.score[:2].mean() for f in self.fits]))
 
     def log_compute_to(self, score: float) -> Array:
         """ln C at which each draw first passes a score inside the window."""
-        position, levels = self.behind
+        position, levels = self.climb
         i = np.clip((levels < score).sum(axis=1), 1, len(position) - 1)
         rows = np.arange(len(levels))
         before, after = levels[rows, i - 1], levels[rows, i]
@@ -156,30 +167,30 @@ def pooled(name: str, fits: Sequence[Fit]) -> Run:
     )
 
 
-def akin(arms: Iterable[Arm]) -> list[Arm]:
-    """The arms with what they tell about each other."""
+def with_family_prior(arms: Iterable[Arm]) -> list[Arm]:
+    """The arms, each with the prior that it shares with the others."""
     given = list(arms)
-    kin = Kin([arm.alone for arm in given])
-    return [among(arm, kin.habit(arm.alone)) for arm in given]
+    family = FamilyPrior([arm.pooled_fit for arm in given])
+    return [with_prior(arm, family.for_run(arm.pooled_fit)) for arm in given]
 
 
-def among(arm: Arm, habit: Habit | None) -> Arm:
-    """The arm with what others tell it; its runs are not fitted again."""
-    made = Arm(arm.name, arm.fits, habit)
-    made.alone = arm.alone
+def with_prior(arm: Arm, prior: RunPrior | None) -> Arm:
+    """The same arm under another prior; posteriors are reweighted, not refitted."""
+    made = Arm(arm.name, arm.fits, prior)
+    made.pooled_fit = arm.pooled_fit
     return made
 
 
 def seed_spread(arms: Iterable[Arm]) -> float:
-    """Spread of the ceiling between runs of one recipe: about SEED_SD, as replicates correct it.
+    """sd of the ceiling between runs of one recipe: about SEED_SD, corrected by replicates.
 
-    The medians of n runs scatter by the spread *and* by what each fit does not know of its ceiling,
-    so s is weighed by m_i ~ N(mean, s^2 + v_i), the mean unknown:
+    The medians of n runs scatter by this sd *and* by the uncertainty of each fit, so its posterior
+    is computed under m_i ~ N(mean, s^2 + v_i), with the mean unknown:
 
-        medians .640 .652 .661, each known to .010      they say nothing of a spread above 0
+        medians .640 .652 .661, each known to .010      no evidence of a spread above 0
         medians .640 .690 .610, each known to .010      s about .04
     """
-    weight = -SEED_NU * (np.log(SPREADS) + 0.5 * (SEED_SD / SPREADS) ** 2)
+    weight = -SEED_PSEUDO_COUNT * (np.log(SPREADS) + 0.5 * (SEED_SD / SPREADS) ** 2)
     for arm in arms:
         if len(arm.fits) < 2:
             continue
@@ -196,8 +207,9 @@ def seed_spread(arms: Iterable[Arm]) -> float:
 
 
 def own_variance(ceiling: Array) -> float:
-    """Of a run's ceiling, without the law's error, which all runs share."""
+    """Variance of a run's ceiling without the law's error, which all runs share."""
     z = law_error(len(ceiling))
     rest = ceiling - z * float(np.mean(z * (ceiling - ceiling.mean())) / np.mean(z * z))
+    # Half the central 68 %, which is one sd of a normal distribution and ignores far tails.
     low, high = np.quantile(rest, [0.16, 0.84])
     return float(((high - low) / 2.0) ** 2)

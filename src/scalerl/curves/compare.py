@@ -18,16 +18,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.arms import MARGIN, Arm, akin, seed_spread
+from scalerl.curves.arms import MARGIN, Arm, seed_spread, with_family_prior
 from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.decision import (
+    Crossing,
+    current_verdict,
+    final_verdict,
+    find_crossing,
+    p_same,
+)
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.planning import ComputeNeeded, Futures, search
 from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
-from scalerl.curves.standing import now_and_healthy, settle
-from scalerl.curves.verdict import Crossing, VerdictName, find_crossing, p_same
+from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -62,7 +68,7 @@ class Pair:
     paper_verdict: Literal["higher-ceiling", "faster"]
     paper_winner: str
     #: A_b - A_a: median, interval, probability that it is negative, that it is positive (two
-    #: ceilings near 1 are in neither: verdict.py) and that it is within MARGIN.
+    #: ceilings near 1 are in neither: decision.py) and that it is within MARGIN.
     delta_a: float
     delta_a_interval: tuple[float, float]
     p_a_higher: float
@@ -79,7 +85,7 @@ class Pair:
     #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
     both_open: bool
     #: Share of the compute at which it was decided, where the verdict is kept from there
-    #: (standing.py).
+    #: (decision.py).
     decided_at: float | None = None
     need: ComputeNeeded | None = None
     alarm: str | None = None
@@ -223,7 +229,7 @@ def compare(
     count = len(arms) * (len(arms) - 1) // 2
     if not refit:
         # Fresh arms, one after the other: what they keep for later would fill the memory.
-        chosen = ((arms[0], Arm(g.name, g.fits, g.habit)) for g in arms[1:])
+        chosen = ((arms[0], Arm(g.name, g.fits, g.prior)) for g in arms[1:])
         count = len(arms) - 1
     pairs = []
     for i, (a, b) in enumerate(chosen):
@@ -284,7 +290,7 @@ def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
-    return akin(Arm(name, tuple(fs)) for name, fs in members.items())
+    return with_family_prior(Arm(name, tuple(fs)) for name, fs in members.items())
 
 
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
@@ -346,7 +352,7 @@ def _pair(
     planning: bool,
     refit: bool,
 ) -> Pair:
-    found = settle(a, b, sd)
+    found = final_verdict(a, b, sd)
     declining = [f for g in (a, b) for f in g.fits if f.alarm is not None]
     alarm = f"{declining[0].name} is {declining[0].alarm}" if declining else None
     low, high = tails(a.fits[0].level)
@@ -385,12 +391,12 @@ def to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
     """The compute per run that would decide between two arms, if their runs stay healthy. The runs
     of an arm are continued as the one curve that they are compared by; draws of the two arms are
     paired by index, as in a verdict, so that they share the law's error."""
-    futures = [(g, Futures.draw(g.alone, number)) for number, g in enumerate((a, b))]
+    futures = [(g, Futures.draw(g.pooled_fit, number)) for number, g in enumerate((a, b))]
     # An arm of one curve counts as one seed: the noise of the seeds is scaled to what it was.
     sd = seed_sd * float(np.sqrt((1.0 / a.seeds + 1.0 / b.seeds) / 2.0))
 
     def settled(trial: int, multiple: float) -> bool:
-        first, second = (Arm(g.name, (f.fitted(trial, multiple),), g.habit) for g, f in futures)
-        return now_and_healthy(first, second, sd).name != "undecided"
+        first, second = (Arm(g.name, (f.fitted(trial, multiple),), g.prior) for g, f in futures)
+        return current_verdict(first, second, sd).name != "undecided"
 
     return search("decide between them", max(a.end, b.end), settled, PAIR_TRIALS)

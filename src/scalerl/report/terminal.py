@@ -162,7 +162,7 @@ def comparison_table(comparison: Comparison) -> str:
         note = words.compared_ceiling(arm)
         count = f" ({len(arm.fits)} runs)" if len(arm.fits) > 1 else ""
         lines.append(f"{i + 1:4d}  {shorten(arm.name + count, 52):52s}  {note}")
-    if any(arm.habit is not None for arm in comparison.arms):
+    if any(arm.prior is not None for arm in comparison.arms):
         lines.append(wrap(f"({words.COMPARED})", "      "))
     for pair in comparison.pairs[:MAX_PAIRS]:
         lines += ["", *_pair(pair)]

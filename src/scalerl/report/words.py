@@ -214,7 +214,7 @@ def compared_ceiling(arm: Arm) -> str:
     """The ceiling that an arm is compared by, or why there is none."""
     if arm.declines:
         return "in decline"
-    return score(arm.law.params["A"]) if arm.law.identified else "not identified"
+    return score(arm.fit.params["A"]) if arm.fit.identified else "not identified"
 
 
 #: Why the ceilings of a comparison are not quite those of the fits.

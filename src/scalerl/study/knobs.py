@@ -8,10 +8,10 @@ For every variant against the reference
 with their intervals, and the region that the verdict puts it in: "ceiling" (ΔA has a sign), "speed"
 (one ceiling, and Δ ln C has a sign), "neither" (the same in both), or "undecided".
 
-A verdict is wrong in at most 3 % of comparisons (1 - SURE), or 5 % if it is kept from an earlier
-look (standing.py). With m of them the chance that one is wrong is up to m times that: `family_wise`
-says which verdicts also hold with that allowed for, by Holm's step-down (the surest is held to
-.03 / m, the next to .03 / (m - 1), ...).
+A verdict is wrong in at most 3 % of comparisons (1 - WINNER_PROBABILITY), or 5 % if it is kept
+from an earlier look (curves/decision.py). With m of them the chance that one is wrong is up to m
+times that: `family_wise` says which verdicts also hold with that allowed for, by Holm's step-down
+(the surest is held to .03 / m, the next to .03 / (m - 1), ...).
 
     knob          P(wrong)   bar          with the family allowed for
     loss          .0002      .03 / 3      holds
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scalerl.curves.arms import SURE
+from scalerl.curves.arms import WINNER_PROBABILITY
 from scalerl.curves.compare import Pair
 
 Region = Literal["ceiling", "speed", "neither", "undecided"]
@@ -111,7 +111,7 @@ def _p_wrong(pair: Pair) -> float | None:
     return None
 
 
-def holm(wrong: Sequence[float], comparisons: int, bar: float = 1.0 - SURE) -> float:
+def holm(wrong: Sequence[float], comparisons: int, bar: float = 1.0 - WINNER_PROBABILITY) -> float:
     """The largest of these probabilities that still holds when `comparisons` were made; below 0 if
     none does.
 

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from scalerl.curves.arms import SEED_NU, SEED_SD
+from scalerl.curves.arms import SEED_PSEUDO_COUNT, SEED_SD
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
@@ -142,7 +142,7 @@ def _half(prompts: float, prompt_freedom: float, seeds: float, seed_freedom: flo
 def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
     """tau² and its degrees of freedom, from the (seeds, prompts) of all variants: what seeds differ
     by beyond the luck of sampling, which is told from how unevenly they differ over prompts."""
-    squares, freedom = SEED_NU * SEED_SD**2, SEED_NU
+    squares, freedom = SEED_PSEUDO_COUNT * SEED_SD**2, SEED_PSEUDO_COUNT
     for y in tables:
         n, prompts = y.shape
         if n < 2:

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.arms import SURE, Arm
+from scalerl.curves.arms import WINNER_PROBABILITY, Arm
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair
+from scalerl.curves.decision import SEED_LOG_COMPUTE_SD, seed_noise
 from scalerl.curves.forecast import HORIZON, Target, reached, with_infinite
 from scalerl.curves.prediction import tails
-from scalerl.curves.verdict import SEED_LOG_COMPUTE_SD, seed_noise
 from scalerl.errors import InputError
 from scalerl.runs.lines import EvalLine
 
@@ -80,9 +80,9 @@ class AxisSpeed:
     @property
     def side(self) -> str:
         """`faster` or `slower`, where that is as sure as a verdict has to be; else `no side`."""
-        if self.p_faster > SURE:
+        if self.p_faster > WINNER_PROBABILITY:
             return "faster"
-        return "slower" if self.p_faster < 1.0 - SURE else "no side"
+        return "slower" if self.p_faster < 1.0 - WINNER_PROBABILITY else "no side"
 
     def to_dict(self) -> dict[str, Any]:
         return {

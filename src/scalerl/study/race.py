@@ -41,11 +41,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.arms import MARGIN, Arm, among, own_variance, seed_spread
-from scalerl.curves.kin import Habit, Kin
+from scalerl.curves.arms import MARGIN, Arm, own_variance, seed_spread, with_prior
+from scalerl.curves.decision import (
+    SAME_PROBABILITY,
+    SEED_LOG_COMPUTE_SD,
+    SPEED_MARGIN,
+    Verdict,
+    current_verdict,
+)
 from scalerl.curves.result import Fit
-from scalerl.curves.standing import now_and_healthy
-from scalerl.curves.verdict import SAME, SAME_SPEED, SEED_LOG_COMPUTE_SD, Verdict
+from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 
 Array = npt.NDArray[np.float64]
 
@@ -55,7 +60,7 @@ MULTIPLES = (1.0, 1.25, 1.5, 2.0, 3.0)
 #: A pair that all its budget would decide with less than this probability is left undecided.
 MIN_DECISION_PROBABILITY = 0.2
 #: A race asks after every chunk, and whoever asks often is told something wrong more often: a side
-#: closes a verdict from this probability on, above the SURE of a single look.
+#: closes a verdict from this probability on, above the WINNER_PROBABILITY of a single look.
 CLOSING_PROBABILITY = 0.99
 #: Scores to come are looked at in so many places, on every THIN-th draw.
 KNOTS, THIN = 4, 4
@@ -141,7 +146,7 @@ class RaceCache:
     member that went on has changed. (Arms keep their fits, so that no other has their ids.)"""
 
     alone: dict[tuple[int, ...], Arm] = field(default_factory=dict)
-    akin: dict[tuple[int, Habit | None], Arm] = field(default_factory=dict)
+    akin: dict[tuple[int, RunPrior | None], Arm] = field(default_factory=dict)
     paired: dict[tuple[int, int, float], _Pair] = field(default_factory=dict)
     narrowed: dict[tuple[int, float], float] = field(default_factory=dict)
 
@@ -163,12 +168,12 @@ class RaceCache:
         return self.alone[key]
 
     def among(self, arms: Sequence[Arm]) -> dict[str, Arm]:
-        """`akin`, where only what has changed is worked out."""
-        kin = Kin([arm.alone for arm in arms])
+        """`with_family_prior`, where only what has changed is worked out."""
+        family = FamilyPrior([arm.pooled_fit for arm in arms])
         found = {}
         for arm in arms:
-            habit = kin.habit(arm.alone)
-            found[arm.name] = self.akin.setdefault((id(arm), habit), among(arm, habit))
+            prior = family.for_run(arm.pooled_fit)
+            found[arm.name] = self.akin.setdefault((id(arm), prior), with_prior(arm, prior))
         return found
 
     def pair(self, reference: Arm, variant: Arm, seed_sd: float) -> _Pair:
@@ -183,8 +188,8 @@ class RaceCache:
             return 0.0
         key = id(arm), round(multiple, 6)
         if key not in self.narrowed:
-            new = (multiple - 1.0) * len(arm.law.points)
-            self.narrowed[key] = narrowing(arm.law, multiple, new)
+            new = (multiple - 1.0) * len(arm.fit.points)
+            self.narrowed[key] = narrowing(arm.fit, multiple, new)
         return self.narrowed[key]
 
 
@@ -302,18 +307,18 @@ def _mass(end: float, middle: float, sd: float) -> float:
 
 @functools.cache
 def _nearest(sd: float) -> float:
-    """The largest middle of a normal distribution that has SAME of its mass within ± 1; 0 where no
-    middle has.
+    """The largest middle of a normal distribution that has SAME_PROBABILITY of its mass within ± 1;
+    0 where no middle has.
 
     >>> round(_nearest(0.1), 2), _nearest(1.0)
     (0.92, 0.0)
     """
     low, high = 0.0, 1.0
-    if sd <= 0.0 or _mass(1.0, 0.0, sd) < SAME:
+    if sd <= 0.0 or _mass(1.0, 0.0, sd) < SAME_PROBABILITY:
         return 1.0 if sd <= 0.0 else 0.0
     for _ in range(30):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if _mass(1.0, middle, sd) >= SAME else (low, middle)
+        low, high = (middle, high) if _mass(1.0, middle, sd) >= SAME_PROBABILITY else (low, middle)
     return low
 
 
@@ -419,13 +424,13 @@ def _pairs(arms: Mapping[str, Arm], reference: str, cache: RaceCache) -> dict[st
 def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
     """Ordered by ceiling, as `compare` does it."""
     first, second = sorted((reference, variant), key=lambda a: -float(np.median(a.ceiling)))
-    verdict = now_and_healthy(first, second, sd)
+    verdict = current_verdict(first, second, sd)
     open_parts = [own_variance(arm.ceiling) for arm in (reference, variant)]
     whole = max(sum(open_parts), 1e-12)
     each = 1.0 / reference.seeds + 1.0 / variant.seeds
     speed = None
     if verdict.speed is not None:
-        speed = _Difference.from_draws(verdict.speed, SEED_LOG_COMPUTE_SD**2 * each, SAME_SPEED)
+        speed = _Difference.from_draws(verdict.speed, SEED_LOG_COMPUTE_SD**2 * each, SPEED_MARGIN)
     ceiling = _Difference.from_draws(verdict.delta, sd**2 * each, MARGIN)
     return _Pair(
         verdict,

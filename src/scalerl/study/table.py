@@ -1,7 +1,8 @@
 """What a study shows: one row a variant, with the verdict against the reference.
 
 Seeds of a variant are fitted as one curve, and variants tell each other what their curves have in
-common (curves/arms.py, curves/kin.py): a row is about the recipe, not about one of its runs.
+common (curves/arms.py, curves/shared_prior.py): a row is about the recipe, not about one of its
+runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.arms import Arm, akin, seed_spread
+from scalerl.curves.arms import Arm, seed_spread, with_family_prior
 from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair, comparable, compare_arms
 from scalerl.curves.prediction import tails
@@ -114,7 +115,7 @@ class StudyArms:
             if each.fit is not None and _counts(each):
                 groups.setdefault(each.variant, []).append(each.fit)
         alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
-        return StudyArms({arm.name: arm for arm in akin(alone)}, seed_spread(alone))
+        return StudyArms({arm.name: arm for arm in with_family_prior(alone)}, seed_spread(alone))
 
     def pairs(self, reference: str) -> dict[str, Pair]:
         """The pair of each variant with the reference."""
@@ -128,12 +129,12 @@ class StudyArms:
     def quantiles(self, variant: str, parameter: str) -> tuple[float, float, float] | None:
         """Low end, median and high end of a parameter of a recipe, seeds allowed for."""
         arm = self.arms.get(variant)
-        if arm is None or parameter not in arm.law.params:
+        if arm is None or parameter not in arm.fit.params:
             return None
-        draws = arm.law.belief.parameter(parameter)
+        draws = arm.fit.belief.parameter(parameter)
         median = float(np.median(draws))
         if parameter == "A":
-            rng = np.random.default_rng((arm.law.seed, 43))
+            rng = np.random.default_rng((arm.fit.seed, 43))
             draws = draws + self.seed_sd / np.sqrt(arm.seeds) * rng.standard_normal(len(draws))
             draws = np.clip(draws, 0.0, 1.0)
         low, high = sample_quantiles(draws, tails(LEVEL))
@@ -177,7 +178,7 @@ def _row(
         seeds=0 if arm is None else len(arm.fits),
         estimates=estimates,
         intervals=intervals,
-        identified=arm is not None and arm.law.identified,
+        identified=arm is not None and arm.fit.identified,
         verdict=verdict,
         winner=winner,
         words=words,

@@ -1,15 +1,18 @@
-"""Verdicts that stand: what was decided stays decided while the points keep saying so."""
+"""Verdicts, their words, and those kept from an earlier look."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from scalerl import compare, fit
-from scalerl.curves import standing
-from scalerl.curves.arms import SURE, Arm
-from scalerl.curves.standing import settle
-from scalerl.curves.verdict import decide
+from scalerl.curves import decision
+from scalerl.curves.arms import MARGIN, WINNER_PROBABILITY, Arm
+from scalerl.curves.decision import decide, final_verdict
+from scalerl.curves.verdict import VERDICT_MEANINGS, VERDICT_WORDS, VerdictName
 from scalerl.report import words
 
 
@@ -25,7 +28,7 @@ def pair(a_top=0.62, b_top=0.70, n=60, end=6.0, seed=0, sd=0.012):
 
 def test_a_clear_verdict_needs_no_looking_back():
     a, b = pair(0.5, 0.8)
-    found = settle(a, b, 0.0)
+    found = final_verdict(a, b, 0.0)
     assert (found.name, found.winner, found.decided_at) == ("higher-ceiling", "b", None)
 
 
@@ -39,24 +42,24 @@ def test_a_verdict_that_was_decided_stands_above_the_lower_bar(monkeypatch):
         def decide_(x, y, sd):
             found = real(x, y, sd)
             p = now if x.end == a.end else before
-            return standing.replace(found, name="higher-ceiling" if p > 0.97 else "undecided",
+            return decision.replace(found, name="higher-ceiling" if p > 0.97 else "undecided",
                                     winner="b" if p > 0.97 else None,
                                     p_higher=(1 - p, p), both_open=False)  # fmt: skip
 
         return decide_
 
-    monkeypatch.setattr(standing, "decide", as_if(before=0.98, now=0.96))
-    found = settle(a, b, 0.0)
+    monkeypatch.setattr(decision, "decide", as_if(before=0.98, now=0.96))
+    found = final_verdict(a, b, 0.0)
     assert (found.name, found.winner) == ("higher-ceiling", "b")
-    assert found.decided_at == standing.LOOKS[0]
-    monkeypatch.setattr(standing, "decide", as_if(before=0.98, now=0.93))
-    assert settle(a, b, 0.0).name == "undecided"
-    monkeypatch.setattr(standing, "decide", as_if(before=0.96, now=0.96))
-    assert settle(a, b, 0.0).name == "undecided"
+    assert found.decided_at == decision.EARLIER_LOOKS[0]
+    monkeypatch.setattr(decision, "decide", as_if(before=0.98, now=0.93))
+    assert final_verdict(a, b, 0.0).name == "undecided"
+    monkeypatch.setattr(decision, "decide", as_if(before=0.96, now=0.96))
+    assert final_verdict(a, b, 0.0).name == "undecided"
 
 
 def test_two_runs_of_one_law_are_hardly_ever_told_apart():
-    wrong = sum(settle(*pair(0.65, 0.65, seed=seed), 0.0).name == "higher-ceiling"
+    wrong = sum(final_verdict(*pair(0.65, 0.65, seed=seed), 0.0).name == "higher-ceiling"
                 for seed in range(30))  # fmt: skip
     assert wrong <= 2
 
@@ -84,8 +87,8 @@ def test_a_verdict_never_contradicts_the_interval_beside_it(top, end, seed, leve
     sure = max(found.p_a_higher, found.p_b_higher)
     if found.verdict == "higher-ceiling":
         assert excludes_zero(found)
-        assert sure > (standing.STAND if found.decided_at else SURE)
-    assert not (found.verdict == "undecided" and sure > max(SURE, (1 + level) / 2))
+        assert sure > (decision.KEEP_PROBABILITY if found.decided_at else WINNER_PROBABILITY)
+    assert not (found.verdict == "undecided" and sure > max(WINNER_PROBABILITY, (1 + level) / 2))
 
 
 def test_a_kept_verdict_says_so_in_every_form():
@@ -96,3 +99,16 @@ def test_a_kept_verdict_says_so_in_every_form():
     assert said in str(kept) and said in words.verdict(kept)
     assert said in words.verdict_sentence(kept, 0.9)
     assert "kept" not in str(replace(kept, decided_at=None))
+
+
+def test_words_and_meanings_agree_with_the_code():
+    assert set(VERDICT_WORDS) == set(VERDICT_MEANINGS) == set(get_args(VerdictName))
+    assert f"more than {100 * WINNER_PROBABILITY:.0f} %" in VERDICT_MEANINGS["higher-ceiling"]
+    for name in ("faster", "same"):
+        assert f"within {MARGIN:g}" in VERDICT_MEANINGS[name]
+    assert f"within {100 * decision.SPEED_MARGIN:.0f} %" in VERDICT_MEANINGS["same"]
+
+
+def test_the_words_import_nothing_heavy():
+    code = "import sys, scalerl.curves.verdict; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
