@@ -36,12 +36,12 @@ from torch import Tensor
 from cluster import patiently
 from record import save
 from scalerl.placement.processes import HERE, LOOPBACK
-from scalerl.trainer.meeting import meeting_point
-from scalerl.weights.board import Board
+from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.interface import Layout
 from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.shared_memory import SharedWeights
+from scalerl.weights.version_registry import VersionRegistry
 
 GENERATORS = (1, 2, 4)
 #: Hand-overs of each kind, after one that is not counted.
@@ -179,13 +179,13 @@ def one(kind: str, layout: Layout, count: int, rounds: int) -> dict[str, float]:
     if kind == "ray":
         import ray
 
-        board = ray.remote(num_cpus=0, max_concurrency=99)(Board).remote()
-        channel: Any = RayWeights(layout, board)
+        registry = ray.remote(num_cpus=0, max_concurrency=99)(VersionRegistry).remote()
+        channel: Any = RayWeights(layout, registry)
         takers: Processes | Actors = Actors(channel, count)
     elif kind == "collective":
-        _open, port = meeting_point(HERE)  # until this function ends
+        _open, port = rendezvous_store(HERE)  # until this function ends
         channel = CollectiveWeights(layout)
-        channel.meet(HERE, port, LOOPBACK, "cpu")
+        channel.set_rendezvous(HERE, port, LOOPBACK, "cpu")
         takers = Processes(channel, count)
     else:
         channel = SharedWeights(layout)

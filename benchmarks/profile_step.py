@@ -34,7 +34,7 @@ from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.rollout import Group
 from scalerl.engine import local as engine_local
 from scalerl.engine import slots
-from scalerl.engine.interface import Request, Written
+from scalerl.engine.interface import Request, RolloutResult
 from scalerl.models.llama.decode import FusedWeights, LlamaDecoder
 from scalerl.models.llama.packed import PackedLlama
 from scalerl.pipeline.plan import Plan
@@ -103,21 +103,23 @@ def workload() -> tuple[Plan, list[Request]]:
     return plan, requests
 
 
-def write(engine: Any, requests: list[Request]) -> list[Written]:
+def write(engine: Any, requests: list[Request]) -> list[RolloutResult]:
     engine.submit(requests)
-    out: list[Written] = []
+    out: list[RolloutResult] = []
     while engine.health().busy:
         out += engine.step().written
     return out
 
 
-def grouped(plan: Plan, written: list[Written]) -> list[Group]:
+def grouped(plan: Plan, written: list[RolloutResult]) -> list[Group]:
     by_place = {(w.request, w.row): w.rollout for w in written}
     groups = []
     for p, prompt in enumerate(list(plan.prompts.values())[: plan.recipe.batch.prompts]):
         mine = [by_place[str(p), row] for row in range(plan.recipe.batch.generations)]
         checked = plan.task.check_all([plan.answer(prompt, r.token_ids, 0) for r in mine])
-        rollouts = tuple(r.judged(c.reward, c.correct) for r, c in zip(mine, checked, strict=True))
+        rollouts = tuple(
+            r.with_reward(c.reward, c.correct) for r, c in zip(mine, checked, strict=True)
+        )
         groups.append(Group(prompt.id, plan.tokens_of(prompt), rollouts))
     return groups
 
@@ -130,11 +132,11 @@ def time_engine(timers: Timers) -> None:
             timers.around(owner, name, "linear")
     timers.around(torch.Tensor, "index_copy_", "cache")
     timers.around(slots.SlotLayer, "update", "cache")
-    for name in ("leave", "join", "move_to", "mask"):
+    for name in ("drop_rows", "append_rows", "move_to", "mask"):
         timers.around(slots.Slots, name, "cache")
-    for name in ("sample", "draw", "drawn", "uniform"):
+    for name in ("sample", "draw", "draw_from_seeds", "uniform"):
         timers.around(engine_local, name, "sampling")
-    timers.around(LlamaDecoder, "leave", "cache")
+    timers.around(LlamaDecoder, "drop_rows", "cache")
     timers.around(LlamaDecoder, "_body", "norm, rotary, activation")
     timers.around(FusedWeights, "fresh", "weights")
     timers.around(NativeDecoder, "_share_out", "decoding in C")

@@ -32,13 +32,13 @@ import torch
 import torch.multiprocessing
 
 from record import LOAD, RESULTS, save
-from scalerl.algorithm.options import options_of
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.placement.processes import HERE, LOOPBACK
 from scalerl.recipe import Recipe
-from scalerl.trainer.interface import Ranks, TrainerSpec
-from scalerl.trainer.meeting import meeting_point
+from scalerl.trainer.interface import RankSpec, TrainerSpec
 from scalerl.trainer.optimisers import Optimiser
+from scalerl.trainer.rendezvous import rendezvous_store
 
 #: Of the batch: prompts, rollouts of each, tokens of each.
 BATCH = (4, 4, 48)
@@ -109,10 +109,10 @@ def fsdp(
         if gives_back:
             os.environ[name] = value
     context = torch.multiprocessing.get_context("spawn")
-    keep, port = meeting_point(HERE)
+    keep, port = rendezvous_store(HERE)
     specs = [replace(spec, threads=threads)]
     if ranks > 1:
-        place = Ranks(0, ranks, HERE, port, LOOPBACK, 600.0)
+        place = RankSpec(0, ranks, HERE, port, LOOPBACK, 600.0)
         specs = [replace(specs[0], ranks=replace(place, rank=i)) for i in range(ranks)]
     pipes = [context.Pipe() for _ in specs]
     processes = [
@@ -138,7 +138,7 @@ def trainers(small: bool) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         spec = TrainerSpec(
             model=model(Path(folder), small=small), dtype="float32", head="fp32",
-            options=options_of(recipe), optimiser=Optimiser(lr=1e-6), temperature=1.0,
+            options=options_from_recipe(recipe), optimiser=Optimiser(lr=1e-6), temperature=1.0,
             token_budget=12_288,
         )  # fmt: skip
         for ranks, threads in ((1, 1), (1, 2), (2, 1)):

@@ -21,7 +21,7 @@ import torch
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Engine, Request, Written
+from scalerl.engine.interface import Engine, Request, RolloutResult
 from scalerl.trainer.local import LocalTrainer
 from scalerl.trainer.optimisers import Optimiser
 
@@ -90,20 +90,22 @@ def requests(
     return out
 
 
-def write(engine: Engine, asked: Sequence[Request]) -> list[Written]:
+def write(engine: Engine, asked: Sequence[Request]) -> list[RolloutResult]:
     engine.submit(asked)
-    out: list[Written] = []
+    out: list[RolloutResult] = []
     while engine.health().busy:
         out += engine.step().written
     return out
 
 
-def groups(asked: Sequence[Request], written: Sequence[Written], seed: int = 0) -> list[Group]:
+def groups(
+    asked: Sequence[Request], written: Sequence[RolloutResult], seed: int = 0
+) -> list[Group]:
     """With rewards by chance, so that no group is dropped for lack of variance."""
     rng = np.random.default_rng(seed)
     rows: dict[str, list[Rollout]] = {r.id: [] for r in asked}
     for w in sorted(written, key=lambda w: (w.request, w.row)):
-        rows[w.request].append(w.rollout.judged(float(rng.standard_normal()), None))
+        rows[w.request].append(w.rollout.with_reward(float(rng.standard_normal()), None))
     return [Group(r.id, np.asarray(r.prompt_token_ids), tuple(rows[r.id])) for r in asked]
 
 

@@ -1,4 +1,4 @@
-"""One kind of error for everything a user can put right: a line that says what and what to do."""
+"""Errors that a user can act on: one line that says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ class InputError(ValueError):
     all that the command line prints (exit code 2)."""
 
 
-#: What allocators (torch's, CUDA's) and the system say when memory or address space has run out.
-NO_MEMORY = (
+class PipelineError(RuntimeError):
+    """A worker of the run failed or missed a deadline. The message is one line that names the
+    worker and says what to do."""
+
+
+#: Texts of out-of-memory errors by torch, CUDA, the operating system and Python's threads. Most of
+#: them raise a plain RuntimeError or OSError, so that only the text tells.
+OUT_OF_MEMORY_TEXTS = (
     "out of memory",
+    # "can't allocate memory" (torch) and "cannot allocate memory" (the C library)
     "t allocate memory",
     "not enough memory",
+    # a thread's stack could not be mapped
     "can't start new thread",
 )
 
 
-class PipelineError(RuntimeError):
-    """A part of the run failed or did not answer in time; one line says which and what to do."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory has run out.
 
-
-def memory_is_short(error: BaseException) -> bool:
-    """Whether an error means that memory has run out. (Torch and Python's threads have no type of
-    error for it.)
-
-    >>> memory_is_short(OSError(12, "Cannot allocate memory")), memory_is_short(OSError("no file"))
-    (True, False)
+    >>> is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    True
+    >>> is_out_of_memory(OSError("no file"))
+    False
     """
     text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY_TEXTS)

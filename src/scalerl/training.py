@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
-from scalerl.errors import InputError, PipelineError, memory_is_short
+from scalerl.errors import InputError, PipelineError, is_out_of_memory
 from scalerl.notebook import default_listener, evals_table, text
 from scalerl.recipe import Recipe
 from scalerl.recipe.load import recipe_from
@@ -407,7 +407,7 @@ def _one_line_without_memory() -> Iterator[None]:
     except (PipelineError, InputError):
         raise
     except (MemoryError, RuntimeError, OSError) as error:
-        if not memory_is_short(error):
+        if not is_out_of_memory(error):
             raise
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise PipelineError(

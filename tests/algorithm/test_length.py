@@ -27,7 +27,7 @@ PIECES = [bytes([c]) for c in b"abcdefghi"]
 
 def end_of(*ids):
     """The end of thinking that these tokens write."""
-    return EndOfThought.of(b"".join(PIECES[i] for i in ids).decode(), PIECES)
+    return EndOfThought.from_text(b"".join(PIECES[i] for i in ids).decode(), PIECES)
 
 
 END = end_of(7)

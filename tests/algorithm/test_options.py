@@ -12,7 +12,7 @@ from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.losses import LOSSES
 from scalerl.algorithm.objective import objective
-from scalerl.algorithm.options import Options, options_of
+from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.recipe.losses import AGGREGATION_NAMES, LOSS_CONSTANTS, LOSS_NAMES
@@ -66,7 +66,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def options(*overrides):
-    return options_of(Recipe.load("scalerl", overrides=overrides))
+    return options_from_recipe(Recipe.load("scalerl", overrides=overrides))
 
 
 def batch():

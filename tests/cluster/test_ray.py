@@ -22,9 +22,9 @@ from faults import SMALL as FAULTS
 from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import Needs, lacks
-from scalerl.weights.board import Board
 from scalerl.weights.interface import Layout
 from scalerl.weights.ray_objects import PIECE, RayWeights, _pieces, _views
+from scalerl.weights.version_registry import VersionRegistry
 
 pytestmark = pytest.mark.ray
 NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="")
@@ -173,7 +173,9 @@ class Taker:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_arrive_whole_and_a_receiver_that_joins_pulls_the_newest(ray, dtype):
     layout = Layout(("a", "b"), ((3, 2), (5,)), dtype)
-    channel = RayWeights(layout, ray.remote(num_cpus=0, max_concurrency=99)(Board).remote())
+    channel = RayWeights(
+        layout, ray.remote(num_cpus=0, max_concurrency=99)(VersionRegistry).remote()
+    )
     first, taker = channel.receiver(), Taker()
     assert first.newest() == first.into(taker) == -1
     for version in range(3):

@@ -83,7 +83,8 @@ def write(engine, models, requests, lane="train", every=4):
 
 
 PIECES = [bytes([i]) for i in range(60)] + [b"<", b"/", b">", b""]
-FORCE = Interruption(phrase_ids=(5, 60, 61, 62), end=EndOfThought.of("</>", PIECES), think_min=8,
+FORCE = Interruption(phrase_ids=(5, 60, 61, 62), end=EndOfThought.from_text("</>", PIECES),
+                     think_min=8,
                      think_max=20, answer_tokens=6, stop_ids=())  # fmt: skip
 
 
@@ -425,7 +426,7 @@ def test_a_pretrained_model_is_replayed_through_updates_in_flight():
     tokenizer = AutoTokenizer.from_pretrained(path)
     asked = ["What is the capital of France?", "Count from one to twenty."]
     close = tuple(tokenizer(" So the answer is", add_special_tokens=False)["input_ids"])
-    end = EndOfThought.of(" is", token_pieces(tokenizer, frozenset()))
+    end = EndOfThought.from_text(" is", token_pieces(tokenizer, frozenset()))
     force = Interruption(phrase_ids=close, end=end, think_min=10, think_max=16, answer_tokens=8,
                          stop_ids=())  # fmt: skip
     requests = {

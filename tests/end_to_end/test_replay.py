@@ -94,13 +94,13 @@ def in_flight(request):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
     models = {0: model} | {v: perturbed(model, v) for v in range(1, 5)}
-    shared = SharedWeights(Layout.of(model))
+    shared = SharedWeights(Layout.from_model(model))
     engine = LocalEngine(copy.deepcopy(model), slots=4, columns=80)
     rng = np.random.default_rng(3)
     asked = {}
     for i in range(15):
         prompt = tuple(rng.integers(0, VOCABULARY, rng.integers(1, 12)).tolist())
-        end = EndOfThought.of("</>", [b"x"] * 9 + [b" <", b"/>"])
+        end = EndOfThought.from_text("</>", [b"x"] * 9 + [b" <", b"/>"])
         interrupted = Interruption((7, 9, 10), end, think_min=4, think_max=20, answer_tokens=12)
         control = interrupted if i % 3 else Limit(int(rng.integers(2, 40)))
         how = Sampling(temperature=0.7 if i % 5 == 0 else 1.0)

@@ -140,7 +140,7 @@ def test_weights_change_in_flight_and_the_cache_is_kept():
 
 def test_forced_interruption_writes_the_phrase_flagged_and_goes_on():
     model = model_of("llama")
-    phrase, end = (7, 8, 9), EndOfThought.of("</>", [b"x"] * 9 + [b"</>"])
+    phrase, end = (7, 8, 9), EndOfThought.from_text("</>", [b"x"] * 9 + [b"</>"])
     control = Interruption(phrase, end, think_min=4, think_max=4, answer_tokens=3, stop_ids=())
     engine = LocalEngine(model, slots=2, columns=64)
     engine.submit([request(f"r{i}", p, control, seed=i) for i, p in enumerate(prompts(4))])
@@ -157,7 +157,7 @@ def test_forced_interruption_writes_the_phrase_flagged_and_goes_on():
 
 def test_tokens_after_the_phrase_are_drawn_given_the_phrase():
     model = model_of("llama")
-    end = EndOfThought.of("</>", [b"x"] * 9 + [b"</>"])
+    end = EndOfThought.from_text("</>", [b"x"] * 9 + [b"</>"])
     control = Interruption((7, 8, 9), end, 3, 3, answer_tokens=4)
     engine = LocalEngine(model, slots=1, columns=64)
     engine.submit([request("r", (1, 2), control, GREEDY)])

@@ -29,7 +29,7 @@ SMALL = ["batch.prompts=2", "batch.generations=2", "validation.prompts=2", "vali
          "length.think_tokens_min=8", "length.think_tokens_max=12", "length.answer_tokens=3",
          "filter.zero_variance=keep", "budget.steps=2"]  # fmt: skip
 #: Token 3 ends the thought.
-END = EndOfThought.of("</>", [b"", b"", b"", b"</>"])
+END = EndOfThought.from_text("</>", [b"", b"", b"", b"</>"])
 SCRIPT = """
 import sys
 
@@ -93,7 +93,7 @@ def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
     control = Interruption((4, 3), END, think_min=3, think_max=9, answer_tokens=4, stop_ids=(1,))
     seeds = {0: 11, 1: 2**64 - 5, 2: 13, 3: 14}
     found = []
-    for engine in (toy_parts.toy_engine(spec), LocalEngine.of(spec)):
+    for engine in (toy_parts.toy_engine(spec), LocalEngine.from_spec(spec)):
         engine.submit([request("a", control, seeds), request("b", control, {0: 3}, 0.0)])
         engine.step()
         engine.submit([request("v", control, {0: 21, 1: 22})], "validate")

@@ -11,7 +11,7 @@ from scalerl.algorithm.batch import TokenLoss, log_ratio
 from scalerl.algorithm.length import Continue, Finish
 from scalerl.algorithm.losses import LOSSES
 from scalerl.algorithm.rollout import Rollout
-from scalerl.engine.interface import EngineStep, Health, Written
+from scalerl.engine.interface import EngineStep, Health, RolloutResult
 from scalerl.engine.registry import ENGINES
 from scalerl.engine.sampling import sample, uniform
 from scalerl.models.head import use_head_precision
@@ -38,7 +38,7 @@ class Text:
         columns = list(zip(*self.log, strict=True)) or [()] * 4
         kinds = np.int64, np.float32, np.int64, bool
         arrays = [np.array(c, dtype=kind) for c, kind in zip(columns, kinds, strict=True)]
-        return Written(self.request.id, self.row, Rollout(*arrays, finish))
+        return RolloutResult(self.request.id, self.row, Rollout(*arrays, finish))
 
 
 class ToyEngine:

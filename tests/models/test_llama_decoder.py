@@ -90,7 +90,7 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name, kind):
         ours.append(float((logits - truth).abs().max()))
         own.append(float((last_logits(model, sequences) - truth).abs().max()))
 
-    compare(decoder.join(PROMPTS, range(len(PROMPTS))), sequences)
+    compare(decoder.prefill(PROMPTS, range(len(PROMPTS))), sequences)
     for step in range(12):
         tokens = rng.integers(0, VOCABULARY, len(sequences))
         sequences = [(*s, int(t)) for s, t in zip(sequences, tokens, strict=True)]
@@ -98,12 +98,12 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name, kind):
         if step in (3, 7):
             gone = np.array([i in (0, 3) for i in range(len(sequences))])
             compaction = Compaction.of(gone)
-            decoder.leave(compaction)
+            decoder.drop_rows(compaction)
             for into, out_of in zip(compaction.into, compaction.out_of, strict=True):
                 sequences[into] = sequences[out_of]
             sequences = sequences[: compaction.rows]
             sequences += [(3, 1, 4, 1), (3, 1, 4, 1)]
-            compare(decoder.join(sequences[-1:], [0, 0]), sequences[-2:])
+            compare(decoder.prefill(sequences[-1:], [0, 0]), sequences[-2:])
     assert max(own) < 1e-4
     assert max(ours) < 3 * max(own)
 
@@ -140,7 +140,7 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
             engine.step()
     first.load(dict(new.named_parameters()), version=1)
     for engine in (first, second):
-        found = engine.decoder.join(PROMPTS[:2], [0, 1])
+        found = engine.decoder.prefill(PROMPTS[:2], [0, 1])
         torch.testing.assert_close(found, last_logits(new, PROMPTS[:2]), atol=2e-5, rtol=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_token_that_the_model_does_not_know_is_an_error(kind, token):
     decoder = kind.of(model_of(KNOWN["llama"]), rows_max=4, columns=32)
-    decoder.join(PROMPTS[:2], [0, 1])
+    decoder.prefill(PROMPTS[:2], [0, 1])
     with pytest.raises(IndexError):
         decoder.decode(torch.tensor([1, token]))
 
@@ -162,12 +162,12 @@ def test_a_changed_parameter_alone_is_noticed(kind):
         with torch.no_grad():
             p.mul_(1.1)
         torch.testing.assert_close(
-            decoder.join(PROMPTS[:1], [0]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
+            decoder.prefill(PROMPTS[:1], [0]), last_logits(model, PROMPTS[:1]), atol=5e-5, rtol=1e-4
         )
         after = decoder.decode(torch.tensor([5]))
         expected = last_logits(model, [(*PROMPTS[0], 5)])
         torch.testing.assert_close(after, expected, atol=5e-5, rtol=1e-4)
-        decoder.leave(Compaction.of(np.array([True])))
+        decoder.drop_rows(Compaction.of(np.array([True])))
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -176,7 +176,7 @@ def test_the_heads_precision_is_the_models(precision, kind):
     model = model_of(KNOWN["llama"])
     use_head_precision(model, precision)
     decoder = kind.of(model, rows_max=4, columns=32)
-    found = decoder.join(PROMPTS[:2], [0, 1])
+    found = decoder.prefill(PROMPTS[:2], [0, 1])
     torch.testing.assert_close(found, last_logits(model, PROMPTS[:2]), atol=0.02, rtol=1e-2)
     assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
 
@@ -192,7 +192,7 @@ def test_threads_and_company_do_not_change_a_bit():
     for threads, rows in ((1, 300), (3, 300), (1, 7)):
         decoder = NativeDecoder.of(model, rows_max=300, columns=32)
         decoder.threads = threads
-        decoder.join(prompts, which[:rows])
+        decoder.prefill(prompts, which[:rows])
         with torch.inference_mode():
             found.append([decoder._decode(t[:rows].contiguous()) for t in tokens])
     for one, three, few in zip(*found, strict=True):

@@ -168,7 +168,7 @@ def test_parameters_in_products_leave_out_what_is_looked_up_and_who_is_not_asked
 def test_cache_bytes_are_those_the_decoder_allocates():
     model = load_model(TINY, "float32", "cpu")
     decoder = LlamaDecoder.of(model, rows_max=3, columns=7)
-    decoder.join([(1, 2)], [0])
+    decoder.prefill([(1, 2)], [0])
     held = sum(t.nbytes for t in (*decoder.keys, *decoder.values))
     assert held == 3 * 7 * cache_bytes(model.config)
 

@@ -79,7 +79,7 @@ def written(model, *, routing=True, slots=4):
             if step.lane == "train":
                 found[w.request][w.row] = w.rollout
     return [
-        Group(k, np.asarray(prompts[k]), tuple(r.judged(float(i % 2), None)
+        Group(k, np.asarray(prompts[k]), tuple(r.with_reward(float(i % 2), None)
                                                for i, r in sorted(rows.items())))
         for k, rows in found.items()
     ]  # fmt: skip

@@ -87,7 +87,7 @@ def test_the_end_of_a_thought_is_found_whatever_tokens_write_it(tokenizer, close
     rng = random.Random(0)
     hidden = hidden_tokens(tokenizer, (close,))
     pieces = token_pieces(tokenizer, hidden)
-    end = EndOfThought.of(close, pieces)
+    end = EndOfThought.from_text(close, pieces)
     likely = sorted(set().union(*end.steps)) or [0]
     closed = 0
     for _ in range(300):
@@ -122,7 +122,7 @@ def test_a_closing_text_split_as_smollm2_splits_it_is_seen():
     ids = split("42 </think> The")
     assert tokenizer.convert_ids_to_tokens(ids)[2:5] == ["Ġ</", "think", ">"]
     assert tokenizer.convert_ids_to_tokens(split(CLOSE)) == ["</", "think", ">"]
-    end = EndOfThought.of(CLOSE, token_pieces(tokenizer, hidden_tokens(tokenizer)))
+    end = EndOfThought.from_text(CLOSE, token_pieces(tokenizer, hidden_tokens(tokenizer)))
     assert end.read(0, ids) == (len(CLOSE), 5)
 
 
@@ -144,7 +144,7 @@ def test_pieces_put_together_are_the_text(tokenizer):
 
 def test_a_false_start_does_not_hide_the_end():
     pieces = [bytes([c]) for c in range(256)]
-    end = EndOfThought.of(CLOSE, pieces)
+    end = EndOfThought.from_text(CLOSE, pieces)
     for text in ("</</think>", "<</think>", "</thin</think>", "</think</think>"):
         assert end.read(0, text.encode()) == (8, len(text))
     assert end.longest_part == 7

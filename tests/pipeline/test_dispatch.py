@@ -4,7 +4,7 @@ import pytest
 from pieces import FakeClock, FakeHandle, rollout
 
 from scalerl.algorithm.length import Limit
-from scalerl.engine.interface import Request, Written
+from scalerl.engine.interface import Request, RolloutResult
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.dispatch import Dispatcher
 
@@ -28,7 +28,7 @@ def request(name, rows=4):
 
 
 def report(number, *rows, taken=0, tokens=0, seconds=0.0, version=0):
-    written = tuple(Written(name, row, rollout(2)) for name, row in rows)
+    written = tuple(RolloutResult(name, row, rollout(2)) for name, row in rows)
     return m.Report(number, taken, version, written, seconds={"generate": seconds}, tokens=tokens)
 
 

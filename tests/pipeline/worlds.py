@@ -14,7 +14,7 @@ import torch
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform, epoch_order
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.options import options_of
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.errors import PipelineError
 from scalerl.models.chat import Chat
@@ -170,7 +170,7 @@ class RandomWorld:
             validation_sampling=Sampling(),
             model="none",
             device="cpu",
-            options=options_of(recipe),
+            options=options_from_recipe(recipe),
             layout=Layout((), (), torch.float32),
             parameters=1,
             columns=64,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from scalerl.trainer.interface import Ranks
-from scalerl.trainer.meeting import meeting_point
+from scalerl.trainer.interface import RankSpec
+from scalerl.trainer.rendezvous import rendezvous_store
 
 #: Seconds for a job: a busy machine is no broken one.
 LIMIT = 600.0
@@ -43,9 +43,9 @@ class RankPool:
         self.jobs = 0
 
     def run(self, ranks, work, *arguments, deadline=300.0):
-        """`work(Ranks, *arguments)` on so many ranks; what each returned."""
-        store, port = meeting_point("127.0.0.1")
-        place = Ranks(0, ranks, "127.0.0.1", port, "lo", deadline)
+        """`work(RankSpec, *arguments)` on so many ranks; what each returned."""
+        store, port = rendezvous_store("127.0.0.1")
+        place = RankSpec(0, ranks, "127.0.0.1", port, "lo", deadline)
         self.jobs += 1
         for rank in range(ranks):
             self.conns[rank].send((self.jobs, work, replace(place, rank=rank), arguments))

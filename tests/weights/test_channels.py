@@ -15,7 +15,7 @@ import torch.multiprocessing
 
 from scalerl.errors import InputError
 from scalerl.placement.processes import LOOPBACK
-from scalerl.trainer.meeting import meeting_point
+from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights import shared_memory
 from scalerl.weights.direct import DirectWeights
 from scalerl.weights.interface import Layout
@@ -139,7 +139,7 @@ def test_a_reader_that_is_overtaken_by_a_writer_that_dies_takes_the_other_buffer
 
 def test_a_layout_is_that_of_the_models_parameters():
     model = torch.nn.Linear(3, 2)
-    layout = Layout.of(model)
+    layout = Layout.from_model(model)
     assert layout.names == ("weight", "bias") and layout.shapes == ((2, 3), (2,))
     assert layout.size == 8 and layout.dtype == torch.float32
     flat = torch.arange(8.0)
@@ -207,9 +207,9 @@ class Takers:
     lock of a queue for all would stay with one that is stopped as it lets go of it."""
 
     def __init__(self):
-        self.store, port = meeting_point("127.0.0.1")
+        self.store, port = rendezvous_store("127.0.0.1")
         self.channel = CHANNELS["collective"](LAYOUT)
-        self.channel.meet("127.0.0.1", port, LOOPBACK, "cpu")
+        self.channel.set_rendezvous("127.0.0.1", port, LOOPBACK, "cpu")
         self.context = torch.multiprocessing.get_context("spawn")
         self.told, self.running = [], {}
 

@@ -39,11 +39,11 @@ class Options:
     kl_estimator: str = "k3"
 
 
-def options_of(recipe: Recipe) -> Options:
+def options_from_recipe(recipe: Recipe) -> Options:
     """The algorithm that a recipe selects, its functions found and their constants checked: what is
     wrong with a loss of one's own is said here, before any process starts.
 
-    >>> options = options_of(Recipe.load("scalerl"))
+    >>> options = options_from_recipe(Recipe.load("scalerl"))
     >>> options.loss.__name__, options.constants, options.constant_length
     ('cispo', {'ratio_cap': 5.0}, 14336.0)
     """

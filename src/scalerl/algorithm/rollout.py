@@ -65,7 +65,7 @@ class Rollout:
         """Whether it has a finite reward."""
         return self.reward is not None and bool(np.isfinite(self.reward))
 
-    def judged(self, reward: float | None, correct: bool | None) -> Rollout:
+    def with_reward(self, reward: float | None, correct: bool | None) -> Rollout:
         """The same rollout with its reward."""
         return Rollout(
             self.token_ids, self.logprobs, self.versions, self.forced, self.finish, reward, correct,

@@ -145,12 +145,12 @@ def _check_own_loss(recipe: Recipe) -> None:
     if ":" not in recipe.loss.name + recipe.loss.aggregation:
         return
     try:
-        from scalerl.algorithm.options import options_of
+        from scalerl.algorithm.options import options_from_recipe
     except ModuleNotFoundError as error:
         raise InputError(
             f"your own loss needs {error.name}: pip install 'scalerl[train]'"
         ) from None
-    options_of(recipe)
+    options_from_recipe(recipe)
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:

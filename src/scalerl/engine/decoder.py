@@ -19,7 +19,7 @@ from scalerl.models.rows import Compaction
 class Decoder(Protocol):
     """Rows of a cache, one behind the other. Those below a `hold` stand still."""
 
-    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         """New rows at the end, row i with prompt which[i], each prompt read once; the logits (rows,
         words) of what follows."""
         ...
@@ -28,14 +28,14 @@ class Decoder(Protocol):
         """Append a token to every row; the logits of what follows."""
         ...
 
-    def leave(self, compaction: Compaction) -> None:
+    def drop_rows(self, compaction: Compaction) -> None:
         """Some rows are dropped; the others close up."""
         ...
 
-    def hold(self) -> None:
+    def pause_rows(self) -> None:
         """The present rows stand still; new ones come behind them."""
         ...
 
-    def release(self) -> None:
+    def resume_rows(self) -> None:
         """The rows that stood still go on; there are no others left."""
         ...

@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class RolloutResult:
     """A rollout, and where it belongs."""
 
     request: str
@@ -61,7 +61,7 @@ class EngineStep:
 
     lane: Lane
     #: The rollouts that it finished.
-    written: tuple[Written, ...] = ()
+    written: tuple[RolloutResult, ...] = ()
     #: Tokens that it wrote, of finished and unfinished rollouts.
     tokens: int = 0
 
@@ -120,7 +120,7 @@ class Engine(Protocol):
         """New weights, from the next token on. What was already read or written stays as it is."""
         ...
 
-    def abort(self, ids: Sequence[str]) -> list[Written]:
+    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
         """Drop requests; returns what was written of them."""
         ...
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.engine.decoder import Decoder
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
-from scalerl.engine.rows import Rows, Running, unwritten
-from scalerl.engine.sampling import NonFiniteLogits, drawn
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
+from scalerl.engine.rows import Rows, RunningRollout, empty_result
+from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.llama.decode import LlamaDecoder
@@ -109,7 +109,7 @@ class LocalEngine:
         }
 
     @staticmethod
-    def of(spec: EngineSpec) -> LocalEngine:
+    def from_spec(spec: EngineSpec) -> LocalEngine:
         """As a recipe describes it."""
         how = {"trust_remote_code": spec.trust_remote_code}
         model = quick_model(spec.model, spec.dtype, spec.device, **how)
@@ -166,9 +166,9 @@ class LocalEngine:
         self.version = version
 
     @torch.inference_mode()
-    def abort(self, ids: Sequence[str]) -> list[Written]:
+    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
         gone = set(ids)
-        out: list[Written] = []
+        out: list[RolloutResult] = []
         for lane, queue in self.queues.items():
             rows = [i for i, r in enumerate(queue.rows.running) if r.request.id in gone]
             out += [queue.rows.written(i, "aborted") for i in rows]
@@ -194,9 +194,9 @@ class LocalEngine:
         queue = self.queues[lane]
         if lane != self.lane:
             if lane == "validate":
-                self.decoder.hold()
+                self.decoder.pause_rows()
             else:
-                self.decoder.release()
+                self.decoder.resume_rows()
             if isinstance(self.decoder, NativeDecoder):
                 self.decoder.threads = self.threads[lane]
             self.lane = lane
@@ -205,29 +205,29 @@ class LocalEngine:
             queue.dropped.clear()
         return queue
 
-    def _admit(self, queue: _Queue) -> tuple[list[Written], int]:
+    def _admit(self, queue: _Queue) -> tuple[list[RolloutResult], int]:
         """Read the prompts of waiting rollouts, as many as there are free rows, and draw their
         first tokens. A prompt is read once for all rollouts of its group that join together."""
         free = queue.admits()
-        new: list[Running] = []
-        finished: list[Written] = []
+        new: list[RunningRollout] = []
+        finished: list[RolloutResult] = []
         while queue.waiting and len(new) < free:
-            running = Running.of(*queue.waiting.popleft())
-            done = running.ask()
+            running = RunningRollout.from_request(*queue.waiting.popleft())
+            done = running.next_action()
             if done is None:
                 new.append(running)
             else:
-                finished.append(unwritten(running, done))
+                finished.append(empty_result(running, done))
         tokens = 0
         if new:
             first = len(queue.rows)
             prompts = {r.request: r.request.prompt_token_ids for r in new}
             place = {request: i for i, request in enumerate(prompts)}
             which = [place[r.request] for r in new]
-            logits_BV = self.decoder.join(list(prompts.values()), which)
+            logits_BV = self.decoder.prefill(list(prompts.values()), which)
             if self.recorder is not None:
                 self._note_prompts(self.recorder.last(), list(prompts.values()), new, which)
-            queue.rows.join(new)
+            queue.rows.append_rows(new)
             more, tokens = self._advance(queue, logits_BV, first)
             finished += more
         return finished, tokens
@@ -236,7 +236,7 @@ class LocalEngine:
         self,
         last: Experts,
         prompts: Sequence[tuple[int, ...]],
-        new: Sequence[Running],
+        new: Sequence[RunningRollout],
         which: Sequence[int],
     ) -> None:
         """Prompts were read with padding on the left, each once for all of its rollouts."""
@@ -246,11 +246,11 @@ class LocalEngine:
 
     def _advance(
         self, queue: _Queue, logits_BV: Tensor, first: int = 0
-    ) -> tuple[list[Written], int]:
+    ) -> tuple[list[RolloutResult], int]:
         """One token for each of the rows from `first` on: forced, or drawn."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:
-            token_B, logprob_B = drawn(logits_BV, how, seeds_B, positions_B)
+            token_B, logprob_B = draw_from_seeds(logits_BV, how, seeds_B, positions_B)
         except NonFiniteLogits:
             raise NonFiniteLogits(self._cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
@@ -272,5 +272,5 @@ class LocalEngine:
             gone_B = np.zeros(len(queue.rows), dtype=bool)
             gone_B[list(rows)] = True
             compaction = Compaction.of(gone_B)
-            queue.rows.leave(compaction)
-            self.decoder.leave(compaction)
+            queue.rows.drop_rows(compaction)
+            self.decoder.drop_rows(compaction)

@@ -22,7 +22,7 @@ class ModelDecoder:
         self.device = next(model.parameters()).device
         self.slots = Slots(config.num_hidden_layers, rows_max, columns + 1, self.device)
 
-    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         which_B = torch.tensor(which, device=self.device)
         ids, mask = _left_padded(prompts)
         cache = DynamicCache()
@@ -35,7 +35,7 @@ class ModelDecoder:
             logits_to_keep=1,
         )
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        self.slots.join(cache, lengths[which_B], which_B)
+        self.slots.append_rows(cache, lengths[which_B], which_B)
         logits: Tensor = output.logits[:, -1]
         return logits[which_B]
 
@@ -53,15 +53,15 @@ class ModelDecoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def leave(self, compaction: Compaction) -> None:
+    def drop_rows(self, compaction: Compaction) -> None:
         into, out_of = torch.from_numpy(compaction.into), torch.from_numpy(compaction.out_of)
-        self.slots.leave(into, out_of, compaction.rows)
+        self.slots.drop_rows(into, out_of, compaction.rows)
 
-    def hold(self) -> None:
-        self.slots.hold()
+    def pause_rows(self) -> None:
+        self.slots.pause_rows()
 
-    def release(self) -> None:
-        self.slots.release()
+    def resume_rows(self) -> None:
+        self.slots.resume_rows()
 
 
 def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

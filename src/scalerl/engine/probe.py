@@ -34,7 +34,7 @@ class Probe:
         trust = spec.trust_remote_code
         check_before(spec.model, trust)
         config = AutoConfig.from_pretrained(spec.model, trust_remote_code=trust)
-        with _without_weights():
+        with _parameters_on_meta():
             self.model: Any = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, spec.dtype), trust_remote_code=trust
             )
@@ -57,7 +57,7 @@ class Probe:
             )
             raise InputError(f"weights do not fit the model: {', '.join(wrong[:3])} ...")
 
-    def changed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def perturbed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every tensor by a tenth of itself, up or down, element by element."""
         generator = torch.Generator().manual_seed(0)
         out = {}
@@ -88,7 +88,7 @@ class Probe:
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def _parameters_on_meta() -> Iterator[None]:
     """Models that are made in here have parameters on the meta device, and real buffers."""
     module: Any = nn.Module
     register = module.register_parameter

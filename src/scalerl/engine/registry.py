@@ -9,7 +9,7 @@ from scalerl.engine.simulated import SimulatedEngine
 from scalerl.registry import Registry
 
 ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("engine")
-ENGINES.register("simulated")(SimulatedEngine.of)
+ENGINES.register("simulated")(SimulatedEngine.from_spec)
 
 
 @ENGINES.register("local")
@@ -17,7 +17,7 @@ def local_engine(spec: EngineSpec) -> Engine:
     """Torch in this process, on a CPU or one GPU."""
     from scalerl.engine.local import LocalEngine  # Transformers takes seconds to import
 
-    return LocalEngine.of(spec)
+    return LocalEngine.from_spec(spec)
 
 
 @ENGINES.register("vllm")

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Progress
 from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import Request, Written
+from scalerl.engine.interface import Request, RolloutResult
 from scalerl.engine.sampling import DrawSettings
 from scalerl.models.routing import Experts
 from scalerl.models.rows import Compaction
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningRollout:
     """A rollout with a row of the batch; `row` is its number within its group."""
 
     request: Request
@@ -35,20 +35,20 @@ class Running:
     #: Forced tokens that are still to be fed to the model.
     forcing: deque[int] = field(default_factory=deque)
     #: How many of its tokens the length control has seen.
-    told: int = 0
+    n_observed: int = 0
     #: Of a mixture, where it is asked for: what each pass noted of this rollout's tokens.
     experts: list[Experts] = field(default_factory=list)
 
     @staticmethod
-    def of(request: Request, row: int) -> Running:
-        return Running(request, row, request.control.start(request.seeds[row]))
+    def from_request(request: Request, row: int) -> RunningRollout:
+        return RunningRollout(request, row, request.control.start(request.seeds[row]))
 
-    def tell(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
+    def observe(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
         """The length control learns of new tokens."""
         self.progress = self.progress.after(self.request.control, token_ids, forced=forced)
-        self.told += len(token_ids)
+        self.n_observed += len(token_ids)
 
-    def ask(self) -> Finish | None:
+    def next_action(self) -> Finish | None:
         """Do what the length control says."""
         decision = self.request.control.decide(self.progress)
         if isinstance(decision, Finish):
@@ -57,22 +57,22 @@ class Running:
             self.forcing.extend(decision.token_ids)
             return None
         assert isinstance(decision, Continue)
-        self.room = decision.quiet
+        self.room = decision.unwatched_budget
         return None
 
 
-def unwritten(running: Running, finish: Finish) -> Written:
+def empty_result(running: RunningRollout, finish: Finish) -> RolloutResult:
     """Of a rollout that may not write a single token."""
     none = np.zeros(0, dtype=np.int64)
     empty = Rollout(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
-    return Written(running.request.id, running.row, empty)
+    return RolloutResult(running.request.id, running.row, empty)
 
 
 class Rows:
     """Row i of every array belongs to running[i]."""
 
     def __init__(self, rows_max: int, columns: int, device: torch.device) -> None:
-        self.running: list[Running] = []
+        self.running: list[RunningRollout] = []
         self.device = device
         self.columns = columns
         width = min(columns, 64)
@@ -83,7 +83,7 @@ class Rows:
         self.count = np.zeros(rows_max, dtype=np.int64)
         self.room = np.zeros(rows_max, dtype=np.int64)
         self.forcing = np.zeros(rows_max, dtype=bool)
-        self.watch = Watch()
+        self.watch = WatchedTokens()
         self.watched = np.zeros(rows_max, dtype=np.int64)
         self.seeds = np.zeros(rows_max, dtype=np.int64)
         self.temperature = np.ones(rows_max, dtype=np.float32)
@@ -95,7 +95,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.running)
 
-    def join(self, new: Sequence[Running]) -> None:
+    def append_rows(self, new: Sequence[RunningRollout]) -> None:
         """New rows at the end."""
         first = len(self.running)
         self.running += new
@@ -109,7 +109,7 @@ class Rows:
             self.watched[i] = self.watch.kind(r.request.control)
         self._how = self._seeds = None
 
-    def leave(self, compaction: Compaction) -> None:
+    def drop_rows(self, compaction: Compaction) -> None:
         """Rows close up."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.watched, self.seeds, self.temperature, self.top_p,
@@ -133,7 +133,7 @@ class Rows:
             how, seeds = self._how, self._seeds
         else:
             values = (self.temperature, self.top_p, self.top_k)
-            how = DrawSettings.of(*(self._tensor(v[first:n]) for v in values))
+            how = DrawSettings.from_tensors(*(self._tensor(v[first:n]) for v in values))
             seeds = self._tensor(self.seeds[first:n])
             if first == 0:
                 self._how, self._seeds = how, seeds
@@ -163,7 +163,7 @@ class Rows:
         self.forced[rows, at] = forcing
         self.count[part] += 1
         self.room[part] -= 1
-        asks = (self.room[part] <= 0) | self.watch.sees(self.watched[part], token_B)
+        asks = (self.room[part] <= 0) | self.watch.contains(self.watched[part], token_B)
         finished = []
         for i in (first + np.flatnonzero(asks | forcing)).tolist():
             done = self._look_at(i)
@@ -171,7 +171,7 @@ class Rows:
                 finished.append((i, done))
         return finished
 
-    def written(self, i: int, finish: FinishReason) -> Written:
+    def written(self, i: int, finish: FinishReason) -> RolloutResult:
         """What row i holds."""
         n, running = int(self.count[i]), self.running[i]
         rollout = Rollout(
@@ -182,7 +182,7 @@ class Rows:
             finish=finish,
             experts=np.concatenate(running.experts) if running.experts else None,
         )
-        return Written(running.request.id, running.row, rollout)
+        return RolloutResult(running.request.id, running.row, rollout)
 
     def _look_at(self, row: int) -> Finish | None:
         """Tell a row's length control what is new, and ask it. A forced phrase is told whole."""
@@ -190,8 +190,10 @@ class Rows:
         forced = bool(self.forcing[row])
         if forced and running.forcing:
             return None
-        running.tell(self.tokens[row, running.told : self.count[row]].tolist(), forced=forced)
-        done = running.ask()
+        running.observe(
+            self.tokens[row, running.n_observed : self.count[row]].tolist(), forced=forced
+        )
+        done = running.next_action()
         self.room[row] = running.room
         self.forcing[row] = bool(running.forcing)
         return done
@@ -211,13 +213,13 @@ class Rows:
             self.forced = np.pad(self.forced, more)
 
 
-class Watch:
+class WatchedTokens:
     """Which tokens a row's length control is to be told of at once.
 
     >>> from scalerl.algorithm.length import Limit
-    >>> watch = Watch()
+    >>> watch = WatchedTokens()
     >>> few, none = watch.kind(Limit(9, stop_ids=(3, 1))), watch.kind(Limit(9))
-    >>> watch.sees(np.array([few, few, none]), np.array([3, 2, 3])).tolist()
+    >>> watch.contains(np.array([few, few, none]), np.array([3, 2, 3])).tolist()
     [True, False, False]
     """
 
@@ -228,7 +230,7 @@ class Watch:
 
     def kind(self, control: LengthControl) -> int:
         """Of rows with this length control."""
-        starts: frozenset[int] = frozenset() if control.end is None else control.end.starts
+        starts: frozenset[int] = frozenset() if control.end is None else control.end.start_ids
         key = (control.stop_ids, starts)
         if key not in self.kinds:
             self.kinds[key] = len(self.kinds)
@@ -238,7 +240,7 @@ class Watch:
             self.table[-1, ids] = True
         return self.kinds[key]
 
-    def sees(
+    def contains(
         self, kind_B: npt.NDArray[np.int64], token_B: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         found: npt.NDArray[np.bool_] = self.table[

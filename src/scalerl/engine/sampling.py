@@ -50,7 +50,7 @@ class DrawSettings:
     truncated: bool
 
     @staticmethod
-    def of(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> DrawSettings:
+    def from_tensors(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> DrawSettings:
         return DrawSettings(
             temperature_B,
             top_p_B,
@@ -72,10 +72,10 @@ def sample(
     logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
-    return draw(logits_BV, DrawSettings.of(temperature_B, top_p_B, top_k_B), u_B)
+    return draw(logits_BV, DrawSettings.from_tensors(temperature_B, top_p_B, top_k_B), u_B)
 
 
-def drawn(
+def draw_from_seeds(
     logits_BV: Tensor, how: DrawSettings, seed_B: Tensor, position_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`draw` with the random numbers of these seeds and positions: in C where that is possible."""

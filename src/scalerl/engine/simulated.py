@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
 from scalerl.errors import InputError
 
 
@@ -22,7 +22,7 @@ class _Row:
     length: int
     versions: list[int] = field(default_factory=list)
 
-    def written(self, finish: FinishReason) -> Written:
+    def written(self, finish: FinishReason) -> RolloutResult:
         n = len(self.versions)
         rollout = Rollout(
             np.full(n, self.request.seeds[self.row] % 10, dtype=np.int64),
@@ -31,7 +31,7 @@ class _Row:
             np.zeros(n, dtype=bool),
             finish,
         )
-        return Written(self.request.id, self.row, rollout)
+        return RolloutResult(self.request.id, self.row, rollout)
 
 
 class SimulatedEngine:
@@ -44,7 +44,7 @@ class SimulatedEngine:
         self.running: dict[Lane, list[_Row]] = {"train": [], "validate": []}
 
     @staticmethod
-    def of(spec: EngineSpec) -> SimulatedEngine:
+    def from_spec(spec: EngineSpec) -> SimulatedEngine:
         if spec.routing:
             raise InputError(
                 "placement.engine=simulated has no experts whose choice could be replayed: set "
@@ -72,9 +72,9 @@ class SimulatedEngine:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.version = version
 
-    def abort(self, ids: Sequence[str]) -> list[Written]:
+    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
         gone = set(ids)
-        out: list[Written] = []
+        out: list[RolloutResult] = []
         for lane in self.running:
             out += [r.written("aborted") for r in self.running[lane] if r.request.id in gone]
             self.running[lane] = [r for r in self.running[lane] if r.request.id not in gone]

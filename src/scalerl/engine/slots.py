@@ -82,7 +82,7 @@ class Slots:
         self.column += 1
         self.lengths_B = self.lengths_B + 1
 
-    def join(self, prefilled: DynamicCache, lengths_B: Tensor, which_B: Tensor) -> None:
+    def append_rows(self, prefilled: DynamicCache, lengths_B: Tensor, which_B: Tensor) -> None:
         """Append rows from a cache of left-padded prompts; row i takes prompt which_B[i] of it."""
         longest = int(lengths_B.max())
         needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
@@ -97,7 +97,7 @@ class Slots:
             ours.keys[new, :, columns] = theirs.keys[which_B, :, -longest:]
             ours.values[new, :, columns] = theirs.values[which_B, :, -longest:]
 
-    def leave(self, into: Tensor, out_of: Tensor, rows: int) -> None:
+    def drop_rows(self, into: Tensor, out_of: Tensor, rows: int) -> None:
         """Some rows move into the places of others, and only the first `rows` stay. Only columns
         with something in them are copied."""
         if len(into):
@@ -111,12 +111,12 @@ class Slots:
         if not rows:
             self.column = 0
 
-    def hold(self) -> None:
+    def pause_rows(self) -> None:
         """Set the present rows aside."""
         self._held = (self.column, self.lengths_B)
         self.first, self.column, self.lengths_B = self.rows, 0, self.lengths_B[:0]
 
-    def release(self) -> None:
+    def resume_rows(self) -> None:
         """Go on with the rows that were set aside."""
         assert self._held is not None
         assert not self.rows

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from scalerl.algorithm.length import Finish
 from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, Written
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
 from scalerl.engine.probe import Probe
-from scalerl.engine.rows import Running, unwritten
+from scalerl.engine.rows import RunningRollout, empty_result
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.routing import Experts
 
@@ -89,10 +89,10 @@ def import_vllm(spec: EngineSpec) -> Any:
     return vllm
 
 
-class _Writing:
+class _VllmRollout:
     """A rollout that is being written."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningRollout) -> None:
         self.running = running
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -101,7 +101,7 @@ class _Writing:
         #: Of a mixture, where it is asked for: what each step noted of its tokens.
         self.experts: list[Experts] = []
 
-    def written(self, finish: FinishReason) -> Written:
+    def written(self, finish: FinishReason) -> RolloutResult:
         rollout = Rollout(
             token_ids=np.asarray(self.tokens, dtype=np.int64),
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
@@ -110,9 +110,9 @@ class _Writing:
             finish=finish,
             experts=np.concatenate(self.experts) if self.experts and self.tokens else None,
         )
-        return Written(self.running.request.id, self.running.row, rollout)
+        return RolloutResult(self.running.request.id, self.running.row, rollout)
 
-    def takes(self, token: int, logprob: float, version: int) -> Finish | None:
+    def append_token(self, token: int, logprob: float, version: int) -> Finish | None:
         """One token; whether it was the last."""
         running = self.running
         control = running.request.control
@@ -130,11 +130,11 @@ class _Writing:
         if running.forcing:
             return None
         watched = token in control.stop_ids or (
-            control.end is not None and token in control.end.starts
+            control.end is not None and token in control.end.start_ids
         )
         if forced or running.room <= 0 or watched:
-            running.tell(self.tokens[running.told :], forced=forced)
-            return running.ask()
+            running.observe(self.tokens[running.n_observed :], forced=forced)
+            return running.next_action()
         return None
 
 
@@ -147,7 +147,7 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from scalerl.engine import vllm_model
-        from scalerl.engine.vllm_forcing import Forcing
+        from scalerl.engine.vllm_forcing import ForcedTokenProcessor
 
         if spec.head == "bf16-emulated":
             raise InputError(
@@ -180,7 +180,7 @@ class VllmEngine:
                     enable_chunked_prefill=False,  # a seed and a split prompt fail together
                     max_num_batched_tokens=self._read + slots,
                     async_scheduling=False,
-                    logits_processors=[Forcing],
+                    logits_processors=[ForcedTokenProcessor],
                     **more,
                 )
             )
@@ -192,7 +192,7 @@ class VllmEngine:
             ) from None
         self.runner = self.engine.model_executor.driver_worker.model_runner
         processors = self.runner.input_batch.logitsprocs.non_argmax_invariant
-        (self.forcing,) = [p for p in processors if isinstance(p, Forcing)]
+        (self.forcing,) = [p for p in processors if isinstance(p, ForcedTokenProcessor)]
         cache = self.engine.vllm_config.cache_config
         if cache.num_gpu_blocks * cache.block_size < blocks * BLOCK:
             # Rather than let it drop rollouts and compute their caches anew with later weights.
@@ -205,21 +205,21 @@ class VllmEngine:
         self.waiting: dict[Lane, deque[tuple[Request, int]]] = {
             "train": deque(), "validate": deque(),
         }  # fmt: skip
-        self.rows: dict[Lane, dict[str, _Writing]] = {"train": {}, "validate": {}}
+        self.rows: dict[Lane, dict[str, _VllmRollout]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
         #: Steps in a row that brought nothing; times that versions began to count anew.
-        self._nothing = self._life = 0
+        self._nothing = self._rollbacks = 0
         #: What vLLM ran when the other lane's turn came.
         self._held: list[Any] = []
         self._number = 0
         self.probe = Probe(spec)
-        self._proven = False
+        self._perturbation_verified = False
         model = self.runner.get_model()
         if spec.head == "fp32":
             vllm_model.check_head(model, spec, vllm.__version__)
         self.routes = None
-        if spec.routing or (eager and vllm_model.mixtures(model)):  # the probe has use for them
-            self.routes = vllm_model.Routes(self.engine.vllm_config, model)
+        if spec.routing or (eager and vllm_model.moe_layers(model)):  # the probe has use for them
+            self.routes = vllm_model.ExpertRoutes(self.engine.vllm_config, model)
 
     # -- the protocol -----------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class VllmEngine:
             told = output.outputs[0]
             for token, logprobs in zip(told.token_ids, told.logprobs, strict=True):
                 tokens += 1
-                done = row.takes(token, logprobs[token].logprob, self.version)
+                done = row.append_token(token, logprobs[token].logprob, self.version)
                 if done is not None:
                     written.append(row.written(done.reason))
                     gone.append(output.request_id)
@@ -265,18 +265,18 @@ class VllmEngine:
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.probe.check_names(weights)
-        if not self._proven:  # every tensor changed: none may stay as it was
-            changed = self.probe.changed(weights)
+        if not self._perturbation_verified:  # every tensor changed: none may stay as it was
+            changed = self.probe.perturbed(weights)
             self._reload(changed)
-            self._prove(changed, "with every tensor changed")
-            self._proven = True
+            self._verify_weights(changed, "with every tensor changed")
+            self._perturbation_verified = True
         self._reload(weights)
         self.engine.set_weight_version(str(version))
-        self._life += version < self.version  # back to a checkpoint: these numbers come again
+        self._rollbacks += version < self.version  # back to a checkpoint: these numbers come again
         self.version = version
-        self._prove(weights, f"at version {version}")
+        self._verify_weights(weights, f"at version {version}")
 
-    def abort(self, ids: Sequence[str]) -> list[Written]:
+    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
         gone, out = set(ids), []
         for lane, rows in self.rows.items():
             self.waiting[lane] = deque(w for w in self.waiting[lane] if w[0].id not in gone)
@@ -314,7 +314,7 @@ class VllmEngine:
         scheduler = self._scheduler
         scheduler.running, self._held = self._held, scheduler.running
 
-    def _admit(self) -> list[Written]:
+    def _admit(self) -> list[RolloutResult]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -327,10 +327,10 @@ class VllmEngine:
             if room < 0:
                 break
             request, number = waiting.popleft()
-            running = Running.of(request, number)
-            done = running.ask()
+            running = RunningRollout.from_request(request, number)
+            done = running.next_action()
             if done is not None:
-                finished.append(unwritten(running, done))
+                finished.append(empty_result(running, done))
                 continue
             self._number += 1
             name, how = f"{self.lane}/{self._number}", request.sampling
@@ -338,7 +338,7 @@ class VllmEngine:
                 name,
                 {
                     "prompt_token_ids": list(request.prompt_token_ids),
-                    "cache_salt": f"{self._life}/{self.version}",
+                    "cache_salt": f"{self._rollbacks}/{self.version}",
                 },
                 SamplingParams(
                     temperature=how.temperature,
@@ -353,11 +353,11 @@ class VllmEngine:
                     extra_args={"id": name},
                 ),
             )
-            rows[name] = _Writing(running)
+            rows[name] = _VllmRollout(running)
             self._force(name, rows[name])
         return finished
 
-    def _force(self, name: str, row: _Writing) -> None:
+    def _force(self, name: str, row: _VllmRollout) -> None:
         """What the next token of a rollout must be, if it must be one."""
         if row.running.forcing:
             self.forcing.force[name] = row.running.forcing[0]
@@ -384,7 +384,7 @@ class VllmEngine:
 
         put(self.runner, weights, tied=self.probe.tied, device=self.spec.device)
 
-    def _prove(self, weights: Mapping[str, Tensor], when: str) -> None:
+    def _verify_weights(self, weights: Mapping[str, Tensor], when: str) -> None:
         scored = self._score(self.probe.tokens)
         experts = None if self.routes is None else self.routes.of(0, len(self.probe.tokens))
         gap = self.probe.gap(weights, scored, experts)

@@ -9,7 +9,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 
-class Forcing(LogitsProcessor):  # type: ignore[misc]
+class ForcedTokenProcessor(LogitsProcessor):  # type: ignore[misc]
     """The engine sets `force[request] = token` between two steps; vLLM says which row of its batch
     a request is in."""
 

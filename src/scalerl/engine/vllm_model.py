@@ -24,14 +24,14 @@ def put(runner: Any, weights: Mapping[str, Tensor], *, tied: bool, device: str) 
     without a word."""
     model = runner.get_model()
     if device == "cpu":
-        for layer in mixtures(model):  # as if this were the first load, which does lay them out
+        for layer in moe_layers(model):  # as if this were the first load, which does lay them out
             layer.routed_experts.quant_method.moe_kernel = None
     runner.reload_weights(weights_iterator=iter(weights.items()))
     if tied:
         model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-def mixtures(model: Any) -> list[Any]:
+def moe_layers(model: Any) -> list[Any]:
     """The layers of experts, in order."""
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
@@ -59,7 +59,7 @@ def check_head(model: Any, spec: EngineSpec, version: str) -> None:
         )
 
 
-class Routes:
+class ExpertRoutes:
     """The experts of the tokens of each step, from vLLM's own capture of its routers."""
 
     def __init__(self, config: Any, model: Any) -> None:
@@ -77,7 +77,7 @@ class Routes:
                 f"precision.routing=replay: vLLM does not tell the experts of this model ({error}):"
                 " set precision.routing=own, or placement.engine=local"
             ) from None
-        self.layers = [m.layer_id for m in mixtures(model)]
+        self.layers = [m.layer_id for m in moe_layers(model)]
 
     def of(self, start: int, end: int) -> Experts:
         """Of some tokens of the last step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalerl.engine.interface import Lane, Request, Written
+from scalerl.engine.interface import Lane, Request, RolloutResult
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
 
@@ -125,7 +125,7 @@ class Dispatcher:
         if not state.starting:
             self.tell(state, m.Leave(tuple(r.id for r in state.requests("train"))))
 
-    def heard(self, state: GeneratorState, report: m.Report) -> list[Written]:
+    def heard(self, state: GeneratorState, report: m.Report) -> list[RolloutResult]:
         """What a generator has finished of what it holds; anything else is an old story."""
         state.version = report.version
         state.number = report.number

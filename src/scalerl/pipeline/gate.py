@@ -29,7 +29,7 @@ def request(plan: Plan) -> Request:
 
 def group(plan: Plan, rollouts: Sequence[Rollout]) -> Group:
     """What the trainer is asked to score."""
-    written = tuple(r.judged(0.0, None) for r in rollouts if len(r))
+    written = tuple(r.with_reward(0.0, None) for r in rollouts if len(r))
     return Group(ID, plan.tokens_of(plan.validation[0]), written)
 
 

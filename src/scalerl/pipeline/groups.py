@@ -118,7 +118,7 @@ class PendingGroup:
     def judge(self, verdicts: Sequence[Checked], plan: Plan) -> Group:
         """All rollouts with their rewards: it is ready."""
         judged = tuple(
-            r.judged(_reward(r, verdict, plan), verdict.correct)
+            r.with_reward(_reward(r, verdict, plan), verdict.correct)
             for r, verdict in zip(self._in_order(), verdicts, strict=True)
         )
         self.group = Group(self.prompt.id, self.token_ids, judged)

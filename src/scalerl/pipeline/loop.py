@@ -30,7 +30,7 @@ from pathlib import Path
 from scalerl.algorithm.curriculum import OutOfPrompts
 from scalerl.algorithm.filters import informative
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Written
+from scalerl.engine.interface import RolloutResult
 from scalerl.errors import PipelineError
 from scalerl.pipeline import checkpoints, gate, state
 from scalerl.pipeline import messages as m
@@ -293,7 +293,7 @@ class Loop(Scaling):
             self.ledger.waste("failed", *report.dropped)
             self._has_left(generator)
 
-    def _wrote(self, written: Written, report: m.Report) -> None:
+    def _wrote(self, written: RolloutResult, report: m.Report) -> None:
         if written.request == gate.ID:
             self._gate.append(written.rollout)
         elif report.lane == "validate":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
-    from scalerl.engine.interface import Lane, Request, Written
+    from scalerl.engine.interface import Lane, Request, RolloutResult
     from scalerl.pipeline.ledger import Work
     from scalerl.tasks.task import Answer, Checked
     from scalerl.trainer.interface import StepReport
@@ -58,7 +58,7 @@ class Report:
     #: How many messages it has taken in.
     taken: int
     version: int
-    written: tuple[Written, ...] = ()
+    written: tuple[RolloutResult, ...] = ()
     lane: Lane = "train"
     #: Seconds of its time since the last report, by what they went to.
     seconds: dict[Work, float] = field(default_factory=dict)

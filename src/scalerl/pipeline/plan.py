@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform
 from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, Limit
-from scalerl.algorithm.options import Options, options_of
+from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat, reads_the_clock
@@ -143,8 +143,8 @@ class Plan:
             validation_sampling=Sampling(recipe.validation.temperature),
             model=model,
             device=device,
-            options=options_of(recipe),
-            layout=Layout.of(shape),
+            options=options_from_recipe(recipe),
+            layout=Layout.from_model(shape),
             parameters=matmul_parameters(shape),
             experts=bool(routers_of(shape)),
             columns=columns,
@@ -325,7 +325,7 @@ def _control(
         return Limit(length.longest, stop_ids)
     return Interruption(
         tuple(tokenizer(length.phrase or "", add_special_tokens=False)["input_ids"]),
-        EndOfThought.of(recipe.task.think_close, token_pieces(tokenizer, hidden)),
+        EndOfThought.from_text(recipe.task.think_close, token_pieces(tokenizer, hidden)),
         think_min=length.think_tokens_min or 0,
         think_max=length.think_tokens_max or 0,
         answer_tokens=length.answer_tokens or 0,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.algorithm.rollout import Rollout
-from scalerl.engine.interface import Request, Written
+from scalerl.engine.interface import Request, RolloutResult
 from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
 from scalerl.runs.answers import AnswerSample, EvalAnswers
 from scalerl.runs.lines import SetScore
@@ -77,7 +77,7 @@ class Validation:
         asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
         return Validation(self.plan, asked, len(asked), len(asked))
 
-    def wrote(self, written: Written, step: int) -> list[Answer] | None:
+    def wrote(self, written: RolloutResult, step: int) -> list[Answer] | None:
         """One answer more; all answers to its prompt if these are now complete."""
         asked = self.asked.get(written.request)
         if asked is None:

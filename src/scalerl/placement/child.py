@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from scalerl.errors import InputError, PipelineError, memory_is_short
+from scalerl.errors import InputError, PipelineError, is_out_of_memory
 from scalerl.pipeline import messages as m
 from scalerl.streams import make_unbreakable
 
@@ -44,7 +44,7 @@ def failure(error: Exception) -> m.Failed:
         return m.Failed(str(error), isinstance(error, InputError))
     text = str(error).splitlines()
     reason = ": ".join([type(error).__name__, *text[:1]])
-    return m.Failed(reason, no_memory=memory_is_short(error))
+    return m.Failed(reason, no_memory=is_out_of_memory(error))
 
 
 #: Where this process came from, if it is a part: the main one, or the nursery, which ends with it.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scalerl.engine.interface import Engine, EngineStep, Lane, Written
+from scalerl.engine.interface import Engine, EngineStep, Lane, RolloutResult
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Work
@@ -47,7 +47,7 @@ class GeneratorPart:
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
         #: What is finished and was not said yet, all of one lane.
-        self._written: list[Written] = []
+        self._written: list[RolloutResult] = []
         self._lane: Lane = "train"
         self._told = self.now()
 

@@ -50,7 +50,7 @@ class PartActor:
         self.name = multiprocessing.current_process().name = name
         self.line = QueueLine()
         self.over = threading.Event()
-        self._meetings: list[Any] = []
+        self._rendezvous_stores: list[Any] = []
 
     def __repr__(self) -> str:
         return self.name
@@ -61,14 +61,14 @@ class PartActor:
 
         return os.getpid(), socket.gethostname(), ray.util.get_node_ip_address()
 
-    def meeting(self) -> tuple[str, int]:
+    def open_rendezvous(self) -> tuple[str, int]:
         """Where the ranks of a trainer, or the two ends of a weights channel, meet: this one keeps
         the place."""
-        from scalerl.trainer.meeting import meeting_point
+        from scalerl.trainer.rendezvous import rendezvous_store
 
         address = self.where()[2]
-        store, port = meeting_point(address)
-        self._meetings.append(store)
+        store, port = rendezvous_store(address)
+        self._rendezvous_stores.append(store)
         return address, port
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
@@ -115,7 +115,7 @@ def _placed(argument: Any, address: str) -> Any:
     """A rank, or an end of a weights channel, binds to the interface of its node that the others
     see, and to no other."""
     if hasattr(argument, "placed"):
-        return argument.placed(interface_of(address))
+        return argument.with_interface(interface_of(address))
     ranks = getattr(argument, "ranks", None)
     if ranks is None:
         return argument

@@ -19,7 +19,7 @@ from scalerl.placement.line import PartLine
 from scalerl.placement.memory import keep_freed_memory
 from scalerl.placement.trainer_part import TrainerPart
 from scalerl.trainer.interface import RankLost, Trainer, TrainerSpec
-from scalerl.trainer.meeting import others_there
+from scalerl.trainer.rendezvous import raising_rank_lost
 from scalerl.weights.interface import Channel, close
 
 #: A part with nothing to do looks for messages and weights this often.
@@ -95,7 +95,7 @@ def serve_trainer(
         serve()
         return
     try:
-        with others_there():
+        with raising_rank_lost():
             serve()
     except RankLost as error:
         line.send(m.Failed(str(error), lost=True))

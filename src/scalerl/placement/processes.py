@@ -31,7 +31,7 @@ from scalerl.placement.part_processes import run_generator, run_trainer
 from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.meeting import meeting_point
+from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights.collective import CollectiveWeights
 
 #: Seconds processes are given to end by themselves.
@@ -228,8 +228,8 @@ class ProcessCrew(ProcessParts):
         channel = specs.channel
         self._specs, self._deterministic = specs, where.deterministic
         if isinstance(channel, CollectiveWeights):
-            self._weights_meeting, port = meeting_point(HERE)
-            channel.meet(HERE, port, LOOPBACK, plan.device)
+            self._weights_rendezvous, port = rendezvous_store(HERE)
+            channel.set_rendezvous(HERE, port, LOOPBACK, plan.device)
         self.trainer = RankGroup(
             [self._start(name, run_trainer, specs.make_trainer, spec, channel)
              for name, spec in self._ranks(specs)]
@@ -257,7 +257,7 @@ class ProcessCrew(ProcessParts):
         """Name and spec of each rank of the trainer; they meet on this machine alone."""
         if specs.trainers == 1:
             return [("trainer", specs.trainer)]
-        self._meeting, port = meeting_point(HERE)
+        self._rendezvous, port = rendezvous_store(HERE)
         return specs.ranks(HERE, port, LOOPBACK)
 
     @property

@@ -40,9 +40,9 @@ from scalerl.placement.ray_cluster import (
     import_ray,
 )
 from scalerl.placement.specs import Specs
-from scalerl.weights.board import Board
 from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.ray_objects import RayWeights
+from scalerl.weights.version_registry import VersionRegistry
 
 #: Seconds that a part is listened to before it is asked anew.
 LISTEN = 2.0
@@ -161,7 +161,7 @@ def _actor_class() -> Any:
     """PartActor for Ray. What is told, heard and asked does not wait for each other."""
     ray = import_ray()
     calls = {"tell": "told", "begin": "told", "renew": "told", "listen": "heard", "where": "asked",
-             "meeting": "asked", "end": "asked"}  # fmt: skip
+             "open_rendezvous": "asked", "end": "asked"}  # fmt: skip
     methods = {
         name: ray.method(concurrency_group=group)(getattr(PartActor, name))
         for name, group in calls.items()
@@ -239,7 +239,7 @@ class RayCrew:
         self.checkers: list[RayHandle] = []
         self._groups: list[Any] = []
         try:
-            self._start_board()
+            self._start_version_registry()
             self.trainer: RankGroup[RayHandle] = self._start_trainer()
             for _ in range(where.generators):
                 self.join()
@@ -252,10 +252,10 @@ class RayCrew:
 
     # -- starting ---------------------------------------------------------------------------------
 
-    def _start_board(self) -> None:
+    def _start_version_registry(self) -> None:
         """On the driver's node, which lives as long as the run does. A node that has just come may
-        not know that one yet, and would keep the board to itself, or be gone with it before anybody
-        has noticed: so that is looked at."""
+        not know that one yet, and would keep the registry to itself, or be gone with it unnoticed:
+        so the node that it landed on is checked."""
         if not isinstance(self.specs.channel, RayWeights):
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -265,12 +265,12 @@ class RayCrew:
                    "max_concurrency": 1000, "max_task_retries": -1}  # fmt: skip
         until = time.monotonic() + PLACED
         while time.monotonic() < until:
-            board = self.ray.remote(**options)(Board).remote()
+            registry = self.ray.remote(**options)(VersionRegistry).remote()
             with contextlib.suppress(self.ray.exceptions.RayError):
-                if self.ray.get(board.node.remote(), timeout=PLACED) == here:
-                    self.specs.channel.board = board
+                if self.ray.get(registry.node.remote(), timeout=PLACED) == here:
+                    self.specs.channel.registry = registry
                     return
-            self.ray.kill(board)
+            self.ray.kill(registry)
             time.sleep(0.5)
         raise PipelineError(f"Ray found no place on the driver's node within {PLACED:.0f} s")
 
@@ -304,11 +304,11 @@ class RayCrew:
         self._starting = ranks
         specs = [self.specs.trainer]
         if count > 1:
-            host, port = self.ray.get(ranks[0].actor.meeting.remote(), timeout=PLACED)
+            host, port = self.ray.get(ranks[0].actor.open_rendezvous.remote(), timeout=PLACED)
             specs = [spec for _, spec in self.specs.ranks(host, port, None)]
         if isinstance(self.specs.channel, CollectiveWeights):
-            host, port = self.ray.get(ranks[0].actor.meeting.remote(), timeout=PLACED)
-            self.specs.channel.meet(host, port, None, self.plan.device)
+            host, port = self.ray.get(ranks[0].actor.open_rendezvous.remote(), timeout=PLACED)
+            self.specs.channel.set_rendezvous(host, port, None, self.plan.device)
         for rank, spec in zip(ranks, specs, strict=True):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
         return RankGroup(ranks)
@@ -397,7 +397,7 @@ class RayCrew:
         self._groups = []
         self.plan = plan
         self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
-        self._start_board()
+        self._start_version_registry()
         self.trainer = self._start_trainer()
         for extra in self.generators[plan.recipe.placement.generators :]:
             self.dismiss(extra)

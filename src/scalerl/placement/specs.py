@@ -11,7 +11,7 @@ from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.machine import cores
 from scalerl.pipeline.plan import Plan
-from scalerl.trainer.interface import Ranks, Trainer, TrainerSpec
+from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
@@ -80,7 +80,7 @@ class Specs:
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
                 recompute=where.activations == "recompute",
-                lanes=_cores(plan, where.trainers),
+                step_threads=_cores(plan, where.trainers),
                 replay=recipe.precision.routing == "replay",
             ),
             channel=CHANNELS[channel](plan.layout),
@@ -90,7 +90,7 @@ class Specs:
 
     def ranks(self, host: str, port: int, interface: str | None) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer, which meet at an address."""
-        first = Ranks(0, self.trainers, host, port, interface, self.deadline)
+        first = RankSpec(0, self.trainers, host, port, interface, self.deadline)
         return [
             (f"trainer rank {i}", replace(self.trainer, ranks=replace(first, rank=i)))
             for i in range(self.trainers)

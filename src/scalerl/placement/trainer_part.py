@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
-from scalerl.weights.interface import Channel, Nowhere, Sender
+from scalerl.weights.interface import Channel, NullSender, Sender
 
 
 class TrainerPart:
@@ -30,7 +30,7 @@ class TrainerPart:
     ) -> TrainerPart:
         """Of many ranks the first one's weights are handed over."""
         first = spec.ranks is None or spec.ranks.rank == 0
-        return TrainerPart(trainer, channel.sender() if first else Nowhere(), now)
+        return TrainerPart(trainer, channel.sender() if first else NullSender(), now)
 
     def start(self) -> m.Ready:
         """The first weights are there from the beginning."""

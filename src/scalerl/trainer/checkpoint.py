@@ -20,7 +20,7 @@ from scalerl.trainer.masters import Masters
 
 #: Tensors are called KIND/PARAMETER; other kinds are the optimiser's own (exp_avg, step ...).
 MASTER = "master"
-WHOLE = "optimiser.safetensors"
+STATE_FILE = "optimiser.safetensors"
 
 
 def save(
@@ -35,7 +35,7 @@ def save(
     for i, name in enumerate(masters.by_name):
         for key, value in state.get(i, {}).items():
             tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous().clone()
-    save_file(tensors, path / WHOLE)
+    save_file(tensors, path / STATE_FILE)
     (path / "trainer.json").write_text(json.dumps({"version": version}))
 
 
@@ -47,7 +47,7 @@ class StateFiles:
         self.path = path
         try:
             self.version = int(json.loads((path / "trainer.json").read_text())["version"])
-            names = sorted(path.glob(shard_name("*", "*"))) or [path / WHOLE]
+            names = sorted(path.glob(shard_name("*", "*"))) or [path / STATE_FILE]
             self._files = [cast(Any, safe_open)(name, "pt") for name in names]
             written = int(names[0].stem.rpartition("-")[2]) if len(names) > 1 else 1
             if len(names) != written:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import LossBatch
-from scalerl.errors import memory_is_short
+from scalerl.errors import is_out_of_memory
 from scalerl.models.head import Precision, head_of
 from scalerl.models.llama.packed import PassWeights
 from scalerl.models.load import load_model
@@ -34,10 +34,10 @@ from scalerl.trainer import shards
 from scalerl.trainer.balance import row_work, shares
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.local import Gradient, LocalTrainer, recompute
-from scalerl.trainer.meeting import join
 from scalerl.trainer.micro import MicroBatch, micro_batches, pad
-from scalerl.trainer.scorer import Scored, Scorer
-from scalerl.trainer.sharding import Sharded
+from scalerl.trainer.rendezvous import join_process_group
+from scalerl.trainer.scorer import ScoredTokens, Scorer
+from scalerl.trainer.sharding import ShardedModel
 
 #: What a rank without rows of its own passes through the model: two tokens that count nothing.
 NOTHING = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),))
@@ -46,11 +46,11 @@ NOTHING = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),)
 def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
     """The trainer `fsdp`: one rank of it, in this process. Without `spec.ranks` it is alone."""
     torch.set_num_threads(spec.threads)
-    device = join(spec)
+    device = join_process_group(spec)
     trust = spec.trust_remote_code
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
-    def load() -> Sharded:
+    def load() -> ShardedModel:
         if dist.get_rank() == 0:
             model = load_model(spec.model, spec.dtype, "cpu", trust_remote_code=trust)
         else:
@@ -59,7 +59,7 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
             recompute(model)
         head = head_of(model, spec.head, verify=dist.get_rank() == 0)
         dtype = getattr(torch, spec.dtype)
-        return Sharded(model, head, mesh, device, dtype, spec.temperature)
+        return ShardedModel(model, head, mesh, device, dtype, spec.temperature)
 
     frozen = spec.options.kl_coefficient != 0
     made = FsdpTrainer(spec, load(), load() if frozen else None)
@@ -72,12 +72,12 @@ class ShardedScorer(Scorer):
     """Log-probs under a sharded model. A share of the rows is this rank's; what it finds of them
     is put together with what the others find."""
 
-    def __init__(self, sharded: Sharded, *, replay: bool = False) -> None:
+    def __init__(self, sharded: ShardedModel, *, replay: bool = False) -> None:
         self.sharded = sharded
         self.model, self.device = sharded.model, sharded.device
         self.packed = None
         self.replay = Replay(self.model) if replay else None
-        self.short = False
+        self.out_of_memory = False
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
         """This rank's, with empty ones at the end where another rank has more."""
@@ -91,7 +91,9 @@ class ShardedScorer(Scorer):
         ours = found[self.sharded.rank]
         return ours + [MicroBatch([], [])] * (longest - len(ours))
 
-    def score(self, groups: Sequence[PromptRows], weights: PassWeights | None = None) -> Scored:
+    def score(
+        self, groups: Sequence[PromptRows], weights: PassWeights | None = None
+    ) -> ScoredTokens:
         groups = groups or [NOTHING]
         ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
         self._route(groups, ids.shape[1])
@@ -99,7 +101,7 @@ class ShardedScorer(Scorer):
         place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
         target = ids[rows, columns + 1]
         logprobs, entropy = self.sharded.policy(ids, mask, rows, columns, target)
-        return Scored(logprobs, entropy, place, ids.numel())
+        return ScoredTokens(logprobs, entropy, place, ids.numel())
 
     @torch.no_grad()
     def logprobs(
@@ -116,26 +118,26 @@ class ShardedScorer(Scorer):
                 continue
             at = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part.rows])
             whole[torch.from_numpy(at)] = scored.float().cpu()
-        self.settle()
+        self.agree_on_oom()
         dist.all_reduce(whole)
         return [whole[a:b].numpy() for a, b in pairwise(ends)]
 
     def attempt(self, work: Callable[[], Tensor | None]) -> Tensor | None:
         """A pass in which memory may be short: the others are not left waiting then, and hear of it
-        in `settle`."""
+        in `agree_on_oom`."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not memory_is_short(error):
+            if not is_out_of_memory(error):
                 raise
-        self.short = True
-        self.sharded.gave_up()
+        self.out_of_memory = True
+        self.sharded.replay_collectives()
         return None
 
-    def settle(self) -> None:
+    def agree_on_oom(self) -> None:
         """Whether any rank was short of memory: then none goes on with what it has found."""
-        short = torch.tensor(float(self.short))
-        self.short = False
+        short = torch.tensor(float(self.out_of_memory))
+        self.out_of_memory = False
         dist.all_reduce(short, dist.ReduceOp.MAX)
         if short:
             raise MemoryError("a rank ran out of memory")
@@ -146,7 +148,9 @@ class FsdpTrainer(LocalTrainer):
 
     scorer: ShardedScorer
 
-    def __init__(self, spec: TrainerSpec, sharded: Sharded, reference: Sharded | None) -> None:
+    def __init__(
+        self, spec: TrainerSpec, sharded: ShardedModel, reference: ShardedModel | None
+    ) -> None:
         self.spec, self.sharded = spec, sharded
         self._sharded = {s.model: s for s in (sharded, reference) if s is not None}
         super().__init__(
@@ -159,22 +163,22 @@ class FsdpTrainer(LocalTrainer):
             reference=None if reference is None else reference.model,
             replay=spec.replay,
         )
-        self._rehearse()
+        self._record_collectives()
 
     def _scorer(
         self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
     ) -> Scorer:
         return ShardedScorer(self._sharded[model], replay=replay)
 
-    def _rehearse(self) -> None:
-        """Each kind of pass once with nothing in it (Traffic)."""
+    def _record_collectives(self) -> None:
+        """Each kind of pass once with nothing in it (CollectiveTrace)."""
         for scorer in (self.scorer, self.reference):
             if scorer is not None:
                 scorer.logprobs([], self.token_budget)
         self.model.train()
         for last in (False, True):
             with self.sharded.learning(last=last):
-                self._pass_nothing()
+                self._empty_pass()
         self.masters.clear()
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -195,7 +199,7 @@ class FsdpTrainer(LocalTrainer):
         for i, part in enumerate(parts):
             with self.sharded.learning(last=i == len(parts) - 1):
                 self.scorer.attempt(lambda part=part: self._backward(part, batch, found))  # type: ignore[misc]
-        self.scorer.settle()
+        self.scorer.agree_on_oom()
         counts = torch.tensor([found.loss, found.tokens, found.micro_batches], dtype=torch.float64)
         for tensor in (counts, found.scored_BT, found.entropy_BT):
             dist.all_reduce(tensor)
@@ -213,9 +217,9 @@ class FsdpTrainer(LocalTrainer):
         if part.rows:
             super()._backward(part, batch, found, weights)
         else:
-            self._pass_nothing()
+            self._empty_pass()
 
-    def _pass_nothing(self) -> None:
+    def _empty_pass(self) -> None:
         """Forward and backward like the others, adding 0 to every gradient."""
         logprobs = self.scorer.score([]).logprobs_M
         nothing = torch.where(logprobs.isfinite(), logprobs, 0.0).sum() * 0.0
@@ -228,7 +232,7 @@ class FsdpTrainer(LocalTrainer):
         square = sum(
             (g.double().square().sum().cpu() for g in mine), torch.zeros((), dtype=torch.double)
         )
-        norm = together(square).sum().sqrt().item()
+        norm = all_gather_stack(square).sum().sqrt().item()
         if norm > longest:
             for gradient in mine:
                 gradient.mul_(longest / (norm + 1e-6))
@@ -237,7 +241,7 @@ class FsdpTrainer(LocalTrainer):
     @torch.no_grad()
     def _non_finite(self) -> str | None:
         norms = [torch.linalg.vector_norm(local(p)).cpu() for p in self.masters.tensors()]
-        wrong = together((~torch.stack(norms).isfinite()).double()).any(0).nonzero()
+        wrong = all_gather_stack((~torch.stack(norms).isfinite()).double()).any(0).nonzero()
         return list(self.masters.by_name)[int(wrong[0])] if len(wrong) else None
 
 
@@ -246,7 +250,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def together(tensor: Tensor) -> Tensor:
+def all_gather_stack(tensor: Tensor) -> Tensor:
     """What every rank has of a small tensor, rank by rank."""
     found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(found, tensor)

@@ -21,7 +21,7 @@ from scalerl.trainer.optimisers import Optimiser
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankSpec:
     """The place of one process among those that learn together, and where they meet."""
 
     rank: int
@@ -51,7 +51,7 @@ class TrainerSpec:
     token_budget: int
     #: Of every product; and threads that share the micro-batches of a step.
     threads: int = 1
-    lanes: int = 1
+    step_threads: int = 1
     device: str = "cpu"
     #: Whether code that the model brings along may run.
     trust_remote_code: bool = False
@@ -62,7 +62,7 @@ class TrainerSpec:
     #: Whether a mixture's tokens go to the experts that the sampler took.
     replay: bool = False
     #: Of a trainer of many; None for one alone.
-    ranks: Ranks | None = None
+    ranks: RankSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from scalerl.algorithm.diagnostics import diagnose
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
-from scalerl.errors import memory_is_short
+from scalerl.errors import is_out_of_memory
 from scalerl.models.head import Precision
 from scalerl.models.llama.packed import PassWeights
 from scalerl.models.quick import quick_model
@@ -29,7 +29,7 @@ from scalerl.models.rows import PromptRows
 from scalerl.trainer import checkpoint
 from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
 from scalerl.trainer.masters import Masters
-from scalerl.trainer.micro import MicroBatch, kept_rows, rows_of
+from scalerl.trainer.micro import MicroBatch, kept_rows, prompt_rows
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.scorer import Scorer
 
@@ -60,7 +60,7 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         temperature=spec.temperature,
         token_budget=spec.token_budget,
         reference=load() if frozen else None,
-        threads=spec.lanes,
+        threads=spec.step_threads,
         replay=spec.replay,
     )
     if spec.checkpoint is not None:
@@ -182,7 +182,7 @@ class LocalTrainer:
         )
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        rows = [rows_of(g.prompt_token_ids, g.rollouts) for g in groups]
+        rows = [prompt_rows(g.prompt_token_ids, g.rollouts) for g in groups]
         found = iter(self.scorer.logprobs(rows, self.token_budget))
         return [[next(found) for _ in group.rollouts] for group in groups]
 
@@ -205,10 +205,10 @@ class LocalTrainer:
                 whole = self._with_reference(rows, batch)
                 return whole, self._gradient(rows, whole)
             except (RuntimeError, MemoryError) as error:
-                if not memory_is_short(error):
+                if not is_out_of_memory(error):
                     raise
             # Out here, where the failed attempt's tensors are no longer held by its error.
-            self._take_smaller(rows)
+            self._shrink_micro_batches(rows)
 
     def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> Gradient:
         """Summed over micro-batches."""
@@ -221,13 +221,13 @@ class LocalTrainer:
         if packed is not None and self.scorer.packs(rows):
             with packed.accumulating() as lanes:
                 shares = [parts[i :: len(lanes)] for i in range(len(lanes))]
-                self._in_lanes(shares, lanes, batch, found)
+                self._in_threads(shares, lanes, batch, found)
         else:
             for part in parts:
                 self._backward(part, batch, found)
         return found
 
-    def _in_lanes(
+    def _in_threads(
         self,
         shares: Sequence[Sequence[MicroBatch]],
         lanes: Sequence[PassWeights],
@@ -310,7 +310,7 @@ class LocalTrainer:
                 "optimiser.lr and go on from the last checkpoint, if there is one"
             )
 
-    def _take_smaller(self, rows: Sequence[PromptRows]) -> None:
+    def _shrink_micro_batches(self, rows: Sequence[PromptRows]) -> None:
         """Micro-batches of half the size, from now on."""
         longest = max(group.longest for group in rows)
         budget = self.scorer.budget(rows, self.token_budget)

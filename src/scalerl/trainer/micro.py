@@ -28,10 +28,10 @@ def kept_rows(groups: Sequence[Group], prepared: Prepared) -> list[PromptRows]:
     kept: dict[int, list[Rollout]] = {}
     for p, rollout in zip(prepared.batch.prompt_B.tolist(), prepared.rollouts, strict=True):
         kept.setdefault(p, []).append(rollout)
-    return [rows_of(groups[p].prompt_token_ids, rollouts) for p, rollouts in kept.items()]
+    return [prompt_rows(groups[p].prompt_token_ids, rollouts) for p, rollouts in kept.items()]
 
 
-def rows_of(prompt: TokenIds, rollouts: Sequence[Rollout]) -> PromptRows:
+def prompt_rows(prompt: TokenIds, rollouts: Sequence[Rollout]) -> PromptRows:
     """Rollouts as the model is given them."""
     experts = tuple(r.experts for r in rollouts)
     recorded = any(e is not None for e in experts)

@@ -11,7 +11,7 @@ from scalerl.trainer.simulated import SimulatedTrainer
 
 TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry("trainer")
 TRAINERS.register("local")(local_trainer)
-TRAINERS.register("simulated")(SimulatedTrainer.of)
+TRAINERS.register("simulated")(SimulatedTrainer.from_spec)
 
 
 @TRAINERS.register("fsdp")

@@ -21,7 +21,7 @@ from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class ScoredTokens:
     """Log-probs and entropies of M completion tokens, and the row and column of each."""
 
     logprobs_M: Tensor
@@ -38,7 +38,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaneHead:
+class AccumulatorHead:
     """The head of a lane."""
 
     weight: Tensor
@@ -72,7 +72,9 @@ class Scorer:
         budget = self.budget(groups, token_budget)
         return micro_batches(groups, budget, packed=self.packs(groups))
 
-    def score(self, groups: Sequence[PromptRows], weights: PassWeights | None = None) -> Scored:
+    def score(
+        self, groups: Sequence[PromptRows], weights: PassWeights | None = None
+    ) -> ScoredTokens:
         """Of every completion token, row by row; differentiable. `weights`: of a lane of the step
         (`PackedLlama.accumulating`)."""
         place: tuple[Tensor, Tensor]
@@ -81,7 +83,7 @@ class Scorer:
             packed = PackedRows.of(groups, self.packed.shape)
             hidden = self.packed.hidden(packed, weights).index_select(0, packed.source_M)
             if weights is not None:
-                head = replace(head, module=LaneHead(weights.head))
+                head = replace(head, module=AccumulatorHead(weights.head))
             target, place, tokens = packed.target_M, packed.place_M, len(packed.ids_N)
         else:
             ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
@@ -91,7 +93,7 @@ class Scorer:
             place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
             target, tokens = ids[rows, columns + 1], ids.numel()
         found, entropy = chunked_logprobs(hidden, head, target, self.temperature)
-        return Scored(found, entropy, place, tokens)
+        return ScoredTokens(found, entropy, place, tokens)
 
     @torch.no_grad()
     def logprobs(

@@ -5,8 +5,8 @@ sum of the ranks' parts is the gradient of the batch. Parameters are FP32 shards
 the optimiser steps on; a model of another dtype is computed in that dtype (`MixedPrecisionPolicy`).
 
 Every rank must issue the same collectives in the same order, or all of them wait until a deadline.
-So a pass that runs out of memory in its middle takes part in what is left of it (`Traffic`), and
-whether any rank was short is settled together afterwards.
+A rank that runs out of memory in the middle of a pass therefore still joins the collectives that
+are left of it (`CollectiveTrace`); afterwards the ranks agree on whether any of them was short.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Policy(nn.Module):
 
 
 @dataclass(slots=True)
-class Traffic:
+class CollectiveTrace:
     """The collectives of one pass over the model, in order, so that a rank whose pass has failed
     can take part in the rest of it. A pass of each kind is made once with nothing in it, which
     writes down what a pass of that kind does."""
@@ -104,7 +104,7 @@ class Traffic:
 
 
 class _Gather(DefaultAllGather):
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: CollectiveTrace) -> None:
         self.traffic = traffic
 
     def __call__(
@@ -115,7 +115,7 @@ class _Gather(DefaultAllGather):
 
 
 class _Scatter(DefaultReduceScatter):
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: CollectiveTrace) -> None:
         self.traffic = traffic
 
     def __call__(
@@ -126,7 +126,7 @@ class _Scatter(DefaultReduceScatter):
         return super().__call__(output_tensor, input_tensor, group, op, async_op)
 
 
-class Sharded:
+class ShardedModel:
     """A causal LM whose parameters are spread over the ranks of a mesh.
 
     model        whole on rank 0; on the others it may be on the meta device
@@ -149,7 +149,7 @@ class Sharded:
         self.dtype = wide(compute)
         self.width = head.weight.shape[1]
         self.held = self.dtype.itemsize * sum(p.numel() for p in model.parameters())
-        self.traffic = Traffic()
+        self.traffic = CollectiveTrace()
         unit = HeadUnit(model, head, temperature)
         self.policy = self._shard(Policy(model, unit), unit)
         self.units = [m for m in self.policy.modules() if isinstance(m, FSDPModule)]
@@ -169,20 +169,20 @@ class Sharded:
         embedding = lm.get_input_embeddings()
         tied = embedding.weight is unit.weight
         first = [embedding, unit] if tied else [unit]
-        self._arrive(nn.ModuleList(first))
+        self._broadcast_from_rank0(nn.ModuleList(first))
         if tied:  # used first and last: kept in between
             fully_shard(first, mesh=self.mesh, mp_policy=policy_of, reshard_after_forward=False)
         else:
             fully_shard(unit, mesh=self.mesh, mp_policy=policy_of)
         for block in blocks(self.model):
-            self._arrive(block)
+            self._broadcast_from_rank0(block)
             fully_shard(block, mesh=self.mesh, mp_policy=policy_of)
-        self._arrive(policy)
+        self._broadcast_from_rank0(policy)
         fully_shard(policy, mesh=self.mesh, mp_policy=policy_of)
         return policy
 
     @torch.no_grad()
-    def _arrive(self, module: nn.Module) -> None:
+    def _broadcast_from_rank0(self, module: nn.Module) -> None:
         """Everything in a module that is not there yet, from rank 0."""
         moved: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones too: an id lives as long
         for part in module.modules():
@@ -192,10 +192,10 @@ class Sharded:
                     if not isinstance(tensor, Tensor) or isinstance(tensor, DTensor):
                         continue
                     if id(tensor) not in moved:
-                        moved[id(tensor)] = (tensor, self._from_first(tensor))
+                        moved[id(tensor)] = (tensor, self._broadcast_tensor(tensor))
                     store[name] = moved[id(tensor)][1]
 
-    def _from_first(self, tensor: Tensor) -> Tensor:
+    def _broadcast_tensor(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if tensor.dtype == self.compute else tensor.dtype
         if self.rank == 0:
             new = tensor.detach().to(self.device, dtype).contiguous()
@@ -224,7 +224,7 @@ class Sharded:
         self.traffic.begin("reduce" if sync else "hold")
         yield
 
-    def gave_up(self) -> None:
+    def replay_collectives(self) -> None:
         """After a pass that has failed in its middle: the others are not left waiting."""
         self.traffic.finish()
         cast(FSDPModule, self.policy).reset_iter_state()
@@ -261,10 +261,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list(next(m for m in model.modules() if isinstance(m, nn.ModuleList)))
 
 
-def rows_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
+def shard_range(size: int, rank: int, ranks: int) -> tuple[int, int]:
     """Rows of a tensor that a rank holds, from and to, as `fully_shard` cuts it.
 
-    >>> [rows_of(5, rank, 3) for rank in range(3)]
+    >>> [shard_range(5, rank, 3) for rank in range(3)]
     [(0, 2), (2, 4), (4, 5)]
     """
     each = -(-size // ranks)

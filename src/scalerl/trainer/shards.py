@@ -20,13 +20,13 @@ from scalerl.errors import InputError
 from scalerl.models.shape import meta_model
 from scalerl.trainer.checkpoint import MASTER, StateFiles, load_weights, shard_name
 from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.sharding import Sharded, rows_of
+from scalerl.trainer.sharding import ShardedModel, shard_range
 
 
 def save(
     path: Path,
     spec: TrainerSpec,
-    sharded: Sharded,
+    sharded: ShardedModel,
     optimiser: torch.optim.Optimizer,
     version: int,
 ) -> None:
@@ -62,7 +62,7 @@ def _try(write: Any, path: Path, rank: int) -> str | None:
     return None
 
 
-def _write_shard(path: Path, sharded: Sharded, optimiser: torch.optim.Optimizer) -> None:
+def _write_shard(path: Path, sharded: ShardedModel, optimiser: torch.optim.Optimizer) -> None:
     tensors: dict[str, Tensor] = {}
     state = optimiser.state_dict()["state"]
     for i, (name, parameter) in enumerate(sharded.parameters().items()):
@@ -84,7 +84,9 @@ def _write_model(path: Path, spec: TrainerSpec, whole: dict[str, Tensor], versio
     (path / "trainer.json").write_text(json.dumps({"version": version}))
 
 
-def load(path: Path, spec: TrainerSpec, sharded: Sharded, optimiser: torch.optim.Optimizer) -> int:
+def load(
+    path: Path, spec: TrainerSpec, sharded: ShardedModel, optimiser: torch.optim.Optimizer
+) -> int:
     """Everything that `save`, or the trainer in one process, wrote; the version."""
     files = StateFiles(path)
     whole: dict[str, Tensor] = {}
@@ -95,7 +97,7 @@ def load(path: Path, spec: TrainerSpec, sharded: Sharded, optimiser: torch.optim
     with torch.no_grad():
         for i, (name, parameter) in enumerate(sharded.parameters().items()):
             mine = parameter.to_local()
-            start, stop = rows_of(parameter.shape[0], sharded.rank, sharded.ranks)
+            start, stop = shard_range(parameter.shape[0], sharded.rank, sharded.ranks)
             master = f"{MASTER}/{name}"
             if files.has(MASTER):
                 if files.shape(master) != tuple(parameter.shape):

@@ -24,7 +24,7 @@ class SimulatedTrainer:
         self.version = version
 
     @staticmethod
-    def of(spec: TrainerSpec) -> SimulatedTrainer:
+    def from_spec(spec: TrainerSpec) -> SimulatedTrainer:
         trainer = SimulatedTrainer()
         if spec.checkpoint is not None:
             trainer.load(Path(spec.checkpoint))

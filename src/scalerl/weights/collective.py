@@ -37,22 +37,22 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from scalerl.errors import PipelineError
 from scalerl.text import first_line
-from scalerl.weights.interface import Layout, Loads
+from scalerl.weights.interface import Layout, WeightTarget
 
 #: Seconds until one who does not answer is out, and until a broadcast is given up.
-HERE, DEADLINE = 5.0, 60.0
+ANSWER_SECONDS, BROADCAST_SECONDS = 5.0, 60.0
 #: Seconds between two looks into the store.
-LOOK = 0.01
+POLL_SECONDS = 0.01
 #: Broadcasts in a row that failed although everybody was there: then it is the network.
 MAX_FAILURES = 3
 #: Bytes that are broadcast at once.
-PIECE = 256 << 20
+PIECE_BYTES = 256 << 20
 #: Rounds whose agreements are kept.
-KEPT = 64
+KEPT_ROUNDS = 64
 
 
 class CollectiveWeights:
-    """The channel. A placement says where its ends meet (`meet`)."""
+    """The channel. A placement says where its ends meet (`set_rendezvous`)."""
 
     across_processes = True
     across_machines = True
@@ -61,13 +61,13 @@ class CollectiveWeights:
         self.layout, self.device = layout, "cpu"
         self.address: tuple[str, int] | None = None
         self.interface: str | None = None
-        self.deadline = DEADLINE
+        self.deadline = BROADCAST_SECONDS
 
-    def meet(self, host: str, port: int, interface: str | None, device: str) -> None:
+    def set_rendezvous(self, host: str, port: int, interface: str | None, device: str) -> None:
         """There is a store at this address, which only the parts of the run know."""
         self.address, self.interface, self.device = (host, port), interface, device
 
-    def placed(self, interface: str | None) -> CollectiveWeights:
+    def with_interface(self, interface: str | None) -> CollectiveWeights:
         """On a node that the others see through this interface of the network."""
         found = copy(self)
         found.interface = interface
@@ -135,7 +135,7 @@ class BroadcastEnd:
                 self._group = (-1, None)  # the old one's connections close first
                 self._group = (group, self.channel.group(self.store, group, rank, size))
             whole = flat.view(torch.uint8)
-            for piece in whole.split(PIECE):  # type: ignore[no-untyped-call]
+            for piece in whole.split(PIECE_BYTES):  # type: ignore[no-untyped-call]
                 self._group[1].broadcast([piece], dist.BroadcastOptions()).wait()
             if flat.is_cuda:
                 torch.cuda.synchronize(flat.device)
@@ -144,11 +144,11 @@ class BroadcastEnd:
             return first_line(error)
         return "done"
 
-    def waits(self, seconds: float, until: Callable[[], bool]) -> bool:
+    def wait_until(self, seconds: float, until: Callable[[], bool]) -> bool:
         """Whether it came true in time."""
         end = time.monotonic() + seconds
         while not (found := until()) and time.monotonic() < end and not self.closed:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         return found
 
 
@@ -164,7 +164,7 @@ class CollectiveSender(BroadcastEnd):
         self.version = self._staged = -1
         self._signed = self._round = self._number = self._failures = 0
         self._in_group: tuple[int, ...] = ()
-        super().__init__(channel, self._turn)
+        super().__init__(channel, self._run_round)
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """A copy, which the thread sends while the trainer goes on. A version that was not sent
@@ -178,49 +178,51 @@ class CollectiveSender(BroadcastEnd):
                 torch.cuda.synchronize(self.back.device)
             self._staged = version
 
-    def _turn(self) -> None:
+    def _run_round(self) -> None:
         """The newest weights, to everybody who does not have them."""
         with self.lock:
             if self._staged > self.version:
                 self.front, self.back = self.back, self.front
                 self.version = self._staged
-        self._let_in()
+        self._admit_new()
         behind = [i for i, version in self.members.items() if version != self.version]
         if self.version < 0 or not behind:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             return
-        here = self._ask(behind)
+        here = self._agree_on_members(behind)
         if here:
-            self._send(here)
+            self._broadcast_round(here)
 
-    def _let_in(self) -> None:
+    def _admit_new(self) -> None:
         for i in range(self._signed + 1, self.store.add("signed", 0) + 1):
             key = f"name/{i}"
-            said = self.waits(HERE, lambda key=key: self.store.check([key]))  # type: ignore[misc]
+            said = self.wait_until(ANSWER_SECONDS, lambda key=key: self.store.check([key]))  # type: ignore[misc]
             self.names[i] = self._text(key) if said else "a generator"
             self.members[i], self._signed = -1, i
 
-    def _ask(self, members: list[int]) -> list[int]:
+    def _agree_on_members(self, members: list[int]) -> list[int]:
         """Announce a round; who is there."""
         self._round += 1
         n = self._round
-        self._say(f"round/{n}", {"version": self.version, "members": members})
+        self._announce(f"round/{n}", {"version": self.version, "members": members})
         self.store.add("rounds", 1)
-        self.waits(HERE, lambda: self.store.check([f"here/{n}/{i}" for i in members]))
+        self.wait_until(
+            ANSWER_SECONDS, lambda: self.store.check([f"here/{n}/{i}" for i in members])
+        )
         here = [i for i in members if self.store.check([f"here/{n}/{i}"])]
         for i in members:
             if i not in here and not self.closed:
-                self._drop(i, f"did not answer within {HERE:.0f} s")
+                self._drop(i, f"did not answer within {ANSWER_SECONDS:.0f} s")
         if tuple(here) != self._in_group or self._group[1] is None:
             self._number, self._in_group = self._number + 1, tuple(here)
-        self._say(f"go/{n}", {"group": self._number, "members": here})
-        self._forget(n - KEPT)
+        self._announce(f"go/{n}", {"group": self._number, "members": here})
+        self._forget(n - KEPT_ROUNDS)
         return here
 
-    def _send(self, here: list[int]) -> None:
+    def _broadcast_round(self, here: list[int]) -> None:
         n = self._round
         found = self.broadcast(self._number, 0, len(here) + 1, self.front)
-        self.waits(HERE, lambda: self.store.check([f"end/{n}/{i}" for i in here]))
+        self.wait_until(ANSWER_SECONDS, lambda: self.store.check([f"end/{n}/{i}" for i in here]))
         for i in here:
             end = self._text(f"end/{n}/{i}") if self.store.check([f"end/{n}/{i}"]) else "silent"
             if end == "done":
@@ -250,7 +252,7 @@ class CollectiveSender(BroadcastEnd):
                 for i in range(1, self._signed + 1):
                     self.store.delete_key(f"{kind}/{n}/{i}")
 
-    def _say(self, key: str, value: dict[str, Any]) -> None:
+    def _announce(self, key: str, value: dict[str, Any]) -> None:
         self.store.set(key, json.dumps(value))
 
     def _text(self, key: str) -> str:
@@ -263,14 +265,14 @@ class CollectiveReceiver(BroadcastEnd):
     def __init__(self, channel: CollectiveWeights) -> None:
         self._version = -1
         self._i = self._next = 0
-        super().__init__(channel, self._turn)
+        super().__init__(channel, self._run_round)
 
     def newest(self) -> int:
         if self.error is not None:
             raise PipelineError(f"weights do not arrive: {self.error}")
         return self._version
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         with self.lock:  # the thread fills the other buffer meanwhile
             if self.newest() >= 0:
                 engine.load(dict(self.layout.views(self.front)), self._version)
@@ -281,19 +283,19 @@ class CollectiveReceiver(BroadcastEnd):
         self._i = self.store.add("signed", 1)
         self.store.set(f"name/{self._i}", multiprocessing.current_process().name)
 
-    def _turn(self) -> None:
+    def _run_round(self) -> None:
         """One round, if there is one."""
         if not self._i or self.store.check([f"dropped/{self._i}"]):
             self._sign_up()
         n, i = self._next, self._i
-        if not self.waits(1.0, lambda: self.store.check([f"round/{n}"])):
+        if not self.wait_until(1.0, lambda: self.store.check([f"round/{n}"])):
             return
         self._next += 1
         asked = json.loads(self.store.get(f"round/{n}"))
         if i not in asked["members"]:
             return
         self.store.set(f"here/{n}/{i}", "")
-        if not self.waits(2 * HERE, lambda: self.store.check([f"go/{n}"])):
+        if not self.wait_until(2 * ANSWER_SECONDS, lambda: self.store.check([f"go/{n}"])):
             return
         go = json.loads(self.store.get(f"go/{n}"))
         if i not in go["members"]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError
-from scalerl.weights.interface import Layout, Loads
+from scalerl.weights.interface import Layout, WeightTarget
 from scalerl.weights.shared_memory import SharedWeights
 
 #: Bytes for the handles of two buffers.
@@ -51,7 +51,7 @@ class CudaIpcWeights(SharedWeights):
     def _settle(self) -> None:
         torch.cuda.synchronize()
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         if not self._open and self.newest() >= 0:
             text = self._note.numpy().tobytes()
             found = pickle.loads(text[4 : 4 + int.from_bytes(text[:4], "little")])

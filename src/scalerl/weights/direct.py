@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from scalerl.weights.interface import Layout, Loads
+from scalerl.weights.interface import Layout, WeightTarget
 
 
 class DirectWeights:
@@ -32,7 +32,7 @@ class DirectWeights:
     def newest(self) -> int:
         return self.version
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         if self.version >= 0:
             engine.load(self.weights, self.version)
         return self.version

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Loads(Protocol):
+class WeightTarget(Protocol):
     """Whoever takes weights: an engine."""
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
@@ -29,7 +29,7 @@ class Sender(Protocol):
         ...
 
 
-class Nowhere:
+class NullSender:
     """The sender of a rank that is not the first: it takes part in putting tensors together."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
@@ -49,7 +49,7 @@ class Receiver(Protocol):
         """Version of the newest weights; -1 before any."""
         ...
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         """Load the newest weights into an engine; their version, -1 if there are none yet."""
         ...
 
@@ -74,7 +74,7 @@ class Layout:
     dtype: torch.dtype
 
     @staticmethod
-    def of(model: nn.Module) -> Layout:
+    def from_model(model: nn.Module) -> Layout:
         """Of a model, which may be on the meta device."""
         named = dict(model.named_parameters())
         dtypes = {p.dtype for p in named.values()}

@@ -1,9 +1,10 @@
-"""Weights as objects of a Ray cluster: published once, pulled by whoever likes, wherever it is.
+"""Weights through Ray's object store (`placement.weights = "ray"`): published once, pulled by any
+generator on any node.
 
-The trainer puts each version into Ray's object store, in pieces, so that it never holds a second
-copy of a large model; a board says which version is the newest. A generator that joins looks at the
-board: nobody forms a group. Each receiver has a thread that fetches the newest version while the
-engine goes on writing; loading it is then one copy out of shared memory.
+The trainer puts each version into the object store in pieces, so that it never holds a second copy
+of a large model. An actor holds the number of the newest version (version_registry.py). A generator
+that joins a run asks that actor: no process group is formed. Each receiver has a thread that
+fetches the newest version while the engine decodes; loading it is one copy out of shared memory.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ import torch
 from torch import Tensor
 
 from scalerl.errors import PipelineError
-from scalerl.weights.board import KEPT
-from scalerl.weights.interface import Layout, Loads
+from scalerl.weights.interface import Layout, WeightTarget
+from scalerl.weights.version_registry import KEPT_VERSIONS
 
 #: Bytes of a piece, at most (but for a single larger tensor).
-PIECE = 256 << 20
+PIECE_BYTES = 256 << 20
 #: NumPy has no BF16: its bits travel as whole numbers.
 _AS = {torch.bfloat16: torch.int16}
 
 
 class RayWeights:
-    """The channel. `board` is an actor handle of a Board."""
+    """The channel. `registry` is an actor handle of a VersionRegistry."""
 
     across_processes = True
     across_machines = True
 
-    def __init__(self, layout: Layout, board: Any = None) -> None:
-        self.layout, self.board = layout, board
+    def __init__(self, layout: Layout, registry: Any = None) -> None:
+        self.layout, self.registry = layout, registry
 
     def sender(self) -> RaySender:
-        return RaySender(self.layout, self.board)
+        return RaySender(self.layout, self.registry)
 
     def receiver(self) -> RayReceiver:
-        return RayReceiver(self.layout, self.board)
+        return RayReceiver(self.layout, self.registry)
 
 
 class RaySender:
     """The trainer's end."""
 
-    def __init__(self, layout: Layout, board: Any) -> None:
-        self.layout, self.board = layout, board
+    def __init__(self, layout: Layout, registry: Any) -> None:
+        self.layout, self.registry = layout, registry
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         import ray
@@ -60,17 +61,17 @@ class RaySender:
         except (ObjectStoreFullError, OutOfDiskError):
             size = self.layout.size * self.layout.dtype.itemsize
             raise PipelineError(
-                f"Ray's object store is full: it must hold {KEPT + 1} sets of weights of "
+                f"Ray's object store is full: it must hold {KEPT_VERSIONS + 1} sets of weights of "
                 f"{size / 2**20:.0f} MB each; start Ray with a larger --object-store-memory"
             ) from None
-        ray.get(self.board.post.remote(version, pieces))
+        ray.get(self.registry.post.remote(version, pieces))
 
 
 class RayReceiver:
     """A generator's end."""
 
-    def __init__(self, layout: Layout, board: Any) -> None:
-        self.layout, self.board = layout, board
+    def __init__(self, layout: Layout, registry: Any) -> None:
+        self.layout, self.registry = layout, registry
         #: The newest that has arrived, and what it is made of.
         self._here: tuple[int, list[npt.NDArray[Any]]] = (-1, [])
         self._error: Exception | None = None
@@ -88,7 +89,7 @@ class RayReceiver:
             raise PipelineError(f"weights do not arrive: {self._error}")
         return self._here[0]
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         version, pieces = self._here
         if self.newest() >= 0:
             engine.load(dict(_views(self.layout, pieces)), version)
@@ -101,7 +102,7 @@ class RayReceiver:
         known = -1
         while not self._closed:
             try:
-                known, refs = ray.get(self.board.newer.remote(known))
+                known, refs = ray.get(self.registry.newer.remote(known))
                 if refs:
                     self._here = (known, [ray.get(ref) for ref in refs])
             except (ObjectLostError, OwnerDiedError):  # overtaken, or its trainer is gone
@@ -119,7 +120,7 @@ def _pieces(layout: Layout, weights: Mapping[str, Tensor]) -> Iterator[npt.NDArr
     size = 0
     for tensor in weights.values():
         flat = tensor.detach().to("cpu", layout.dtype).flatten().view(kind)
-        if held and size + flat.nbytes > PIECE:
+        if held and size + flat.nbytes > PIECE_BYTES:
             yield torch.cat(held).numpy()
             held, size = [], 0
         held.append(flat)

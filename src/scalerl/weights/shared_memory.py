@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scalerl.errors import InputError
-from scalerl.weights.interface import Layout, Loads
+from scalerl.weights.interface import Layout, WeightTarget
 
 #: Positions in the header: number of the newest buffer, then a counter and a version per buffer. A
 #: version is part of what the counter guards: new weights never go by an old number.
@@ -60,7 +60,7 @@ class SharedWeights:
     def newest(self) -> int:
         return int(self.header[_VERSION + int(self.header[_NEWEST])])
 
-    def into(self, engine: Loads) -> int:
+    def into(self, engine: WeightTarget) -> int:
         """Copies until a copy was not overtaken by the trainer."""
         while True:
             source = int(self.header[_NEWEST])

@@ -91,7 +91,7 @@ class LlamaDecoder:
         self.rotation_C = rotation(model, shape, self.column_C)
 
     @torch.inference_mode()
-    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         self._allocate()
         lengths = torch.tensor([len(p) for p in prompts])
         width = int(lengths.max())
@@ -152,7 +152,7 @@ class LlamaDecoder:
         return hidden
 
     @torch.inference_mode()
-    def leave(self, compaction: Compaction) -> None:
+    def drop_rows(self, compaction: Compaction) -> None:
         if len(compaction.into):
             into = torch.from_numpy(compaction.into + self.first).to(self.device)
             out_of = torch.from_numpy(compaction.out_of + self.first).to(self.device)
@@ -164,11 +164,11 @@ class LlamaDecoder:
         self.rows = self.first + compaction.rows
         self._measure()
 
-    def hold(self) -> None:
+    def pause_rows(self) -> None:
         self.first = self.rows
         self.longest = 0
 
-    def release(self) -> None:
+    def resume_rows(self) -> None:
         self.first = 0
         self._measure()
 
@@ -202,7 +202,7 @@ class LlamaDecoder:
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(1, 11, device=self.device) * 7 % words).view(2, 5)
         trial = LlamaDecoder(self.model, self.shape, 2, 5)
-        trial.join([tuple(row[:4].tolist()) for row in ids], range(2))
+        trial.prefill([tuple(row[:4].tolist()) for row in ids], range(2))
         ours = trial._last_norm(trial._decode(ids[:, 4]))
         theirs = final_hidden(self.model, ids)[:, -1]
         return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))

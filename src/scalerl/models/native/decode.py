@@ -156,7 +156,7 @@ class NativeDecoder:
         self.told: list[FusedLayer] | None = None
 
     @torch.inference_mode()
-    def join(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         self._allocate()
         shape, lanes = self.shape, self.lanes
         lengths = np.array([len(p) for p in prompts])
@@ -224,7 +224,7 @@ class NativeDecoder:
         for helper in helping:
             helper.result()
 
-    def leave(self, compaction: Compaction) -> None:
+    def drop_rows(self, compaction: Compaction) -> None:
         live = slice(self.first, self.rows)
         before = self.slot[live].copy()
         for array in (self.slot, self.own, self.prompt, self.room, self.shared_keys,
@@ -236,10 +236,10 @@ class NativeDecoder:
         del self.holding[self.rows :]
         self.free += np.setdiff1d(before, self.slot[self.first : self.rows]).tolist()[::-1]
 
-    def hold(self) -> None:
+    def pause_rows(self) -> None:
         self.first = self.rows
 
-    def release(self) -> None:
+    def resume_rows(self) -> None:
         self.first = 0
 
     def _allocate(self) -> None:
@@ -301,7 +301,7 @@ class NativeDecoder:
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(1, 13) * 7 % words).view(2, 6)
         trial = NativeDecoder(self.model, self.shape, 2, 6, self.lib)
-        trial.join([tuple(row[:4].tolist()) for row in ids], range(2))
+        trial.prefill([tuple(row[:4].tolist()) for row in ids], range(2))
         trial._decode(ids[:, 4].contiguous())
         ours = trial._decode(ids[:, 5].contiguous())
         theirs = final_hidden(self.model, ids)[:, -1]

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 #: Versions kept in the object store: one may be on its way while the next is published.
-KEPT = 2
+KEPT_VERSIONS = 2
 #: Seconds that a question stands.
-ASKED = 5.0
+POLL_SECONDS = 5.0
 
 
-class Board:
+class VersionRegistry:
     """Which weights are the newest: an actor of its own, of no weight."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Board:
     async def post(self, version: int, pieces: list[Any]) -> None:
         async with self.changed:
             self.version = version
-            self.boxes = [*self.boxes, pieces][-KEPT:]
+            self.boxes = [*self.boxes, pieces][-KEPT_VERSIONS:]
             self.changed.notify_all()
 
     async def newer(self, known: int) -> tuple[int, list[Any]]:
@@ -35,7 +35,7 @@ class Board:
         a while."""
         async with self.changed:
             try:
-                async with asyncio.timeout(ASKED):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self.changed.wait_for(lambda: self.version != known)
             except TimeoutError:
                 return known, []

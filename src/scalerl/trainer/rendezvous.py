@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from scalerl.text import first_line
-from scalerl.trainer.interface import NonFiniteGradient, RankLost, Ranks, TrainerSpec
+from scalerl.trainer.interface import NonFiniteGradient, RankLost, RankSpec, TrainerSpec
 
 #: How torch says that another rank is gone or late.
 LOST = ("connection closed", "connection reset", "timed out", "timeout", "socket", "broken pipe",
         "gloo", "nccl")  # fmt: skip
 
 
-def meeting_point(host: str) -> tuple[TCPStore, int]:
+def rendezvous_store(host: str) -> tuple[TCPStore, int]:
     """A store that ranks meet in, at a free port of one address of this machine and of no other
     (torch's own would listen on all). Whoever holds it keeps it open."""
     listener = socket.create_server((host, 0))
@@ -31,10 +31,10 @@ def meeting_point(host: str) -> tuple[TCPStore, int]:
     return store, port
 
 
-def join(spec: TrainerSpec) -> torch.device:
+def join_process_group(spec: TrainerSpec) -> torch.device:
     """This process among the ranks, and its device. Tested on CPUs; on GPUs it is the same with
     NCCL, one device per process."""
-    ranks = spec.ranks or Ranks(0, 1, "", 0, None, 600.0)
+    ranks = spec.ranks or RankSpec(0, 1, "", 0, None, 600.0)
     limit = timedelta(seconds=ranks.deadline)
     store: Store
     if spec.ranks is None:
@@ -57,7 +57,7 @@ def join(spec: TrainerSpec) -> torch.device:
 
 
 @contextlib.contextmanager
-def others_there() -> Iterator[None]:
+def raising_rank_lost() -> Iterator[None]:
     """What torch raises when another rank is gone or late is RankLost."""
     try:
         yield
