@@ -23,7 +23,7 @@ from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import Needs, lacks
 from scalerl.weights.interface import Layout
-from scalerl.weights.ray_objects import PIECE, RayWeights, _pieces, _views
+from scalerl.weights.ray_objects import PIECE_BYTES, RayWeights, _pieces, _views
 from scalerl.weights.version_registry import VersionRegistry
 
 pytestmark = pytest.mark.ray
@@ -194,8 +194,8 @@ def test_weights_arrive_whole_and_a_receiver_that_joins_pulls_the_newest(ray, dt
 def test_pieces_are_small_and_each_tensor_is_looked_at_once(monkeypatch):
     from scalerl.weights import ray_objects
 
-    monkeypatch.setattr(ray_objects, "PIECE", 100)
-    assert PIECE >= 1 << 20
+    monkeypatch.setattr(ray_objects, "PIECE_BYTES", 100)
+    assert PIECE_BYTES >= 1 << 20
     shapes = {"a": (10,), "b": (20,), "c": (40,), "d": (3,), "e": (0,)}
     layout = Layout(tuple(shapes), tuple(shapes.values()), torch.float32)
     sent = {n: torch.randn(s) for n, s in shapes.items()}

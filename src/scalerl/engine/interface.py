@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scalerl.algorithm.length import LengthControl
 from scalerl.algorithm.rollout import Rollout
+from scalerl.renamed import renamed_names
 
 #: While the lane `validate` has anything to write, the lane `train` stands still, its cache kept.
 Lane = Literal["train", "validate"]
@@ -125,3 +126,6 @@ class Engine(Protocol):
         ...
 
     def health(self) -> Health: ...
+
+
+__getattr__ = renamed_names(__name__, {"Written": "RolloutResult"})
