@@ -6,7 +6,7 @@ import time
 import zlib
 from typing import Any
 
-from scalerl.tasks.running_sums import Sum, judge
+from scalerl.tasks.running_sums import Sum, score_answer
 
 SLEEP = 0.5
 #: One call in so many never comes back.
@@ -15,7 +15,7 @@ NEVER = 100
 
 def at_once(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     pairs = zip(prompts, completions, strict=True)
-    return [1.0 if judge(Sum.parse(p), c)[0] else -1.0 for p, c in pairs]
+    return [1.0 if score_answer(Sum.parse(p), c)[0] else -1.0 for p, c in pairs]
 
 
 def slow(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:

@@ -59,7 +59,7 @@ def theirs(target: float, minutes: float) -> dict[str, Any]:
     from transformers import TrainerCallback
 
     from scalerl.models.load import load_model, load_tokenizer, model_path
-    from scalerl.tasks.running_sums import RunningSums, Sum, judge
+    from scalerl.tasks.running_sums import RunningSums, Sum, score_answer
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -71,7 +71,7 @@ def theirs(target: float, minutes: float) -> dict[str, Any]:
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in completion_ids]
-        right = [judge(Sum.parse(p), t)[0] for p, t in zip(prompts, texts, strict=True)]
+        right = [score_answer(Sum.parse(p), t)[0] for p, t in zip(prompts, texts, strict=True)]
         rates.append(sum(right) / len(right))
         return [1.0 if r else -1.0 for r in right]
 

@@ -15,10 +15,10 @@ SMALL = ["batch.prompts=4", "batch.generations=4", "validation.prompts=12", "val
 REWARD = """
 import asyncio
 
-from scalerl.tasks.running_sums import Sum, judge
+from scalerl.tasks.running_sums import Sum, score_answer
 
 def right(prompts, completions, **columns):
-    return [1.0 if judge(Sum.parse(p), c)[0] else -1.0 for p, c in zip(prompts, completions)]
+    return [1.0 if score_answer(Sum.parse(p), c)[0] else -1.0 for p, c in zip(prompts, completions)]
 
 async def brief(prompts, completions, completion_ids, trainer_state, log_metric, **columns):
     await asyncio.sleep(0.001)

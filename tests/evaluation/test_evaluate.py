@@ -13,8 +13,8 @@ import pytest
 
 from scalerl import load_runs
 from scalerl.errors import InputError
-from scalerl.evaluation.asking import Asking
 from scalerl.evaluation.evaluate import evaluate
+from scalerl.evaluation.options import EvaluationOptions
 from scalerl.evaluation.subjects import subjects
 from scalerl.tasks.registry import make_task
 
@@ -146,8 +146,8 @@ def test_a_file_is_asked_whole_unless_the_run_was_trained_on_it(run, tmp_path):
     [subject] = subjects([run / "checkpoints" / "step_5"])
     trained = replace(subject, recipe=subject.recipe.replace({"task.dataset": str(file)}))
     task = make_task("math", str(file), options={"held_out_share": 0.5})
-    asked = Asking("math", str(file), prompts=2)
-    assert len(Asking("math", str(file)).chooser(subject)(task)) == 16
+    asked = EvaluationOptions("math", str(file), prompts=2)
+    assert len(EvaluationOptions("math", str(file)).chooser(subject)(task)) == 16
     assert asked.chooser(trained)(task) == task.validation_prompts(2)
 
 

@@ -6,10 +6,10 @@ from pieces import FakeClock, FakeHandle
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import GRACE, MAX_FAILURES, Checks
-from scalerl.tasks.task import Answer, Checked, Task, make_prompt
+from scalerl.tasks.task import Answer, AnswerScore, Task, make_prompt
 
-RIGHT = Checked(True, 1.0, "equal")
-HUNG = Checked(None, None, "the verifier has not answered", gave_up=True)
+RIGHT = AnswerScore(True, 1.0, "equal")
+HUNG = AnswerScore(None, None, "the verifier has not answered", gave_up=True)
 SECONDS, START, PATIENCE = 5.0, 300.0, 40.0
 
 
@@ -23,7 +23,7 @@ class Judge(Task):
     def prompts(self):
         return []
 
-    def judge(self, prompt, completion):
+    def score(self, prompt, completion):
         raise AssertionError("the loop itself never checks")
 
 

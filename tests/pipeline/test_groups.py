@@ -11,11 +11,11 @@ from pieces import rollout
 from scalerl.pipeline import groups
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.recipe import Recipe
-from scalerl.tasks.task import Answer, Checked, make_prompt
+from scalerl.tasks.task import Answer, AnswerScore, make_prompt
 
 IDS = np.arange(4)
 PROMPTS = [make_prompt("t", f"q{i}", "a") for i in range(4)]
-RIGHT, WRONG = Checked(True, 1.0, "equal"), Checked(False, -1.0, "not equal")
+RIGHT, WRONG = AnswerScore(True, 1.0, "equal"), AnswerScore(False, -1.0, "not equal")
 
 
 def plan_of(*overrides):

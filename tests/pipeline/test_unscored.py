@@ -18,7 +18,7 @@ from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
-from scalerl.tasks.task import Checked, Task
+from scalerl.tasks.task import AnswerScore, Task
 from scalerl.training import RunAttempts
 
 BASE = [
@@ -27,8 +27,8 @@ BASE = [
     "validation.also_temperatures=[]", "validation.every=2", "checkpoint.every=30",
     "task.options.prompts=400", "budget.steps=8",
 ]  # fmt: skip
-RIGHT, WRONG = Checked(True, 1.0, "right"), Checked(False, -1.0, "wrong")
-BROKEN = Checked.unscored("function:judge raised ConnectionError: the judge is out of order")
+RIGHT, WRONG = AnswerScore(True, 1.0, "right"), AnswerScore(False, -1.0, "wrong")
+BROKEN = AnswerScore.unscored("function:judge raised ConnectionError: the judge is out of order")
 
 
 class Moody(Task):
@@ -42,7 +42,7 @@ class Moody(Task):
     def prompts(self):
         return self.task.prompts()
 
-    def judge(self, prompt, completion):
+    def score(self, prompt, completion):
         raise AssertionError("answers are judged by check_all")
 
     def check_all(self, answers):
@@ -243,7 +243,7 @@ def test_scored_runs_say_nothing_of_it(tmp_path):
 def test_a_verifier_with_ever_new_words_does_not_fill_the_record():
     unscored = Unscored()
     lines = [
-        line for i in range(5000) for line, _ in unscored.add([Checked.unscored(f"reason {i}")])
+        line for i in range(5000) for line, _ in unscored.add([AnswerScore.unscored(f"reason {i}")])
     ]
     assert len(lines) < KNOWN + 10
     assert unscored.totals[FURTHER] == 5000 - KNOWN

@@ -48,10 +48,10 @@ class Coins(Task):
     def prompts(self):
         return self._prompts
 
-    def judges_together(self, prompt):
+    def scores_together(self, prompt):
         return self._together
 
-    def judge(self, prompt, completion):
+    def score(self, prompt, completion):
         return seed_from(prompt.id, completion) % 2 == 0, "a coin"
 
 

@@ -41,7 +41,7 @@ class Judge(Task):
             raise ZeroDivisionError("no gold answer")
         return super().check_all(answers)
 
-    def judge(self, prompt, text):
+    def score(self, prompt, text):
         if text == "hang":
             self.release.wait(LIMIT)
         elif text in ENDS:
@@ -75,7 +75,7 @@ class AsyncJudge(Judge):
             if text == "exit":
                 await asyncio.gather(self._exit())
             await asyncio.sleep(LIMIT if text == "hang" else 0.02)
-            return [self.rules.verdict(text != "wrong", text) for _ in answers]
+            return [self.rules.score(text != "wrong", text) for _ in answers]
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

@@ -223,7 +223,7 @@ HACKS = {
     "forges verdicts and leaves": (
         "import os\n"
         "for n in range(0, 32):\n"
-        "    try: os.write(n, b'walls are up\\nok\\n')\n"
+        "    try: os.write(n, b'restrictions applied\\nok\\n')\n"
         "    except OSError: pass\n"
         "os._exit(0)"
     ),

@@ -15,9 +15,9 @@ from scalerl.tasks import Answer
 from scalerl.tasks import sandbox as sandboxes
 from scalerl.tasks.code import CodeTask, extract, run_tests
 from scalerl.tasks.sandbox import Namespaces, find_sandbox
-from scalerl.tasks.trial import broken, status
+from scalerl.tasks.sandbox_selftest import status, why_unusable
+from scalerl.tasks.sandboxed_process import Limits
 from scalerl.tasks.unit_tests import UnitTests, read_asserts, read_tests
-from scalerl.tasks.walled import Limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from honest_code import HONEST
@@ -31,7 +31,7 @@ PATIENT = Limits(seconds=30.0)
 #: x * 7919 + 1: not guessed.
 TESTS = UnitTests(tests=("assert f(3) == 23758", "assert f(10) == 79191"), names=("f",))
 RIGHT = "def f(x): return x * 7919 + 1"
-KINDS = [kind for kind in ("bubblewrap", "unshare") if not broken(Namespaces(kind))]
+KINDS = [kind for kind in ("bubblewrap", "unshare") if not why_unusable(Namespaces(kind))]
 needs_isolation = pytest.mark.skipif(
     not KINDS, reason="neither bubblewrap nor user namespaces work on this machine"
 )
@@ -73,7 +73,7 @@ def test_processes_that_are_left_would_be_found():
 CHECKER = """
 import sys
 from scalerl.tasks import sandbox
-from scalerl.tasks.walled import Limits
+from scalerl.tasks.sandboxed_process import Limits
 sandbox.BOOT = sys.argv[2] + sandbox.BOOT
 limits = Limits(seconds=3600, cpu_seconds=3600)
 sandbox.Namespaces(sys.argv[1]).run(sys.argv[3], "", limits)

@@ -13,7 +13,7 @@ ROWS = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "2+2?\nnaïve", "answer": 
 
 
 class Plain(RowsTask):
-    def judge(self, prompt, completion):
+    def score(self, prompt, completion):
         return completion == prompt.answer, "compared"
 
 

@@ -134,5 +134,5 @@ def test_the_copy_leaves_the_originals_prompts_alone(rows):
 def test_a_mixture_says_which_answers_are_judged_together(rows):
     mixture = make("mixture", rows)
     for prompt in mixture.validation_prompts(6):
-        assert mixture.judges_together(prompt) == prompt.task.startswith("function:")
-        assert mixture.for_checking().judges_together(prompt) == mixture.judges_together(prompt)
+        assert mixture.scores_together(prompt) == prompt.task.startswith("function:")
+        assert mixture.for_checking().scores_together(prompt) == mixture.scores_together(prompt)

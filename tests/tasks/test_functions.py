@@ -174,7 +174,7 @@ def test_a_function_that_is_not_async_can_be_awaited_as_well(make):
 
 def test_answers_are_handed_over_together(make):
     task = make("length")
-    assert task.together and task.judges_together(task.prompts()[0])
+    assert task.together and task.scores_together(task.prompts()[0])
 
 
 def test_token_ids_and_the_step_of_the_run_arrive_as_in_trl(make):

@@ -12,8 +12,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.tasks import Answer
-from scalerl.tasks.math import MathTask
-from scalerl.tasks.pool import CheckerPool
+from scalerl.tasks.math import MathTask, MathWorkerPool
 
 pytest.importorskip("math_verify", reason="math-verify is not installed")
 SECONDS = 3.0
@@ -73,7 +72,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = CheckerPool(workers=1, seconds=LONG)
+    pool = MathWorkerPool(workers=1, seconds=LONG)
     pool.compare("1", "1")  # starts its worker
     yield pool
     pool.close()
@@ -109,7 +108,7 @@ def test_a_hostile_answer_is_wrong_within_the_time_limit(name, task):
 
 
 def test_after_a_hang_the_next_answer_is_checked_by_a_new_worker():
-    pool = CheckerPool(workers=1, seconds=SECONDS)
+    pool = MathWorkerPool(workers=1, seconds=SECONDS)
     try:
         pool.compare("1", "1")
         hanging = "\\boxed{\\sum_{n=1}^{10^9} \\frac{\\sin n}{n!}} \\boxed{((10^6)!)!}"
@@ -121,8 +120,8 @@ def test_after_a_hang_the_next_answer_is_checked_by_a_new_worker():
 
 CHECKER = """
 import os, signal, sys
-from scalerl.tasks.pool import CheckerPool
-pool = CheckerPool(workers=1, seconds=1.0)
+from scalerl.tasks.math import MathWorkerPool
+pool = MathWorkerPool(workers=1, seconds=1.0)
 pool.compare("1", "1")
 worker = pool._idle.get()
 pool._idle.put(worker)

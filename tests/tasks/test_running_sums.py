@@ -14,7 +14,7 @@ from scalerl.tasks.running_sums import (
     Sum,
     ceiling,
     ceiling_of,
-    judge,
+    score_answer,
     written,
 )
 
@@ -24,7 +24,7 @@ def test_the_ceiling_is_the_share_of_cases_that_fit_counted_one_by_one(budgets):
     low, high = budgets
     cases = [
         # A thinker without slips who knows the answer, cut at the budget: the best there is.
-        judge(
+        score_answer(
             asked,
             asked.thought + "</think>" + asked.answer
             if len(asked.thought) + 1 <= budget
@@ -86,7 +86,7 @@ def test_budgets_in_the_wrong_order_are_refused():
     ],
 )
 def test_an_answer_counts_only_if_it_is_right_and_worked_out(completion, right):
-    assert judge(Sum((7, 5)), completion)[0] is right
+    assert score_answer(Sum((7, 5)), completion)[0] is right
 
 
 def test_rewards_are_plus_and_minus_one():
@@ -134,7 +134,7 @@ def test_the_likeliest_answer_of_the_forgetful_teacher_is_wrong_and_of_the_noisy
         name: Counter(trace(asked, noise, source).text for _ in range(2000)).most_common(1)[0][0]
         for name, noise in TEACHERS.items()
     }
-    assert judge(asked, likeliest["noisy"]) == (True, "right")
+    assert score_answer(asked, likeliest["noisy"]) == (True, "right")
     assert likeliest["forgetful"] == "a770b520</think>20<eos>"
 
 

@@ -18,11 +18,11 @@ from scalerl.errors import InputError
 from scalerl.tasks import sandbox as sandboxes
 from scalerl.tasks import trial
 from scalerl.tasks.code import CodeTask
-from scalerl.tasks.inside import probe, walls
+from scalerl.tasks.inside import restrictions, selftest
 from scalerl.tasks.sandbox import NOBODY, Limits, Namespaces, find_sandbox, identity
-from scalerl.tasks.trial import broken
+from scalerl.tasks.sandbox_selftest import why_unusable
 
-KINDS = [kind for kind in ("bubblewrap", "unshare") if not broken(Namespaces(kind))]
+KINDS = [kind for kind in ("bubblewrap", "unshare") if not why_unusable(Namespaces(kind))]
 SOURCE = Path(sandboxes.__file__).parents[2]
 as_root = pytest.mark.skipif("user" not in identity(), reason="the caller is not root")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +54,7 @@ def printed(code, kind):
 
 
 def test_there_is_a_sandbox_here():
-    assert KINDS, [broken(Namespaces(kind)) for kind in ("bubblewrap", "unshare")]
+    assert KINDS, [why_unusable(Namespaces(kind)) for kind in ("bubblewrap", "unshare")]
 
 
 @every_kind
@@ -72,7 +72,7 @@ def test_what_root_runs_is_nobody_outside(kind, monkeypatch):
         return look(command)
 
     monkeypatch.setattr(trial, "outside", outside)
-    assert broken(Namespaces(kind)) == ""
+    assert why_unusable(Namespaces(kind)) == ""
     *who, outer = seen
     ids = "\t".join([str(NOBODY)] * 4)
     assert set(who) == {(ids, ids, " ")} or set(who) == {(ids, ids, "")}
@@ -144,7 +144,7 @@ def test_the_filter_and_no_capability_hold_for_every_process_inside(kind, monkey
         return []
 
     monkeypatch.setattr(trial, "outside", outside)
-    assert broken(Namespaces(kind)) == ""
+    assert why_unusable(Namespaces(kind)) == ""
     assert seen == [["2", "1", *["0" * 16] * 5]]
 
 
@@ -182,8 +182,8 @@ def weakened(monkeypatch, module, old, new):
 def test_an_inner_wall_that_is_missing_is_found(kind, old, new, said, monkeypatch):
     if kind == "bubblewrap" and "apabilities" in said:  # which it would give up by itself
         changed(monkeypatch, "bubblewrap", ("--cap-drop", "--cap-add"))
-    weakened(monkeypatch, "walls", old, new)
-    assert said in broken(Namespaces(kind))
+    weakened(monkeypatch, "restrictions", old, new)
+    assert said in why_unusable(Namespaces(kind))
 
 
 def changed(monkeypatch, kind, *pairs):
@@ -224,7 +224,7 @@ def test_a_wall_that_bubblewrap_does_not_raise_is_found(old, new, said, monkeypa
     if said.startswith("network") and len(Path("/proc/net/dev").read_text().splitlines()) < 4:
         pytest.skip("this machine has no network device to be seen")
     changed(monkeypatch, "bubblewrap", (old, new))
-    assert said in broken(Namespaces("bubblewrap"))
+    assert said in why_unusable(Namespaces("bubblewrap"))
 
 
 @pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
@@ -238,14 +238,16 @@ def test_a_directory_that_bubblewrap_leaves_writable_is_found(path, monkeypatch)
         return words[:at] + words[at + 2 :]
 
     monkeypatch.setattr(sandboxes, "bubblewrap", command)
-    assert f"{path} can be written" in broken(Namespaces("bubblewrap"))
+    assert f"{path} can be written" in why_unusable(Namespaces("bubblewrap"))
 
 
 @pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
 def test_the_memory_of_the_first_process_is_tried(monkeypatch):
-    weakened(monkeypatch, "walls", "library.prctl(PR_SET_DUMPABLE, 0,", "library.prctl(-1, 0,")
+    weakened(
+        monkeypatch, "restrictions", "library.prctl(PR_SET_DUMPABLE, 0,", "library.prctl(-1, 0,"
+    )
     changed(monkeypatch, "bubblewrap", ("--chdir", ["--proc", "/proc", "--chdir"]))
-    assert "/proc/1/mem can be written" in broken(Namespaces("bubblewrap"))
+    assert "/proc/1/mem can be written" in why_unusable(Namespaces("bubblewrap"))
 
 
 @pytest.mark.skipif("bubblewrap" not in KINDS, reason="bubblewrap does not work on this machine")
@@ -255,7 +257,7 @@ def test_settings_of_the_kernel_are_tried(monkeypatch):
     monkeypatch.setattr(sandboxes, "identity", dict)
     sandboxes._out_of_reach.cache_clear()
     changed(monkeypatch, "bubblewrap", ("--chdir", ["--proc", "/proc", "--chdir"]))
-    found = broken(Namespaces("bubblewrap"))
+    found = why_unusable(Namespaces("bubblewrap"))
     assert "/proc/sys/vm/swappiness can be written" in found
     assert "/proc/sys/kernel/core_pattern can be written" in found
 
@@ -279,7 +281,7 @@ def test_a_wall_that_unshare_does_not_raise_is_found(old, new, said, monkeypatch
         changed(monkeypatch, "unshare", (old, new), ("rmdir /old /proc", "rmdir /old"))
     else:
         changed(monkeypatch, "unshare", (old, new))
-    assert said in broken(Namespaces("unshare"))
+    assert said in why_unusable(Namespaces("unshare"))
 
 
 @every_kind
@@ -287,20 +289,20 @@ def test_a_wall_that_unshare_does_not_raise_is_found(old, new, said, monkeypatch
 def test_staying_root_outside_is_found(kind, monkeypatch):
     monkeypatch.setattr(sandboxes, "identity", dict)
     sandboxes._out_of_reach.cache_clear()
-    assert "is root outside" in broken(Namespaces(kind))
+    assert "is root outside" in why_unusable(Namespaces(kind))
 
 
 @every_kind
 @as_root
 def test_a_group_that_stays_is_found(kind, monkeypatch):
     monkeypatch.setattr(sandboxes, "identity", lambda: {**identity(), "extra_groups": (0,)})
-    assert "has groups of root" in broken(Namespaces(kind))
+    assert "has groups of root" in why_unusable(Namespaces(kind))
 
 
 def test_an_open_directory_is_found(tmp_path):
     number = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert "a directory outside is open" in probe.open_directories()
+        assert "a directory outside is open" in selftest.open_directories()
     finally:
         os.close(number)
 
@@ -308,7 +310,7 @@ def test_an_open_directory_is_found(tmp_path):
 def test_a_command_without_namespaces_is_found(monkeypatch):
     monkeypatch.setattr(sandboxes, KINDS[0], lambda limits: ["/usr/bin/env", "-i"])
     monkeypatch.setattr(sandboxes, "identity", dict)
-    assert "pid namespace" in broken(Namespaces(KINDS[0]))
+    assert "pid namespace" in why_unusable(Namespaces(KINDS[0]))
 
 
 def test_where_isolation_is_missing_code_is_refused_in_one_line(monkeypatch, tmp_path):
@@ -327,9 +329,9 @@ import sys
 from scalerl.errors import InputError
 from scalerl.tasks.code import CodeTask
 from scalerl.tasks.sandbox import Namespaces
-from scalerl.tasks.trial import broken
+from scalerl.tasks.sandbox_selftest import why_unusable
 for kind in ("bubblewrap", "unshare"):
-    print(broken(Namespaces(kind)))
+    print(why_unusable(Namespaces(kind)))
 try:
     CodeTask("any.jsonl")
 except InputError as error:
@@ -441,9 +443,9 @@ def test_where_user_namespaces_are_switched_off_code_is_refused():
 IN_BOTH = """
 import sys
 from scalerl.tasks.sandbox import Limits, Namespaces
-from scalerl.tasks.trial import broken
+from scalerl.tasks.sandbox_selftest import why_unusable
 for kind in sys.argv[1:]:
-    print(broken(Namespaces(kind)) or "sound")
+    print(why_unusable(Namespaces(kind)) or "sound")
     print(Namespaces(kind).run("print(6 * 7)", "", Limits()).output.decode().strip())
 """
 
@@ -491,14 +493,14 @@ def test_numbers_of_system_calls_are_those_of_libseccomp(machine, column):
         pytest.skip("libseccomp is not installed")
     resolve = library.seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
-    architecture = walls.MACHINES[machine][1]
+    architecture = restrictions.MACHINES[machine][1]
     ours = {}
-    for call in walls.ALLOWED.strip(" \n,").split(","):
+    for call in restrictions.ALLOWED.strip(" \n,").split(","):
         ours[call.split()[0]] = call.split()[column]
     theirs = {name: resolve(architecture, name.encode()) for name in ours}
     assert ours == {name: str(n) if n >= 0 else "-" for name, n in theirs.items()}
     names = (b"clone", b"fcntl", b"flock", b"capset")
-    assert [*walls.MACHINES[machine][2:]] == [resolve(architecture, name) for name in names]
-    missing = {name: numbers[column - 1] for name, (numbers, _) in probe.MISSING.items()}
+    assert [*restrictions.MACHINES[machine][2:]] == [resolve(architecture, name) for name in names]
+    missing = {name: numbers[column - 1] for name, (numbers, _) in selftest.MISSING.items()}
     assert missing == {name: resolve(architecture, name.encode()) for name in missing}
     assert not set(missing) & set(ours)

@@ -1,13 +1,12 @@
-"""The interface: held-out prompts, verdicts as data, mixtures, names."""
+"""The interface: held-out prompts, scores as data, mixtures, names."""
 
 import json
 
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.tasks import Answer, Checked, Mixture, Rules, Task, make_prompt, make_task, task_of
-from scalerl.tasks.split import held_out, normal
-from scalerl.tasks.task import DEFAULT_RULES
+from scalerl.tasks import Answer, AnswerScore, Mixture, Rules, Task, make_prompt, make_task, task_of
+from scalerl.tasks.task import DEFAULT_RULES, held_out, normal
 
 
 class Echo(Task):
@@ -20,7 +19,7 @@ class Echo(Task):
     def prompts(self):
         return [make_prompt(self.name, f"{self.name} {i}", str(i)) for i in range(self.size)]
 
-    def judge(self, prompt, completion):
+    def score(self, prompt, completion):
         if completion == "explode":
             raise ZeroDivisionError("over\nlines")
         if completion == "unclear":
@@ -62,9 +61,9 @@ def test_asking_for_too_many_held_out_prompts_says_how_many_there_are():
 def test_a_checker_that_raises_leaves_an_answer_unscored_with_the_reason():
     task = Echo()
     prompt = task.prompts()[0]
-    assert task.check(prompt, "explode") == Checked(None, None, "ZeroDivisionError: over lines")
-    assert task.check(prompt, "unclear") == Checked(None, None, "cannot tell")
-    assert task.check(prompt, "0") == Checked(True, 1.0, "compared")
+    assert task.check(prompt, "explode") == AnswerScore(None, None, "ZeroDivisionError: over lines")
+    assert task.check(prompt, "unclear") == AnswerScore(None, None, "cannot tell")
+    assert task.check(prompt, "0") == AnswerScore(True, 1.0, "compared")
 
 
 def test_rewards_are_those_of_the_rules():
@@ -104,14 +103,14 @@ def test_a_mixture_checks_each_answer_by_its_own_task():
     verdicts = mixture.check_all(answers)
     assert verdicts == [mixture.check(a.prompt, a.text) for a in answers]
     assert [v.correct for v in verdicts] == [True, False, True, False, None]
-    assert [mixture.part(p).name for p in prompts] == ["math", "math", "code", "code"]
+    assert [mixture.member_for(p).name for p in prompts] == ["math", "math", "code", "code"]
 
 
 def test_a_prompt_of_no_task_in_the_mixture_is_unscored():
     mixture = Mixture([Echo(name="math"), Echo(name="code")])
     stray = make_prompt("art", "q", "a")
     assert mixture.check_all([Answer(stray, "x")])[0].correct is None
-    assert not mixture.judges_together(stray)
+    assert not mixture.scores_together(stray)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])
@@ -159,3 +158,33 @@ def test_options_of_a_mixture_reach_the_task_they_are_named_after(tmp_path):
 def test_a_wrong_name_or_option_says_what_to_do(name, options, message):
     with pytest.raises(InputError, match=message):
         make_task(name, options=options)
+
+
+def test_a_task_that_defines_judge_still_works_and_warns():
+    with pytest.warns(DeprecationWarning, match=r"Old\.judge is now called score"):
+
+        class Old(Task):
+            def prompts(self):
+                return Echo().prompts()
+
+            def judge(self, prompt, completion):
+                return completion == "yes", "judged"
+
+        class OlderStill(Old):
+            def judge(self, prompt, completion):
+                return super().judge(prompt, completion)
+
+    prompt = Echo().prompts()[0]
+    assert Old("old").check(prompt, "yes") == AnswerScore(True, 1.0, "judged")
+    assert OlderStill("older").check(prompt, "no") == AnswerScore(False, -1.0, "judged")
+
+
+def test_judge_of_a_task_that_defines_score_is_its_score():
+    class Grown(Echo):
+        def score(self, prompt, completion):
+            with pytest.warns(DeprecationWarning, match="is now called score"):
+                return super().judge(prompt, completion)
+
+    task = Grown()
+    prompt = task.prompts()[0]
+    assert task.check(prompt, "0") == Echo().check(prompt, "0")

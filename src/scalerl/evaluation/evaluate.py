@@ -23,9 +23,9 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.evaluation import scores
-from scalerl.evaluation.answering import Checking, answered
-from scalerl.evaluation.asking import Asking
+from scalerl.evaluation.options import EvaluationOptions
 from scalerl.evaluation.record import EvaluationRecord
+from scalerl.evaluation.runner import EvaluationCheckers, score_answers
 from scalerl.evaluation.scores import Evaluation
 from scalerl.evaluation.subjects import subjects
 from scalerl.pipeline.plan import Plan
@@ -35,7 +35,7 @@ from scalerl.recipe import Recipe
 from scalerl.runs.answers import AnswerLine
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.lock import RunLock
-from scalerl.tasks.task import Checked, Prompt, Task
+from scalerl.tasks.task import AnswerScore, Prompt, Task
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def evaluate(
     if not 0.0 < level < 1.0:
         raise InputError(f"level {level}: give a number between 0 and 1, such as 0.9")
     named = None if dataset is None else str(dataset)
-    asking = Asking(task, named, prompts, k, temperature, tuple(changes))
+    asking = EvaluationOptions(task, named, prompts, k, temperature, tuple(changes))
     found = subjects(models, recipe)
     recipes = [asking.recipe(each) for each in found]  # all that is wrong is said before any work
     records = [EvaluationRecord(Path(out), *pair) for pair in zip(found, recipes, strict=True)]
@@ -97,7 +97,7 @@ def _nobody(line: str) -> None:
 
 def _one(
     record: EvaluationRecord,
-    asking: Asking,
+    asking: EvaluationOptions,
     level: float,
     progress: Callable[[float], None],
     say: Callable[[str], None],
@@ -133,8 +133,8 @@ def _all_lines(
     if not left:
         return lines
     questions = Validation(plan, left).again()
-    with closing(Checking(plan, say)) as checking:
-        for one, share in answered(plan, subject.weights, questions, checking, subject.step):
+    with closing(EvaluationCheckers(plan, say)) as checkers:
+        for one, share in score_answers(plan, subject.weights, questions, checkers, subject.step):
             lines[one.prompt.id] = _lines(plan, one)
             record.append(lines[one.prompt.id])
             progress(share)
@@ -180,7 +180,7 @@ def _score(
 ) -> Evaluation:
     """The score by what is on the disk, and its line there."""
     k = record.recipe.validation.k
-    verdicts = [[Checked(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
+    verdicts = [[AnswerScore(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
     found = set_score(verdicts, k)
     every = [a for of_one in answers for a in of_one]
     subject, scored = record.subject, found.scored or 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
-from scalerl.tasks.task import Answer, Checked, Task
+from scalerl.tasks.task import Answer, AnswerScore, Task
 
 #: Answers in a row that no checker could bring to an end, after which the verifier is hopeless.
 MAX_FAILURES = 24
@@ -69,7 +69,7 @@ class Judged:
     """All verdicts of a key, in the order of its answers."""
 
     key: Hashable
-    verdicts: tuple[Checked, ...]
+    verdicts: tuple[AnswerScore, ...]
 
 
 class Checks:
@@ -88,7 +88,7 @@ class Checks:
         self.notes: list[str] = []
         self._queue: deque[Job] = deque()
         self._suspects: deque[Job] = deque()
-        self._open: dict[Hashable, dict[int, Checked]] = {}
+        self._open: dict[Hashable, dict[int, AnswerScore]] = {}
         self._sizes: dict[Hashable, int] = {}
         self._number = 0
         self._failures = 0
@@ -104,7 +104,7 @@ class Checks:
         """Check the answers of one prompt."""
         self._sizes[key], self._open[key] = len(answers), {}
         places = tuple(range(len(answers)))
-        together = self.task.judges_together(answers[0].prompt)
+        together = self.task.scores_together(answers[0].prompt)
         self._queue.append(self._job(key, places, tuple(answers), 1 if together else len(answers)))
         self.dispatch()
 
@@ -203,7 +203,7 @@ class Checks:
             if job.suspect:
                 line = f"the verifier of task {self.task.name} took its checker with it ({why})"
                 self._note_failures(line, len(job.answers))
-                found += self._book(job, [Checked(None, None, line, True)] * len(job.answers))
+                found += self._book(job, [AnswerScore(None, None, line, True)] * len(job.answers))
             elif job.calls == 1:
                 job.suspect = True
                 self._suspects.append(job)
@@ -213,7 +213,7 @@ class Checks:
         self.dispatch()
         return found
 
-    def _book(self, job: Job, verdicts: Sequence[Checked]) -> list[Judged]:
+    def _book(self, job: Job, verdicts: Sequence[AnswerScore]) -> list[Judged]:
         if job.key not in self._sizes:
             return []
         have = self._open[job.key]

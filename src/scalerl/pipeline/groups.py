@@ -22,7 +22,7 @@ from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request
 from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import GroupAge
-from scalerl.tasks.task import Answer, Checked, Prompt, seed_from
+from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 _ARRAYS: dict[str, Any] = {
     "token_ids": np.int64, "logprobs": np.float32, "versions": np.int64, "forced": bool,
@@ -39,7 +39,7 @@ class Told:
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
-    def by(verdicts: Iterable[Checked]) -> Told:
+    def by(verdicts: Iterable[AnswerScore]) -> Told:
         told = Told()
         for verdict in verdicts:
             if not verdict.scored:
@@ -115,7 +115,7 @@ class PendingGroup:
         """What a checker judges, at this step of the run."""
         return [plan.answer(self.prompt, r.token_ids, step) for r in self._in_order()]
 
-    def judge(self, verdicts: Sequence[Checked], plan: Plan) -> Group:
+    def judge(self, verdicts: Sequence[AnswerScore], plan: Plan) -> Group:
         """All rollouts with their rewards: it is ready."""
         judged = tuple(
             r.with_reward(_reward(r, verdict, plan), verdict.correct)
@@ -129,7 +129,7 @@ class PendingGroup:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
 
 
-def _reward(rollout: Rollout, verdict: Checked, plan: Plan) -> float | None:
+def _reward(rollout: Rollout, verdict: AnswerScore, plan: Plan) -> float | None:
     length = plan.recipe.length
     if verdict.reward is None or length.control != "penalty" or not length.penalty_max:
         return verdict.reward

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
     from scalerl.engine.interface import Lane, Request, RolloutResult
     from scalerl.pipeline.ledger import Work
-    from scalerl.tasks.task import Answer, Checked
+    from scalerl.tasks.task import Answer, AnswerScore
     from scalerl.trainer.interface import StepReport
 
 # -- generators -----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Verdicts:
     """From a checker: all verdicts of a job, in order. Without a job, it only shows it lives."""
 
     job: int | None
-    verdicts: tuple[Checked, ...] = ()
+    verdicts: tuple[AnswerScore, ...] = ()
     #: Spent in the checks themselves.
     seconds: float = 0.0
     #: Checks that it has given up on and that still run in it: it should be replaced.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scalerl.tasks.task import Checked
+from scalerl.tasks.task import AnswerScore
 
 #: Reasons that are told apart, in a run and in the line of a step; a verifier may put anything into
 #: its messages.
@@ -23,13 +23,13 @@ class Unscored:
     totals: Counter[str] = field(default_factory=Counter)
     _said: dict[str, int] = field(default_factory=dict)
 
-    def add(self, verdicts: Sequence[Checked]) -> list[tuple[str, int]]:
+    def add(self, verdicts: Sequence[AnswerScore]) -> list[tuple[str, int]]:
         """Lines worth a warning now, each with the number of answers so far.
 
         >>> unscored = Unscored()
-        >>> unscored.add([Checked.unscored("no gold answer")] * 4)
+        >>> unscored.add([AnswerScore.unscored("no gold answer")] * 4)
         [('4 answers could not be scored: no gold answer', 4)]
-        >>> unscored.add([Checked.unscored("no gold answer")] * 4)
+        >>> unscored.add([AnswerScore.unscored("no gold answer")] * 4)
         []
         """
         # What was given up is told at once, by whoever gave it up (pipeline/checks.py).

@@ -15,7 +15,7 @@ from scalerl.engine.interface import Request, RolloutResult
 from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
 from scalerl.runs.answers import AnswerSample, EvalAnswers
 from scalerl.runs.lines import SetScore
-from scalerl.tasks.task import Answer, Checked, Prompt, seed_from
+from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Asked:
     prompt: Prompt
     request: Request
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    verdicts: tuple[Checked, ...] = ()
+    verdicts: tuple[AnswerScore, ...] = ()
 
     def in_order(self) -> list[Rollout]:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
@@ -88,7 +88,7 @@ class Validation:
         self.unwritten -= 1
         return [self.plan.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()]
 
-    def judged(self, request: str, verdicts: Sequence[Checked]) -> None:
+    def judged(self, request: str, verdicts: Sequence[AnswerScore]) -> None:
         self.missing -= not self.asked[request].verdicts
         self.asked[request].verdicts = tuple(verdicts)
 
@@ -168,7 +168,7 @@ class Validation:
         )
 
 
-def by_task(asked: Iterable[tuple[str, Sequence[Checked]]]) -> dict[str, float]:
+def by_task(asked: Iterable[tuple[str, Sequence[AnswerScore]]]) -> dict[str, float]:
     """Pass rate of each task of a mixture, by the tasks and verdicts of prompts."""
     tasks: dict[str, list[float]] = {}
     for task, verdicts in asked:
@@ -178,14 +178,14 @@ def by_task(asked: Iterable[tuple[str, Sequence[Checked]]]) -> dict[str, float]:
     return {name: float(np.mean(shares)) for name, shares in tasks.items()}
 
 
-def set_score(verdicts: Sequence[Sequence[Checked]], k: int) -> SetScore:
+def set_score(verdicts: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
     """The score of a set, by the verdicts on the answers to each of its prompts.
 
     Unscored is not wrong: of each prompt the share that is right among its scored answers, then the
     mean over prompts that have such answers, and its standard error. If fewer than half of the
     answers could be scored, or only one prompt of several, there is no score.
 
-    >>> yes, no, unknown = (Checked(c, 0.0, "why") for c in (True, False, None))
+    >>> yes, no, unknown = (AnswerScore(c, 0.0, "why") for c in (True, False, None))
     >>> set_score([[yes, unknown], [no, yes]], k=2).pass_rate
     0.75
     >>> set_score([[yes, unknown], [unknown, unknown]], k=2).failed
@@ -200,7 +200,7 @@ def set_score(verdicts: Sequence[Sequence[Checked]], k: int) -> SetScore:
     return SetScore(float(np.mean(shares)), spread, len(verdicts), k, scored)
 
 
-def reason(verdicts: Sequence[Sequence[Checked]]) -> str:
+def reason(verdicts: Sequence[Sequence[AnswerScore]]) -> str:
     """The commonest reason of answers without a score."""
     return Counter(v.why for each in verdicts for v in each if v.correct is None).most_common(1)[0][
         0

@@ -19,7 +19,7 @@ from typing import Any
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.tasks.task import Answer, Checked, Task, named
+from scalerl.tasks.task import Answer, AnswerScore, Task, named
 
 #: Seconds beyond its limit after which an async call has not been cancelled because it blocks.
 BLOCKED = 1.0
@@ -31,7 +31,7 @@ class _Job:
 
     number: int
     size: int
-    verdicts: dict[int, Checked] = field(default_factory=dict)
+    verdicts: dict[int, AnswerScore] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -75,7 +75,7 @@ class CheckerPart:
             raise PipelineError(f"a checker does not understand {type(message).__name__!r}")
         job = _Job(message.job, len(message.answers))
         places = range(len(message.answers))
-        if self.task.judges_together(message.answers[0].prompt):
+        if self.task.scores_together(message.answers[0].prompt):
             calls = [_Call(job, tuple(places), message.answers)]
         else:
             calls = [_Call(job, (i,), (message.answers[i],)) for i in places]
@@ -102,12 +102,12 @@ class CheckerPart:
             self._new_thread()
         self._leave_a_blocked_loop(now)
 
-    def _gave_up(self) -> Checked:
+    def _gave_up(self) -> AnswerScore:
         why = f"the verifier of task {self.task.name} has not answered for {self.seconds:g} s"
-        return Checked(None, None, why, gave_up=True)
+        return AnswerScore(None, None, why, gave_up=True)
 
-    def _raised(self, call: _Call, error: BaseException) -> list[Checked]:
-        return [Checked.unscored(f"the verifier raised {named(error)}")] * len(call.answers)
+    def _raised(self, call: _Call, error: BaseException) -> list[AnswerScore]:
+        return [AnswerScore.unscored(f"the verifier raised {named(error)}")] * len(call.answers)
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class CheckerPart:
             if not self._finish(call, verdicts):
                 return  # it took too long and somebody else has this place
 
-    def _finish(self, call: _Call, verdicts: list[Checked], *, hung: bool = False) -> bool:
+    def _finish(self, call: _Call, verdicts: list[AnswerScore], *, hung: bool = False) -> bool:
         """Book the verdicts of a call, once; the last of a job is said. False if it was over."""
         job = call.job
         with self._lock:
@@ -150,7 +150,7 @@ class CheckerPart:
     # -- async ------------------------------------------------------------------------------------
 
     def _async_task(self, call: _Call) -> Task | None:
-        part = self.task.part(call.answers[0].prompt)
+        part = self.task.member_for(call.answers[0].prompt)
         return part if part.is_async else None
 
     def _begin_async(self, call: _Call) -> None:

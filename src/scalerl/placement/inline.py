@@ -26,7 +26,7 @@ from scalerl.placement.lives import Lives
 from scalerl.placement.specs import Specs
 from scalerl.placement.trainer_part import TrainerPart
 from scalerl.placement.world import Duration, Fault, World
-from scalerl.tasks.task import Checked, seed_from
+from scalerl.tasks.task import AnswerScore, seed_from
 
 P = TypeVar("P", bound="InlinePart")
 
@@ -228,9 +228,9 @@ class InlineChecker(InlinePart):
 
     def take(self, message: m.Check) -> None:
         crew, now = self.crew, self.crew.clock.now()
-        together = self.task.judges_together(message.answers[0].prompt)
+        together = self.task.scores_together(message.answers[0].prompt)
         calls = [message.answers] if together else [(a,) for a in message.answers]
-        verdicts: list[Checked] = []
+        verdicts: list[AnswerScore] = []
         ends, seconds = now, 0.0
         for call in calls:
             # What becomes of an answer is the answer's own affair, whoever checks it when.
@@ -243,16 +243,16 @@ class InlineChecker(InlinePart):
         answer = m.Verdicts(message.job, tuple(verdicts), seconds, self.hung)
         crew.at(ends, lambda: self._when_thawed(lambda: self.say(answer)))
 
-    def _check(self, call: tuple[Any, ...], fate: float) -> tuple[float, list[Checked]]:
+    def _check(self, call: tuple[Any, ...], fate: float) -> tuple[float, list[AnswerScore]]:
         crew, world = self.crew, self.crew.world
         if fate < world.hangs:
             self.hung += 1
             seconds = crew.plan.recipe.placement.check_seconds
-            return seconds, [Checked(None, None, "hung", gave_up=True)] * len(call)
+            return seconds, [AnswerScore(None, None, "hung", gave_up=True)] * len(call)
         takes = crew.draw(world.check)
         if fate < world.hangs + world.crashes:
             crew.at(crew.clock.now() + takes, lambda: self.die("died: killed by signal 11"))
-            return takes * 2, [Checked.unscored("never said")] * len(call)
+            return takes * 2, [AnswerScore.unscored("never said")] * len(call)
         return takes, self.task.check_all(call)
 
 

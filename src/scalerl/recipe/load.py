@@ -16,12 +16,12 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.files import read_limited
 from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
-from scalerl.recipe.learning import CurriculumSection
 from scalerl.recipe.length import LengthSection
 from scalerl.recipe.losses import LossSection
 from scalerl.recipe.problems import known_keys, loss_named, nearest, not_yet, unknown_key
-from scalerl.recipe.running import DECAY_CONSTANTS, OptimiserSection
 from scalerl.recipe.schema import Recipe
+from scalerl.recipe.sections_algorithm import CurriculumSection
+from scalerl.recipe.sections_runtime import DECAY_CONSTANTS, OptimiserSection
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
 

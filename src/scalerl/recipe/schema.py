@@ -10,7 +10,9 @@ from pydantic import ValidationError, model_validator
 
 from scalerl.errors import InputError
 from scalerl.recipe.fields import Section, field
-from scalerl.recipe.learning import (
+from scalerl.recipe.length import LengthSection
+from scalerl.recipe.losses import LossSection
+from scalerl.recipe.sections_algorithm import (
     AdvantageSection,
     BatchSection,
     CurriculumSection,
@@ -19,9 +21,7 @@ from scalerl.recipe.learning import (
     SamplingSection,
     TaskSection,
 )
-from scalerl.recipe.length import LengthSection
-from scalerl.recipe.losses import LossSection
-from scalerl.recipe.running import (
+from scalerl.recipe.sections_runtime import (
     BudgetSection,
     CheckpointSection,
     ComputeSection,

@@ -9,12 +9,12 @@
 
 from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.registry import TASKS, make_task, task_of
-from scalerl.tasks.task import Answer, Checked, Prompt, Rules, Task, make_prompt
+from scalerl.tasks.task import Answer, AnswerScore, Prompt, Rules, Task, make_prompt
 
 __all__ = [
     "TASKS",
     "Answer",
-    "Checked",
+    "AnswerScore",
     "Mixture",
     "Prompt",
     "Rules",

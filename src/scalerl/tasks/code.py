@@ -20,11 +20,18 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask
-from scalerl.tasks.pool import map_threads
 from scalerl.tasks.sandbox import Sandbox, find_sandbox
-from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Question, Rules
+from scalerl.tasks.sandboxed_process import Limits, SandboxResult
+from scalerl.tasks.task import (
+    DEFAULT_RULES,
+    Answer,
+    AnswerScore,
+    Prompt,
+    Question,
+    Rules,
+    map_threads,
+)
 from scalerl.tasks.unit_tests import UnitTests, read_tests
-from scalerl.tasks.walled import Limits, SandboxResult
 
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 INSTRUCTION = "Write your solution in Python, in one ```python block at the end of your answer."
@@ -90,7 +97,7 @@ class CodeTask(RowsTask):
             )
         return usable
 
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         final = self.rules.final_text(prompt.question, completion)
         if final is None:
             return False, "no answer: the thought is not closed"
@@ -99,7 +106,7 @@ class CodeTask(RowsTask):
             return False, "no ```python block"
         return run_tests(code, prompt.answer, self.sandbox, self.limits)
 
-    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+    def check_all(self, answers: Sequence[Answer]) -> list[AnswerScore]:
         return map_threads(lambda a: self.check(a.prompt, a.text), answers, self.workers)
 
 
@@ -141,18 +148,18 @@ def _judge(
     code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
 ) -> tuple[bool | None, str]:
     words = {name: getattr(tests, name) for name in ("setup", "imports", "tests", "names")}
-    program, judge = sandbox.judge(code, words, limits)
-    for done in (program, judge):
+    program, tester = sandbox.run_tests(code, words, limits)
+    for done in (program, tester):
         if not done.started:
             return None, f"the sandbox did not start: {_failure(done)}"
-    said = judge.errors.decode(errors="replace").splitlines()
+    said = tester.errors.decode(errors="replace").splitlines()
     held = sum(line == "ok" for line in said)
     if held == len(tests.tests) == len(said):
         return True, PASSED
     verdict, _, why = said[held].partition(" ") if len(said) > held else ("gone", "", "")
     if verdict == "unfit":
         return None, f"test {held + 1} cannot be judged: {why}"
-    if judge.killed or verdict == "gone":
+    if tester.killed or verdict == "gone":
         return False, f"test {held + 1}: {_failure(program)}"
     return False, f"test {held + 1}: {why if ':' in why else 'wrong value'}"
 

@@ -21,7 +21,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.registry import Registry
 from scalerl.tasks.data import Downstream, RowsTask
-from scalerl.tasks.task import DEFAULT_RULES, Answer, Checked, Prompt, Rules, named
+from scalerl.tasks.task import DEFAULT_RULES, Answer, AnswerScore, Prompt, Rules, named
 from scalerl.text import one_line
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward function")
@@ -89,11 +89,11 @@ class FunctionTask(RowsTask):
         self.functions = tuple(REWARDS[path] for path in self._paths)
         self.weights = _weights(reward_weights, self._paths)
 
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         verdict = self.check(prompt, completion)
         return verdict.correct, verdict.why
 
-    def check(self, prompt: Prompt, completion: str) -> Checked:
+    def check(self, prompt: Prompt, completion: str) -> AnswerScore:
         return self.check_all([Answer(prompt, completion)])[0]
 
     @property
@@ -104,7 +104,7 @@ class FunctionTask(RowsTask):
     def can_be_cancelled(self) -> bool:
         return all(map(_is_async, self.functions))
 
-    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
+    def check_all(self, answers: Sequence[Answer]) -> list[AnswerScore]:
         """One call for all of them, as in TRL. (Async functions are waited for here; within an
         event loop, await `check_together`.)"""
         if self.is_async:
@@ -116,10 +116,10 @@ class FunctionTask(RowsTask):
             found = [self._rewards(i, answers, self._call(i, answers, said))
                      for i in range(len(self.functions))]  # fmt: skip
         except _Unusable as why:
-            return [Checked.unscored(str(why))] * len(answers)
+            return [AnswerScore.unscored(str(why))] * len(answers)
         return self._verdicts(answers, found, said)
 
-    async def check_together(self, answers: Sequence[Answer]) -> list[Checked]:
+    async def check_together(self, answers: Sequence[Answer]) -> list[AnswerScore]:
         """`check_all` for an event loop, which async functions leave free while they wait; others,
         beside them, run in threads of their own."""
         if not self.is_async:
@@ -131,7 +131,7 @@ class FunctionTask(RowsTask):
         found = await asyncio.gather(*given, return_exceptions=True)
         for one in found:
             if isinstance(one, _Unusable):
-                return [Checked.unscored(str(one))] * len(answers)
+                return [AnswerScore.unscored(str(one))] * len(answers)
             if isinstance(one, BaseException):
                 raise one
         return self._verdicts(answers, [one for one in found if isinstance(one, list)], said)
@@ -181,7 +181,7 @@ class FunctionTask(RowsTask):
 
     def _verdicts(
         self, answers: Sequence[Answer], given: list[list[Any]], said: _Said
-    ) -> list[Checked]:
+    ) -> list[AnswerScore]:
         """`given` is per function and answer."""
         verdicts = [self._verdict(one) for one in zip(*given, strict=True)]
         for column, values in said.extras.items():
@@ -192,26 +192,26 @@ class FunctionTask(RowsTask):
         first = verdicts[0]
         return [replace(first, metrics=(*first.metrics, *said.metrics)), *verdicts[1:]]
 
-    def _verdict(self, given: Sequence[Any]) -> Checked:
+    def _verdict(self, given: Sequence[Any]) -> AnswerScore:
         """One answer, by what each function gave it."""
         values: list[float | None] = []
         for path, reward in zip(self._paths, given, strict=True):
             value, wrong = _number(reward)
             if wrong:
-                return Checked.unscored(f"function:{path} gave {wrong}")
+                return AnswerScore.unscored(f"function:{path} gave {wrong}")
             values.append(value)
         known = [(w, v) for w, v in zip(self.weights, values, strict=True) if v is not None]
         if not known:
-            return Checked.unscored(f"{self.name} gave no reward")
+            return AnswerScore.unscored(f"{self.name} gave no reward")
         total = sum(w * v for w, v in known)
         if len(values) == 1:
-            return Checked(total >= self.correct_from, total, f"{self.name} gave {total:g}")
+            return AnswerScore(total >= self.correct_from, total, f"{self.name} gave {total:g}")
         first = values[0]
         shown = ", ".join("nothing" if v is None else f"{v:g}" for v in values)
         metrics = tuple((f"reward/{path}", v) for path, v in zip(self._paths, values, strict=True)
                         if v is not None)  # fmt: skip
         correct = None if first is None else first >= self.correct_from
-        return Checked(correct, total, f"{self.name} gave {shown}", metrics=metrics)
+        return AnswerScore(correct, total, f"{self.name} gave {shown}", metrics=metrics)
 
     def __getstate__(self) -> dict[str, Any]:
         """By import path, where there is one: what it leads to may be a lambda or wrapped, which

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from scalerl.errors import InputError
-from scalerl.tasks.task import Answer, Checked, Prompt, Task
+from scalerl.tasks.task import Answer, AnswerScore, Prompt, Task
 
 
 class Mixture(Task):
@@ -53,19 +53,19 @@ class Mixture(Task):
             for name, prompts in task.downstream().items()
         }
 
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
-        return self.part(prompt).judge(prompt, completion)
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+        return self.member_for(prompt).score(prompt, completion)
 
-    def check(self, prompt: Prompt, completion: str) -> Checked:
-        return self.part(prompt).check(prompt, completion)
+    def check(self, prompt: Prompt, completion: str) -> AnswerScore:
+        return self.member_for(prompt).check(prompt, completion)
 
-    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
-        found: dict[int, Checked] = {}
+    def check_all(self, answers: Sequence[Answer]) -> list[AnswerScore]:
+        found: dict[int, AnswerScore] = {}
         for name, task in self.tasks.items():
             mine = [i for i, answer in enumerate(answers) if answer.prompt.task == name]
             found.update(zip(mine, task.check_all([answers[i] for i in mine]), strict=True))
         return [
-            found.get(i) or Checked.unscored(f"no task {answer.prompt.task!r} in {self.name}")
+            found.get(i) or AnswerScore.unscored(f"no task {answer.prompt.task!r} in {self.name}")
             for i, answer in enumerate(answers)
         ]
 
@@ -78,10 +78,10 @@ class Mixture(Task):
         light.tasks = {name: task.for_checking() for name, task in self.tasks.items()}
         return light
 
-    def judges_together(self, prompt: Prompt) -> bool:
-        return prompt.task in self.tasks and super().judges_together(prompt)
+    def scores_together(self, prompt: Prompt) -> bool:
+        return prompt.task in self.tasks and super().scores_together(prompt)
 
-    def part(self, prompt: Prompt) -> Task:
+    def member_for(self, prompt: Prompt) -> Task:
         if prompt.task not in self.tasks:
             raise InputError(f"prompt {prompt.id} is of task {prompt.task!r}, not of {self.name}")
         return self.tasks[prompt.task]

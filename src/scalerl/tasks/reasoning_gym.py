@@ -63,7 +63,7 @@ class ReasoningGym(Task):
     def prompts(self) -> list[Prompt]:
         return self._prompts
 
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         final = self.rules.final_text(prompt.question, completion)
         if final is None:
             return False, "no answer: the thought is not closed"

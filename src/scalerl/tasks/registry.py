@@ -26,7 +26,7 @@ from scalerl.tasks.task import DEFAULT_RULES, Rules, Task
 
 if TYPE_CHECKING:
     from scalerl.recipe import Recipe
-    from scalerl.recipe.learning import TaskSection
+    from scalerl.recipe.sections_algorithm import TaskSection
 
 TASKS: Registry[Callable[..., Task]] = Registry("task")
 TASKS.register(NAME)(RunningSums)

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scalerl.errors import InputError
-from scalerl.tasks.split import held_out as is_held_out
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt, seed_from
+from scalerl.tasks.task import held_out as is_held_out
 
 NAME, CARRY_NAME = "running-sums", "carry-sums"
 #: Tokens of one line of a thought: letter, digit, and a sum of two digits.
@@ -99,14 +99,14 @@ class Sum:
         return cls(tuple(int(digit) for digit in tagged[1::2]))
 
 
-def judge(asked: Sum, completion: str) -> tuple[bool, str]:
+def score_answer(asked: Sum, completion: str) -> tuple[bool, str]:
     """Whether a completion answers the question, and why.
 
-    >>> judge(Sum((7, 5)), "a770b521</think>21<eos>")
+    >>> score_answer(Sum((7, 5)), "a770b521</think>21<eos>")
     (True, 'right')
-    >>> judge(Sum((7, 5)), "a770b521!</think>21<eos>")
+    >>> score_answer(Sum((7, 5)), "a770b521!</think>21<eos>")
     (False, 'the thought was interrupted')
-    >>> judge(Sum((7, 5)), "a770</think>21<eos>")
+    >>> score_answer(Sum((7, 5)), "a770</think>21<eos>")
     (False, 'the thought does not end with b521')
     """
     thought, closed, final = completion.partition(END_THINK)
@@ -204,8 +204,8 @@ class RunningSums(Task):
         """n questions of the held-out side, the sizes taking turns."""
         return self._draw(n, True)
 
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool, str]:
-        return judge(Sum.parse(str(prompt.question)), completion)
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool, str]:
+        return score_answer(Sum.parse(str(prompt.question)), completion)
 
     def ceiling(self, prompts: Sequence[Prompt], budget_min: int, budget_max: int) -> float:
         """The highest pass rate on just these prompts."""

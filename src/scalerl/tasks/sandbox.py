@@ -41,7 +41,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from scalerl.errors import InputError
 from scalerl.tasks.inside import wire
 from scalerl.tasks.inside.program import INPUT
-from scalerl.tasks.walled import Identity, Limits, SandboxResult, WalledProcess, watch
+from scalerl.tasks.sandboxed_process import Identity, Limits, SandboxedProcess, SandboxResult, watch
 
 INSIDE = Path(__file__).with_name("inside")
 HOW_TO = (
@@ -51,7 +51,7 @@ HOW_TO = (
 )
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
 #: What runs inside: the program, the judge of its values, or a trial of the walls.
-Part: TypeAlias = Literal["program", "judge", "probe"]
+Part: TypeAlias = Literal["program", "tester", "selftest"]
 NOBODY = 65534
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 #: The first thing inside: close what was left open, and become the modules that are sent in.
@@ -86,7 +86,7 @@ class Sandbox(Protocol):
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
         """A program on an input."""
 
-    def judge(
+    def run_tests(
         self, code: str, tests: Mapping[str, Any], limits: Limits
     ) -> tuple[SandboxResult, SandboxResult]:
         """A program in one sandbox and its judge in another: what each of them left, the judge's
@@ -99,12 +99,12 @@ class Namespaces:
 
     name: Kind
 
-    def start(self, limits: Limits, stdin: int, stdout: int) -> WalledProcess:
+    def start(self, limits: Limits, stdin: int, stdout: int) -> SandboxedProcess:
         make = bubblewrap if self.name == "bubblewrap" else unshare
         # A directory that root alone can reach is entered before root is nobody.
         cwd = _out_of_reach() or "/"
         command = [*tied(os.getpid()), *make(limits), *_python()]
-        return WalledProcess(command, stdin, stdout, cwd, identity())
+        return SandboxedProcess(command, stdin, stdout, cwd, identity())
 
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
         with as_file(packed("program", {"code": code, "input": given}, limits)) as job:
@@ -113,7 +113,7 @@ class Namespaces:
             killed = watch([program], program, limits)
         return program.result(killed)
 
-    def judge(
+    def run_tests(
         self, code: str, tests: Mapping[str, Any], limits: Limits
     ) -> tuple[SandboxResult, SandboxResult]:
         here, there = socket.socketpair()
@@ -122,24 +122,24 @@ class Namespaces:
             here.sendall(packed("program", {}, limits))  # ahead of all that the judge will say
             here.settimeout(None)
             program = started.enter_context(self.start(limits, there.fileno(), subprocess.DEVNULL))
-            with as_file(packed("judge", {"code": code, **tests}, limits)) as job:
-                judge = started.enter_context(self.start(limits, job, here.fileno()))
+            with as_file(packed("tester", {"code": code, **tests}, limits)) as job:
+                tester = started.enter_context(self.start(limits, job, here.fileno()))
             here.close()
             there.close()
-            killed = watch([judge, program], judge, limits)
-        return program.result(killed), judge.result(killed)
+            killed = watch([tester, program], tester, limits)
+        return program.result(killed), tester.result(killed)
 
 
 @lru_cache(maxsize=1)
 def find_sandbox() -> Sandbox:
     """The sandbox of this machine, tried out; an InputError if there is none."""
-    from scalerl.tasks.trial import broken
+    from scalerl.tasks.sandbox_selftest import why_unusable
 
     failed = []
     names: tuple[Kind, ...] = ("bubblewrap", "unshare")
     for name in names:
         sandbox = Namespaces(name)
-        reason = broken(sandbox)
+        reason = why_unusable(sandbox)
         if not reason:
             return sandbox
         failed.append(f"{name}: {reason}")
@@ -295,7 +295,7 @@ def packed(part: Part, job: Mapping[str, Any], limits: Limits) -> bytes:
 
 @lru_cache(maxsize=3)
 def _modules(part: Part) -> bytes:
-    names = ("wire", "walls", part)
+    names = ("wire", "restrictions", part)
     return marshal.dumps([(name, compile(source(name), name, "exec")) for name in names])
 
 

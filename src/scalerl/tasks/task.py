@@ -1,8 +1,8 @@
-"""What a task is: prompts, some of them held out for good, and a check of answers.
+"""The interface of a task: its prompts, a fixed held-out share of them, and a check of answers.
 
-A task never raises over an answer: what cannot be checked is `Checked(None, None, why)`, which the
-run counts and goes on. What a user can put right (a missing file, no sandbox) is an `InputError`,
-raised when the task is made and not in the middle of a run.
+A check never raises because of an answer. An answer that cannot be checked gets
+`AnswerScore(None, None, why)`; the run counts it and continues. What a user can fix (a missing
+file, no sandbox) is an `InputError`, raised when the task is made and not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -10,20 +10,28 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
+import unicodedata
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from scalerl.errors import InputError
-from scalerl.tasks.split import digest, rank
 from scalerl.text import one_line
 
+A = TypeVar("A")
+B = TypeVar("B")
 #: One message of a chat: {"role": "user", "content": "…"}.
 Message: TypeAlias = dict[str, str]
 #: What the model is given: plain text, or chat messages for the tokenizer's chat template.
 Question: TypeAlias = str | tuple[Message, ...]
+
+#: Part of the hash that decides which questions are held out. Changing it moves questions between
+#: training and validation: results before and after cannot be compared.
+SALT = "scalerl held-out 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +61,33 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a checker judges: an answer to a prompt."""
+    """An answer to a prompt, as it is handed over to be checked."""
 
     prompt: Prompt
-    #: As the task reads it, without special tokens.
+    #: Text of the answer, without special tokens.
     text: str
-    #: As the model wrote it.
+    #: Tokens of the answer, as the model sampled them.
     token_ids: tuple[int, ...] = ()
-    #: Optimiser steps that the run had taken when it was handed over.
+    #: Optimiser steps that the run had taken when the answer was handed over.
     step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """The verdict on one answer; `correct` and `reward` are None where it could not be scored."""
+class AnswerScore:
+    """What checking an answer returns; `correct` and `reward` are None if it has no score."""
 
     correct: bool | None
     reward: float | None
     #: One line: what was found, or why there is no score.
     why: str
-    #: Whether the check was never brought to an end: it took too long, or its checker died of it.
+    #: Whether the check did not finish: it took too long, or its process died.
     gave_up: bool = False
-    #: Numbers that the verifier tells beside it, for the record of the step: (name, number).
+    #: Further numbers from the verifier for the record of the step: (name, number).
     metrics: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def unscored(cls, why: str) -> Checked:
-        """No score, for this reason."""
+    def unscored(cls, why: str) -> AnswerScore:
+        """An answer without a score, and the reason."""
         return cls(None, None, one_line(why))
 
     @property
@@ -89,22 +97,22 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all tasks of a run share: what an answer earns, and where the thought ends."""
+    """What all tasks of a run share: the rewards, and the tags around a thought."""
 
     reward_correct: float = 1.0
     reward_wrong: float = -1.0
     think_open: str = "<think>"
-    #: Only what follows is checked.
+    #: Only text after this tag is checked.
     think_close: str = "</think>"
 
-    def verdict(self, correct: bool | None, why: str) -> Checked:
-        """The verdict with its reward."""
+    def score(self, correct: bool | None, why: str) -> AnswerScore:
+        """The score with its reward; without one if `correct` is None."""
         if correct is None:
-            return Checked.unscored(why)
-        return Checked(correct, self.reward_correct if correct else self.reward_wrong, why)
+            return AnswerScore.unscored(why)
+        return AnswerScore(correct, self.reward_correct if correct else self.reward_wrong, why)
 
     def final_text(self, question: Question, completion: str) -> str | None:
-        """What follows the thought; None while a thought that was opened is not closed.
+        """The text after the thought; None if a thought was opened and not closed.
 
         >>> Rules().final_text("2+2=", "<think>hm</think> 4"), Rules().final_text("2+2=", "4")
         (' 4', '4')
@@ -120,13 +128,13 @@ DEFAULT_RULES = Rules()
 
 
 class Task(ABC):
-    """Base of all tasks: subclasses say what all prompts are and how one answer is judged.
+    """Base class of all tasks. A subclass defines `prompts` and `score`.
 
-    The held-out share is chosen by a hash of the question, not by position or seed: a question is
-    on one side for ever, whatever the seed, the order or the number asked for.
+    The held-out share is chosen by a hash of the question, not by position or seed: a question
+    stays on its side of the split whatever the seed, the order or the number of prompts.
     """
 
-    #: Whether one call judges many answers, so that they are best handed over together.
+    #: Whether all answers to a prompt are best scored in one call of `check_all`.
     together: bool = False
 
     def __init__(
@@ -139,19 +147,40 @@ class Task(ABC):
         self.name = name
         self.rules = rules
         self.held_out_share = held_out_share
-        #: What a user should know of its data before a run starts.
+        #: Lines about the data that a user should read before a run starts.
         self.notes: list[str] = []
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Keep `judge`, the name of `score` before version 0.2, working in subclasses."""
+        super().__init_subclass__(**arguments)
+        if "judge" in cls.__dict__ and "score" not in cls.__dict__:
+            warnings.warn(
+                f"{cls.__name__}.judge is now called score: rename the method",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            cls.score = cls.__dict__["judge"]  # type: ignore[method-assign]
+        elif "score" in cls.__dict__:
+            # Each class has a `judge` of its own, so that `super().judge(…)` in a subclass that
+            # was written for the old name calls the parent's `score`, not its own.
+            score = cls.__dict__["score"]
+
+            def judge(self: Task, prompt: Prompt, completion: str) -> Any:
+                warnings.warn("judge is now called score", DeprecationWarning, stacklevel=2)
+                return score(self, prompt, completion)
+
+            cls.judge = judge  # type: ignore[attr-defined]
 
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
         """Every prompt of the task, on either side of the split, without repetition."""
 
     @abstractmethod
-    def judge(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
-        """Whether the answer is right (None: cannot be told), and why."""
+    def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
+        """Whether the answer is correct (None: cannot be decided), and the reason in one line."""
 
     def train_prompts(self, seed: int) -> list[Prompt]:
-        """What training may ask, in an order given by the seed. Never a held-out prompt, nor one
+        """The prompts for training, in an order given by the seed: none that is held out, and none
         of a downstream set."""
         elsewhere = {p.id for prompts in self.downstream().values() for p in prompts}
         chosen = [p for p in self.prompts() if not self.is_held_out(p) and p.id not in elsewhere]
@@ -159,34 +188,33 @@ class Task(ABC):
         return chosen
 
     def validation_prompts(self, n: int) -> list[Prompt]:
-        """The first n held-out prompts: the same ones in every run, a smaller n being a part of a
-        larger one."""
+        """The first n held-out prompts, the same in every run. A smaller n gives a subset."""
         found = sorted((p for p in self.prompts() if self.is_held_out(p)), key=lambda p: p.rank)
         if len(found) < n:
             raise InputError(
-                f"task {self.name} holds out {len(found)} prompts, not {n}: ask for fewer "
-                f"(validation.prompts) or raise held_out_share ({self.held_out_share})"
+                f"task {self.name} holds out {len(found)} prompts, but {n} are needed: lower "
+                f"validation.prompts, or raise held_out_share ({self.held_out_share})"
             )
         return found[:n]
 
     def downstream(self) -> Mapping[str, Sequence[Prompt]]:
-        """Further sets, each with a curve of its own; training never asks their questions."""
+        """Further test sets by name, each with its own curve; training never uses their prompts."""
         return {}
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        """Which side of the split a prompt is on."""
+        """Whether a prompt is on the held-out side of the split."""
         return prompt.rank < self.held_out_share
 
-    def check(self, prompt: Prompt, completion: str) -> Checked:
-        """The verdict on one answer. Never raises over the answer."""
+    def check(self, prompt: Prompt, completion: str) -> AnswerScore:
+        """The score of one answer. Never raises because of the answer."""
         try:
-            correct, why = self.judge(prompt, completion)
-        except (Exception, SystemExit) as error:  # what a checker trips over is data
-            return Checked.unscored(named(error))
-        return self.rules.verdict(correct, why)
+            correct, why = self.score(prompt, completion)
+        except (Exception, SystemExit) as error:  # a verifier that fails must not end the run
+            return AnswerScore.unscored(named(error))
+        return self.rules.score(correct, why)
 
-    def check_all(self, answers: Sequence[Answer]) -> list[Checked]:
-        """Verdicts on many answers, in their order; tasks with worker processes use them all."""
+    def check_all(self, answers: Sequence[Answer]) -> list[AnswerScore]:
+        """The scores of many answers, in their order."""
         return [self.check(answer.prompt, answer.text) for answer in answers]
 
     @property
@@ -196,28 +224,28 @@ class Task(ABC):
 
     @property
     def can_be_cancelled(self) -> bool:
-        """Whether nothing of `check_together` goes on after it was cancelled."""
+        """Whether cancelling `check_together` stops all of its work."""
         return self.is_async
 
-    async def check_together(self, answers: Sequence[Answer]) -> list[Checked]:
-        """`check_all` for an event loop. Only where `is_async` does it not block the loop."""
+    async def check_together(self, answers: Sequence[Answer]) -> list[AnswerScore]:
+        """`check_all` for an event loop. It blocks the loop unless `is_async`."""
         return self.check_all(answers)
 
-    def part(self, prompt: Prompt) -> Task:
-        """The task that judges a prompt's answers: this one, or the part of a mixture."""
+    def member_for(self, prompt: Prompt) -> Task:
+        """The task that scores answers to this prompt: this one, or a member of a mixture."""
         return self
 
-    def judges_together(self, prompt: Prompt) -> bool:
-        """Whether answers to this prompt are best handed over together."""
-        return self.part(prompt).together
+    def scores_together(self, prompt: Prompt) -> bool:
+        """Whether all answers to this prompt are best scored in one call."""
+        return self.member_for(prompt).together
 
     def for_checking(self) -> Self:
-        """A light copy to send to another process, where it checks answers: it holds no data set
-        and nothing that runs, starts what it needs there when first used, and is closed there."""
+        """A small copy to send to a checker process. It holds no dataset and no running process;
+        it starts what it needs when first used, and is closed there."""
         return copy.copy(self)
 
     def close(self) -> None:  # noqa: B027 - most tasks hold nothing
-        """Give back what the task started (worker processes)."""
+        """Stop what the task started (worker processes)."""
 
     def __enter__(self) -> Self:
         return self
@@ -231,6 +259,39 @@ class Task(ABC):
         self.close()
 
 
+def normal(question: str | Sequence[dict[str, str]]) -> str:
+    """The question as the split sees it: in Unicode NFKC form, any white space as one blank, so
+    that copies of a question that differ only in these stay on one side.
+
+    >>> normal(" Two\\n  lines ") == normal("Two lines")
+    True
+    """
+    if not isinstance(question, str):
+        question = "\x1e".join(f"{m['role']}\x1f{m['content']}" for m in question)
+    return " ".join(unicodedata.normalize("NFKC", question).split())
+
+
+def digest(question: str | Sequence[dict[str, str]]) -> str:
+    """16 hex digits that depend only on the question."""
+    text = f"{SALT}|{normal(question)}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def rank(found: str) -> float:
+    """A digest as a number in [0, 1): questions below the held-out share are held out."""
+    # 53 bits are what a float holds exactly.
+    return (int(found, 16) >> 11) / 2**53
+
+
+def held_out(question: str | Sequence[dict[str, str]], share: float) -> bool:
+    """Whether the question belongs to the held-out share.
+
+    >>> sum(held_out(f"question {i}", 0.1) for i in range(1000))
+    102
+    """
+    return rank(digest(question)) < share
+
+
 def make_prompt(
     task: str,
     question: Question,
@@ -238,8 +299,8 @@ def make_prompt(
     columns: Mapping[str, Any] | None = None,
     content: Question | None = None,
 ) -> Prompt:
-    """A prompt with the id that belongs to its content: the question without the instructions that
-    a task adds, so that changing those moves nothing across the split.
+    """A prompt with an id made from its content. `content` is the question without the
+    instructions that a task adds, so that changing those moves nothing across the split.
 
     >>> make_prompt("sums", "1+1=", "2").id == make_prompt("sums", " 1+1= ", "2").id
     True
@@ -249,7 +310,7 @@ def make_prompt(
 
 
 def named(error: BaseException) -> str:
-    """What an exception says: its kind and its text.
+    """An exception as text: its class and its message.
 
     >>> named(KeyError("gold")), named(SystemExit())
     ("KeyError: 'gold'", 'SystemExit')
@@ -262,3 +323,11 @@ def seed_from(*parts: object) -> int:
     """A seed that depends on all parts and on nothing else."""
     text = "|".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def map_threads(function: Callable[[A], B], items: Sequence[A], workers: int) -> list[B]:
+    """The function applied to every item, in order, in this many threads."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(function, items))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.tasks.refusals import NotJudged, refuse_own_verdicts
+from scalerl.tasks.unscorable_tests import UnscorableTest, refuse_unscorable
 
 #: Names that a test uses without importing them, because the program is sure to.
 USUAL = {"np": "numpy", "pd": "pandas", "plt": "matplotlib"}
@@ -105,7 +105,7 @@ def read_asserts(
     for text in texts:
         try:
             wanted, more = _examine(text, setup, {n for n in found if n}, bool(entry))
-        except NotJudged as reason:
+        except UnscorableTest as reason:
             refused.append(f"{where}: {text.strip()[:60]!r}: {reason}")
             continue
         kept.append(text.strip())
@@ -126,23 +126,25 @@ def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[st
     before, test = _parse(setup), _parse(text.strip())
     asserts = [n for tree in (before, test) for n in ast.walk(tree) if isinstance(n, ast.Assert)]
     if not asserts:
-        raise NotJudged("is not `assert EXPRESSION`")
+        raise UnscorableTest("is not `assert EXPRESSION`")
     free = _free(f"{setup}\n{text.strip()}")
     modules = {name for name in free if name in sys.stdlib_module_names and _is_base(name, test)}
     for name in free & set(USUAL):
-        raise NotJudged(f"needs {USUAL[name]}, and the sandbox has the standard library only")
+        raise UnscorableTest(f"needs {USUAL[name]}, and the sandbox has the standard library only")
     names = given | (free - modules)
     if told and names != given:
-        raise NotJudged(
+        raise UnscorableTest(
             f"{', '.join(sorted(names - given))} is nobody's: only the program could say"
         )
     for tree in (before, test):
         for module in _imported(tree):
             if module not in sys.stdlib_module_names:
-                raise NotJudged(f"needs {module}, and the sandbox has the standard library only")
+                raise UnscorableTest(
+                    f"needs {module}, and the sandbox has the standard library only"
+                )
     if not names:
-        raise NotJudged("says nothing about the program")
-    refuse_own_verdicts(names, before, test)
+        raise UnscorableTest("says nothing about the program")
+    refuse_unscorable(names, before, test)
     return names, [f"import {name}" for name in sorted(modules)]
 
 
@@ -150,7 +152,7 @@ def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise NotJudged("is not Python") from None
+        raise UnscorableTest("is not Python") from None
 
 
 def _free(text: str) -> set[str]:
@@ -175,7 +177,7 @@ def _builtin(texts: Sequence[str], setup: str) -> str:
         trees = [_parse(text.strip()) for text in texts]
         if any(_free(f"{setup}\n{text.strip()}") for text in texts):
             return ""
-    except NotJudged:
+    except UnscorableTest:
         return ""
     calls = {
         node.func.id

@@ -144,14 +144,14 @@ def test_a_function_of_the_sender_is_not_called_for_missing_keys():
 
 
 def test_importing_what_runs_inside_does_not_run_it():
-    code = "import scalerl.tasks.inside.program, scalerl.tasks.inside.judge"
+    code = "import scalerl.tasks.inside.program, scalerl.tasks.inside.tester"
     subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL, timeout=600)
 
 
 def test_what_runs_inside_loads_little():
     """Each import would be paid for at every start of every program."""
     code = (
-        "import sys\nfrom scalerl.tasks.inside import judge, program, walls, wire\n"
+        "import sys\nfrom scalerl.tasks.inside import program, restrictions, tester, wire\n"
         "slow = {'json', 're', 'typing', 'platform', 'pathlib', 'subprocess', 'collections.abc'}\n"
         "print(sorted(slow & set(sys.modules) - before))"
     )

@@ -23,7 +23,7 @@ from scalerl.errors import InputError
 from scalerl.models.tiny.teacher import TEACHERS, Noise, trace
 from scalerl.models.tiny.tokenizer import POSITIONS, encode, make_tokenizer
 from scalerl.tasks.running_sums import RunningSums, Sum
-from scalerl.tasks.split import held_out
+from scalerl.tasks.task import held_out
 
 #: What a warm start leaves beside the model: how it was made and where it starts.
 CARD = "warmstart.json"

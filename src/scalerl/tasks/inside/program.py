@@ -14,7 +14,7 @@ import os
 import sys
 from types import ModuleType
 
-from scalerl.tasks.inside import walls, wire
+from scalerl.tasks.inside import restrictions, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(job: dict[str, Any]) -> None:
     os.dup2(given, 0)
     os.close(given)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
-    walls.raise_walls(job["limits"])
+    restrictions.apply(job["limits"])
     execute(job["code"], "__main__")
 
 
@@ -62,7 +62,7 @@ def serve(job: dict[str, Any]) -> None:
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
-    walls.raise_walls(job["limits"])
+    restrictions.apply(job["limits"])
     imports, code = wire.decode(wire.receive(channel))
     try:
         names = execute(code, "answer", imports)

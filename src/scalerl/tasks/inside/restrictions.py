@@ -31,7 +31,7 @@ SKIPPED = 0x00050000
 CLONE_THREAD = 0x00010000
 LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_GE, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 #: The first line written to standard error: what happens from there on is the program's doing.
-READY = b"walls are up\n"
+READY = b"restrictions applied\n"
 #: Allowed system calls, and their numbers on x86_64 and aarch64 (-: it has no such call). Sockets
 #: come in pairs connected with each other, as asyncio wants them; there is no other kind.
 ALLOWED = """
@@ -159,7 +159,7 @@ def seal(library: ctypes.CDLL, machine: str) -> None:
         stop("system calls cannot be filtered")
 
 
-def raise_walls(limits: dict[str, float]) -> None:
+def apply(limits: dict[str, float]) -> None:
     """All of them, then say so. None can be undone."""
     machine = os.uname().machine
     if machine not in MACHINES:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scalerl.evaluation.answering import Checking
+from scalerl.evaluation.runner import EvaluationCheckers
 from scalerl.pipeline.plan import Plan
 from scalerl.recipe import Recipe
 from scalerl.tasks import Answer
@@ -21,7 +21,7 @@ def checking():
                "placement.check_seconds=3600"]  # fmt: skip
     plan = Plan.of(Recipe.load("scalerl", "tiny", overrides=options))
     said = []
-    found = Checking(plan, said.append)
+    found = EvaluationCheckers(plan, said.append)
     yield found, plan, said
     found.close()
 
@@ -30,7 +30,7 @@ def until(checking, done):
     deadline, judged = time.monotonic() + LIMIT, []
     while not done(judged):
         assert time.monotonic() < deadline, judged
-        judged += checking.judged(0.2)
+        judged += checking.poll_scores(0.2)
     return judged
 
 

@@ -6,8 +6,7 @@ import ast
 import builtins
 from collections.abc import Sequence
 
-from scalerl.tasks.syntax import name_of
-from scalerl.tasks.taint import Taint
+from scalerl.tasks.taint_analysis import TaintAnalysis, name_of
 
 #: Functions that compare their arguments, and methods that compare their object with them. Those of
 #: unittest, `assert...`, too.
@@ -36,20 +35,20 @@ ENDS = frozenset(("SystemExit", "KeyboardInterrupt", "GeneratorExit"))
 MOST_PASSES = 50
 
 
-class NotJudged(ValueError):
+class UnscorableTest(ValueError):
     """Why a test is not used."""
 
 
-def refuse_own_verdicts(names: set[str], before: ast.Module, test: ast.Module) -> None:
-    """Raises NotJudged if the program, which defines `names`, would decide about itself.
+def refuse_unscorable(names: set[str], before: ast.Module, test: ast.Module) -> None:
+    """Raises UnscorableTest if the program, which defines `names`, would decide about itself.
 
     >>> test = ast.parse("assert (r := f(3)) == f(3)")
-    >>> refuse_own_verdicts({"f"}, ast.parse(""), test)
+    >>> refuse_unscorable({"f"}, ast.parse(""), test)
     Traceback (most recent call last):
         ...
-    scalerl.tasks.refusals.NotJudged: both sides are the program's
+    scalerl.tasks.unscorable_tests.UnscorableTest: both sides are the program's
     """
-    taint = Refusals(names, [before, test])
+    taint = ScorabilityCheck(names, [before, test])
     seen = -1
     for _ in range(MOST_PASSES):
         if seen == taint.size:
@@ -58,13 +57,13 @@ def refuse_own_verdicts(names: set[str], before: ast.Module, test: ast.Module) -
         taint.visit(before)
         taint.visit(test)
     else:
-        raise NotJudged("is too complicated to be followed")
+        raise UnscorableTest("is too complicated to be followed")
     if not any(taint.touches(node) for node in test.body):
-        raise NotJudged("says nothing about the program")
+        raise UnscorableTest("says nothing about the program")
 
 
-class Refusals(Taint):
-    """Raises NotJudged where the program's values decide alone, would run as code, or would be
+class ScorabilityCheck(TaintAnalysis):
+    """Raises UnscorableTest where the program's values decide alone, would run as code, or would be
     given what is no data."""
 
     def __init__(self, names: set[str], trees: Sequence[ast.Module]) -> None:
@@ -74,16 +73,16 @@ class Refusals(Taint):
     def visit_Compare(self, node: ast.Compare) -> None:
         self.generic_visit(node)
         if all(self.touches(side) for side in (node.left, *node.comparators)):
-            raise NotJudged("both sides are the program's")
+            raise UnscorableTest("both sides are the program's")
 
     def visit_Call(self, node: ast.Call) -> None:
         super().visit_Call(node)
         called = name_of(node.func)
         self._refuse_comparison(node, called)
         if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
-            raise NotJudged("asks the program for a class, which is no data")
+            raise UnscorableTest("asks the program for a class, which is no data")
         if called in ("getattr", "hasattr", "setattr") and any(map(self.touches, node.args[1:2])):
-            raise NotJudged("lets the program choose an attribute")
+            raise UnscorableTest("lets the program choose an attribute")
         if self.touches(node.func) and called not in self.functions:
             for value in (*node.args, *(word.value for word in node.keywords)):
                 self._refuse_no_data(value)
@@ -91,13 +90,13 @@ class Refusals(Taint):
     def visit_Try(self, node: ast.Try) -> None:
         for kind in (h.type for h in node.handlers if h.type is not None):
             if any(name_of(part) in ENDS for part in ast.walk(kind)):
-                raise NotJudged("waits for the program to end, which ends its process")
+                raise UnscorableTest("waits for the program to end, which ends its process")
         self.trying += 1  # a call whose value is not used may be there for its error
         super().visit_Try(node)
         self.trying -= 1
 
     def visit_TryStar(self, node: ast.AST) -> None:
-        raise NotJudged("uses except*, which is not followed")
+        raise UnscorableTest("uses except*, which is not followed")
 
     def _refuse_comparison(self, node: ast.Call, called: str) -> None:
         sides: list[ast.expr] = node.args[:2]
@@ -105,16 +104,16 @@ class Refusals(Taint):
             sides = [node.func.value, *sides]
         compares = called in COMPARES or called.startswith("assert")
         if compares and len(sides) > 1 and all(map(self.touches, sides)):
-            raise NotJudged("both sides are the program's")
+            raise UnscorableTest("both sides are the program's")
 
     def _refuse_no_data(self, value: ast.expr) -> None:
         """What a test gives to the program must travel."""
         if isinstance(value, ast.Lambda) or self._is_function(value):
-            raise NotJudged("gives the program a function, which is no data")
+            raise UnscorableTest("gives the program a function, which is no data")
         called = value.func if isinstance(value, ast.Call) else None
         iterator = isinstance(called, ast.Name) and called.id in ITERATORS - self.names
         if isinstance(value, ast.GeneratorExp) or iterator:
-            raise NotJudged("gives the program an iterator, which is no data")
+            raise UnscorableTest("gives the program an iterator, which is no data")
 
     def _is_function(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name) or node.id in self.given:
@@ -125,7 +124,7 @@ class Refusals(Taint):
 
     def visit_Name(self, node: ast.Name) -> None:
         if node.id in RUNS_TEXT and node.id not in self.given:
-            raise NotJudged(f"uses {node.id}, by which a value could run as code")
+            raise UnscorableTest(f"uses {node.id}, by which a value could run as code")
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -136,7 +135,7 @@ class Refusals(Taint):
 
     def _refuse_module(self, name: str) -> None:
         if name.split(".")[0] in RUN_DATA:
-            raise NotJudged(f"uses {name}, by which a value could run as code")
+            raise UnscorableTest(f"uses {name}, by which a value could run as code")
 
     def visit_Expr(self, node: ast.Expr) -> None:
         self.generic_visit(node)
@@ -144,6 +143,6 @@ class Refusals(Taint):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not self.trying:
             name = call.func.id
             if name in self.names and name not in self.functions and not name[:1].isupper():
-                raise NotJudged(
+                raise UnscorableTest(
                     "what the program does to its arguments cannot be seen from outside"
                 )

@@ -15,7 +15,7 @@ from scalerl.tasks.task import Prompt, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class EvaluationOptions:
     """What `evaluate` was told to ask; None where the recipe of the subject says it."""
 
     task: str | None = None

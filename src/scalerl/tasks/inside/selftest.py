@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 
-from scalerl.tasks.inside import walls, wire
+from scalerl.tasks.inside import restrictions, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ MISSING = {
 
 def main(job: dict[str, Any]) -> None:
     """Say what is missing, and stay to be looked at from outside."""
-    walls.raise_walls(job["limits"])
+    restrictions.apply(job["limits"])
     wire.send(1, wire.encode(holes(job["read_only"])))
     while True:
         time.sleep(60)

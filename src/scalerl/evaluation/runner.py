@@ -25,7 +25,7 @@ LOOK = 1.0
 PAUSE = 0.1
 
 
-class Checking:
+class EvaluationCheckers:
     """Checkers for the task of a plan, which may serve many subjects."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -47,7 +47,7 @@ class Checking:
     def close(self) -> None:
         self.crew.stop(at_once=True)
 
-    def judged(self, seconds: float) -> list[Judged]:
+    def poll_scores(self, seconds: float) -> list[Judged]:
         """Verdicts that have come, waiting at most so long for the first."""
         found: list[Judged] = []
         for event in self.crew.poll(seconds):
@@ -83,8 +83,8 @@ class Checking:
         raise PipelineError(f"{event.who.name}: {getattr(message, 'reason', message)}")
 
 
-def answered(
-    plan: Plan, weights: str, questions: Validation, checking: Checking, step: int
+def score_answers(
+    plan: Plan, weights: str, questions: Validation, checkers: EvaluationCheckers, step: int
 ) -> Iterator[tuple[Asked, float]]:
     """Every question with its answers and verdicts, as they become whole; and the share of all
     rollouts that is written and checked by then."""
@@ -97,8 +97,8 @@ def answered(
             for written in engine.step().written:
                 answers = questions.wrote(written, step)
                 if answers:
-                    checking.checks.submit(written.request, answers)
-        for judged in checking.judged(0.0 if writing else WAIT):
+                    checkers.checks.submit(written.request, answers)
+        for judged in checkers.poll_scores(0.0 if writing else WAIT):
             questions.judged(str(judged.key), judged.verdicts)
             wrote, checked, total = questions.progress
             yield questions.asked[str(judged.key)], (wrote + checked) / (2 * total)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from scalerl.tasks.inside import wire
 from scalerl.tasks.sandbox import NOBODY, Namespaces, as_file, hidden, identity, packed
-from scalerl.tasks.walled import Limits, WalledProcess
+from scalerl.tasks.sandboxed_process import Limits, SandboxedProcess
 
 SECONDS = 30.0
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
-def broken(sandbox: Namespaces) -> str:
+def why_unusable(sandbox: Namespaces) -> str:
     """Why this sandbox cannot be used here; empty if a trial run finds every wall in place."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
@@ -28,7 +28,7 @@ def broken(sandbox: Namespaces) -> str:
         if shutil.which(program) is None:
             return f"{program} is not installed"
     try:
-        with as_file(packed("probe", {"read_only": list(hidden())}, Limits())) as job:
+        with as_file(packed("selftest", {"read_only": list(hidden())}, Limits())) as job:
             running = sandbox.start(Limits(), job, subprocess.PIPE)
         with running:
             found = holes(running)
@@ -40,7 +40,7 @@ def broken(sandbox: Namespaces) -> str:
     return f"holes: {', '.join(found)}" if found else ""
 
 
-def holes(running: WalledProcess) -> list[str] | None:
+def holes(running: SandboxedProcess) -> list[str] | None:
     """What was found, inside and from outside; None if it did not get that far."""
     late = threading.Timer(SECONDS, running.process.kill)
     late.start()

@@ -27,7 +27,7 @@ from __future__ import annotations
 import builtins
 import os
 
-from scalerl.tasks.inside import walls, wire
+from scalerl.tasks.inside import restrictions, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TestOver(BaseException):
     catches it all the same does not change the verdict, which the channel keeps."""
 
 
-class WayIn:
+class ProgramClient:
     """The way to the program."""
 
     def __init__(self, number: int) -> None:
@@ -149,7 +149,7 @@ class Remote:
     makes one with the methods that the object has."""
 
     __slots__ = ("_remote_first", "_remote_kind", "_remote_made", "_remote_name", "_remote_number")
-    channel: WayIn
+    channel: ProgramClient
 
     def __init__(self, number: int, kind: str, made: bool) -> None:
         given = (False, kind, made, "", number)
@@ -255,11 +255,11 @@ def claim(owner: Remote, what: str, kind: type[T]) -> T:
 
 def main(job: dict[str, Any]) -> None:
     """Say `ok` for each test that holds; what else is said is the last word."""
-    channel = WayIn(os.dup(1))
+    channel = ProgramClient(os.dup(1))
     nothing = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)
-    walls.raise_walls(job["limits"])
+    restrictions.apply(job["limits"])
     said = os.dup(2)
     os.dup2(nothing, 2)  # what tests print, and warnings about them, is no verdict
     Remote.channel = channel
@@ -267,7 +267,7 @@ def main(job: dict[str, Any]) -> None:
         os.write(said, " ".join(word.split())[:300].encode("utf-8", "replace") + b"\n")
 
 
-def verdicts(job: dict[str, Any], channel: WayIn) -> Iterator[str]:
+def verdicts(job: dict[str, Any], channel: ProgramClient) -> Iterator[str]:
     names: dict[str, Any] = {"__name__": "test", "__builtins__": builtins}
     ours = False
     try:
@@ -300,7 +300,7 @@ def verdict(error: BaseException, fault: TestOver | None, ours: bool) -> str:
     return f"{'unfit' if ours else 'wrong'} {type(error).__name__}: {error}"
 
 
-def found_names(wanted: list[str], channel: WayIn) -> dict[str, Any]:
+def found_names(wanted: list[str], channel: ProgramClient) -> dict[str, Any]:
     """What the program defines, by name."""
     answered = channel.answered
     found = channel.ask("names", wanted)

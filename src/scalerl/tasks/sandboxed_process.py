@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict
 
-from scalerl.tasks.inside.walls import READY
+from scalerl.tasks.inside.restrictions import READY
 
 #: How long a killed namespace may take to vanish.
 LAST_SECONDS = 10
@@ -55,7 +55,7 @@ class SandboxResult:
     started: bool = True
 
 
-class WalledProcess:
+class SandboxedProcess:
     """A command's process, in a session of its own. Leaving its context ends it."""
 
     def __init__(
@@ -106,7 +106,7 @@ class WalledProcess:
                 self.read[name] += stream.read() or b""
 
 
-def watch(running: Sequence[WalledProcess], until: WalledProcess, limits: Limits) -> str:
+def watch(running: Sequence[SandboxedProcess], until: SandboxedProcess, limits: Limits) -> str:
     """Read what all write until one of them has ended; why that one did not end by itself."""
     deadline = time.monotonic() + limits.seconds
     late = f"ran longer than {limits.seconds:g} s"
