@@ -16,7 +16,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.tasks import sandbox as sandboxes
-from scalerl.tasks import trial
+from scalerl.tasks import sandbox_selftest
 from scalerl.tasks.code import CodeTask
 from scalerl.tasks.inside import restrictions, selftest
 from scalerl.tasks.sandbox import NOBODY, Limits, Namespaces, find_sandbox, identity
@@ -61,17 +61,17 @@ def test_there_is_a_sandbox_here():
 @as_root
 def test_what_root_runs_is_nobody_outside(kind, monkeypatch):
     seen = []
-    look = trial.outside
+    look = sandbox_selftest.outside
 
     def outside(command):
-        every = {pid: trial.status(pid) for pid in trial.below(command)}
+        every = {pid: sandbox_selftest.status(pid) for pid in sandbox_selftest.below(command)}
         seen.extend((facts["Uid"], facts["Gid"], facts["Groups"]) for facts in every.values())
         inner = max(every)
         ids = Path(f"/proc/{inner}/uid_map").read_text().split()
         seen.append(ids[1])
         return look(command)
 
-    monkeypatch.setattr(trial, "outside", outside)
+    monkeypatch.setattr(sandbox_selftest, "outside", outside)
     assert why_unusable(Namespaces(kind)) == ""
     *who, outer = seen
     ids = "\t".join([str(NOBODY)] * 4)
@@ -135,15 +135,18 @@ def test_the_filter_and_no_capability_hold_for_every_process_inside(kind, monkey
     seen = []
 
     def outside(command):
-        for pid in trial.below(command):
-            facts = trial.status(pid)
+        for pid in sandbox_selftest.below(command):
+            facts = sandbox_selftest.status(pid)
             if facts["NSpid"].split()[-1] != facts["NSpid"].split()[0]:
                 seen.append(
-                    [facts[name] for name in ("Seccomp", "NoNewPrivs", *trial.CAPABILITIES)]
+                    [
+                        facts[name]
+                        for name in ("Seccomp", "NoNewPrivs", *sandbox_selftest.CAPABILITIES)
+                    ]
                 )
         return []
 
-    monkeypatch.setattr(trial, "outside", outside)
+    monkeypatch.setattr(sandbox_selftest, "outside", outside)
     assert why_unusable(Namespaces(kind)) == ""
     assert seen == [["2", "1", *["0" * 16] * 5]]
 
@@ -314,7 +317,7 @@ def test_a_command_without_namespaces_is_found(monkeypatch):
 
 
 def test_where_isolation_is_missing_code_is_refused_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(trial.shutil, "which", lambda program: None)
+    monkeypatch.setattr(sandbox_selftest.shutil, "which", lambda program: None)
     find_sandbox.cache_clear()
     try:
         with pytest.raises(InputError, match=r"no isolation .* install bubblewrap") as error:
