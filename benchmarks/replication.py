@@ -29,9 +29,9 @@ from record import save
 from scalerl import Study
 from scalerl.curves.arms import MARGIN
 from scalerl.recipe import Recipe, diff
+from scalerl.report import study_report_data
 from scalerl.report.html import write_files
 from scalerl.report.study_page import study_files
-from scalerl.report.study_told import told
 from scalerl.study.definition import read_definition
 from scalerl.study.members import ELSEWHERE
 
@@ -104,7 +104,9 @@ def judged(name: str) -> dict[str, Any]:
     study = opened(name, HOME / name)
     study.write()
     found = study.to_dict()
-    report = study_files(told(study, command=f"scalerl report docs/replication/{name} -o out"))
+    report = study_files(
+        study_report_data.collect(study, command=f"scalerl report docs/replication/{name} -o out")
+    )
     here = f"{HOME.parent.parent.resolve()}/".encode()  # of this machine
     kept = {n: text.replace(here, b"") for n, text in report.items() if n.endswith(PAGES)}
     write_files(kept, HOME / name / "report")

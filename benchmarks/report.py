@@ -19,7 +19,7 @@ from made_study import made_study
 from record import save
 from scalerl import Study
 from scalerl.report.study_page import write_study_report
-from scalerl.report.study_told import told
+from scalerl.report.study_report_data import collect
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         path = Path(folder)
         made_study(path / "study", args.variants, args.seeds, args.evals, args.steps)
         start = time.process_time()
-        found = told(Study(path / "study"))
+        found = collect(Study(path / "study"))
         compared = time.process_time()
         files = write_study_report(found, path / "out")
         written = time.process_time()

@@ -14,9 +14,8 @@ from matplotlib.text import Text
 from scalerl.curves.compare import compare
 from scalerl.curves.fit import fit
 from scalerl.errors import InputError
-from scalerl.report.figures import plot_fit, plot_prediction
-from scalerl.report.joint_figure import plot_joint
-from scalerl.report.many_figures import plot_comparison, plot_efficiency, spread
+from scalerl.report.comparison_figures import plot_comparison, plot_efficiency, spread
+from scalerl.report.figures import plot_fit, plot_joint, plot_prediction
 
 
 def texts(figure: Figure) -> str:

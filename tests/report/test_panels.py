@@ -13,7 +13,7 @@ from scalerl import fit, load_run, load_runs
 from scalerl.cli import main
 from scalerl.report.html import write_report
 from scalerl.report.markdown import markdown
-from scalerl.report.run_record import record_of
+from scalerl.report.run_record import read_record
 from scalerl.report.small_charts import ChartLine, chart
 
 CHARTS = ("Reward", "Answer length", "Cut off or interrupted", "Entropy", "Staleness", "Ratio",
@@ -94,7 +94,7 @@ def test_a_run_that_is_going_on_or_damaged_has_the_panels_that_it_can_have(tmp_p
     (run / "events.jsonl").unlink()
     with (run / "steps.jsonl").open("a") as file:
         file.write('{"step": 21, "rew')
-    record = record_of(load_run(run))
+    record = read_record(load_run(run))
     assert record.recipe is None and record.total_steps == 20
     (run / "steps.jsonl").unlink()
     write_report([fit(load_run(run))], tmp_path / "out")
@@ -111,7 +111,7 @@ def test_a_hundred_thousand_steps_stay_small_and_quick(tmp_path):
             file.write(re.sub(r'"step": \d+', f'"step": {i}', some[i % 100], count=1) + "\n")
     loaded = load_run(run)
     before = time.process_time()
-    record = record_of(loaded)
+    record = read_record(loaded)
     assert time.process_time() - before < 5
     assert record.total_steps == 100_000 and len(record.steps) <= 2000
     assert record.steps[-1].step == 100_000

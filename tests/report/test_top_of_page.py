@@ -16,8 +16,8 @@ from scalerl.curves.forecast import forecast
 from scalerl.recipe import Recipe
 from scalerl.report import words
 from scalerl.report.html import write_report
+from scalerl.report.pair_tiles import common_target, tiles
 from scalerl.report.series import series
-from scalerl.report.versus import common_target, tiles
 from scalerl.runs.record import Run
 from scalerl.tasks.registry import recipe_ceiling
 

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import compare
-    from scalerl.report import order
+    from scalerl.report import sorting
     from scalerl.report.progress import progress
 
     with progress("comparing") as tick:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             planning=len(fits) * (len(fits) - 1) // 2 <= MAX_PLANNED_PAIRS,
             progress=tick,
         )
-    pairs = order.ordered(comparison.pairs, order.COMPARE, args.sort or "A")
+    pairs = sorting.sort_by(comparison.pairs, sorting.COMPARE, args.sort or "A")
     comparison = replace(comparison, pairs=tuple(pairs))
     if args.json:
         options.print_json(comparison.to_dict())

@@ -29,13 +29,13 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     fits = options.fits(args, options.load(args))
-    from scalerl.report import order
-    from scalerl.report.answers import Planned, fit_answers
+    from scalerl.report import sorting
+    from scalerl.report.json_results import FitExtras, fit_results
 
-    fits = order.ordered(fits, order.FIT, args.sort)
-    planned = Planned.of(fits)
+    fits = sorting.sort_by(fits, sorting.FIT, args.sort)
+    planned = FitExtras.from_fits(fits)
     if args.json:
-        options.print_json(fit_answers(fits, planned))
+        options.print_json(fit_results(fits, planned))
         return 0
     from scalerl.report import terminal, words
     from scalerl.report.terminal_curve import curve

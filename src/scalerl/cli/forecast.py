@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     at, target = amounts.amounts(args, args.at), amounts.scores(args, args.target)
     fits = options.fits(args, options.load(args))
     from scalerl.curves.forecast import forecast
-    from scalerl.report import order
-    from scalerl.report.answers import duels, forecast_answers
+    from scalerl.report import sorting
+    from scalerl.report.json_results import forecast_results, win_probabilities
 
     where = [amounts.amounts_on(f, at) for f in fits]
     forecasts = [
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         for f, (here, _) in zip(fits, where, strict=True)
     ]
     said = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
-    forecasts = order.ordered(forecasts, order.FORECAST, args.sort)
+    forecasts = sorting.sort_by(forecasts, sorting.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]
-    fought = duels(fits, amounts.shared_by_all([here for here, _ in where]))
+    fought = win_probabilities(fits, amounts.shared_by_all([here for here, _ in where]))
     if args.json:
-        found = forecast_answers(forecasts, fought)
+        found = forecast_results(forecasts, fought)
         for answer, f in zip(found, fits, strict=True):
             answer["notes"] += said[id(f)]
         options.print_json(found)

@@ -133,7 +133,7 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: str) -> None:
-    """`columns` are those of `scalerl.report.order`."""
+    """`columns` are those of `scalerl.report.sorting`."""
     command.add_argument(
         "--sort",
         metavar="COLUMN",

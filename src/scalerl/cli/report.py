@@ -67,9 +67,9 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     from scalerl.curves.forecast import forecast
     from scalerl.report import words
     from scalerl.report.html import write_report
-    from scalerl.report.run_record import evaluations_of, records_of
+    from scalerl.report.run_record import find_evaluations, read_records
 
-    further = evaluations_of(args.downstream)
+    further = find_evaluations(args.downstream)
     where = [amounts.amounts_on(f, at) for f in fits]
     forecasts = [
         forecast(f, here or None, target) for f, (here, _) in zip(fits, where, strict=True)
@@ -91,6 +91,6 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
         forecasts=forecasts,
         title=args.title,
         command=shlex.join(["scalerl", *sys.argv[1:]]),
-        records=records_of([f.run for f in fits], further),
+        records=read_records([f.run for f in fits], further),
     )
     return files, [f"{a.fit.name}: {line}" for a in forecasts for line in words.measured(a)]

@@ -52,13 +52,13 @@ def is_study(args: argparse.Namespace) -> bool:
 
 def write(args: argparse.Namespace) -> list[Path]:
     from scalerl.report.study_page import write_study_report
-    from scalerl.report.study_told import told
+    from scalerl.report.study_report_data import collect
     from scalerl.study.study import Study
 
     study = Study(args.source[0])
     study.target = _one(amounts.scores(args, args.target))
     command = shlex.join(["scalerl", *sys.argv[1:]])
-    return write_study_report(told(study, args.downstream, args.title, command), args.out)
+    return write_study_report(collect(study, args.downstream, args.title, command), args.out)
 
 
 def _one(targets: list[float]) -> float | None:

@@ -150,7 +150,7 @@ class BacktestResult:
 
     def plot(self, path: str | None = None) -> Any:
         """Draw what was predicted against what came; returns the matplotlib figure."""
-        from scalerl.report.backtest_figure import plot_backtest
+        from scalerl.report.comparison_figures import plot_backtest
 
         return plot_backtest(self, path)
 

@@ -173,7 +173,7 @@ class Comparison:
 
     def plot(self, path: str | None = None) -> Any:
         """Draw all runs with their forecasts; returns the matplotlib figure."""
-        from scalerl.report.many_figures import plot_comparison
+        from scalerl.report.comparison_figures import plot_comparison
 
         return plot_comparison(self, path)
 

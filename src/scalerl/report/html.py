@@ -14,23 +14,21 @@ from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report import page, panels, payload, tables, versus, words
-from scalerl.report.figures import plot_fit
-from scalerl.report.files import slugs, write_whole
-from scalerl.report.inline import inline_svg
-from scalerl.report.joint_figure import has_joint, plot_joint
-from scalerl.report.many_figures import (
-    fixed_ceiling,
+from scalerl.report import page, pair_tiles, panels, payload, tables, words
+from scalerl.report.comparison_figures import (
+    ceiling_fits,
+    comparison_title,
     plot_efficiency,
     plot_runs,
-    sentence,
-    suits,
+    refit_with_ceiling,
 )
+from scalerl.report.figures import has_joint, plot_fit, plot_joint
+from scalerl.report.files import slugs, write_whole
 from scalerl.report.markdown import markdown
 from scalerl.report.markup import text
-from scalerl.report.run_record import RunRecord, records_of
-from scalerl.report.series import Series, many
-from scalerl.report.theme import drawing, render
+from scalerl.report.run_record import RunRecord, read_records
+from scalerl.report.series import Series, series_of_runs
+from scalerl.report.theme import drawing, inline_svg, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,19 +86,19 @@ def report_files(
     if comparison is None:
         comparison = _comparable(fits)
     if records is None:
-        records = records_of([f.run for f in fits])
+        records = read_records([f.run for f in fits])
     heading = title or _title(fits)
     drawn = _drawn(ahead)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     content: dict[str, bytes] = {}
-    common = versus.common_target(ahead, comparison)
+    common = pair_tiles.common_target(ahead, comparison)
     numbers = payload.numbers(ahead, drawn, comparison, heading, command, records)
-    numbers["compute_to_target"] = versus.common_dict(common)
+    numbers["compute_to_target"] = pair_tiles.common_dict(common)
     content["report.json"] = to_json_bytes(numbers, indent=1)
     truths = [None if one is None else one.ceiling for one in records]
     truth = truths[0] if len(set(truths)) == 1 else None
     kind = fits[0].run.x_kind
-    title_of_all = "" if comparison is None else sentence(comparison)
+    title_of_all = "" if comparison is None else comparison_title(comparison)
     same = [s for s in drawn if s.fit.run.x_kind == kind]
     if len(same) == 1:
         together = plot_fit(same[0].fit, truth=truths[drawn.index(same[0])])
@@ -180,7 +178,7 @@ def _drawn(ahead: Sequence[Forecast]) -> list[Series]:
     for kind in dict.fromkeys(kinds):
         chosen = [i for i, k in enumerate(kinds) if k == kind]
         at = [ahead[i].at.compute.tolist() for i in chosen]
-        found |= dict(zip(chosen, many([ahead[i].fit for i in chosen], at), strict=True))
+        found |= dict(zip(chosen, series_of_runs([ahead[i].fit for i in chosen], at), strict=True))
     return [found[i] for i in range(len(ahead))]
 
 
@@ -210,7 +208,7 @@ def _figures(
 def _near_mean(comparison: Comparison) -> Comparison:
     """The runs whose ceiling is nearest to the mean, for which alone the re-plot has a meaning."""
     a = comparison.mean_a
-    suited = [f for f in comparison.fits if suits(f, fixed_ceiling(f, a))]
+    suited = [f for f in comparison.fits if ceiling_fits(f, refit_with_ceiling(f, a))]
     near = sorted(suited or comparison.fits, key=lambda f: abs(f.params["A"] - a))[:MAX_JOINT]
     return replace(comparison, fits=tuple(f for f in comparison.fits if f in near))
 

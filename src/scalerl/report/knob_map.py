@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.report import words
-from scalerl.report.theme import Theme, ThemeName, drawing, new_figure, save, settle
+from scalerl.report.theme import Theme, ThemeName, drawing, freeze_layout, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ def plot_knob_map(
         _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
         title = f"Against {words.shorten(reference, 40)}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
-        settle(fig)  # names are fitted into the place that the axes have now
+        freeze_layout(fig)  # names are fitted into the place that the axes have now
         _names(fig, ax, marks, across, t)
         return save(fig, path)
 

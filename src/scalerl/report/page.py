@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scalerl.curves.compare import Comparison
 from scalerl.curves.forecast import Forecast, Target
 from scalerl.curves.result import Fit
-from scalerl.report import versus, words
+from scalerl.report import pair_tiles, words
 from scalerl.report.markup import ceiling, items, text
 from scalerl.report.series import Series
 
@@ -45,7 +45,7 @@ def answer(
         return "".join(out)
     out.append(f'<p class="lead">{text(_summary(forecasts, comparison))}</p>')
     if comparison is not None and len(comparison.pairs) == 1:
-        out.append(_tiles(versus.tiles(comparison, common)))
+        out.append(_tiles(pair_tiles.tiles(comparison, common)))
     if len(forecasts) <= MAX_ANSWERS:
         out += [f"<p>{_headline(ahead)}</p>" for ahead in forecasts]
     return "".join(out)

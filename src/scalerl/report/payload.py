@@ -13,9 +13,9 @@ from scalerl.curves.compare import Comparison
 from scalerl.curves.forecast import Forecast
 from scalerl.files import to_json
 from scalerl.report import words
-from scalerl.report.many_figures import fixed_ceiling
+from scalerl.report.comparison_figures import refit_with_ceiling
 from scalerl.report.run_record import RunRecord
-from scalerl.report.series import Series, thin
+from scalerl.report.series import Series, downsample
 
 #: Points of all runs together that the chart draws without effort; a run keeps at least MIN_POINTS.
 MAX_POINTS = 9000
@@ -71,7 +71,7 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
 def _points(
     points: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], most: int
 ) -> list[list[float | None]]:
-    x, y = thin(*points, most)
+    x, y = downsample(*points, most)
     return [[amount(v) for v in x], scores(y)]
 
 
@@ -122,7 +122,7 @@ def numbers(
         del found["runs"]
         out["comparison"] = found
         a = comparison.mean_a
-        laws = [(f.name, fixed_ceiling(f, a)) for f in comparison.fits]
+        laws = [(f.name, refit_with_ceiling(f, a)) for f in comparison.fits]
         out["efficiency"] = {
             "A": a,
             "runs": [{"run": name, "B": law.B, "C_mid": law.C_mid} for name, law in laws],

@@ -77,21 +77,21 @@ class RunRecord:
         }
 
 
-def records_of(
+def read_records(
     runs: Sequence[Run],
     evaluations: Mapping[str, Mapping[str, Path]] | None = None,
     evals: Mapping[str, Sequence[EvalLine]] | None = None,
 ) -> list[RunRecord | None]:
     """The record of each run, None for those that were not trained here; `evaluations` as
-    `evaluations_of` finds them, `evals` the validations of runs where they were read already."""
+    `find_evaluations` finds them, `evals` the validations of runs where they were read already."""
     most = MAX_STEPS if len(runs) <= MANY else FEW_STEPS
     return [
-        record_of(run, (evaluations or {}).get(run.name), most, (evals or {}).get(run.name))
+        read_record(run, (evaluations or {}).get(run.name), most, (evals or {}).get(run.name))
         for run in runs
     ]
 
 
-def record_of(
+def read_record(
     run: Run,
     evaluations: Mapping[str, Path] | None = None,
     most: int = MAX_STEPS,
@@ -111,7 +111,7 @@ def record_of(
     further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
     steps, total = _steps(path / StepLine.FILE, most)
     answered = store.answered()
-    return record_from(
+    return make_record(
         run.name,
         path,
         steps,
@@ -123,7 +123,7 @@ def record_of(
     )
 
 
-def record_from(
+def make_record(
     name: str,
     path: Path,
     steps: Sequence[StepLine],
@@ -134,7 +134,7 @@ def record_from(
     further: Mapping[str, Sequence[EvalLine]] | None = None,
 ) -> RunRecord:
     """The record of lines that were read; the recipe is read here."""
-    recipe = recipe_of(path)
+    recipe = read_recipe(path)
     preset, differences = ("", []) if recipe is None else _against_preset(recipe)
     return RunRecord(
         name=name,
@@ -152,7 +152,7 @@ def record_from(
     )
 
 
-def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
+def find_evaluations(given: Sequence[str]) -> dict[str, dict[str, Path]]:
     """Run -> name of a set -> record, of directories that `scalerl eval` wrote, each as DIR or
     NAME=DIR: without a name the set is called after the task that was asked."""
     found: dict[str, dict[str, Path]] = {}
@@ -163,7 +163,7 @@ def evaluations_of(given: Sequence[str]) -> dict[str, dict[str, Path]]:
         if not records:
             raise InputError(f"{root} holds no evaluation: give what `scalerl eval -o` named")
         for record in records:
-            recipe = recipe_of(record)
+            recipe = read_recipe(record)
             label = name or (root.name if recipe is None else recipe.task.name)
             sets = found.setdefault(record.name, {})
             if label in sets:
@@ -187,7 +187,7 @@ def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
     return found, found[-1].step if found else 0
 
 
-def recipe_of(path: Path) -> Recipe | None:
+def read_recipe(path: Path) -> Recipe | None:
     """The recipe of a run directory; None where it cannot be read."""
     try:
         return Recipe.load(path / "recipe.toml")

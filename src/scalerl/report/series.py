@@ -53,19 +53,22 @@ class Series:
         return np.where(y >= 0.0, y, np.nan)
 
 
-def reach(fit: Fit) -> float:
+def drawn_until(fit: Fit) -> float:
     """How far a picture of this fit goes."""
     return max(AHEAD * fit.end, BEYOND_HELD * float(fit.run.compute[-1]))
 
 
 def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Series:
-    """What is drawn of a fit, up to the compute `to` (by default `reach`). The curve has knots at
-    the amounts `at` of a forecast, so that the chart reads there what the tables say."""
+    """The curve of a fit as it is drawn, up to the compute `to` (by default `drawn_until`).
+
+    The curve has knots at the amounts `at` of a forecast, so that the chart shows there exactly
+    what the tables say.
+    """
     lo, hi = fit.window
     run, points = fit.run, fit.points
     outside = (run.compute < lo) | (run.compute > hi)
     first = float(points.compute[points.compute > 0][0])
-    far = max(reach(fit) if to is None else to, 1.01 * hi)
+    far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
     extra = np.array(sorted({c for c in at if first < c <= far})[:MAX_KNOTS])
     grids = [np.geomspace(first, hi, MAX_KNOTS), np.geomspace(hi, far, MAX_KNOTS + 1)[1:], extra]
     # No more than MAX_KNOTS in one prediction, or its knots are thinned.
@@ -79,7 +82,7 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
         median=np.concatenate([p.median for p in parts])[order],
         band=np.concatenate([p.interval() for p in parts])[order],
         seen=np.concatenate([p.interval(observed=True) for p in parts])[order],
-        power=None if fit.law is POWER else power_answer(fit),
+        power=None if fit.law is POWER else fit_power_law(fit),
         law=_law_alone(fit, x),
     )
 
@@ -90,37 +93,39 @@ def _law_alone(fit: Fit, x: Array) -> Array:
     return fit.belief.posterior.median_law(x[x <= fit.end])
 
 
-def lean(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:
+def quick_curve(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:
     """Compute, median and band (knots, 2) of what `series` draws, in one prediction: for a picture
     that follows a hand."""
     hi = fit.end
     points = fit.points.compute
     first = float(points[points > 0][0])
-    far = max(reach(fit) if to is None else to, 1.01 * hi)
+    far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
     half = MAX_KNOTS // 2
     x = np.concatenate([np.geomspace(first, hi, half), np.geomspace(hi, far, half + 1)[1:]])
     levels = fit.predict(x).quantiles((0.5, *tails(fit.level)))
     return x, levels[:, 0], levels[:, 1:]
 
 
-def power_answer(fit: Fit) -> PowerLaw:
+def fit_power_law(fit: Fit) -> PowerLaw:
     """The power law fitted to the same window."""
     other = fit_run(fit.run, law=POWER, lo=fit.window[0], hi=fit.window[1])
     return PowerLaw(**other.params)
 
 
-def many(fits: Sequence[Fit], at: Sequence[Sequence[float]] | None = None) -> list[Series]:
+def series_of_runs(
+    fits: Sequence[Fit], at: Sequence[Sequence[float]] | None = None
+) -> list[Series]:
     """All runs drawn over a common range, as far as their own windows carry; `at` are the amounts
     of each one's forecast."""
     asked = [()] * len(fits) if at is None else at
-    far = max([reach(f) for f in fits] + [c for each in asked for c in each])
+    far = max([drawn_until(f) for f in fits] + [c for each in asked for c in each])
     return [
-        series(f, max(reach(f), min(far, MAX_AHEAD * f.end)), knots)
+        series(f, max(drawn_until(f), min(far, MAX_AHEAD * f.end)), knots)
         for f, knots in zip(fits, asked, strict=True)
     ]
 
 
-def thin(x: Array, y: Array, most: int) -> tuple[Array, Array]:
+def downsample(x: Array, y: Array, most: int) -> tuple[Array, Array]:
     """At most `most` of the points, evenly picked, first and last kept."""
     if len(x) <= most:
         return x, y

@@ -16,7 +16,7 @@ from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.markup import text
 from scalerl.report.payload import amount, rounded, scores
-from scalerl.report.series import BEYOND_HELD, thin
+from scalerl.report.series import BEYOND_HELD, downsample
 from scalerl.runs.record import Run
 
 Array = npt.NDArray[np.float64]
@@ -154,7 +154,7 @@ def _entry(c: VariantCurve, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thinned(points: Points) -> list[list[float | None]]:
-    x, y = thin(*points, MAX_POINTS)
+    x, y = downsample(*points, MAX_POINTS)
     return [[amount(v) for v in x], scores(y)]
 
 
@@ -228,12 +228,12 @@ def _small(c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str,
     for points, kinds in ((c.used, ("dot",)), (c.held, ("dot", "hole"))):
         d = "".join(
             f"M{frame.x(a):.1f} {frame.y(b):.1f}h0"
-            for a, b in zip(*thin(*points, FEW_POINTS), strict=True)
+            for a, b in zip(*downsample(*points, FEW_POINTS), strict=True)
         )
         body += "".join(f'<path class="{kind}" d="{d}"/>' for kind in kinds if d)
     crosses = "".join(
         f"M{frame.x(a) - 2:.1f} {frame.y(b) - 2:.1f}l4 4m0 -4l-4 4"
-        for a, b in zip(*thin(*c.apart, FEW_POINTS), strict=True)
+        for a, b in zip(*downsample(*c.apart, FEW_POINTS), strict=True)
     )
     body += f'<path class="cross" d="{crosses}"/>' if crosses else ""
     name = words.shorten(c.name, 34)

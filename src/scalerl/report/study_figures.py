@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.report import words
-from scalerl.report.many_figures import (
+from scalerl.report.comparison_figures import (
     EFFICIENCY_AXIS,
-    fixed_ceiling,
+    ceiling_fits,
     legend,
     power_of_ten,
-    suits,
+    refit_with_ceiling,
 )
-from scalerl.report.series import thin
+from scalerl.report.series import downsample
 from scalerl.report.study_curves import FEW_POINTS, MemberCurve, Points, VariantCurve
-from scalerl.report.theme import MARKERS, compute_axis, drawing, new_figure, settle
+from scalerl.report.theme import MARKERS, compute_axis, drawing, freeze_layout, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8
             if len(drawn) <= BANDS:
                 ax.fill_between(c.x, *c.band.T, color=colour, alpha=0.16, lw=0)
             for points, face in ((c.used, colour), (c.held, "none")):
-                x, y = thin(*points, FEW_POINTS)
+                x, y = downsample(*points, FEW_POINTS)
                 ax.plot(np.maximum(x, c.x[0]), y, ls="", marker=marker, ms=2.4, mfc=face,
                         mec=colour, mew=0.6, alpha=0.45)  # fmt: skip
             inside = c.x <= c.end
@@ -53,7 +53,7 @@ def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8
         title = f"{len(drawn)} variants, forecast from half of their compute"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         legend(fig, ax, t)
-        return settle(fig)
+        return freeze_layout(fig)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ def efficiency_lines(members: Sequence[MemberCurve]) -> tuple[float, list[Effici
     found = []
     for variant in dict.fromkeys(m.variant for m in members if m.name in fits):
         mine = [fits[m.name] for m in members if m.variant == variant and m.name in fits]
-        laws = [fixed_ceiling(f, a) for f in mine]
+        laws = [refit_with_ceiling(f, a) for f in mine]
         parts = [
             law.efficiency(f.points.compute, f.points.score)
             for f, law in zip(mine, laws, strict=True)
@@ -88,7 +88,7 @@ def efficiency_lines(members: Sequence[MemberCurve]) -> tuple[float, list[Effici
         x = np.concatenate([log_c for log_c, _ in parts])
         y = np.concatenate([f + (b - law.B) * c for (c, f), law in zip(parts, laws, strict=True)])
         order = np.argsort(x, kind="stable")
-        fitting = float(np.mean([suits(f, law) for f, law in zip(mine, laws, strict=True)]))
+        fitting = float(np.mean([ceiling_fits(f, law) for f, law in zip(mine, laws, strict=True)]))
         points = (np.exp(x[order]), y[order] / np.log(10.0))
         found.append(EfficiencyLine(variant, b, points, fitting))
     return a, found
@@ -108,7 +108,7 @@ def plot_study_efficiency(
         fig, ax = new_figure(size)
         for i, line in enumerate(lines):
             colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
-            x, y = thin(*line.points, FEW_POINTS)
+            x, y = downsample(*line.points, FEW_POINTS)
             ends = line.points[0][[0, -1]]
             ax.plot(x, y, ls="", marker=marker, ms=3, color=colour, alpha=0.4, mew=0)
             ax.plot(ends, line.B * np.log10(ends), color=colour, lw=1.5, marker=marker, ms=5,
@@ -119,4 +119,4 @@ def plot_study_efficiency(
         title = f"Efficiency, A fixed at {a:.3f}"
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
         legend(fig, ax, t)
-        return settle(fig)
+        return freeze_layout(fig)

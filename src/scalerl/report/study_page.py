@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.files import to_json_bytes
-from scalerl.recipe.diff import Difference
-from scalerl.report import page, panels, payload, study_beside, words
+from scalerl.report import page, panels, payload, study_pairwise, words
 from scalerl.report.html import KINDS, page_files, write_files
-from scalerl.report.inline import from_svg
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.markup import Keyed, items, table, text, with_range
-from scalerl.report.run_record import RunRecord
-from scalerl.report.study_curves import MemberCurve, chart, small_multiples, variant_curves
+from scalerl.report.study_curves import chart, small_multiples, variant_curves
 from scalerl.report.study_figures import (
     chosen,
     efficiency_lines,
     plot_study_efficiency,
     plot_variants,
 )
-from scalerl.report.theme import drawing, render
+from scalerl.report.study_report_data import StudyReportData
+from scalerl.report.theme import drawing, render, svg_element
 from scalerl.text import listed
 
 if TYPE_CHECKING:
@@ -41,84 +38,58 @@ LEVEL = 0.9
 MAX_WARNINGS = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StudyTold:
-    """What the page is made of."""
-
-    path: str
-    reference: str
-    #: `Study.to_dict()`: members, table, knobs.
-    found: Mapping[str, Any]
-    curves: Sequence[MemberCurve]
-    #: Variant → what it does differently from the reference.
-    differs: Mapping[str, Sequence[Difference]]
-    records: Sequence[RunRecord | None] = ()
-    title: str | None = None
-    command: str | None = None
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        rows: Sequence[Mapping[str, Any]] = self.found["table"]
-        return rows
-
-    @property
-    def knobs(self) -> Sequence[Mapping[str, Any]]:
-        knobs: Sequence[Mapping[str, Any]] = self.found["knobs"]
-        return knobs
-
-
-def write_study_report(told: StudyTold, out_dir: str | Path) -> list[Path]:
+def write_study_report(data: StudyReportData, out_dir: str | Path) -> list[Path]:
     """Write report.html, report.md, report.json and the figures; the files written, the page
     first."""
-    return write_files(study_files(told), Path(out_dir))
+    return write_files(study_files(data), Path(out_dir))
 
 
-def study_files(told: StudyTold) -> dict[str, bytes]:
+def study_files(data: StudyReportData) -> dict[str, bytes]:
     """What `write_study_report` writes, by name, the page first."""
-    heading = told.title or f"Study {words.shorten(Path(told.path).name or told.path, 60)}"
-    curves = variant_curves(told.curves)
-    by_name = {row["variant"]: row for row in told.rows}
-    a, lines = efficiency_lines(told.curves)
+    heading = data.title or f"Study {words.shorten(Path(data.path).name or data.path, 60)}"
+    curves = variant_curves(data.curves)
+    by_name = {row["variant"]: row for row in data.rows}
+    a, lines = efficiency_lines(data.curves)
     shown = chosen(lines)
     figures: dict[str, Figure] = {}
     if any(len(c.x) for c in curves):
         figures["curves"] = plot_variants(curves)
-    if told.knobs:
-        figures["knob-map"] = plot_knob_map(told.knobs, told.reference)
+    if data.knobs:
+        figures["knob-map"] = plot_knob_map(data.knobs, data.reference)
     if len(shown) > 1:
-        figures["efficiency"] = plot_study_efficiency(shown, a, told.curves[0].run.x_kind)
-    content = {"report.json": _numbers(told, heading, a, lines)}
+        figures["efficiency"] = plot_study_efficiency(shown, a, data.curves[0].run.x_kind)
+    content = {"report.json": _numbers(data, heading, a, lines)}
     with drawing("light"):
         content |= {f"{n}.{k}": render(f, k) for n, f in figures.items() for k in KINDS}
     notes = {name: _short_verdict(row) for name, row in by_name.items()}
     parts = {
         "title": text(heading),
-        "answer": study_answer(told),
-        "knob_map": knob_map_part(told, content.get("knob-map.svg", b"")),
-        "table": variants_table(told) + study_beside.section(told.rows, told.reference),
+        "answer": study_answer(data),
+        "knob_map": knob_map_part(data, content.get("knob-map.svg", b"")),
+        "table": variants_table(data) + study_pairwise.section(data.rows, data.reference),
         "chart": _chart(content.get("curves.svg")),
-        "small_multiples": small_multiples(curves, told.reference, notes),
+        "small_multiples": small_multiples(curves, data.reference, notes),
         "efficiency": _efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
-        "downstream": _downstream(told),
-        "differs": _differs(told),
-        "inside": panels.section(told.records),
-        "again": _again(told),
-        "command": page.command(told.command),
+        "downstream": _downstream(data),
+        "differs": _differs(data),
+        "inside": panels.section(data.records),
+        "again": _again(data),
+        "command": page.command(data.command),
         "data": payload.embedded(chart(curves, by_name, LEVEL)),
     }
     return page_files("study.html", parts, content)
 
 
-def _numbers(told: StudyTold, heading: str, a: float, lines: Sequence[Any]) -> bytes:
+def _numbers(data: StudyReportData, heading: str, a: float, lines: Sequence[Any]) -> bytes:
     out = {
         "title": heading,
-        "command": told.command,
-        "study": told.path,
-        "reference": told.reference,
-        **told.found,
-        "differs": {n: [d.to_dict() for d in found] for n, found in told.differs.items()},
+        "command": data.command,
+        "study": data.path,
+        "reference": data.reference,
+        **data.found,
+        "differs": {n: [d.to_dict() for d in found] for n, found in data.differs.items()},
         "efficiency": {"A": a, "variants": [{"variant": x.name, "B": x.B} for x in lines]},
-        "records": [None if one is None else one.to_dict() for one in told.records],
+        "records": [None if one is None else one.to_dict() for one in data.records],
     }
     return to_json_bytes(out, indent=1)
 
@@ -126,22 +97,22 @@ def _numbers(told: StudyTold, heading: str, a: float, lines: Sequence[Any]) -> b
 # -- the answer -----------------------------------------------------------------------------------
 
 
-def study_answer(told: StudyTold) -> str:
-    warnings = _warnings(told)
+def study_answer(data: StudyReportData) -> str:
+    warnings = _warnings(data)
     out = ""
     if warnings:
         more = warnings[MAX_WARNINGS:]
         lines = warnings[:MAX_WARNINGS] + ([f"and {len(more)} more, in the tables"] if more else [])
         out += f'<div class="alarm" role="alert"><strong>Warnings</strong>{items(lines)}</div>'
-    return out + f'<p class="lead">{text(_summary(told))}</p>'
+    return out + f'<p class="lead">{text(_summary(data))}</p>'
 
 
-def _summary(told: StudyTold) -> str:
-    count = len(told.rows)
-    done = sum(m["status"] == "done" for m in told.found["members"])
+def _summary(data: StudyReportData) -> str:
+    count = len(data.rows)
+    done = sum(m["status"] == "done" for m in data.found["members"])
     said = [
-        f"{count} variants, {len(told.found['members'])} runs, {done} of them at their end; all "
-        f"compared with {told.reference}."
+        f"{count} variants, {len(data.found['members'])} runs, {done} of them at their end; all "
+        f"compared with {data.reference}."
     ]
     for region, phrase in (
         ("ceiling", "move the ceiling"),
@@ -149,19 +120,19 @@ def _summary(told: StudyTold) -> str:
         ("neither", "move neither"),
         ("undecided", "cannot be told yet"),
     ):
-        names = [words.shorten(k["variant"], 30) for k in told.knobs if k["region"] == region]
+        names = [words.shorten(k["variant"], 30) for k in data.knobs if k["region"] == region]
         if names:
             verb = phrase if len(names) > 1 else phrase.replace("move", "moves", 1)
             said.append(f"{listed(names, last=' and ')} {verb}.")
-    if not told.knobs:
+    if not data.knobs:
         said.append("Nothing can be compared yet.")
     return " ".join(said)
 
 
-def _warnings(told: StudyTold) -> list[str]:
+def _warnings(data: StudyReportData) -> list[str]:
     """Members that failed, and those that became unstable, with when and by what rule."""
     out = []
-    for m in told.found["members"]:
+    for m in data.found["members"]:
         name, found = words.shorten(m["name"], 60), m["stability"]
         if m["status"] == "failed":
             out.append(f"{name} failed: {m['why'] or 'its log says why'}")
@@ -179,11 +150,11 @@ def _since(found: Mapping[str, Any]) -> str:
 # -- the tables -----------------------------------------------------------------------------------
 
 
-def variants_table(told: StudyTold) -> str:
+def variants_table(data: StudyReportData) -> str:
     level = words.percent(LEVEL)
     head = ("Variant", "Runs", "Ceiling A", "B", "C_mid", "Against the reference", "Stability")
     rows = []
-    for row in told.rows:
+    for row in data.rows:
         details = (
             "" if row["words"] == "the reference" else f"<br><small>{text(row['words'])}</small>"
         )
@@ -238,12 +209,12 @@ def _short_verdict(row: Mapping[str, Any]) -> str:
     return {"same": "no difference"}.get(verdict, str(verdict))
 
 
-def knob_map_part(told: StudyTold, svg: bytes) -> str:
-    if not told.knobs:
+def knob_map_part(data: StudyReportData, svg: bytes) -> str:
+    if not data.knobs:
         return "<p>Nothing can be compared yet.</p>"
-    alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in told.knobs)
-    drawn = from_svg(svg, "knobs", alt)
-    count = len(told.knobs)
+    alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in data.knobs)
+    drawn = svg_element(svg, "knobs", alt)
+    count = len(data.knobs)
     caption = (
         "Each change against the reference, which is where the axes cross. Up: a higher ceiling. "
         "Left: less compute to a score that both have reached. The shape says what it moves, the "
@@ -268,7 +239,7 @@ def knob_map_part(told: StudyTold, svg: bytes) -> str:
             _ratio(k["speed"]),
             Keyed("", None) if k["p_wrong"] is None else Keyed(f"{k['p_wrong']:.2g}", k["p_wrong"]),
         )
-        for k in told.knobs
+        for k in data.knobs
     ]
     return (
         f'<div class="knobs"><figure data-file="knob-map.png" data-about="Knob map">{drawn}'
@@ -294,7 +265,7 @@ def _chart(picture: bytes | None) -> str:
     """The place of the interactive chart, with a picture for those without scripts."""
     if picture is None:
         return "<p>There is nothing to draw yet.</p>"
-    svg = from_svg(picture, "static", "Curves of all variants")
+    svg = svg_element(picture, "static", "Curves of all variants")
     caption = (
         "The mean of each variant's seeds. Filled points were fitted: those in the first half of "
         "a run's compute, where there are enough of them. Hollow ones were held out. The line is "
@@ -312,7 +283,7 @@ def _chart(picture: bytes | None) -> str:
 def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> str:
     if picture is None:
         return ""
-    svg = from_svg(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
+    svg = svg_element(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
     few = f"{shown} of {total} variants, which can have it. " if shown < total else ""
     caption = (
         f"Every run refitted with A fixed at {words.score(a)}, the mean of the median ceilings of "
@@ -323,11 +294,11 @@ def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> str:
     return page.pictures([figure], "Efficiency")
 
 
-def _downstream(told: StudyTold) -> str:
+def _downstream(data: StudyReportData) -> str:
     """How each downstream set followed validation, over the runs of each variant."""
-    variant = {m.name: m.variant for m in told.curves}
+    variant = {m.name: m.variant for m in data.curves}
     groups: dict[tuple[str, str], list[Any]] = {}
-    for record in filter(None, told.records):
+    for record in filter(None, data.records):
         for each in record.trackings:
             groups.setdefault((each.name, variant[record.name]), []).append(each)
     if not groups:
@@ -366,7 +337,7 @@ def _downstream(told: StudyTold) -> str:
     return f'<section aria-labelledby="down"><h2 id="down">Downstream</h2>{inside}</section>'
 
 
-def _differs(told: StudyTold) -> str:
+def _differs(data: StudyReportData) -> str:
     rows = [
         (
             text(words.shorten(variant, 40)),
@@ -375,22 +346,22 @@ def _differs(told: StudyTold) -> str:
             _value(d.b),
             text(d.meaning),
         )
-        for variant, found in told.differs.items()
+        for variant, found in data.differs.items()
         for d in found
     ]
     if not rows:
         return "<p>Nothing: the reference stands alone.</p>"
     head = ("Variant", "Key", "Reference", "Here", "Meaning")
-    return table(f"Against {text(words.shorten(told.reference, 60))}", head, rows)
+    return table(f"Against {text(words.shorten(data.reference, 60))}", head, rows)
 
 
 def _value(value: object) -> str:
     return text("unset" if value is None else words.shorten(str(value), 60))
 
 
-def _again(told: StudyTold) -> str:
-    go_on = shlex.join(["scalerl", "study", told.path])
-    lines = shlex.join(["scalerl", "study", "commands", told.path])
+def _again(data: StudyReportData) -> str:
+    go_on = shlex.join(["scalerl", "study", data.path])
+    lines = shlex.join(["scalerl", "study", "commands", data.path])
     return (
         f"<pre><code>{text(go_on)}\n{text(lines)}</code></pre>"
         '<p class="small">The first goes on with the study, or shows its table where it is at its '

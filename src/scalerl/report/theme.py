@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,7 +68,7 @@ THEMES: dict[str, Theme] = {
 }
 
 
-def named(theme: str) -> Theme:
+def get_theme(theme: str) -> Theme:
     if theme not in THEMES:
         raise InputError(f"no theme {theme!r}: choose light or dark")
     return THEMES[theme]
@@ -77,7 +79,7 @@ def drawing(theme: str) -> Iterator[Theme]:
     """Draw and save inside this: fonts, colours, and nothing in the file that changes by itself."""
     import matplotlib
 
-    t = named(theme)
+    t = get_theme(theme)
     style: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
         "font.size": 9.0,
@@ -112,7 +114,7 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     return fig, ax
 
 
-def settle(fig: Figure) -> Figure:
+def freeze_layout(fig: Figure) -> Figure:
     """Lay the figure out once and for all: what is written of it several times need not be laid out
     each time. (With an engine left, be it "none", every file would be drawn twice.)"""
     fig.draw_without_rendering()
@@ -160,3 +162,41 @@ def save(fig: Figure, path: str | Path | None) -> Figure:
             raise InputError(f"a figure is written as .png, .svg or .pdf, not {Path(path).name!r}")
         write_whole(path, render(fig, suffix))
     return fig
+
+
+# -- pictures inside the page ----------------------------------------------------------------------
+
+
+def _colour_variables() -> dict[str, str]:
+    """Colour of the light theme -> the style sheet's variable that follows light and dark."""
+    t = THEMES["light"]
+    table = {t.paper: "paper", t.ink: "ink", t.muted: "muted", t.faint: "faint", t.alarm: "alarm"}
+    table |= {colour: f"c{i}" for i, colour in enumerate(t.runs)}
+    return {colour: f"var(--{name})" for colour, name in table.items()}
+
+
+def inline_svg(figure: Figure, prefix: str, description: str) -> str:
+    """The figure (drawn in the light theme) as an element for the page. `prefix` keeps its ids
+    apart from those of other pictures; `description` is read out in place of the picture."""
+    with drawing("light"):
+        return svg_element(render(figure, "svg", transparent=True), prefix, description)
+
+
+def svg_element(svg: bytes, prefix: str, description: str) -> str:
+    """The same of a picture that is there as SVG already."""
+    text = svg.decode("utf-8")
+    body = text[text.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # matplotlib's own style rule would apply to the whole page; the style sheet has it for us.
+    body = re.sub(r"<style type=\"text/css\">.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", body)
+    for colour, variable in _colour_variables().items():
+        body = re.sub(
+            rf"(?<=[:\"] ){colour}|(?<=[:\"]){colour}", variable, body, flags=re.IGNORECASE
+        )
+    box = re.search(r'viewBox="[^"]+"', body)
+    assert box is not None
+    label = html.escape(description, quote=True)
+    head = f'<svg class="plot" role="img" aria-label="{label}" {box.group(0)}>'
+    return head + body[body.index(">") + 1 :].strip()

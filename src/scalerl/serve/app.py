@@ -21,7 +21,7 @@ from scalerl import __version__
 from scalerl.errors import InputError
 from scalerl.report.files import slug
 from scalerl.report.html import asset
-from scalerl.report.series import thin
+from scalerl.report.series import downsample
 from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
@@ -155,7 +155,7 @@ class Site:
         named = [{"name": name, "label": KIND.get(name, name)} for name in axes]
         found = entry.summary() | {"axes": named, "curve": None}
         if run is not None:
-            x, y = thin(run.compute, run.score, 1500)
+            x, y = downsample(run.compute, run.score, 1500)
             found["curve"] = {
                 "compute": x.tolist(), "score": y.tolist(), "kind": run.x_kind,
                 "unit": KIND[run.x_kind], "total": len(run), "y": run.y_name,
@@ -264,9 +264,9 @@ class Site:
         key = self._study_key(request)
 
         def make() -> bytes:
-            told = self._studies.told(key)
+            data = self._studies.report_data(key)
             with DRAWING:
-                return exports.packed(study_files(told))
+                return exports.packed(study_files(data))
 
         return download(await self._work(make), "zip", "study-report")
 

@@ -12,12 +12,12 @@ from scalerl.curves.compare import comparable, compare
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
+from scalerl.report.comparison_figures import comparison_title, plot_runs
 from scalerl.report.figures import plot_fit
 from scalerl.report.html import report_files
-from scalerl.report.many_figures import plot_runs, sentence
 from scalerl.report.run_record import RunRecord
-from scalerl.report.series import many
-from scalerl.report.theme import drawing, named, render
+from scalerl.report.series import series_of_runs
+from scalerl.report.theme import drawing, get_theme, render
 from scalerl.runs.record import Run
 from scalerl.serve.questions import Question, answer, asked, fitted, together
 from scalerl.serve.studies import DRAWING
@@ -33,15 +33,15 @@ TYPES = {
 
 def figure(runs: Sequence[Run], q: Question, kind: str, theme: str = "light") -> bytes:
     """The picture of the report: of one run with what was asked, or of several."""
-    named(theme)
+    get_theme(theme)
     fits = _alike(runs, q)
     with DRAWING, drawing(theme):
         if len(fits) == 1:
             to = max(q.at, default=None)
             made = plot_fit(fits[0], theme=theme, to=to)  # type: ignore[arg-type]
         else:
-            title = sentence(compare(fits)) if comparable(fits) else ""
-            made = plot_runs(many(fits), theme=theme, title=title)  # type: ignore[arg-type]
+            title = comparison_title(compare(fits)) if comparable(fits) else ""
+            made = plot_runs(series_of_runs(fits), theme=theme, title=title)  # type: ignore[arg-type]
         return render(made, kind)
 
 
@@ -51,7 +51,7 @@ def data_csv(runs: Sequence[Run], q: Question) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["run", "kind", runs[0].x_kind, "pass_rate", "low", "high", "n_eval"])
-    for f, s in zip(fits, many(fits), strict=True):
+    for f, s in zip(fits, series_of_runs(fits), strict=True):
         run, name = f.run, _cell(f.name)
         for i in range(len(run)):
             inside = f.window[0] <= run.compute[i] <= f.window[1]

@@ -17,7 +17,7 @@ from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff
 from scalerl.report import panels
 from scalerl.report.markup import items, text
-from scalerl.report.run_record import RunRecord, recipe_of, record_from
+from scalerl.report.run_record import RunRecord, make_record, read_recipe
 from scalerl.runs.answers import EvalAnswers
 from scalerl.runs.follow import Follower
 from scalerl.runs.lines import EvalLine, EventLine, Line, StepLine
@@ -105,7 +105,7 @@ class Opened:
             each.look()
         at = step if step is not None else next(reversed(self.answered()), None)
         steps = self._steps.lines()
-        found = record_from(
+        found = make_record(
             self.name,
             self.path,
             steps,
@@ -148,7 +148,7 @@ class Rooms:
 
     def recipe(self, entry: Entry) -> Recipe:
         """The recipe of a run."""
-        found = recipe_of(entry.source.place.path) if self.open(entry) is not None else None
+        found = read_recipe(entry.source.place.path) if self.open(entry) is not None else None
         if found is None:
             raise InputError(f"{entry.name} has no recipe that can be read")
         return found

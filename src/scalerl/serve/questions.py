@@ -18,10 +18,10 @@ from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
 from scalerl.report import words
-from scalerl.report.answers import Planned, fit_answers, forecast_answers
+from scalerl.report.json_results import FitExtras, fit_results, forecast_results
 from scalerl.report.page import facts
 from scalerl.report.payload import amount, scores
-from scalerl.report.series import lean, reach, thin
+from scalerl.report.series import downsample, drawn_until, quick_curve
 from scalerl.runs.record import Run
 
 #: Points of a run that are sent to be drawn.
@@ -181,7 +181,7 @@ def answer(run: Run, q: Question) -> dict[str, Any]:
         "quick": q.quick,
         "curve": drawn(f, q),
         "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
-        "forecast": forecast_answers([ahead])[0],
+        "forecast": forecast_results([ahead])[0],
         "cost": _cost(ahead, q),
     }
     if q.quick:
@@ -192,12 +192,12 @@ def answer(run: Run, q: Question) -> dict[str, Any]:
             "n_points": len(f.points), "intervals": {"A": [low, high]},
         }  # fmt: skip
         return out
-    planned = Planned.of([f])
+    planned = FitExtras.from_fits([f])
     said = words.headline(ahead)
     said += [words.law_begins(f)] if f.early else []
     need = planned.needs.get(id(f))
     said += [] if need is None else [f"{words.need(need)}."]
-    return out | {"fit": fit_answers([f], planned)[0], "words": [s for s in said if s]}
+    return out | {"fit": fit_results([f], planned)[0], "words": [s for s in said if s]}
 
 
 def _cost(ahead: Forecast, q: Question) -> dict[str, Any] | None:
@@ -218,12 +218,12 @@ def _cost(ahead: Forecast, q: Question) -> dict[str, Any] | None:
 
 def drawn(f: Fit, q: Question, to: float | None = None) -> dict[str, Any]:
     """The curve with its band, and the points: used for the fit, and not."""
-    far = max([reach(f), *(1.02 * c for c in q.at), to or 0.0])
-    x, median, band = lean(f, far)
+    far = max([drawn_until(f), *(1.02 * c for c in q.at), to or 0.0])
+    x, median, band = quick_curve(f, far)
     lo, hi = f.window
     outside = (f.run.compute < lo) | (f.run.compute > hi)
-    used = thin(f.points.compute, f.points.score, MAX_POINTS)
-    held = thin(f.run.compute[outside], f.run.score[outside], MAX_POINTS)
+    used = downsample(f.points.compute, f.points.score, MAX_POINTS)
+    held = downsample(f.run.compute[outside], f.run.score[outside], MAX_POINTS)
     return {
         "x": [amount(v) for v in x],
         "median": scores(median),
@@ -255,7 +255,7 @@ def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
             f"these runs count {' and '.join(sorted(words.KIND[k] for k in kinds))}: choose an "
             "axis that they share"
         )
-    far = max(reach(f) for f in fits)
+    far = max(drawn_until(f) for f in fits)
     # Asked of all at one place: twice the compute of the longest, unless it is said.
     at = list(q.at) or [2.0 * max(f.end for f in fits)]
     said: list[str] = []

@@ -13,8 +13,8 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.knob_map import plot_knob_map
-from scalerl.report.study_page import StudyTold, knob_map_part, study_answer, variants_table
-from scalerl.report.study_told import told
+from scalerl.report.study_page import knob_map_part, study_answer, variants_table
+from scalerl.report.study_report_data import StudyReportData, collect
 from scalerl.report.theme import drawing, render
 from scalerl.runs.followed import stamp_of
 from scalerl.serve.catalogue import Catalogue
@@ -101,12 +101,12 @@ class Studies:
                 kept = self._shown[key] = stamp, self._work_out(key, place, study)
             return kept[1]
 
-    def told(self, key: str) -> StudyTold:
+    def report_data(self, key: str) -> StudyReportData:
         """What its report is made of."""
         place = self._place(key)
         roots = self._catalogue.roots
         with self._reading(key, place, LONG):
-            found = told(self._study(key, place))
+            found = collect(self._study(key, place))
         return replace(
             found,
             path=place.name,
@@ -156,7 +156,7 @@ class Studies:
 
     def _work_out(self, key: str, place: Place, study: Study) -> dict[str, Any]:
         found = study.to_dict()
-        shown = StudyTold(
+        shown = StudyReportData(
             path=place.name, reference=study.reference, found=found, curves=[], differs={}
         )
         svg = b""

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison, known_r0, with_ceiling
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.figures import known_ceiling
-from scalerl.report.series import Series, many, thin
+from scalerl.report.series import Series, downsample, series_of_runs
 from scalerl.report.theme import (
     MARKERS,
     Theme,
@@ -52,7 +53,9 @@ def plot_comparison(
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """All runs and their forecasts; each solid line ends where its fitted window ends."""
-    return plot_runs(many(comparison.fits), path, theme, size, sentence(comparison))
+    return plot_runs(
+        series_of_runs(comparison.fits), path, theme, size, comparison_title(comparison)
+    )
 
 
 def plot_runs(
@@ -85,7 +88,7 @@ def plot_runs(
         return save(fig, path)
 
 
-def sentence(comparison: Comparison) -> str:
+def comparison_title(comparison: Comparison) -> str:
     """What the picture of a comparison shows, as its title."""
     if len(comparison.pairs) == 1:
         pair = comparison.pairs[0]
@@ -125,7 +128,7 @@ def _draw_run(ax: Axes, s: Series, i: int, t: Theme, total: int) -> None:
     edge = ax.get_xlim()[0]
     for (x, y), face in ((s.used, colour), (s.held, "none")):
         dense = crowd or len(x) > 100
-        x, y = thin(x, y, FEW_POINTS if crowd else 400)
+        x, y = downsample(x, y, FEW_POINTS if crowd else 400)
         ax.plot(
             np.maximum(x, edge),
             y,
@@ -213,12 +216,12 @@ def legend(fig: Figure, ax: Axes, t: Theme) -> None:
     )
 
 
-def fixed_ceiling(fit: Fit, a: float) -> Sigmoid:
+def refit_with_ceiling(fit: Fit, a: float) -> Sigmoid:
     """The run refitted with its ceiling fixed to `a`, R_0 known as the paper has it."""
     return with_ceiling(fit, known_r0(fit), a)
 
 
-def suits(fit: Fit, law: Sigmoid) -> bool:
+def ceiling_fits(fit: Fit, law: Sigmoid) -> bool:
     """Whether the run can have this law's ceiling: it does not fit much worse with it, and most of
     its points lie between R_0 and the ceiling."""
     points = fit.points
@@ -237,9 +240,9 @@ def plot_efficiency(
     straight line whose slope is its efficiency B. Of many runs only those are drawn that this
     ceiling suits: the slope of another says nothing."""
     fits, a = comparison.fits, comparison.mean_a
-    laws = [fixed_ceiling(f, a) for f in fits]
+    laws = [refit_with_ceiling(f, a) for f in fits]
     title = f"Efficiency, A fixed at {a:.3f}"
-    chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if suits(f, law)]
+    chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if ceiling_fits(f, law)]
     if len(fits) > DIRECT_LABELS and 2 <= len(chosen) < len(fits):
         title += f" ({len(chosen)} of {len(fits)} runs)"
         fits, laws = tuple(fits[i] for i in chosen), [laws[i] for i in chosen]
@@ -284,7 +287,7 @@ def _efficiency_line(
     colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
     crowd = total > DIRECT_LABELS or len(points) > 100
     log_c, log_f = law.efficiency(points.compute, points.score)
-    log_c, log_f = thin(log_c, log_f, FEW_POINTS if total > DIRECT_LABELS else 400)
+    log_c, log_f = downsample(log_c, log_f, FEW_POINTS if total > DIRECT_LABELS else 400)
     x = points.compute[points.compute > 0][[0, -1]]
     y = law.B * np.log(x) / np.log(10.0)
     ax.plot(
@@ -300,3 +303,37 @@ def _efficiency_line(
     label = f"{words.shorten(fit.name, 28)}  B = {law.B:.2f}"
     ax.plot(x, y, color=colour, lw=1.1 if total > DIRECT_LABELS else 2.0, label=label)
     return float(x[-1]), float(y[-1]), float(y[0]), float(y[-1])
+
+
+def plot_backtest(
+    result: BacktestResult, path: str | Path | None = None, theme: ThemeName = "light"
+) -> Figure:
+    """One point a task and method; on the diagonal the median was right."""
+    with drawing(theme) as t:
+        fig, ax = new_figure((6.0, 5.0))
+        ends = (0.0, 1.0)
+        ax.plot(ends, ends, color=t.muted, lw=0.9, ls=(0, (1, 2)))
+        for i, row in enumerate(result.summary()):
+            scores = [s for s in result.scores if s.method == row["method"]]
+            ax.plot(
+                [s.truth for s in scores],
+                [s.median for s in scores],
+                ls="",
+                marker=MARKERS[i % len(MARKERS)],
+                ms=5,
+                color=t.colour(i),
+                alpha=0.8,
+                label=f"{row['method']}: median error {row['median_error']:.3f}",
+            )
+        every = [v for s in result.scores for v in (s.truth, s.median)]
+        pad = 0.05 * max(max(every) - min(every), 0.02)
+        ax.set_xlim(min(every) - pad, max(every) + pad)
+        ax.set_ylim(min(every) - pad, max(every) + pad)
+        ax.set_xlabel("pass rate at the end of the run")
+        ax.set_ylabel("predicted (median)")
+        tasks = len({(s.run, s.fraction) for s in result.scores})
+        ax.set_title(
+            f"Back-test, {tasks} tasks", loc="left", fontsize=11, fontweight="bold", pad=10
+        )
+        fig.legend(loc="outside lower center", ncols=2, fontsize=8, labelcolor=t.ink)
+        return save(fig, path)

@@ -57,7 +57,7 @@ COMPARE: Columns = {
 }
 
 
-def ordered(items: Sequence[T], columns: Columns, column: str | None) -> list[T]:
+def sort_by(items: Sequence[T], columns: Columns, column: str | None) -> list[T]:
     """The items by a column, in its own direction, or with a minus before its name in the other;
     what has no such number stands last. Without a column: many by ceiling, a few as given."""
     if column is None:

@@ -17,24 +17,24 @@ MAX_RIVALS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class FitExtras:
     """What was worked out beside the first few fits, by their ids."""
 
     needs: dict[int, ComputeNeeded] = field(default_factory=dict)
     moved: dict[int, list[OtherWindow]] = field(default_factory=dict)
 
     @staticmethod
-    def of(fits: Sequence[Fit]) -> Planned:
+    def from_fits(fits: Sequence[Fit]) -> FitExtras:
         """The compute that would identify ceilings that are not, and what other windows say."""
         unclear = [f for f in fits if f.law.identifiable and not f.identified and f.alarm is None]
         # The paper's procedure takes seconds a fit: too slow to be repeated.
-        return Planned(
+        return FitExtras(
             {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method != "paper"},
             {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method != "paper"},
         )
 
 
-def fit_answers(fits: Sequence[Fit], planned: Planned) -> list[dict[str, Any]]:
+def fit_results(fits: Sequence[Fit], planned: FitExtras) -> list[dict[str, Any]]:
     """One item a fit."""
     return [
         f.to_dict()
@@ -46,7 +46,9 @@ def fit_answers(fits: Sequence[Fit], planned: Planned) -> list[dict[str, Any]]:
     ]
 
 
-def duels(fits: Sequence[Fit], at: Sequence[float]) -> list[tuple[str, str, float, float]]:
+def win_probabilities(
+    fits: Sequence[Fit], at: Sequence[float]
+) -> list[tuple[str, str, float, float]]:
     """(a, b, compute, probability that a beats b there), of runs on one kind of compute."""
     one_kind = len({f.run.x_kind for f in fits}) == 1
     rivals = fits if 1 < len(fits) <= MAX_RIVALS and one_kind else []
@@ -58,10 +60,10 @@ def duels(fits: Sequence[Fit], at: Sequence[float]) -> list[tuple[str, str, floa
     ]
 
 
-def forecast_answers(
+def forecast_results(
     forecasts: Sequence[Forecast], fought: Sequence[tuple[str, str, float, float]] = ()
 ) -> list[dict[str, Any]]:
-    """One item a forecast; `fought` are the `duels` of their fits."""
+    """One item a forecast; `fought` are the `win_probabilities` of their fits."""
     return [
         ahead.to_dict()
         | {
