@@ -15,11 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.cli.study_view import HEAD, PlainStudyView, cells, size_text
+from scalerl.cli.study_view import PlainStudyView, fitting_columns, size_text
 from scalerl.cli.throughput import clock_text
+from scalerl.study.columns import worst
 from scalerl.study.race import MIN_DECISION_PROBABILITY
 from scalerl.study.running import StudyProgress
-from scalerl.study.table import StudyRow, worst
+from scalerl.study.table import StudyRow
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 #: Widest panel, said lines that stay in it, and drawings a second.
 WIDTH, SAID, REFRESH = 120, 4, 2
-#: Column of a race, and columns that a narrow terminal does without, the first first.
-CHANCE, DISPENSABLE = "to close", ("half", "B", "C_mid", "state")
+#: Heading of the column of a race: the probability that the budget closes the verdict.
+CHANCE = "to close"
 STYLES = {"unstable": "bold red", "undecided": "dim"}
 
 
@@ -138,20 +139,14 @@ class LiveStudyView(PlainStudyView):
 
     def _table(self) -> Table:
         """The rows, with the columns that there is room for."""
-        body = [[*cells(row), self._chance(row)] for row in self._rows]
-        head = [*HEAD, CHANCE]
-        shown = [i for i, name in enumerate(head) if name == "variant" or _any(body, i)]
-        room = min(WIDTH, self.console.width) - 4
-        for name in DISPENSABLE:
-            widths = [max(len(line[i]) for line in (head, *body)) + 2 for i in shown]
-            if sum(widths) > room:
-                shown = [i for i in shown if head[i] != name]
+        chances = [self._chance(row) for row in self._rows]
+        more = {CHANCE: chances} if any(chances) else {}
+        head, body = fitting_columns(self._rows, min(WIDTH, self.console.width) - 6, more)
         table = Table(box=None, padding=(0, 1), expand=False)
-        for i in shown:
-            table.add_column(head[i], no_wrap=True, header_style="dim")
+        for name in head:
+            table.add_column(name, no_wrap=True, header_style="dim")
         for row, line in zip(self._rows, body, strict=True):
-            style = STYLES.get(worst(row.stability.values()), "")
-            table.add_row(*(line[i] for i in shown), style=style)
+            table.add_row(*line, style=STYLES.get(worst(row.stability.values()), ""))
         return table
 
     def _chance(self, row: StudyRow) -> str:
@@ -160,10 +155,6 @@ class LiveStudyView(PlainStudyView):
         if chance is None:
             return ""
         return f"{chance:.0%}" if chance >= MIN_DECISION_PROBABILITY else "no chance"
-
-
-def _any(body: list[list[str]], i: int) -> bool:
-    return any(line[i] for line in body)
 
 
 def _one_line(line: Text) -> Text:

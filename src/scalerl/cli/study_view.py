@@ -7,16 +7,18 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from scalerl.cli.throughput import clock_text
-from scalerl.report.terminal import wrap
+from scalerl.report.terminal import WIDTH, wrap
+from scalerl.report.words import cell_text
 from scalerl.report.words import compute as amount
+from scalerl.study.columns import COLUMNS, Column, columns_in
 from scalerl.study.knobs import Knob
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
-from scalerl.study.table import StudyRow, worst
+from scalerl.study.table import StudyRow
 from scalerl.text import shorten
 
 if TYPE_CHECKING:
@@ -25,18 +27,21 @@ if TYPE_CHECKING:
 
 #: Longest name of a variant that is shown whole.
 NAME = 28
-#: Crossings less likely than this are not shown.
-UNLIKELY = 0.05
 #: Seconds between two lines of progress in a log.
-EVERY = 30.0
-#: Columns of the table; n: runs behind the numbers, half: forecasts at half that held.
-HEAD = ("variant", "n", "A [90 %]", "B", "C_mid", "half", "verdict", "state")
+PROGRESS_EVERY = 30.0
+#: Columns with their interval, and columns with their first note: others would not fit in a line.
+WITH_INTERVAL = ("A", "paired", "target")
+WITH_NOTE = ("target", "crossing")
+#: Columns of the comparison with the reference that fit in a line.
+PAIRWISE = ("paired", "target", "crossing")
+#: Headings of columns that a narrow terminal does without, in the order in which they go. What
+#: became unstable is said below the table as well.
+DISPENSABLE = ("state", "half", "B", "C_mid")
 #: Columns of the knob map.
-KNOBS = ("knob", "ceiling, against the reference", "compute to one score", "moves")
-#: Validations from which a forecast at half the compute can be checked.
-ENOUGH = 12
-#: Verdict → what is said of a variant that won against the reference, and of one that lost.
-WORDS = {"higher-ceiling": ("higher", "lower"), "faster": ("faster", "slower")}
+KNOBS = ("change", "ceiling, minus the reference's", "compute to one score", "moves")
+#: Validations from which a forecast at half the compute can be checked: fewer leave too few points
+#: in either half (`stability.MIN_FITTED`, `stability.MIN_HELD`).
+ENOUGH_VALIDATIONS = 12
 
 
 def make_view(plain: bool, to_stderr: bool) -> PlainStudyView:
@@ -86,7 +91,7 @@ class PlainStudyView(StudyListener):
 
     def progress(self, progress: StudyProgress) -> None:
         now = time.monotonic()
-        if not progress.running or now - self._said >= EVERY:
+        if not progress.running or now - self._said >= PROGRESS_EVERY:
             self._said = now
             self.say(progress_line(progress))
 
@@ -123,17 +128,73 @@ def closing(study: Study, end: StudyEnd) -> str:
 
 
 def table_text(rows: Sequence[StudyRow]) -> str:
-    """One row a variant; below it, what became unstable, when and by what rule."""
-    body = [cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in (HEAD, *body)) for i in range(len(HEAD))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in (HEAD, *body)]  # fmt: skip
-    lines.insert(1, "-" * max(map(len, lines)))
+    """One line per variant in at most WIDTH columns; below them the runs that became unstable, with
+    the step and the rule."""
+    head, body = fitting_columns(rows)
+    lines = _aligned(head, body)
     for row in rows:
         for seed, found in row.stability.items():
             if found.rule is not None:
                 lines.append(wrap(f"{row.variant}-s{seed} {found}", "  ", ""))
     return "\n".join(lines)
+
+
+def fitting_columns(
+    rows: Sequence[StudyRow], width: int = WIDTH, more: Mapping[str, Sequence[str]] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table, without the columns that `width` has no room for. `more`
+    are further columns, each with its cells."""
+    found = {
+        column.short: [short_cell(column, row) for row in rows] for column in columns_in("fit")
+    } | dict(more or {})
+    for name in DISPENSABLE:
+        widths = [max(map(len, (head, *cells))) + 2 for head, cells in found.items()]
+        if sum(widths) - 2 > width:
+            found.pop(name, None)
+    head = list(found)
+    return head, [list(cells) for cells in zip(*found.values(), strict=True)]
+
+
+def short_cell(column: Column, row: StudyRow) -> str:
+    """A cell of the terminal's tables; "-" where it is empty."""
+    if column.key == "variant":
+        return shorten(row.variant, NAME)
+    text = cell_text(column, row, interval=column.key in WITH_INTERVAL)
+    notes = column.shown(row).notes[:1] if column.key in WITH_NOTE else ()
+    if column.key == "stability" and text == "stable":
+        return ""
+    return ", ".join([text or "-", *notes])
+
+
+def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: its headings, a rule, its cells."""
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+             for line in (head, *body)]  # fmt: skip
+    lines.insert(1, "-" * max(map(len, lines)))
+    return lines
+
+
+def pairwise_text(rows: Sequence[StudyRow]) -> str:
+    """Each variant against the reference: on the same prompts, the compute to the target, where the
+    curves cross; below it, where kinds of compute disagree. "" where there is nothing yet."""
+    target = next((row.pairwise.target.score for row in rows if row.pairwise.target), None)
+    if target is None:
+        return ""
+    columns = [COLUMNS[0], *(c for c in columns_in("pairwise") if c.key in PAIRWISE)]
+    head = [column.short.replace("the target", f"{target:.3f}") for column in columns]
+    lines = _aligned(head, [[short_cell(column, row) for column in columns] for row in rows])
+    gains = sorted(row.paired.narrower for row in rows if row.paired is not None)
+    if gains:
+        note = (
+            f"on the same prompts: intervals are {gains[len(gains) // 2]:.1f} times narrower than "
+            "unpaired ones"
+        )
+        lines.append(wrap(note, "  ", ""))
+    for row in rows:
+        if row.pairwise.disagree is not None:
+            lines.append(wrap(f"{row.variant} is {row.pairwise.disagree}", "  ", ""))
+    return "\n" + "\n".join(lines)
 
 
 def knobs_text(knobs: Sequence[Knob]) -> str:
@@ -150,96 +211,17 @@ def knobs_text(knobs: Sequence[Knob]) -> str:
         sure = "" if knob.family_wise else "?"
         body.append((shorten(knob.variant, NAME), f"{knob.delta_a:+.3f} [{low:+.3f}, {high:+.3f}]",
                      speed, knob.region + sure))  # fmt: skip
-    widths = [max(len(line[i]) for line in (KNOBS, *body)) for i in range(len(KNOBS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in (KNOBS, *body)]  # fmt: skip
-    lines.insert(1, "-" * max(map(len, lines)))
+    lines = _aligned(KNOBS, body)
     if any(not knob.family_wise for knob in knobs):
-        note = f"holds for itself, but not with all {len(knobs)} comparisons allowed for (Holm)"
+        note = (
+            f"this verdict holds by itself, but not when all {len(knobs)} comparisons are "
+            "corrected for (Holm)"
+        )
         lines.append(wrap(note, "  ", "? "))
     return "\n" + "\n".join(lines)
 
 
-def cells(row: StudyRow) -> tuple[str, ...]:
-    a, interval = row.estimates["A"], row.intervals["A"]
-    ceiling = "-"
-    if a is not None and interval is not None:
-        low, high = interval
-        ceiling = f"{a:.3f} " if row.identified else "open  "
-        ceiling += f"[{low:.3f}, {high:.3f}]"
-    held, checked = row.held
-    state = worst(row.stability.values())
-    return (
-        shorten(row.variant, NAME),
-        str(row.seeds),
-        ceiling,
-        "-" if row.estimates["B"] is None else f"{row.estimates['B']:.2f}",
-        "-" if row.estimates["C_mid"] is None else amount(row.estimates["C_mid"]),
-        f"{held}/{checked}" if checked else "-",
-        _verdict(row),
-        "" if state == "stable" else state,
-    )
-
-
-def _verdict(row: StudyRow) -> str:
-    if row.verdict is None:
-        return "-"
-    if row.winner is not None:
-        return WORDS[row.verdict][row.winner != row.variant]
-    return row.verdict
-
-
-# -- each variant against the reference ------------------------------------------------------------
-
-
-def pairwise_text(rows: Sequence[StudyRow]) -> str:
-    """Same prompts, compute to the target and crossing of every variant; what the axes disagree
-    about below. "" where there is nothing."""
-    target = next((row.pairwise.target.score for row in rows if row.pairwise.target), None)
-    if target is None:
-        return ""
-    head = ("variant", "on the same prompts", f"compute to {target:.3f}", "crosses, P")
-    body = [(shorten(row.variant, NAME), _paired(row), _target(row), _crossing(row))
-            for row in rows]  # fmt: skip
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in (head, *body)]  # fmt: skip
-    lines.insert(1, "-" * max(map(len, lines)))
-    gains = sorted(row.paired.narrower for row in rows if row.paired is not None)
-    if gains:
-        note = f"same prompts: {gains[len(gains) // 2]:.1f} times narrower than unpaired"
-        lines.append(wrap(note, "  ", ""))
-    for row in rows:
-        if row.pairwise.disagree is not None:
-            lines.append(wrap(f"{row.variant} is {row.pairwise.disagree}", "  ", ""))
-    return "\n" + "\n".join(lines)
-
-
-def _paired(row: StudyRow) -> str:
-    if row.paired is None:
-        return "-"
-    low, high = row.paired.interval
-    return f"{row.paired.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def _target(row: StudyRow) -> str:
-    found = row.pairwise.target
-    if found is None:
-        return "-"
-    if math.isinf(found.median):
-        return f"not reached, P {found.probability:.2f}"
-    return f"{amount(found.median)} [{amount(found.interval[0])}, {amount(found.interval[1])}]"
-
-
-def _crossing(row: StudyRow) -> str:
-    found = row.pairwise.crossing
-    if found is None or found.at_all < UNLIKELY or found.compute is None:
-        return "-"
-    where = "far ahead" if math.isinf(found.compute) else f"at {amount(found.compute)}"
-    return f"{where}, {found.at_all:.2f}"
-
-
-# -- the dry run----------------------------------------------------------------------------------
+# -- the dry run ----------------------------------------------------------------------------------
 
 
 def dry_run_text(study: Study, jobs: int | None) -> str:
@@ -275,7 +257,10 @@ def dry_run_text(study: Study, jobs: int | None) -> str:
         lines.append(wrap(f"{names}: made first and once, about {minutes:.0f} minutes on an idle "
                           "core", "  ", "models: "))  # fmt: skip
     points = plan["validations"]
-    if points is not None and points < ENOUGH:
-        few = f"{points} validations in each run; to tell curves apart give {ENOUGH} or more"
-        lines.append(wrap(f"{few} (validation.every)", "  ", "note: "))
+    if points is not None and points < ENOUGH_VALIDATIONS:
+        few = (
+            f"{points} validations in each run; to compare curves give {ENOUGH_VALIDATIONS} or "
+            "more (validation.every)"
+        )
+        lines.append(wrap(few, "  ", "note: "))
     return "\n".join(lines)

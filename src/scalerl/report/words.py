@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
@@ -11,6 +12,10 @@ from scalerl.curves.forecast import Forecast
 from scalerl.curves.planning import ComputeNeeded
 from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.text import shorten as shorten
+
+if TYPE_CHECKING:
+    from scalerl.study.columns import Column
+    from scalerl.study.table import StudyRow
 
 KIND = {
     "gpu_hours": "GPU-hours",
@@ -67,6 +72,31 @@ def signed(value: float) -> str:
     ('+0.012', '-0.000')
     """
     return f"{value:+.3f}"
+
+
+#: How the numbers of a study's table are written, by the format of their column
+#: (`scalerl.study.columns.Format`).
+NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
+    "count": "{:.0f}".format,
+    "score": score,
+    "difference": signed,
+    "number": "{:.2f}".format,
+    "compute": compute,
+}
+
+
+def cell_text(column: Column, row: StudyRow, *, interval: bool = True) -> str:
+    """A cell of a study's table in one line: its words or its number, and its interval; "" where it
+    is empty."""
+    cell = column.shown(row)
+    if cell.empty:
+        return ""
+    show = NUMBER_FORMATS.get(column.format, str)
+    text = cell.text or show(cell.number or 0.0)
+    if cell.interval is None or not interval:
+        return text
+    low, high = map(show, cell.interval)
+    return f"{text} [{low}, {high}]"
 
 
 def percent(level: float) -> str:

@@ -107,18 +107,11 @@ class PairwiseSummary:
         """Where the axes do not agree, in words: `faster on device-hours, not on tokens`."""
         return None if self.axes is None else disagreement(self.axes)
 
-    def to_dict(self) -> dict[str, Any]:
-        fixed = None
-        if self.fixed_a is not None:
-            fixed = dict(zip(("A", "B_reference", "B"), self.fixed_a, strict=True))
-        axes = {kind: speed.to_dict() for kind, speed in (self.axes or {}).items()}
-        return {
-            "target": None if self.target is None else self.target.to_dict(),
-            "crossing": None if self.crossing is None else self.crossing.to_dict(),
-            "fixed_A": fixed,
-            "axes": axes,
-            "axes_disagree": self.disagree,
-        }
+    def fixed_a_dict(self) -> dict[str, float] | None:
+        """`fixed_a` with the names that JSON has."""
+        if self.fixed_a is None:
+            return None
+        return dict(zip(("A", "B_reference", "B"), self.fixed_a, strict=True))
 
 
 def disagreement(axes: Mapping[str, AxisSpeed]) -> str | None:

@@ -20,6 +20,7 @@ from scalerl.curves.prediction import tails
 from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
+from scalerl.study.columns import COLUMNS
 from scalerl.study.members import Member, read_progress
 from scalerl.study.paired import AnsweredRun, PairedDifference, paired_differences
 from scalerl.study.pairwise import PairwiseSummary, pairwise_summaries
@@ -75,29 +76,8 @@ class StudyRow:
     pairwise: PairwiseSummary = field(default_factory=PairwiseSummary)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant,
-            "seeds": self.seeds,
-            **{name: self.estimates[name] for name in PARAMETERS},
-            "intervals": {k: None if v is None else list(v) for k, v in self.intervals.items()},
-            "identified": self.identified,
-            "verdict": self.verdict,
-            "winner": self.winner,
-            "words": self.words,
-            "stability": {
-                "state": worst(self.stability.values()),
-                "seeds": {str(seed): s.to_dict() for seed, s in self.stability.items()},
-            },
-            "half": {"held": self.held[0], "checked": self.held[1]},
-            "paired": None if self.paired is None else self.paired.to_dict(),
-            **self.pairwise.to_dict(),
-        }
-
-
-def worst(found: Any) -> str:
-    """Of several seeds: unstable if one is, else undecided if one is."""
-    states = {s.state for s in found}
-    return next((s for s in ("unstable", "undecided", "stable") if s in states), "undecided")
+        """The row as `scalerl study --json` prints it: a value for each of `COLUMNS`."""
+        return {column.key: column.to_json(self) for column in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
