@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.runs.budget import BudgetUse, budget_use
+from scalerl.runs.compute import BudgetUse, budget_use
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:

@@ -31,14 +31,12 @@ from scalerl.notebook import default_listener, evals_table, text
 from scalerl.recipe import Recipe
 from scalerl.recipe.load import recipe_from
 from scalerl.runs import commands
-from scalerl.runs.budget import budget_use
-from scalerl.runs.compute import Compute
-from scalerl.runs.importers.run_directory import AXES
+from scalerl.runs.compute import Compute, budget_use
+from scalerl.runs.importers.run_directory import AXIS_COLUMNS
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
-from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
+from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
-from scalerl.runs.refused import undo_for
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, undo_new_run
 from scalerl.runs.trackers import open_trackers
 from scalerl.streams import let_go
 
@@ -129,7 +127,7 @@ def train(
         nursery.prepare()  # it imports while we read and plan
     rule = None if stop_when is None else parse_rule(stop_when)
     path, told = Path(out), listener or default_listener()
-    undo = undo_for(path)
+    undo = undo_new_run(path)
     store = RunStore(path, resume=resume)
     with RunLock(path):
         try:
@@ -204,13 +202,13 @@ class RunAttempts:
         self.recipe, self.store, self.rule = recipe, store, rule
         #: What happened around the run, for its record.
         self.notes: list[str] = []
-        self.listener: Listener = WhileSomebodyListens(listener, self.notes.append)
+        self.listener: Listener = DetachableListener(listener, self.notes.append)
         self.resume = resume
         self.checkpoint: Path | None = None
         #: Of an attempt that has lost its trainer: who can go on with another.
         self._survivors: tuple[Renewable, Clock] | None = None
         kind = recipe.compute.axis
-        self.axis = AXES[kind].removeprefix("compute/")
+        self.axis = AXIS_COLUMNS[kind].removeprefix("compute/")
         self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
 
     def go(self) -> RunEnd:

@@ -264,9 +264,9 @@ def wait_for(condition):
 
 def test_compute_is_told_by_kind_of_device_with_what_was_idle_and_lost():
     from scalerl.cli.doctor import _compute
-    from scalerl.runs.compute import LedgerLine, Spent
+    from scalerl.runs.compute import DeviceSeconds, LedgerLine
 
     ledger = LedgerLine(device_seconds=7200.0, by_kind={"H100": 5400.0, "A100": 1800.0},
                         lost_device_seconds=360.0,
-                        spent=Spent(generate_wait=1000.0, train_wait=800.0))  # fmt: skip
+                        spent=DeviceSeconds(generate_wait=1000.0, train_wait=800.0))  # fmt: skip
     assert _compute(ledger) == "1.5 h of H100, 0.5 h of A100; 25% idle; 0.1 h lost"

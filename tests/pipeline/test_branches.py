@@ -12,8 +12,7 @@ from scalerl import load_run
 from scalerl.errors import InputError
 from scalerl.pipeline import branches, checkpoints
 from scalerl.recipe import Recipe
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore
 
@@ -166,7 +165,7 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_one_that_is_finished(
                 over = True
             except Killed:
                 over = False
-        pending = store.read_used()[1] is not None
+        pending = store.read_used_recipe()[1] is not None
         assert branches.recipe_of(path) == (SLOWER if pending or over else used(path))
         branches.finish(store)
         assert is_old(path) or is_new(path), n

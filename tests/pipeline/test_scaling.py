@@ -92,7 +92,7 @@ def test_the_command_asks_a_run_that_goes_on_and_no_other(tmp_path, capsys):
     with RunLock(out):
         assert main(["scale", str(out), "--generators", "0"]) == 2
         assert main(["scale", str(out), "--generators", "2"]) == 0
-    assert store.take_asked() == 2
-    assert store.take_asked() is None
+    assert store.take_generator_request() == 2
+    assert store.take_generator_request() is None
     (out / "scale.json").write_text("{")
-    assert store.take_asked() is None, "what cannot be read is nothing"
+    assert store.take_generator_request() is None, "what cannot be read is nothing"

@@ -8,8 +8,7 @@ import numpy as np
 
 import made_study
 from scalerl.recipe import Recipe
-from scalerl.runs.answers import AnswerSample, EvalAnswers
-from scalerl.runs.lines import EvalLine, EventLine
+from scalerl.runs.lines import AnswerSample, EvalAnswers, EvalLine, EventLine
 from scalerl.runs.store import RunStore
 
 
@@ -51,7 +50,7 @@ def made_run(path: Path, n: int = 31, steps: int = 300, seed: int = 0, **text: s
     store.append(EventLine(step=90, event="resume", lost_device_seconds=12.0))
     store.append(EventLine(step=steps, event="end", reason=f"budget of {steps} steps"))
     said = text.get("answer", "two and two\nis four")
-    store.save_answers(EvalAnswers.of(int(at[-1]), [
+    store.save_answers(EvalAnswers.from_answers(int(at[-1]), [
         AnswerSample("p1", "2+2=", said, True, "equal", "stop"),
         AnswerSample("p2", "2+3=", "six", False, "'six' is not '5'", "stop"),
         AnswerSample("p3", "2+4=", "hm", False, "no answer", "interrupted"),

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from scalerl.recipe import Recipe
-from scalerl.runs.budget import BudgetUse, budget_use
-from scalerl.runs.compute import Compute
+from scalerl.runs.compute import BudgetUse, Compute, budget_use
 
 
 def limits(steps=None, gpu_hours=None, minutes=None):

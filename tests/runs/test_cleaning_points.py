@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
 from scalerl.runs.clean import clean
-from scalerl.runs.scale import rescale
+from scalerl.runs.score import rescale
 
 NAN = float("nan")
 

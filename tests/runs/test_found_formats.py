@@ -13,7 +13,7 @@ from known_curve import FIXTURES, LOW, STEPS
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
-from scalerl.runs.importers.evaluations import step_of
+from scalerl.runs.importers.harness_results import step_in_name
 
 FOUND = FIXTURES / "found"
 
@@ -89,7 +89,7 @@ def test_a_csv_with_a_column_of_dicts_stays_a_csv(tmp_path: Path) -> None:
      ("Qwen2.5-7B", None), ("step_10k", None), ("results_3", None)],
 )  # fmt: skip
 def test_the_step_in_a_name(name: str, step: int | None) -> None:
-    assert step_of(name) == step
+    assert step_in_name(name) == step
 
 
 def write_steps(folder: Path, score: float, key: str = "reward") -> None:

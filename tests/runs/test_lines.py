@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl.runs.answers import AnswerSample, EvalAnswers, PromptScore
-from scalerl.runs.compute import Compute, LedgerLine, Spent, WasteCount, Wasted
+from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 from scalerl.runs.lines import (
+    AnswerSample,
+    EvalAnswers,
     EvalLine,
     EventLine,
     FilterCounts,
     Lengths,
     LogprobGap,
+    PromptScore,
     Ratio,
     SetScore,
     Staleness,
@@ -42,7 +44,7 @@ def step_line(step=3):
         filtered=FilterCounts(2, 8, 0, 0, 1, 1, 4), retired=0,
         compute=Compute(0.01, 1e9, 2000, 900, 24, step, 0.5),
         ledger=LedgerLine(step, 24, 2000, 900, 36.0, 4.0, 0.0,
-                          Spent(15.0, 0.5, 9.0, 2.0, 4.0, 2.5, 9.0, 1.0),
+                          DeviceSeconds(15.0, 0.5, 9.0, 2.0, 4.0, 2.5, 9.0, 1.0),
                           Wasted(filtered=WasteCount(4, 160))),
     )  # fmt: skip
 
@@ -62,7 +64,7 @@ FULL = [
     EventLine(3, "refused", "not finite", prompts=("sums/1",)),
     EventLine(3, "resume", lost_device_seconds=2.5),
     Status(3, "2 more groups", {"main": 7}, {"trainer": 0.5}, (1,), True, (5, 6), 9, 4, 3, 1.5),
-    EvalAnswers.of(3, [AnswerSample("sums/1", "1+1=", "2", True, "equal", "stop")]),
+    EvalAnswers.from_answers(3, [AnswerSample("sums/1", "1+1=", "2", True, "equal", "stop")]),
 ]
 
 
@@ -194,15 +196,15 @@ def test_every_field_of_every_type_says_what_it_means():
 
     for line in FULL:
         check(type(line))
-    for kind in (Ratio, LogprobGap, Staleness, Lengths, FilterCounts, SetScore, Compute, Spent,
-                 WasteCount, Wasted, LedgerLine, AnswerSample):  # fmt: skip
+    for kind in (Ratio, LogprobGap, Staleness, Lengths, FilterCounts, SetScore, Compute,
+                 DeviceSeconds, WasteCount, Wasted, LedgerLine, AnswerSample):  # fmt: skip
         check(kind)
     assert len(seen) == 17
 
 
 def test_the_types_need_nothing_heavy():
     code = (
-        "import sys, scalerl.runs.store, scalerl.runs.listener, scalerl.runs.budget\n"
+        "import sys, scalerl.runs.store, scalerl.runs.listener, scalerl.runs.compute\n"
         "print([m for m in ('numpy', 'torch', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
@@ -217,8 +219,9 @@ def answer(prompt="p", correct=True, finish="stop", text="4", where=""):
 
 
 def test_answers_are_counted_by_prompt_and_set():
-    found = EvalAnswers.of(5, [answer("a"), answer("a", False), answer("a", None, "failed"),
-                               answer("b", False), answer("a", where="aime")])  # fmt: skip
+    answers = [answer("a"), answer("a", False), answer("a", None, "failed"),
+               answer("b", False), answer("a", where="aime")]  # fmt: skip
+    found = EvalAnswers.from_answers(5, answers)
     assert found.sets == {
         "": {"a": PromptScore(1, 2, 3), "b": PromptScore(0, 1, 1)},
         "aime": {"a": PromptScore(1, 1, 1)},
@@ -230,7 +233,7 @@ def test_a_few_answers_of_each_kind_are_kept():
     many = [answer(f"p{i}", correct, finish) for i in range(5)
             for correct, finish in ((True, "stop"), (False, "length"), (True, "interrupted"),
                                     (None, "failed"))]  # fmt: skip
-    kept = EvalAnswers.of(5, [*many, answer("other", False, where="aime")]).answers
+    kept = EvalAnswers.from_answers(5, [*many, answer("other", False, where="aime")]).answers
     assert [(a.set, a.prompt, a.correct, a.finish) for a in kept] == [
         ("", "p0", True, "stop"), ("", "p0", False, "length"), ("", "p0", True, "interrupted"),
         ("", "p1", True, "stop"), ("", "p1", False, "length"), ("", "p1", True, "interrupted"),
@@ -239,5 +242,5 @@ def test_a_few_answers_of_each_kind_are_kept():
 
 
 def test_long_answers_are_cut():
-    (kept,) = EvalAnswers.of(5, [answer(text="x" * 10_000)]).answers
+    (kept,) = EvalAnswers.from_answers(5, [answer(text="x" * 10_000)]).answers
     assert len(kept.answer) == 4_000 and kept.answer.endswith("x…")

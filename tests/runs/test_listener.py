@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.runs.listener import Listener, Listeners, WhileSomebodyListens
+from scalerl.runs.listener import DetachableListener, Listener, Listeners
 
 METHODS = [name for name, _ in inspect.getmembers(Listener, inspect.isfunction)
            if not name.startswith("_")]  # fmt: skip
@@ -67,7 +67,7 @@ class Prints(Listener):
 def test_a_listener_whose_reader_is_gone_is_left_alone_and_that_is_told_once():
     ours, theirs = os.pipe()
     told = []
-    heard = WhileSomebodyListens(Prints(os.fdopen(theirs, "w")), told.append)
+    heard = DetachableListener(Prints(os.fdopen(theirs, "w")), told.append)
     heard.say("one")
     assert os.read(ours, 10) == b"one"
     os.close(ours)
@@ -84,7 +84,7 @@ def test_what_else_goes_wrong_in_a_listener_is_not_hidden():
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        WhileSomebodyListens(Full(), print).say("one")
+        DetachableListener(Full(), print).say("one")
 
 
 def test_everything_that_a_listener_can_be_told_is_passed_on():
@@ -94,7 +94,7 @@ def test_everything_that_a_listener_can_be_told_is_passed_on():
         def __getattribute__(self, name):
             return lambda *what: told.append((name, what))
 
-    heard = WhileSomebodyListens(Every(), print)
+    heard = DetachableListener(Every(), print)
     names = [name for name in vars(Listener) if not name.startswith("_")]
     for name in names:
         getattr(heard, name)(1, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run
-from scalerl.runs.lower_is_better import direction
+from scalerl.runs.score import direction
 
 STEPS = list(range(0, 600, 100))
 FALLS = [0.8, 0.6, 0.5, 0.45, 0.42, 0.4]

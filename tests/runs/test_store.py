@@ -12,8 +12,7 @@ import pytest
 from test_lines import answer, eval_line, step_line
 
 from scalerl.errors import InputError
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Status, StepLine
 from scalerl.runs.store import BLOCK, RunStore
 
 #: Mounts of our own, which end with the process that made them.
@@ -224,9 +223,11 @@ def test_a_kill_while_cutting_leaves_the_old_file(steps, monkeypatch):
 
 def test_each_validation_leaves_its_answers(store):
     for step in (0, 10):
-        store.save_answers(EvalAnswers.of(step, [answer("a"), answer("b", False, where="aime")]))
+        store.save_answers(
+            EvalAnswers.from_answers(step, [answer("a"), answer("b", False, where="aime")])
+        )
     assert store.answered() == [0, 10]
-    assert store.read_answers(10) == EvalAnswers.of(
+    assert store.read_answers(10) == EvalAnswers.from_answers(
         10, [answer("a"), answer("b", False, where="aime")]
     )
     text = (store.path / "evals" / "step_10.json").read_text()
@@ -237,14 +238,14 @@ def test_each_validation_leaves_its_answers(store):
 def test_answers_beyond_a_cut_are_removed(store):
     for step in (0, 10, 20):
         store.append(eval_line(step))
-        store.save_answers(EvalAnswers.of(step, [answer()]))
+        store.save_answers(EvalAnswers.from_answers(step, [answer()]))
     store.cut_after(EvalLine, 10)
     assert [line.step for line in store.read(EvalLine)] == [0, 10]
     assert store.answered() == [0, 10]
 
 
 def test_answers_to_other_names_and_garbage_are_left_alone(store):
-    store.save_answers(EvalAnswers.of(10, [answer()]))
+    store.save_answers(EvalAnswers.from_answers(10, [answer()]))
     (store.path / "evals" / "step_x.json").write_text("{}")
     (store.path / "evals" / "step_20.json").write_bytes(b'{"step": 20, "se\xff')
     assert store.answered() == [10, 20] and store.read_answers(20) is None
@@ -256,7 +257,7 @@ def test_answers_are_no_curve(store):
 
     for step in (1, 2, 3):
         store.append(eval_line(step))
-        store.save_answers(EvalAnswers.of(step, [answer()]))
+        store.save_answers(EvalAnswers.from_answers(step, [answer()]))
     assert len(load_runs(store.path.parent)) == 1
 
 
@@ -274,7 +275,7 @@ def long(tmp_path_factory):
 
 
 def test_following_a_long_file_reads_only_what_is_new(long, monkeypatch):
-    monkeypatch.setattr("scalerl.runs.follow.open_regular", counted)
+    monkeypatch.setattr("scalerl.runs.tail.open_regular", counted)
     monkeypatch.setattr(Counted, "total", 0)
     path = long.path / "events.jsonl"
     follower = long.follow(EventLine)

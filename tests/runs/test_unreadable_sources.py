@@ -16,7 +16,7 @@ from known_curve import FIXTURES, STEPS
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
-from scalerl.runs.importers import files
+from scalerl.runs.importers import text_files
 from scalerl.runs.limits import ImportLimits
 
 
@@ -162,7 +162,7 @@ def test_permission_errors_of_the_system_become_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files, "open_regular", refuse)
+    monkeypatch.setattr(text_files, "open_regular", refuse)
     with pytest.raises(InputError, match="permission denied"):
         load_run(path)
 
@@ -184,7 +184,7 @@ def test_large_files_long_lines_and_large_tables_are_refused(
         load_run(huge)
     huge.unlink()
     line = tmp_path / "line.jsonl"
-    line.write_text('{"step": 1, "text": "' + "x" * (files.MAX_LINE + 10))
+    line.write_text('{"step": 1, "text": "' + "x" * (text_files.MAX_LINE + 10))
     with pytest.raises(InputError, match="longer than 10 MB"):
         load_run(line)
     monkeypatch.setenv("SCALERL_IMPORT_LIMITS", "cells=10")

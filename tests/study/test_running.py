@@ -42,7 +42,7 @@ def record(member, steps, budget, end=None, truncated=0.0):
     store = RunStore(member.path)
     recipe = member.recipe.replace({"budget.steps": budget})
     store.write_recipe(recipe.to_toml())
-    store.write_used(recipe.to_dict())
+    store.write_used_recipe(recipe.to_dict())
     for step in range(1, steps + 1):
         line = {"step": step, "loss": 0.1, "grad_norm": 0.5, "ess": 1.0,
                 "truncated": truncated * step,

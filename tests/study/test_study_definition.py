@@ -282,7 +282,7 @@ def test_commands_are_shell_lines_for_members_that_are_not_done(tmp_path, capsys
     store = RunStore(out / "runs" / "scalerl+tiny-s0")
     recipe = Study(out).members[0].recipe
     store.write_recipe(recipe.to_toml())
-    store.write_used(recipe.to_dict())
+    store.write_used_recipe(recipe.to_dict())
     assert main(["study", "commands", str(out)]) == 0
     assert "--resume" in capsys.readouterr().out.splitlines()[0]
     store.append(EventLine(step=20, event="end", reason="budget of 20 steps"))
@@ -298,7 +298,7 @@ def test_a_run_of_another_recipe_in_a_members_place_is_refused(tmp_path, capsys)
     store = RunStore(study.members[0].path)
     other = study.members[0].recipe.replace({"optimiser.lr": 1e-3, "placement.checkers": 2})
     store.write_recipe(other.to_toml())
-    store.write_used(other.to_dict())
+    store.write_used_recipe(other.to_dict())
     assert "holds a run of another recipe (optimiser.lr is 0.001" in refused(
         str(out), capsys=capsys
     )
@@ -311,7 +311,7 @@ def test_the_date_that_a_member_has_set_for_its_prompts_is_no_other_recipe(tmp_p
     store = RunStore(member.path)
     dated = member.recipe.replace({"model.chat_date": "2026-11-18"})
     store.write_recipe(dated.to_toml())
-    store.write_used(dated.to_dict())
+    store.write_used_recipe(dated.to_dict())
     check_same(member)
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from scalerl.runs.budget import BudgetUse, budget_use
-from scalerl.runs.compute import Spent
+from scalerl.runs.compute import BudgetUse, DeviceSeconds, budget_use
 
 if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
@@ -168,7 +167,7 @@ def _rate(tokens: float, seconds: float) -> float | None:
     return max(tokens, 0) / seconds if seconds > 0 else None
 
 
-def _for_checks(old: Spent, new: Spent) -> bool:
+def _for_checks(old: DeviceSeconds, new: DeviceSeconds) -> bool:
     waited = new.train_wait - old.train_wait
     return new.check_wait - old.check_wait > FOR_CHECKS * waited
 

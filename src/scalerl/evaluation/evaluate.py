@@ -32,8 +32,7 @@ from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.validation import Asked, Validation, by_task, question_text, set_score
 from scalerl.placement.child import UNGUARDED
 from scalerl.recipe import Recipe
-from scalerl.runs.answers import AnswerLine
-from scalerl.runs.lines import EvalLine
+from scalerl.runs.lines import AnswerLine, EvalLine
 from scalerl.runs.lock import RunLock
 from scalerl.tasks.task import AnswerScore, Prompt, Task
 

@@ -24,10 +24,9 @@ from scalerl.files import write_atomic
 from scalerl.recipe import Recipe
 from scalerl.recipe.changes import with_date_of
 from scalerl.recipe.diff import diff
-from scalerl.runs.answers import AnswerLine, AnswerSample, EvalAnswers
-from scalerl.runs.follow import parsed
-from scalerl.runs.lines import EvalLine
+from scalerl.runs.lines import AnswerLine, AnswerSample, EvalAnswers, EvalLine
 from scalerl.runs.store import RunStore
+from scalerl.runs.tail import parse_line
 
 FILE = "evaluation.json"
 #: Fields that decide nothing of an answer, or only how many there are.
@@ -100,7 +99,7 @@ class EvaluationRecord:
         found: dict[str, list[AnswerLine]] = {}
         if self.answers.exists():
             for text in self.answers.read_bytes().split(b"\n"):
-                line = AnswerLine.from_dict(parsed(text))
+                line = AnswerLine.from_dict(parse_line(text))
                 if line is not None:
                     found.setdefault(line.prompt, []).append(line)
         return found
@@ -121,7 +120,7 @@ class EvaluationRecord:
             AnswerSample(a.prompt, a.question, a.answer, a.correct, a.why, a.finish)
             for a in answers
         )
-        self.store.save_answers(EvalAnswers.of(line.step, samples))
+        self.store.save_answers(EvalAnswers.from_answers(line.step, samples))
         self.store.put(line)
 
     def _replace(self, path: Path, content: str) -> None:
@@ -144,7 +143,7 @@ def _text(lines: Iterable[AnswerLine]) -> str:
 
 def _read(path: Path) -> Any:
     try:
-        found = parsed(path.read_bytes())
+        found = parse_line(path.read_bytes())
     except OSError:
         return None
     return found if found and isinstance(found.get("weights"), dict) else None

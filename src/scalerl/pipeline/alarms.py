@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scalerl.recipe import Recipe
 from scalerl.runs import commands
-from scalerl.runs.compute import Spent
+from scalerl.runs.compute import DeviceSeconds
 from scalerl.runs.lines import EvalLine, StepLine
 
 #: Steps over which noisy shares are averaged.
@@ -59,7 +59,7 @@ class Alarms:
     grave: set[str] = field(default_factory=set)
     best: tuple[float, float] | None = None
     latest: float = 0.0
-    _before: Spent | None = None
+    _before: DeviceSeconds | None = None
     _recent: dict[str, deque[float]] = field(default_factory=dict)
     _start: dict[str, list[float]] = field(default_factory=dict)
 
@@ -142,9 +142,9 @@ class Alarms:
                 f"steps: lower optimiser.lr{self.then('optimiser.lr', back=True)}",
                 grave=True)  # fmt: skip
 
-    def _check_wait(self, spent: Spent) -> float:
+    def _check_wait(self, spent: DeviceSeconds) -> float:
         """Share of the trainer's time since the last step in which only checks were missing."""
-        before, self._before = self._before or Spent(), spent
+        before, self._before = self._before or DeviceSeconds(), spent
         whole = spent.train + spent.train_wait - before.train - before.train_wait
         return (spent.check_wait - before.check_wait) / whole if whole > 0 else 0.0
 

@@ -29,8 +29,7 @@ from scalerl.files import flush_to_disk
 from scalerl.pipeline import checkpoints
 from scalerl.recipe import Difference, Recipe
 from scalerl.recipe.changes import allowed_changes, shown, with_date_of
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.lines import EvalLine, EventLine, KnobChange, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, KnobChange, StepLine
 from scalerl.runs.store import RunStore
 
 FOLDER = "branches"
@@ -41,7 +40,7 @@ RECORD = (EvalLine.FILE, StepLine.FILE, EventLine.FILE, EvalAnswers.FOLDER)
 def recipe_of(path: Path) -> Recipe:
     """The recipe that a run goes on with: `recipe.toml`, hand-edited or not; or, where a kill came
     between, the one that was about to be written there."""
-    used, pending = RunStore(path, resume=True).read_used()
+    used, pending = RunStore(path, resume=True).read_used_recipe()
     if used is not None and pending is not None:
         return Recipe.from_dict(used)
     if not (path / "recipe.toml").exists():
@@ -52,7 +51,7 @@ def recipe_of(path: Path) -> Recipe:
 def begin(store: RunStore, recipe: Recipe) -> None:
     """The recipe of a run that starts."""
     store.write_recipe(recipe.to_toml())
-    store.write_used(recipe.to_dict())
+    store.write_used_recipe(recipe.to_dict())
 
 
 def dated(store: RunStore, recipe: Recipe) -> Recipe:
@@ -83,13 +82,13 @@ def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> Ev
         changes=tuple(changed),
     )
     pending = {"step": step, "old": old.to_dict(), "event": event.to_dict()}
-    store.write_used(recipe.to_dict(), pending)
+    store.write_used_recipe(recipe.to_dict(), pending)
     try:
         finish(store)
     except OSError as error:
         if branch is not None and not (path / branch).exists():  # nothing has been changed yet
             shutil.rmtree(path / f"{branch}.tmp", ignore_errors=True)
-            store.write_used(old.to_dict())
+            store.write_used_recipe(old.to_dict())
         raise InputError(
             f"{path}: the old record cannot be kept: {error.strerror or error}; make room, then "
             "say it again"
@@ -99,7 +98,7 @@ def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> Ev
 
 def finish(store: RunStore) -> None:
     """Do what `recipe.json` says is still to be done; nothing, where that is nothing."""
-    used, pending = store.read_used()
+    used, pending = store.read_used_recipe()
     if used is None or pending is None:
         return
     event = EventLine.from_dict(pending["event"])
@@ -160,7 +159,7 @@ def _cut(store: RunStore, step: int) -> None:
 
 def _used(store: RunStore) -> Recipe | None:
     """What the run was last run by; None where that is not known (any more)."""
-    used, _ = store.read_used()
+    used, _ = store.read_used_recipe()
     try:
         return None if used is None else Recipe.from_dict(used)
     except InputError:

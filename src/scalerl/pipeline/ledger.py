@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
-from scalerl.runs.compute import Compute, LedgerLine, Spent, WasteCount, Wasted
+from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 
 WasteReason = Literal["stale", "filtered", "failed"]
 #: What parts report, and what is booked here.
@@ -161,10 +161,10 @@ class Ledger:
             minutes=self.clock_seconds / 60.0,
         )
 
-    def split(self) -> Spent:
+    def split(self) -> DeviceSeconds:
         """Device-seconds by what they went to."""
         spent = self.spent
-        return Spent(
+        return DeviceSeconds(
             **spent,
             generate_wait=self.generator_seconds - spent["generate"] - spent["hand_over"],
             train_wait=self.trainer_seconds - spent["train"],

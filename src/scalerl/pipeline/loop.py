@@ -46,8 +46,7 @@ from scalerl.pipeline.schedule import GroupAge, NextBatch
 from scalerl.pipeline.step_line import step_line
 from scalerl.pipeline.unscored import Unscored
 from scalerl.pipeline.validation import Validation
-from scalerl.runs.budget import budget_use
-from scalerl.runs.compute import Compute
+from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore

@@ -41,7 +41,7 @@ class Scaling(Conversation):
     def _ask(self, groups: Iterable[PendingGroup]) -> None: ...
 
     def _rescale(self) -> None:
-        asked = self.store.take_asked()
+        asked = self.store.take_generator_request()
         if asked is not None:
             self._note_wish(asked)
         if self._wanted is None or not self._trainer_ready or self._stop is not None:

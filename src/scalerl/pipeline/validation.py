@@ -13,8 +13,7 @@ import numpy as np
 from scalerl.algorithm.rollout import Rollout
 from scalerl.engine.interface import Request, RolloutResult
 from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
-from scalerl.runs.answers import AnswerSample, EvalAnswers
-from scalerl.runs.lines import SetScore
+from scalerl.runs.lines import AnswerSample, EvalAnswers, SetScore
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 
@@ -150,7 +149,7 @@ class Validation:
 
     def answers(self, step: int) -> EvalAnswers:
         """Who was right how often, and some answers to read."""
-        return EvalAnswers.of(
+        return EvalAnswers.from_answers(
             step,
             (
                 AnswerSample(

@@ -16,8 +16,7 @@ from scalerl.report.ledger import ledger
 from scalerl.report.markup import table, text
 from scalerl.report.run_record import MANY, RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
-from scalerl.runs.answers import AnswerSample
-from scalerl.runs.lines import EventLine, StepLine
+from scalerl.runs.lines import AnswerSample, EventLine, StepLine
 
 #: Points of a line where many runs share the page.
 FEW_BINS = 80

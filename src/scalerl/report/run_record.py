@@ -15,11 +15,10 @@ from scalerl.recipe import Recipe
 from scalerl.recipe.diff import Difference, diff
 from scalerl.recipe.load import presets
 from scalerl.report.tracking import Tracking, trackings
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.follow import parsed
-from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
+from scalerl.runs.tail import parse_line
 
 #: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
 #: that the report of a study is there in seconds.
@@ -180,7 +179,7 @@ def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
         count = sum(1 for line in lines_of(path) if line)
         every = max(-(-count // most), 1)
         lines = islice((line for line in lines_of(path) if line), (count - 1) % every, count, every)
-        made = [StepLine.from_dict(parsed(line)) for line in lines] if count else []
+        made = [StepLine.from_dict(parse_line(line)) for line in lines] if count else []
     except OSError:
         return [], 0
     found = [line for line in made if line is not None]

@@ -1,14 +1,20 @@
-"""What a run has used up so far, and where it went: running totals, from its beginning."""
+"""The compute that a run has used, where it went, and how much of the budget that is.
+
+All numbers are running totals from the beginning of the run.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
 
 from scalerl.runs.fields import Record, about, record
 
 
 @record
 class Compute(Record):
-    """Compute so far, in every kind: what a point of the curve is plotted against. A run that is
-    resumed goes on from what it had spent."""
+    """Compute so far, in every unit that a point of the curve can be plotted against. A resumed run
+    continues from the totals of its checkpoint."""
 
     device_hours: float = about(
         "hours of training times devices. Validation and the time between a stop and a resume are "
@@ -32,8 +38,8 @@ class Compute(Record):
 
 
 @record
-class Spent(Record):
-    """Device-seconds by what they went to."""
+class DeviceSeconds(Record):
+    """Device-seconds by what they were used for."""
 
     generate: float = about("generators writing rollouts", default=0.0)
     hand_over: float = about("generators loading new weights", default=0.0)
@@ -94,8 +100,64 @@ class LedgerLine(Record):
         "nothing twice",
         default=0.0,
     )
-    spent: Spent = about("device-seconds by what they went to", default=Spent())
+    spent: DeviceSeconds = about("device-seconds by what they went to", default=DeviceSeconds())
     wasted: Wasted = about("rollouts that were not learnt from", default=Wasted())
     by_kind: dict[str, float] = about(
         "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
     )
+
+
+# -- how much of the budget is used ---------------------------------------------------------------
+
+
+class BudgetLimits(Protocol):
+    """The `budget` section of a recipe; None is no limit."""
+
+    @property
+    def steps(self) -> int | None: ...
+
+    @property
+    def gpu_hours(self) -> float | None: ...
+
+    @property
+    def minutes(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """How much of a budget is used, by the limit that will end the run first."""
+
+    #: Used share of that limit, from 0; at 1 or above the run ends.
+    share: float
+    #: The same in words: "step 20 of 100".
+    text: str
+    #: Why the run is over; None while the share is below 1.
+    reason: str | None
+
+
+def budget_use(budget: BudgetLimits, compute: Compute) -> BudgetUse | None:
+    """The used share of a budget; None for a budget without limits.
+
+    Of several limits the one with the largest used share counts, because it will end the run: of 20
+    steps and 4 minutes, 5 steps and 2 minutes are one half, by the minutes.
+
+    >>> from types import SimpleNamespace
+    >>> budget_use(SimpleNamespace(steps=20, gpu_hours=None, minutes=4.0), Compute(steps=20))
+    BudgetUse(share=1.0, text='step 20 of 20', reason='budget of 20 steps')
+    """
+    hours, minutes = compute.device_hours, compute.minutes
+    found = []
+    if budget.steps is not None:
+        text = f"step {compute.steps} of {budget.steps}"
+        found.append(_use(compute.steps / budget.steps, text, f"{budget.steps} steps"))
+    if budget.gpu_hours is not None:
+        limit = f"{budget.gpu_hours:g} device-hours"
+        found.append(_use(hours / budget.gpu_hours, f"{hours:.3g} of {limit}", limit))
+    if budget.minutes is not None:
+        limit = f"{budget.minutes:g} minutes"
+        found.append(_use(minutes / budget.minutes, f"{minutes:.1f} of {limit}", limit))
+    return max(found, key=lambda use: use.share, default=None)
+
+
+def _use(share: float, text: str, limit: str) -> BudgetUse:
+    return BudgetUse(share, text, f"budget of {limit}" if share >= 1 else None)

@@ -120,7 +120,7 @@ class Listeners(Listener):
             each.end(reason)
 
 
-class WhileSomebodyListens(Listener):
+class DetachableListener(Listener):
     """Tells a listener whatever happens. When the streams it writes to have lost their reader, the
     run goes on without: `lost` is told so, in one line."""
 
@@ -149,4 +149,4 @@ def _telling(name: str) -> Callable[..., None]:
 
 # Everything that a listener can be told, now and in later versions.
 for _name in [name for name in vars(Listener) if not name.startswith("_")]:
-    setattr(WhileSomebodyListens, _name, _telling(_name))
+    setattr(DetachableListener, _name, _telling(_name))

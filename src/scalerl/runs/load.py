@@ -16,16 +16,15 @@ from scalerl.runs.axis import AxisChoice
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
-from scalerl.runs.importers.frames import is_frame, read_frame
-from scalerl.runs.importers.wandb_online import read_wandb_online
-from scalerl.runs.marks import read_marks
+from scalerl.runs.importers.wandb_runs import read_wandb_online
 from scalerl.runs.names import Found, unique_names
+from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.record import Array, Run
-from scalerl.runs.scale import guess_scale, rescale
+from scalerl.runs.score import guess_scale, rescale
 from scalerl.runs.select import ColumnChoice, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
-from scalerl.runs.table import Table
+from scalerl.runs.table import Table, is_frame, read_frame
 from scalerl.text import listed, shorten
 
 #: So many sources that could not be read are named; of the others only their number is told.
@@ -116,7 +115,7 @@ def _load(
     tables, problems = _read(source, pattern)
     wanted: list[Table] = []
     rest: list[Table] = []
-    for table in map(read_marks, tables):
+    for table in map(normalise_numbers, tables):
         column, names = _run_column(table, pattern)
         for run in split_runs(table, choice.axis, choice.y, column):
             for part in split_scores(run, choice.y, choice.axis):

@@ -45,7 +45,7 @@ class Run:
     source: str = ""
     #: What the importer did to the points, one plain line each.
     notes: tuple[str, ...] = ()
-    #: Side metrics at the points, by the names of runs/signs.py; nan where there was none.
+    #: Side metrics at the points, by the names of runs/select.py; nan where there was none.
     signs: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     #: By kind of compute: (amounts of this run's compute, amounts of that kind) at its points, for

@@ -8,10 +8,17 @@ import typing
 from dataclasses import fields
 from typing import Any, Literal, Union
 
-from scalerl.runs.answers import AnswerLine, AnswerSample, EvalAnswers
 from scalerl.runs.compute import Compute, LedgerLine
 from scalerl.runs.fields import Record
-from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
+from scalerl.runs.lines import (
+    AnswerLine,
+    AnswerSample,
+    EvalAnswers,
+    EvalLine,
+    EventLine,
+    Status,
+    StepLine,
+)
 
 HEAD = """# The run record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.axis import why_unread
 from scalerl.runs.expressions import looks_like_arithmetic, parse
-from scalerl.runs.lower_is_better import Direction, direction
 from scalerl.runs.names import find, resolve
+from scalerl.runs.record import Array
 from scalerl.runs.table import Table
 from scalerl.text import listed
 
@@ -146,3 +147,128 @@ def _pattern(names: list[str]) -> str:
     tail = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
     cut = re.search(r"[/_.\- ].*", tail[::-1])
     return f"*{cut[0]}" if cut and not set("*?[]'") & set(cut[0]) else ""
+
+
+# -- losses and error rates -----------------------------------------------------------------------
+
+
+#: Unbounded: no score follows from these.
+_LOSSES = frozenset(
+    {"loss", "losses", "nll", "perplexity", "ppl", "crossentropy", "xent", "bpb", "bpc", "mse",
+     "mae", "rmse"}
+)  # fmt: skip
+_LOSS_PHRASES = re.compile(r"cross entropy|negative log likelihood|bits per (?:byte|character)")
+#: Shares of something wrong: 1 minus one is a score.
+_ERROR_RATES = frozenset(
+    {"error", "errors", "err", "wer", "cer", "misclassification", "failure", "failures", "failed",
+     "incorrect", "wrong"}
+)  # fmt: skip
+#: `evalLoss`, `valError`: where a word begins inside a name.
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+Direction = Literal["score", "loss", "error"]
+
+
+def direction(name: str) -> Direction:
+    """Whether a metric of this name is a score, a loss, or an error rate.
+
+    >>> [direction(n) for n in ("eval_loss", "val/wer", "evalError", "val_acc", "lossless_acc")]
+    ['loss', 'error', 'error', 'score', 'score']
+    """
+    if metrics.is_about_being_right(name):
+        return "score"
+    words = [w for w in re.split(r"[^a-z0-9]+", _CAMEL.sub(" ", name).lower()) if w]
+    if _LOSSES & set(words) or _LOSS_PHRASES.search(" ".join(words)):
+        return "loss"
+    # A standard error says how sure a score is.
+    return "error" if _ERROR_RATES & set(words) and "std" not in words else "score"
+
+
+# -- fractions and percent ------------------------------------------------------------------------
+
+
+_PERCENT = re.compile(r"%|pct|percent", re.IGNORECASE)
+_RIGHT = re.compile(
+    r"acc|pass|solve|success|correct|exact|win_?rate|mean@|avg@|(?<![a-z])em(?![a-z])",
+    re.IGNORECASE,
+)
+_REWARD = re.compile(r"reward|return|objective", re.IGNORECASE)
+#: Float error around 0 and 1 that is forgiven.
+_SLACK = 1e-9
+
+
+def rescale(score: Array, name: str, scale: str | float | None = None) -> tuple[Array, list[str]]:
+    """Scores in [0, 1], and a note where they were changed. What is not finite stays as it is.
+
+    >>> import numpy as np
+    >>> rescale(np.array([12.0, 40.0]), "val_accuracy")
+    (array([0.12, 0.4 ]), ['val_accuracy is in percent: divided by 100'])
+    """
+    finite = np.isfinite(score)
+    if not finite.all():
+        inner, notes = rescale(score[finite], name, scale)
+        result = score.copy()
+        result[finite] = inner
+        return result, notes
+    if not score.size:
+        return score, []
+    if scale is None:
+        scale = guess_scale(score, name)
+    if scale == "fraction":
+        result, notes = score, []
+    elif scale == "percent":
+        result, notes = score / 100, [f"{name} is in percent: divided by 100"]
+    elif scale == "pm1":
+        result, notes = (score + 1) / 2, [f"{name} mapped from [-1, 1] to [0, 1]"]
+    else:
+        by = _divisor(scale)
+        with np.errstate(over="ignore"):
+            result, notes = score / by, [f"{name} divided by {by:g}"]
+    low, high = float(result.min()), float(result.max())
+    if low < -_SLACK or high > 1 + _SLACK:
+        raise InputError(
+            f"{name} goes from {score.min():g} to {score.max():g}, which is outside [0, 1] "
+            f"with --scale {scale}: give another --scale or choose another --y"
+        )
+    return np.clip(result, 0.0, 1.0), notes
+
+
+def guess_scale(score: Array, name: str) -> str:
+    """What finite scores of this name are: "fraction" or "percent", else an InputError.
+
+    >>> import numpy as np
+    >>> guess_scale(np.array([0.2, 31.0, 40.0]), "val_acc")
+    'percent'
+    """
+    low, high = float(score.min()), float(score.max())
+    says_percent = bool(_PERCENT.search(name))
+    if low < -_SLACK:
+        hint = "--scale pm1 if it is a ±1 reward" if low >= -1 and high <= 1 else "another --y"
+        raise InputError(f"{name} goes down to {low:g}, below 0: use {hint}")
+    if high <= 1 + _SLACK and not says_percent:
+        return "fraction"
+    nonzero = score[score > 0]
+    mostly_above_1 = nonzero.size > 0 and float((nonzero > 1).mean()) >= 0.5
+    if high <= 100 + _SLACK:
+        if says_percent:
+            return "percent"
+        reward = bool(_REWARD.search(name))
+        accuracy = bool(_RIGHT.search(name)) and not reward
+        if mostly_above_1 and ((accuracy and high > 1.5) or (not reward and high > 10)):
+            return "percent"
+    raise InputError(
+        f"{name} goes from {low:g} to {high:g}, not a score in [0, 1]: use --scale percent, "
+        "or --scale N to divide by its largest possible value"
+    )
+
+
+def _divisor(scale: str | float) -> float:
+    try:
+        value = float(scale)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not np.isfinite(value) or value <= 0:
+        raise InputError(
+            f"scale {scale!r} is not known: use fraction, percent, pm1 or a positive number"
+        )
+    return value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
@@ -12,7 +14,6 @@ from scalerl.runs.axis import ANY, AxisChoice, carry_forward, choose_axis, other
 from scalerl.runs.names import resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
 from scalerl.runs.score import choose_score, could_serve, with_expression
-from scalerl.runs.signs import read_signs
 from scalerl.runs.table import Table, is_missing, to_text
 from scalerl.text import listed
 
@@ -81,7 +82,7 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         stage=stage,
         table=table.made({}),
         notes=[*table.notes, *notes],
-        signs=read_signs(table, np.flatnonzero(here)),
+        signs=read_warning_signs(table, np.flatnonzero(here)),
         axes={kind: v[here] for kind, v in other_axes(table, numeric, y, axis).items()},
         is_error=way == "error",
         alternatives=_alternatives(table, numeric, y_name),
@@ -200,3 +201,53 @@ def _group(table: Table, group_by: str | None) -> str | None:
         return table.facts[group_by]
     known = [*table.columns, *table.facts]
     raise InputError(f"{table.name}: no {group_by!r} to group by: {suggest(group_by, known)}")
+
+
+# -- warning signs --------------------------------------------------------------------------------
+
+
+#: By our name: the names that known trainers log it under; the first column that matches is read.
+WARNING_SIGNS: dict[str, re.Pattern[str]] = {
+    name: re.compile(rf"(?:.*[/.])?(?:{pattern})", re.IGNORECASE)
+    for name, pattern in {
+        "grad_norm": r"grad(?:ient)?_?norm(?:/mean)?",
+        "entropy": r"(?:policy_|mean_|actor_)?entropy(?:/mean)?",
+        "truncated": r"truncated|truncation(?:_rate|_ratio)?|clipped_ratio"
+        r"|response_length/clip_ratio",
+        "length": r"(?:response_length|completion_length|completions?|length|response)/mean"
+        r"|completions/mean_length|mean_(?:response_|completion_)?length",
+        "ratio_max": r"ratio[/_]max",
+        "ess": r"ess|effective_sample_size",
+    }.items()
+}
+
+
+def read_warning_signs(table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Array]:
+    """By name, the side metrics that foretell trouble: for each of `rows` (ascending, the rows of
+    evaluations) the mean over the rows since the evaluation before.
+
+    >>> table = Table("mine", {"step": [1, 2, 3, 4], "actor/grad_norm": [1.0, 3.0, None, 5.0]})
+    >>> {k: v.tolist() for k, v in read_warning_signs(table, np.array([1, 3])).items()}
+    {'grad_norm': [2.0, 5.0]}
+    """
+    found: dict[str, Array] = {}
+    for name, pattern in WARNING_SIGNS.items():
+        column = next((c for c in table.columns if pattern.fullmatch(c.strip())), None)
+        if column is None or not table.is_numeric(column):
+            continue
+        values = table.numbers(column)
+        means = _means(values, rows)
+        if np.isfinite(means).any():
+            found[name] = means
+    return found
+
+
+def _means(values: Array, rows: npt.NDArray[np.intp]) -> Array:
+    """Of the finite values since the row before, for each of `rows`; nan where there is none."""
+    if not len(rows):
+        return np.empty(0)
+    finite = np.isfinite(values[: rows[-1] + 1])
+    starts = np.concatenate([[0], rows[:-1] + 1])
+    total = np.add.reduceat(np.where(finite, values[: rows[-1] + 1], 0.0), starts)
+    count = np.add.reduceat(finite, starts, dtype=np.intp)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

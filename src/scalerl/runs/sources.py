@@ -16,15 +16,15 @@ from pathlib import Path
 from scalerl.errors import InputError
 from scalerl.files import is_file, is_folder
 from scalerl.runs import metrics
-from scalerl.runs.importers import hugging_face, mlflow, run_directory, tensorboard, wandb_local
+from scalerl.runs.importers import hugging_face, mlflow, run_directory, tensorboard, wandb_runs
 from scalerl.runs.importers.console import looks_printed, read_console
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
-from scalerl.runs.importers.files import check_file, read_head
+from scalerl.runs.importers.json_logs import is_json_lines, read_json, read_jsonl
 from scalerl.runs.importers.parquet import read_parquet
 from scalerl.runs.importers.per_step import StepFiles, find_series, home_of, read_series
-from scalerl.runs.importers.records import is_json_lines, read_json, read_jsonl
 from scalerl.runs.importers.swanlab import MAGIC as SWANLAB
 from scalerl.runs.importers.swanlab import read_swanlab
+from scalerl.runs.importers.text_files import check_file, read_head
 from scalerl.runs.importers.trackio import read_trackio
 from scalerl.runs.table import Table
 
@@ -107,8 +107,8 @@ def read_file(path: Path) -> Tables:
         return mlflow.read_store(path) if mlflow.is_store(path) else read_trackio(path)
     if head.startswith(SWANLAB):
         return [read_swanlab(path)]
-    if head.startswith(wandb_local.MAGIC):
-        return [wandb_local.read_wandb(path)]
+    if head.startswith(wandb_runs.MAGIC):
+        return [wandb_runs.read_wandb(path)]
     if tensorboard.is_event_file(head):
         return [tensorboard.read_events([path], path.resolve().parent.name)]
     if head.startswith((b"\x1f\x8b", b"PK\x03\x04")):

@@ -7,10 +7,11 @@ resumed run goes on after it. Files that are not lines are replaced whole.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -25,9 +26,8 @@ from scalerl.files import (
     to_json,
     write_atomic,
 )
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.follow import Follower, parsed
-from scalerl.runs.lines import EvalLine, Line, Status, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, Line, Status, StepLine
+from scalerl.runs.tail import TailReader, parse_line
 
 L = TypeVar("L", bound=Line)
 #: Bytes read at a time from the end of a file.
@@ -65,9 +65,11 @@ class RunStore:
         """The resolved recipe, enough to repeat the run."""
         self._replace("recipe.toml", toml)
 
-    def write_used(self, recipe: dict[str, Any], pending: dict[str, Any] | None = None) -> None:
-        """`recipe.json`: the recipe as the run uses it, which nobody edits; and what is still to be
-        done before the directory agrees with it (`scalerl.pipeline.branches`)."""
+    def write_used_recipe(
+        self, recipe: dict[str, Any], pending: dict[str, Any] | None = None
+    ) -> None:
+        """Write `recipe.json`: the recipe as the run uses it, which is not edited by hand, and what
+        is left to do until the directory agrees with it (`scalerl.pipeline.branches`)."""
         self._replace(USED, to_json({"recipe": recipe, "pending": pending}))
 
     def append(self, line: Line) -> None:
@@ -104,7 +106,7 @@ class RunStore:
         """Ask the run that is written here for so many generators; it looks about every second."""
         self._replace(SCALE, to_json({"generators": generators}))
 
-    def take_asked(self) -> int | None:
+    def take_generator_request(self) -> int | None:
         """Generators that somebody has asked for since it was last looked."""
         path = self.path / SCALE
         if not path.exists():
@@ -122,7 +124,7 @@ class RunStore:
         if path.exists():
             kept = []
             for line in self._lines(kind):
-                at = (parsed(line) or {}).get("step")
+                at = (parse_line(line) or {}).get("step")
                 if isinstance(at, int) and at <= step:
                     kept.append(line + b"\n")
             self._replace(kind.FILE, b"".join(kept))
@@ -151,7 +153,7 @@ class RunStore:
 
     def read(self, kind: type[L]) -> list[L]:
         """All lines of a type so far."""
-        made = (kind.from_dict(parsed(line)) for line in self._lines(kind))
+        made = (kind.from_dict(parse_line(line)) for line in self._lines(kind))
         return [line for line in made if line is not None]
 
     def _lines(self, kind: type[Line]) -> Iterator[bytes]:
@@ -169,7 +171,7 @@ class RunStore:
         try:
             with open_regular(path, buffering=0) as file:
                 for line in lines_backwards(file, BLOCK, MAX_TAIL):
-                    made = kind.from_dict(parsed(line))
+                    made = kind.from_dict(parse_line(line))
                     if made is not None:
                         found.appendleft(made)
                         if len(found) >= count:
@@ -184,9 +186,9 @@ class RunStore:
         """The last line of a type, or None."""
         return next(iter(self.tail(kind, 1)), None)
 
-    def follow(self, kind: type[L]) -> Follower[L]:
+    def follow(self, kind: type[L]) -> TailReader[L]:
         """Reads on from where it stopped."""
-        return Follower(self.path / kind.FILE, kind.from_dict)
+        return TailReader(self.path / kind.FILE, kind.from_dict)
 
     def read_status(self) -> Status | None:
         """None before the first one, or where it cannot be read."""
@@ -196,8 +198,8 @@ class RunStore:
         """What the validation at this step left; None where there is nothing to read."""
         return EvalAnswers.from_dict(self._read_json(_answers(step), MAX_ANSWERS))
 
-    def read_used(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """What `write_used` wrote; None for what cannot be read."""
+    def read_used_recipe(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """What `write_used_recipe` wrote; None for what cannot be read."""
         found = self._read_json(USED) or {}
         recipe, pending = found.get("recipe"), found.get("pending")
         return (
@@ -212,7 +214,7 @@ class RunStore:
 
     def _read_json(self, name: str, most: int = MAX_DOCUMENT) -> Any:
         try:
-            return parsed(read_limited(self.path / name, most))
+            return parse_line(read_limited(self.path / name, most))
         except OSError:
             return None
 
@@ -228,3 +230,38 @@ def _ends_whole(file: BinaryIO) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: {error.strerror or error}: put the run's own file in its place")
+
+
+def undo_new_run(path: Path) -> Callable[[], None]:
+    """A function that removes what a refused start has written into `path`, to be made before the
+    run writes anything.
+
+    It removes the new files and the directories that had to be made. Once the run has a step or a
+    validation it removes nothing, because a resume can use that work.
+
+    >>> import tempfile
+    >>> runs = Path(tempfile.mkdtemp())
+    >>> undo = undo_new_run(runs / "new" / "first")
+    >>> (runs / "new" / "first").mkdir(parents=True)
+    >>> undo()
+    >>> list(runs.iterdir())
+    []
+    """
+    before = set(path.iterdir()) if path.is_dir() else set()
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+
+    def undo() -> None:
+        if any((path / kind.FILE).exists() for kind in (StepLine, EvalLine)):
+            return
+        # What cannot be removed stays: the error that refused the run is the one to be shown.
+        for each in set(path.iterdir()) - before:
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    each.unlink()
+        for folder in made:
+            with suppress(OSError):  # also: not empty, because another run has begun in it
+                folder.rmdir()
+
+    return undo

@@ -136,7 +136,7 @@ def _reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-# -- names --------------------------------------------------------------------------------------
+# -- names ----------------------------------------------------------------------------------------
 
 
 def _under(prefix: str, line: Line) -> dict[str, float]:
@@ -164,7 +164,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-# -- the libraries ------------------------------------------------------------------------------
+# -- the libraries --------------------------------------------------------------------------------
 
 
 @TRACKERS.register("tensorboard")

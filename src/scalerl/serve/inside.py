@@ -18,10 +18,9 @@ from scalerl.recipe.diff import diff
 from scalerl.report import panels
 from scalerl.report.markup import items, text
 from scalerl.report.run_record import RunRecord, make_record, read_recipe
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.follow import Follower
-from scalerl.runs.lines import EvalLine, EventLine, Line, StepLine
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Line, StepLine
 from scalerl.runs.store import RunStore
+from scalerl.runs.tail import TailReader
 from scalerl.serve.catalogue import Entry
 from scalerl.serve.sources import OwnRun
 
@@ -46,7 +45,7 @@ class Thinned(Generic[L]):
 
     def __init__(self, path: Path, kind: type[L], slim: Callable[[L], L] = lambda x: x) -> None:
         self._slim = slim
-        self._follower: Follower[L] = Follower(path, kind.from_dict, MOST)
+        self._follower: TailReader[L] = TailReader(path, kind.from_dict, MOST)
         self._clear()
 
     def _clear(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from scalerl.errors import InputError
-from scalerl.runs.followed import stamp_of
+from scalerl.runs.live_run import file_stamp
 from scalerl.runs.record import Run
 from scalerl.serve.find import Place, Roots, find
 from scalerl.serve.sources import Source
@@ -66,7 +66,7 @@ def read(source: Source, whole: bool) -> Reading:
 def written(place: Place) -> float:
     """When the files of a place were last written to."""
     files = place.files or tuple(place.path / name for name in ("evals.jsonl", "steps.jsonl"))
-    stamps = [found[1] / 1e9 for path in files if (found := stamp_of(path)) is not None]
+    stamps = [found[1] / 1e9 for path in files if (found := file_stamp(path)) is not None]
     return max(stamps, default=time.time())
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.files import is_file, is_folder, open_regular
 from scalerl.runs import metrics
-from scalerl.runs.budget import budget_use
-from scalerl.runs.followed import FollowedRun, stamp_of
+from scalerl.runs.compute import budget_use
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
-from scalerl.runs.importers.files import MAX_LINE, Lines
-from scalerl.runs.importers.records import read_jsonl
-from scalerl.runs.importers.run_directory import AXES
+from scalerl.runs.importers.json_logs import read_jsonl
+from scalerl.runs.importers.run_directory import AXIS_COLUMNS
+from scalerl.runs.importers.text_files import MAX_LINE, Lines
+from scalerl.runs.live_run import LiveRun, file_stamp
 from scalerl.runs.load import load_runs
 from scalerl.runs.lock import is_locked
 from scalerl.runs.record import Run
@@ -72,26 +72,26 @@ class OwnRun:
         self.place = place
         self.roots = roots
         self.lock = threading.Lock()
-        self.followed = FollowedRun(place.path)
+        self.live = LiveRun(place.path)
         self._locked = (0.0, False)
 
     def look(self) -> bool:
-        return self.followed.look()
+        return self.live.refresh()
 
     def runs(self) -> list[Run]:
-        if not len(self.followed):
-            raise InputError(next(iter(self.followed.problems), "no validation yet"))
-        return load_runs([self.followed.table()])
+        if not len(self.live):
+            raise InputError(next(iter(self.live.problems), "no validation yet"))
+        return load_runs([self.live.table()])
 
     def on(self, run: Run, axis: str) -> Run:
-        return load_runs([self.followed.table()], x=AXES.get(axis, axis))[0]
+        return load_runs([self.live.table()], x=AXIS_COLUMNS.get(axis, axis))[0]
 
     def axes(self) -> list[str]:
-        known = self.followed.table().columns if len(self.followed) else {}
-        return [kind for kind, column in AXES.items() if column in known]
+        known = self.live.table().columns if len(self.live) else {}
+        return [kind for kind, column in AXIS_COLUMNS.items() if column in known]
 
     def about(self) -> dict[str, Any]:
-        run, end = self.followed, self.followed.ended
+        run, end = self.live, self.live.ended
         status, why = "stopped", None
         if end is not None and end.event == "failed":
             status, why = "failed", end.why
@@ -124,11 +124,11 @@ class OwnRun:
         return name if is_file(self.place.path / name) else None
 
     def _alive(self) -> bool:
-        told = self.followed.status
+        told = self.live.status
         age = time.time() - (told.time or 0.0) if told is not None else None
         # A status from the future was written before the clock was set back: its age is unknown.
         if age is not None and 0.0 <= age < FRESH:
-            return self.followed.ended is None
+            return self.live.ended is None
         # Whether a lock is held can only be found out by trying it, so it is asked seldom.
         asked, locked = self._locked
         if time.monotonic() - asked > FRESH:
@@ -221,9 +221,9 @@ class Log:
         stamps: list[Any] = []
         for path in self.place.files:
             if is_folder(path):
-                stamps += [stamp_of(Path(each)) for each in _files(path)]
+                stamps += [file_stamp(Path(each)) for each in _files(path)]
             else:
-                stamps.append(stamp_of(path))
+                stamps.append(file_stamp(path))
         return tuple(stamps)
 
     def _tables(self) -> list[Table]:

@@ -16,7 +16,7 @@ from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.study_page import knob_map_part, study_answer, variants_table
 from scalerl.report.study_report_data import StudyReportData, collect
 from scalerl.report.theme import drawing, render
-from scalerl.runs.followed import stamp_of
+from scalerl.runs.live_run import file_stamp
 from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.find import STUDY, Place, Roots
 from scalerl.serve.inside import fragment
@@ -128,7 +128,7 @@ class Studies:
         """Read anew when its plan or its recipes are others."""
         self._check(place.path)
         files = [place.path / STUDY, *sorted((place.path / "recipes").glob("*.toml"))]
-        stamp = tuple(stamp_of(path) for path in files)
+        stamp = tuple(file_stamp(path) for path in files)
         kept = self._made.get(key)
         if kept is None or kept[0] != stamp:
             kept = self._made[key] = stamp, Study(place.path)
@@ -149,7 +149,7 @@ class Studies:
     def _stamp(study: Study) -> Any:
         names = ("evals.jsonl", "events.jsonl", "recipe.toml")
         return tuple(
-            (stamp_of(m.path / name), study.status(m, p) if name == names[0] else None)
+            (file_stamp(m.path / name), study.status(m, p) if name == names[0] else None)
             for m, p in zip(study.members, study.progress().values(), strict=True)
             for name in names
         )

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.changes import with_date_of
-from scalerl.runs.budget import budget_use
-from scalerl.runs.compute import Compute
+from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import is_locked
 from scalerl.runs.store import RunStore
@@ -145,7 +144,7 @@ def read_progress(member: Member) -> MemberProgress:
         return MemberProgress(locked=is_locked(path))
     store = RunStore(path, resume=True)
     step, last, scored = store.last(StepLine), store.last(EventLine), store.last(EvalLine)
-    used, _ = store.read_used()
+    used, _ = store.read_used_recipe()
     budget: Any = (used or {}).get("budget", {})
     newest = step or scored
     return MemberProgress(
@@ -163,7 +162,7 @@ def check_same(member: Member) -> None:
     """The run in the member's directory is the member's: InputError if it is another."""
     if not (member.path / "recipe.toml").exists():
         return
-    used, _ = RunStore(member.path, resume=True).read_used()
+    used, _ = RunStore(member.path, resume=True).read_used_recipe()
     if used is None:
         return
     theirs = Recipe.from_dict(used)

@@ -32,8 +32,7 @@ import numpy.typing as npt
 from scipy.special import stdtrit
 
 from scalerl.curves.arms import SEED_PSEUDO_COUNT, SEED_SD
-from scalerl.runs.answers import EvalAnswers
-from scalerl.runs.lines import EvalLine
+from scalerl.runs.lines import EvalAnswers, EvalLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
 

@@ -37,9 +37,9 @@ from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL, FALL_ERRORS, MAX_GRADIENT, MIN_ESS, START, WINDOW
 from scalerl.runs import load_run
 from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.reader import read_step_health
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
-from scalerl.runs.vitals import read_vitals
 
 State = Literal["stable", "unstable", "undecided"]
 #: Validations below which nothing is said about a run's curve.
@@ -58,7 +58,7 @@ TWICE = 2.0
 
 
 class StepHealth(Protocol):
-    """What the rules look at of a step: a `StepLine` has it, and so have its `Vitals`."""
+    """What the rules look at of a step: a `StepLine` has it, and so have its `StepHealth`."""
 
     @property
     def step(self) -> int: ...
@@ -132,7 +132,7 @@ def assess_stability(
     if not path.is_dir():
         return Stability("undecided", why="not begun")
     known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
-    return assess_lines(read_vitals(path / StepLine.FILE), known, critical, half)
+    return assess_lines(read_step_health(path / StepLine.FILE), known, critical, half)
 
 
 def assess_lines(

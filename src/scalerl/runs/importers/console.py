@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.files import Lines
+from scalerl.runs.importers.text_files import Lines
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.files import Lines
+from scalerl.runs.importers.text_files import Lines
 from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, to_float
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.records import load_json
+from scalerl.runs.importers.json_logs import load_json
 from scalerl.runs.table import Table, from_rows
 
 FILE = "trainer_state.json"

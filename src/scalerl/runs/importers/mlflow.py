@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.files import Lines, read_text
 from scalerl.runs.importers.sqlite import columns_of, database
+from scalerl.runs.importers.text_files import Lines, read_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows, to_float
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.files import check_file
+from scalerl.runs.importers.text_files import check_file
 from scalerl.runs.limits import ImportLimits, Meter
 from scalerl.runs.table import Table, from_rows
 

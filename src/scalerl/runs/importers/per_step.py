@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers import evaluations
-from scalerl.runs.importers.files import check_file, read_text
-from scalerl.runs.importers.records import parse, parse_document
+from scalerl.runs.importers import harness_results
+from scalerl.runs.importers.json_logs import parse, parse_document
+from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
@@ -64,7 +64,7 @@ def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[StepFiles]
     found: dict[str, StepFiles] = {}
     of: dict[str, set[Path]] = {}
     for child in children:
-        step = evaluations.step_of(child.stem if child.suffix in _SUFFIXES else child.name)
+        step = harness_results.step_in_name(child.stem if child.suffix in _SUFFIXES else child.name)
         inside = _below(child) if step is not None and child.is_dir() else [child]
         for file in inside:
             if file.suffix not in _SUFFIXES or _NOT_RESULTS.match(file.name):
@@ -115,7 +115,7 @@ def read_series(series: list[StepFiles]) -> list[Table]:
 def home_of(path: Path) -> Path:
     """The folder of the run that a file or a series is of: `run/rollouts` is of `run`."""
     folder = path
-    while _ROLE.fullmatch(folder.name) or evaluations.step_of(folder.name) is not None:
+    while _ROLE.fullmatch(folder.name) or harness_results.step_in_name(folder.name) is not None:
         if folder.parent == folder:
             break
         folder = folder.parent
@@ -128,8 +128,8 @@ def _read(series: StepFiles) -> Table:
     results = False
     for step, file in sorted(series.files.items()):
         value = _value_or_none(file)
-        if isinstance(value, dict) and evaluations.is_result(value):
-            row, results = evaluations.row_of(value), True
+        if isinstance(value, dict) and harness_results.is_result(value):
+            row, results = harness_results.row_of(value), True
         else:
             row = _row(value)
         if row:
@@ -195,7 +195,7 @@ def _means(rows: list[dict[str, object]]) -> dict[str, object]:
     if all("task_name" in row and isinstance(row.get("metrics"), Mapping) for row in rows):
         merged: dict[str, object] = {}
         for row in rows:
-            merged |= evaluations.row_of(row)
+            merged |= harness_results.row_of(row)
         return merged
     for row in rows:
         for key, cell in flatten(row):
@@ -217,7 +217,7 @@ def _template(part: str) -> str:
     if (stem := part.removesuffix(".jsonl").removesuffix(".json")).isdigit():
         return "*" + part[len(stem) :]
     named = _TIME.sub("*", part)
-    step = evaluations.step_of(named.removesuffix(".jsonl").removesuffix(".json"))
+    step = harness_results.step_in_name(named.removesuffix(".jsonl").removesuffix(".json"))
     if step is None:
         return named
     at = [m for m in re.finditer(r"\d+", named) if int(m[0]) == step][-1]
@@ -242,8 +242,8 @@ def _step_inside(file: Path) -> int | None:
         value = _value(file)
     except InputError:
         return None
-    found = isinstance(value, dict) and evaluations.is_result(value)
-    return evaluations.step_inside(value) if found and isinstance(value, dict) else None
+    found = isinstance(value, dict) and harness_results.is_result(value)
+    return harness_results.step_inside(value) if found and isinstance(value, dict) else None
 
 
 def _is_of_steps(series: StepFiles) -> bool:

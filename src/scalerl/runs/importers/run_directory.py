@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from scalerl.files import read_limited
-from scalerl.runs.importers.records import read_jsonl
+from scalerl.runs.importers.json_logs import read_jsonl
+from scalerl.runs.reader import read_step_health, step_health
 from scalerl.runs.table import Table, to_float
-from scalerl.runs.vitals import read_vitals, vitals_of
 
 FILE = "evals.jsonl"
 STEPS = "steps.jsonl"
-#: What of a step is a sign of trouble (runs/signs.py), and which of its vitals that is.
+#: What of a step is a sign of trouble (runs/select.py), and which of its vitals that is.
 SIGNS = {
     "grad_norm": "grad_norm",
     "entropy": "entropy",
@@ -28,7 +28,7 @@ SIGNS = {
 #: A longer record of steps is not read for them: it would take seconds.
 MAX_STEPS_BYTES = 200_000_000
 #: What a recipe calls its compute axis, and the column that holds it.
-AXES = {
+AXIS_COLUMNS = {
     "gpu_hours": "compute/device_hours",
     "flops": "compute/flops",
     "tokens": "compute/generated_tokens",
@@ -46,10 +46,10 @@ def read_run_directory(directory: Path) -> Table:
     """
     table = read_jsonl(directory / FILE, run_name(directory))
     _add_signs(table, directory / STEPS)
-    return shaped(table, directory)
+    return assign_roles(table, directory)
 
 
-def shaped(table: Table, directory: Path) -> Table:
+def assign_roles(table: Table, directory: Path) -> Table:
     """The validations of a run as columns, told what they are."""
     table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
@@ -65,8 +65,8 @@ def shaped(table: Table, directory: Path) -> Table:
     table.facts = {k: str(v) for k, v in facts.items() if isinstance(v, str | int | float)}
     table.group = table.facts.get("name")
     axis = facts.get("compute")
-    if isinstance(axis, dict) and AXES.get(str(axis.get("axis"))) in table.columns:
-        table.x = AXES[str(axis["axis"])]
+    if isinstance(axis, dict) and AXIS_COLUMNS.get(str(axis.get("axis"))) in table.columns:
+        table.x = AXIS_COLUMNS[str(axis["axis"])]
     return table
 
 
@@ -99,7 +99,7 @@ def _add_signs(table: Table, steps: Path) -> None:
             "trouble are read from it"
         )
         return
-    found = read_vitals(steps)
+    found = read_step_health(steps)
     at = np.searchsorted(ends, [float(each.step) for each in found])
     for name, field in SIGNS.items():
         values = np.array([getattr(each, field) for each in found], dtype=np.float64)
@@ -112,7 +112,7 @@ def _add_signs(table: Table, steps: Path) -> None:
 
 def signs_of(row: dict[str, Any]) -> dict[str, float]:
     """The signs on a line of steps; nan for one that is not there."""
-    found = vitals_of(row)
+    found = step_health(row)
     return {n: math.nan if found is None else getattr(found, f) for n, f in SIGNS.items()}
 
 

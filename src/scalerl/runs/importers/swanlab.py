@@ -1,6 +1,6 @@
 """SwanLab's own log of a run, `run-*/*.swanlab`, written online and offline alike.
 
-The file is a log (`record_log.py`) of records: JSON up to version 0.6 (`backup.swanlab`), protobuf
+The file is a log (`protobuf.py`) of records: JSON up to version 0.6 (`backup.swanlab`), protobuf
 later (`run-ID.swanlab`). The run's configuration is `files/config.yaml` beside it.
 """
 
@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import wire
-from scalerl.runs.importers.files import read_text
-from scalerl.runs.importers.record_log import records
-from scalerl.runs.importers.records import parse
+from scalerl.runs.importers import protobuf
+from scalerl.runs.importers.json_logs import parse
+from scalerl.runs.importers.protobuf import leveldb_records
+from scalerl.runs.importers.text_files import read_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
 
@@ -28,14 +28,14 @@ def read_swanlab(path: Path) -> Table:
     rows: dict[int, dict[str, object]] = {}
     meter = Meter(path)
     try:
-        for record in records(path, table.notes, "SwanLab"):
+        for record in leveldb_records(path, table.notes, "SwanLab"):
             read = _from_json if record.startswith(b"{") else _from_wire
             point = read(record, table)
             meter.add(point is not None)
             if point is not None and not point[1].startswith(_OF_THE_MACHINE):
                 step, key, value = point
                 rows.setdefault(step, {"step": step})[key] = value
-    except (wire.WireError, RecursionError):
+    except (protobuf.ProtobufError, RecursionError):
         raise InputError(f"{path}: a record of the SwanLab log is damaged") from None
     if not rows:
         raise InputError(f"{path}: the run has logged nothing")
@@ -48,7 +48,7 @@ def _from_json(record: bytes, table: Table) -> tuple[int, str, object] | None:
     value = parse(record.decode("utf-8", "replace"))
     data = value.get("data") if isinstance(value, dict) else None
     if not isinstance(data, dict):
-        raise wire.WireError("not a record")
+        raise protobuf.ProtobufError("not a record")
     if value.get("model_type") == "Experiment":
         table.id = str(data.get("id") or "")
         table.name = str(data.get("name") or "") or table.id or table.name
@@ -60,18 +60,18 @@ def _from_json(record: bytes, table: Table) -> tuple[int, str, object] | None:
 
 
 def _from_wire(record: bytes, table: Table) -> tuple[int, str, object] | None:
-    for number, value in wire.fields(record):
+    for number, value in protobuf.fields(record):
         if number == 10:
-            start = dict(wire.fields(wire.message(value)))
-            table.id = wire.text(start.get(10, b""))
-            table.name = wire.text(start.get(4, b"")) or table.id or table.name
+            start = dict(protobuf.fields(protobuf.message(value)))
+            table.id = protobuf.text(start.get(10, b""))
+            table.name = protobuf.text(start.get(4, b"")) or table.id or table.name
         elif number == 13:
-            scalar = dict(wire.fields(wire.message(value)))
+            scalar = dict(protobuf.fields(protobuf.message(value)))
             step = scalar.get(2, 0)
-            inside = dict(wire.fields(wire.message(scalar.get(5, b""))))
+            inside = dict(protobuf.fields(protobuf.message(scalar.get(5, b""))))
             if isinstance(step, int) and 1 in inside:
-                key = wire.text(scalar.get(1, b""))
-                return wire.signed(step), key, wire.number(inside[1], "<d")
+                key = protobuf.text(scalar.get(1, b""))
+                return protobuf.signed(step), key, protobuf.number(inside[1], "<d")
     return None
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import wire
-from scalerl.runs.importers.files import open_binary
+from scalerl.runs.importers import protobuf
+from scalerl.runs.importers.text_files import open_binary
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
 
@@ -63,7 +63,7 @@ def _events(path: Path, notes: list[str]) -> Iterator[tuple[int, float, dict[str
                 break
             try:
                 step, wall_time, values = _event(record)
-            except wire.WireError:
+            except protobuf.ProtobufError:
                 raise InputError(f"{path}: the event file is damaged at byte {at}") from None
             meter.add(len(values))
             # Only records that hold scalars are worth the checksum: images and texts are large.
@@ -79,15 +79,15 @@ def _events(path: Path, notes: list[str]) -> Iterator[tuple[int, float, dict[str
 def _event(data: bytes) -> tuple[int, float, dict[str, object]]:
     step, wall_time = 0, 0.0
     values: dict[str, object] = {}
-    for number, value in wire.fields(data):
+    for number, value in protobuf.fields(data):
         if number == 1:
-            wall_time = wire.number(value, "<d")
+            wall_time = protobuf.number(value, "<d")
         elif number == 2 and isinstance(value, int):
-            step = wire.signed(value)
+            step = protobuf.signed(value)
         elif number == 5:
-            for inner, summary in wire.fields(wire.message(value)):
+            for inner, summary in protobuf.fields(protobuf.message(value)):
                 if inner == 1:
-                    tag, scalar = _value(wire.message(summary))
+                    tag, scalar = _value(protobuf.message(summary))
                     if scalar is not None:
                         values[tag] = scalar
     return step, wall_time, values
@@ -95,28 +95,28 @@ def _event(data: bytes) -> tuple[int, float, dict[str, object]]:
 
 def _value(data: bytes) -> tuple[str, float | None]:
     tag, scalar = "", None
-    for number, value in wire.fields(data):
+    for number, value in protobuf.fields(data):
         if number == 1:
-            tag = wire.text(value)
+            tag = protobuf.text(value)
         elif number == 2:
-            scalar = wire.number(value, "<f")
+            scalar = protobuf.number(value, "<f")
         elif number == 8:
-            scalar = _tensor(wire.message(value))
+            scalar = _tensor(protobuf.message(value))
     return tag, scalar
 
 
 def _tensor(data: bytes) -> float | None:
     """The number in a tensor of one element, None for any other tensor."""
-    found = dict(wire.fields(data))
+    found = dict(protobuf.fields(data))
     layout, own_field = _DTYPES.get(found.get(1, 0), ("", 0))  # type: ignore[arg-type]
     if not layout:
         return None
     raw = found.get(4) or found.get(own_field)
     if isinstance(raw, int):
-        return float(wire.signed(raw)) if layout in ("<i", "<q") else None
+        return float(protobuf.signed(raw)) if layout in ("<i", "<q") else None
     if raw is None or len(raw) != struct.calcsize(layout):
         return None
-    return wire.number(raw, layout)
+    return protobuf.number(raw, layout)
 
 
 def _crc_table() -> list[int]:

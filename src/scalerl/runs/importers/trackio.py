@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.records import parse
+from scalerl.runs.importers.json_logs import parse
 from scalerl.runs.importers.sqlite import columns_of, database
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows

@@ -38,11 +38,11 @@ _MARKED = (_COMMA_GROUPS, _DECIMAL_COMMA, _POINT_GROUPS, _BLANK_GROUPS)
 _MARK = re.compile(f"[,{_BLANKS}]")
 
 
-def read_marks(table: Table) -> Table:
+def normalise_numbers(table: Table) -> Table:
     """The table with such numbers rewritten as Python reads them, and a note of each kind.
 
     >>> t = Table("mine", {"gpu_hours": ["950", "1,250.5"], "acc": ["0.1", "0.2"]})
-    >>> read_marks(t).columns["gpu_hours"]
+    >>> normalise_numbers(t).columns["gpu_hours"]
     ['950', '1250.5']
     """
     names = [c for c in table.columns if c.strip().lower() not in metrics.RUN]

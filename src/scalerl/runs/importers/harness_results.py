@@ -24,11 +24,11 @@ _STEP = re.compile(
 _BEHIND = ("effective", "original")
 
 
-def step_of(text: str) -> int | None:
-    """The step that a name tells, the last one if it tells several.
+def step_in_name(text: str) -> int | None:
+    """The step that a file's or folder's name holds, the last one if it holds several.
 
-    >>> step_of("checkpoint-200"), step_of("global_step_40"), step_of("0007"), step_of("seed-3")
-    (200, 40, 7, None)
+    >>> [step_in_name(n) for n in ("checkpoint-200", "global_step_40", "0007", "seed-3")]
+    [200, 40, 7, None]
     """
     if text.isdigit() and text.isascii() and len(text) <= 12:
         return int(text)
@@ -89,7 +89,7 @@ def step_inside(value: dict[str, Any]) -> int | None:
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
         text = " ".join(map(str, found.values())) if isinstance(found, dict) else str(found or "")
-        if (step := step_of(text)) is not None:
+        if (step := step_in_name(text)) is not None:
             return step
     return None
 

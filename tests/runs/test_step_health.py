@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.runs.lines import StepLine
+from scalerl.runs.reader import StepHealth, read_step_health
 from scalerl.runs.store import RunStore
-from scalerl.runs.vitals import Vitals, read_vitals
 
 LINES: list[Any] = [
     {"step": 1, "loss": 0.5, "grad_norm": 2, "ess": 0.9, "truncated": 0.1, "entropy": 0.3,
@@ -29,11 +29,11 @@ def lines(path: Path) -> Path:
 
 
 def test_vitals_are_what_the_whole_lines_say(tmp_path: Path) -> None:
-    found = read_vitals(lines(tmp_path))
+    found = read_step_health(lines(tmp_path))
     whole = RunStore(tmp_path, resume=True).read(StepLine)
     assert [v.step for v in found] == [1, 2, 5]
     for vitals, line in zip(found, whole, strict=True):
-        expected = Vitals(
+        expected = StepHealth(
             line.step, line.loss, line.grad_norm,
             math.nan if line.entropy is None else line.entropy, line.truncated,
             line.length.mean, line.ratio.max, line.ess, line.non_finite,
@@ -43,9 +43,9 @@ def test_vitals_are_what_the_whole_lines_say(tmp_path: Path) -> None:
 
 def test_a_file_that_has_grown_is_read_anew(tmp_path: Path) -> None:
     file = lines(tmp_path)
-    before = read_vitals(file)
-    assert read_vitals(file) is before, "the same file is not parsed twice"
+    before = read_step_health(file)
+    assert read_step_health(file) is before, "the same file is not parsed twice"
     with file.open("a") as more:
         more.write('\n{"step": 7}\n')
-    assert [v.step for v in read_vitals(file)] == [1, 2, 5, 7]
-    assert read_vitals(tmp_path / "none.jsonl") == ()
+    assert [v.step for v in read_step_health(file)] == [1, 2, 5, 7]
+    assert read_step_health(tmp_path / "none.jsonl") == ()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.runs.refused import undo_for
+from scalerl.runs.store import undo_new_run
 from scalerl.training import train
 
 #: A model that is not there: the plan of the run refuses it.
@@ -38,7 +38,7 @@ def test_a_run_that_is_there_is_not_touched(tmp_path):
 
 
 def test_a_run_with_a_step_is_kept(tmp_path):
-    undo = undo_for(tmp_path / "run")
+    undo = undo_new_run(tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "steps.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     undo()

@@ -16,12 +16,12 @@ L = TypeVar("L")
 LIMIT = f"{MAX_LINE / 1e6:g} MB"
 
 
-def as_it_is(found: Any) -> dict[str, Any] | None:
+def identity(found: Any) -> dict[str, Any] | None:
     """A line as JSON has it."""
     return found if isinstance(found, dict) else None
 
 
-class Follower(Generic[L]):
+class TailReader(Generic[L]):
     """New lines of a file, from where it stopped the last time.
 
     A look costs what was written since the one before (and a comparison of 256 bytes), however long
@@ -83,7 +83,7 @@ class Follower(Generic[L]):
             self.problem = (
                 f"{self.path.name}: {many} line{'s' * (many > 1)} longer than {LIMIT}: skipped"
             )
-        made = (self.make(parsed(line)) for line in lines)
+        made = (self.make(parse_line(line)) for line in lines)
         return [line for line in made if line is not None]
 
     def _read_before(self, file: IO[bytes]) -> bool:
@@ -95,7 +95,7 @@ class Follower(Generic[L]):
         return there == mark
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """A JSON object; None for a line that a kill cut short, or bytes that are no text."""
     try:
         found = _quickly()(line)

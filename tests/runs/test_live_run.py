@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from scalerl import load_run, load_runs
-from scalerl.runs.follow import parsed
-from scalerl.runs.followed import FollowedRun
+from scalerl.runs.live_run import LiveRun
+from scalerl.runs.tail import parse_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -35,7 +35,7 @@ def test_in_pieces_of_any_size_it_is_the_run_that_the_importer_reads(whole, tmp_
     grown = tmp_path / "grown" / "whole"
     grown.mkdir(parents=True)
     (grown / "recipe.toml").write_bytes((whole / "recipe.toml").read_bytes())
-    followed = FollowedRun(grown)
+    live = LiveRun(grown)
     left = {n: (whole / n).read_bytes() for n in ("evals.jsonl", "steps.jsonl", "events.jsonl")}
     rng = np.random.default_rng(0)
     while any(left.values()):
@@ -44,47 +44,47 @@ def test_in_pieces_of_any_size_it_is_the_run_that_the_importer_reads(whole, tmp_
             with (grown / name).open("ab") as file:
                 file.write(left[name][:cut])
             left[name] = left[name][cut:]
-        followed.look()
-    (found,) = load_runs([followed.table()])
+        live.refresh()
+    (found,) = load_runs([live.table()])
     expected = load_run(whole)
     same(expected.replace(source=""), found.replace(source=""))
-    assert followed.step == 100 and followed.ended.reason == "budget of 100 steps"
-    assert followed.warnings == 1
+    assert live.step == 100 and live.ended.reason == "budget of 100 steps"
+    assert live.warnings == 1
     for axis in ("flops", "steps"):
-        a, b = load_run(whole, x=axis), load_runs([followed.table()], x=axis)[0]
+        a, b = load_run(whole, x=axis), load_runs([live.table()], x=axis)[0]
         same(a.replace(source=""), b.replace(source=""))
 
 
-def test_a_look_reads_what_is_new_and_no_more(whole):
-    followed = FollowedRun(whole)
-    assert followed.look() and not followed.look()
-    before = followed._steps.bytes_read + followed._evals.bytes_read
+def test_a_refresh_reads_what_is_new_and_no_more(whole):
+    live = LiveRun(whole)
+    assert live.refresh() and not live.refresh()
+    before = live._steps.bytes_read + live._evals.bytes_read
     line = (whole / "steps.jsonl").read_bytes().split(b"\n")[-2] + b"\n"
     with (whole / "steps.jsonl").open("ab") as file:
         file.write(line)
-    assert followed.look()
-    assert followed._steps.bytes_read + followed._evals.bytes_read - before < len(line) + 4096
+    assert live.refresh()
+    assert live._steps.bytes_read + live._evals.bytes_read - before < len(line) + 4096
 
 
 def test_a_resumed_run_that_cut_its_record_is_read_from_the_start(whole):
-    followed = FollowedRun(whole)
-    followed.look()
+    live = LiveRun(whole)
+    live.refresh()
     for name in ("evals.jsonl", "steps.jsonl"):
         kept = [x for x in (whole / name).read_bytes().split(b"\n") if x]
         kept = [x for x in kept if json.loads(x)["step"] <= 50]
         (whole / f"{name}.tmp").write_bytes(b"\n".join(kept) + b"\n")
         (whole / f"{name}.tmp").replace(whole / name)
-    assert followed.look()
-    assert followed.step == 50
-    same(load_run(whole), load_runs([followed.table()])[0])
+    assert live.refresh()
+    assert live.step == 50
+    same(load_run(whole), load_runs([live.table()])[0])
 
 
 def test_a_long_record_takes_little_memory(whole, monkeypatch):
     """Looks are of bounded size, and of a step only a few numbers are kept."""
-    monkeypatch.setattr("scalerl.runs.followed.MOST", 10_000)
-    followed = FollowedRun(whole)
-    followed.look()
-    same(load_run(whole), load_runs([followed.table()])[0])
+    monkeypatch.setattr("scalerl.runs.live_run.BLOCK_BYTES", 10_000)
+    live = LiveRun(whole)
+    live.refresh()
+    same(load_run(whole), load_runs([live.table()])[0])
 
 
 @pytest.mark.parametrize(
@@ -99,48 +99,48 @@ def test_a_long_record_takes_little_memory(whole, monkeypatch):
     ],
 )
 def test_lines_are_read_as_python_reads_them(line, found):
-    read = parsed(line)
+    read = parse_line(line)
     assert (read is None) == (found is None)
     assert read is None or read == read | found
 
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_file_of_zeros_is_read_once_and_what_follows_is_read(whole, sparse):
-    followed = FollowedRun(whole)
-    followed.look()
+    live = LiveRun(whole)
+    live.refresh()
     steps = whole / "steps.jsonl"
     line = json.loads(steps.read_bytes().split(b"\n")[0])
-    before = followed._steps.bytes_read
+    before = live._steps.bytes_read
     with steps.open("ab") as file:
         if sparse:
             file.truncate(file.tell() + 200_000_000)
         else:
             file.write(bytes(20_000_000))
-    assert followed.look()
-    cost = followed._steps.bytes_read - before
+    assert live.refresh()
+    cost = live._steps.bytes_read - before
     assert cost < 6_000_000 if sparse else 20_000_000 <= cost < 21_000_000
-    assert followed.problems == ["steps.jsonl: 1 line longer than 4 MB: skipped"]
-    assert not followed.look() and followed._steps.bytes_read - before == cost
+    assert live.problems == ["steps.jsonl: 1 line longer than 4 MB: skipped"]
+    assert not live.refresh() and live._steps.bytes_read - before == cost
     with steps.open("ab") as file:
         file.write(b"\n" + json.dumps(line | {"step": 101}).encode() + b"\n")
-    assert followed.look() and followed.step == 101
-    assert followed._steps.bytes_read - before < cost + 10_000
+    assert live.refresh() and live.step == 101
+    assert live._steps.bytes_read - before < cost + 10_000
 
 
-def test_a_long_record_takes_several_looks(whole, monkeypatch):
-    monkeypatch.setattr("scalerl.runs.followed.MOST", 10_000)
-    monkeypatch.setattr("scalerl.runs.followed.MAX_LOOK", 20_000)
-    followed, looks = FollowedRun(whole), 0
-    while followed.look():
-        looks += 1
-        assert followed._steps.bytes_read < looks * 80_000
-    assert looks > 3
-    same(load_run(whole), load_runs([followed.table()])[0])
+def test_a_long_record_takes_several_refreshes(whole, monkeypatch):
+    monkeypatch.setattr("scalerl.runs.live_run.BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("scalerl.runs.live_run.MAX_REFRESH_BYTES", 20_000)
+    live, refreshes = LiveRun(whole), 0
+    while live.refresh():
+        refreshes += 1
+        assert live._steps.bytes_read < refreshes * 80_000
+    assert refreshes > 3
+    same(load_run(whole), load_runs([live.table()])[0])
 
 
-def test_the_first_look_has_the_status_and_the_recipe_too(whole):
+def test_the_first_refresh_has_the_status_and_the_recipe_too(whole):
     (whole / "status.json").write_text('{"step": 7}')
     (whole / "recipe.json").write_text('{"recipe": {"name": "mine"}}')
-    followed = FollowedRun(whole)
-    assert followed.look()
-    assert followed.status.step == 7 and followed.recipe == {"name": "mine"}
+    live = LiveRun(whole)
+    assert live.refresh()
+    assert live.status.step == 7 and live.recipe == {"name": "mine"}

@@ -1,7 +1,7 @@
-"""A run of ours, read on from where one was: its curve, how far it is, what went wrong.
+"""A run directory that is still being written, kept up to date at the cost of what is new.
 
-What is kept of a line is a few numbers in packed columns, so that two hundred runs of five hundred
-validations are a few megabytes. `table()` is what `read_run_directory` makes of the whole files.
+Of a line only a few numbers are kept, in packed columns, so that two hundred runs of five hundred
+validations take a few megabytes. `table()` gives what `read_run_directory` reads of whole files.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from typing import Any
 
 from scalerl.files import read_limited
 from scalerl.runs.compute import Compute
-from scalerl.runs.follow import Follower, as_it_is, parsed
 from scalerl.runs.importers.run_directory import (
     FILE,
     MAX_STEPS_BYTES,
     SIGNS,
     STEPS,
+    assign_roles,
     run_name,
-    shaped,
     signs_of,
 )
 from scalerl.runs.lines import EventLine, Status
 from scalerl.runs.store import USED
 from scalerl.runs.table import Table, to_float
+from scalerl.runs.tail import TailReader, identity, parse_line
 
-#: Bytes of a file that are read at a time.
-MOST = 4_000_000
-#: Bytes of all files that are read in one look. A longer record takes several looks, so that other
-#: runs are looked at meanwhile.
-MAX_LOOK = 64_000_000
-#: Events that are kept.
+#: Bytes of a file that are read at a time, which bounds the memory of its lines.
+BLOCK_BYTES = 4_000_000
+#: Bytes of all files read in one refresh. A longer record takes several refreshes, so that one
+#: large run does not keep the page from showing the others.
+MAX_REFRESH_BYTES = 64_000_000
+#: Events that are kept, the latest.
 MAX_EVENTS = 60
-#: Columns of a validation: of its compute, by their keys there, and of the line itself.
-SPENT = {f"compute/{key}": key for key in Compute.__dataclass_fields__}
-PLAIN = ("step", "pass_rate", "n_prompts", "k", "scored", "truncated")
+#: Columns of a validation that are inside its `compute`, with their keys there.
+COMPUTE_COLUMNS = {f"compute/{key}": key for key in Compute.__dataclass_fields__}
+#: Columns of a validation on the line itself.
+LINE_COLUMNS = ("step", "pass_rate", "n_prompts", "k", "scored", "truncated")
 
 
-class FollowedRun:
-    """One run directory. `look()` reads what is new, evaluations before steps.
+class LiveRun:
+    """One run directory. `refresh()` reads what is new, evaluations before steps.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "evals.jsonl").write_text('{"step": 0, "pass_rate": 0.25}\\n')
-    ...     run = FollowedRun(Path(folder))
-    ...     run.look(), len(run), run.look()
+    ...     run = LiveRun(Path(folder))
+    ...     run.refresh(), len(run), run.refresh()
     (True, 1, False)
     """
 
@@ -57,22 +58,25 @@ class FollowedRun:
         #: The recipe as the run uses it; empty where none can be read.
         self.recipe: dict[str, Any] = {}
         self.status: Status | None = None
+        #: By file name: size and time at the last refresh.
         self._stamps: dict[str, tuple[int, int] | None] = {}
         #: By the name of a file that is read whole: why it could not be read.
         self._unread: dict[str, str] = {}
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._evals = Follower(self.path / FILE, as_it_is, MOST)
-        self._steps = Follower(self.path / STEPS, as_it_is, MOST)
-        self._events = Follower(self.path / EventLine.FILE, EventLine.from_dict, MOST)
-        self._columns = {name: array("d") for name in (*PLAIN, *SPENT)}
+    def _reset(self) -> None:
+        self._evals = TailReader(self.path / FILE, identity, BLOCK_BYTES)
+        self._steps = TailReader(self.path / STEPS, identity, BLOCK_BYTES)
+        self._events = TailReader(self.path / EventLine.FILE, EventLine.from_dict, BLOCK_BYTES)
+        self._columns = {name: array("d") for name in (*LINE_COLUMNS, *COMPUTE_COLUMNS)}
+        #: By the row of a failed validation: the reason.
         self._failed: dict[int, str] = {}
-        #: Sum and count of each sign, for every validation.
+        #: Sum and count of each warning sign, for every validation.
         self._signs = {name: (array("d"), array("d")) for name in SIGNS}
-        #: Steps after the last validation: their number and signs, one after the other.
+        #: Steps after the last validation, flat: the number of a step, then its warning signs.
         self._pending = array("d")
         self.events: deque[EventLine] = deque(maxlen=MAX_EVENTS)
+        #: Events so far that report a problem.
         self.warnings = 0
         #: The line of the latest step, without its prompts.
         self.last_step: dict[str, Any] = {}
@@ -81,39 +85,40 @@ class FollowedRun:
         """Validations so far."""
         return len(self._columns["step"])
 
-    # -- reading on -------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Read what has come; whether there was anything."""
-        left = MAX_LOOK
-        while left > 0 and (cost := self._look_once()):
+    def refresh(self) -> bool:
+        """Read what is new; whether there was anything."""
+        left = MAX_REFRESH_BYTES
+        while left > 0 and (cost := self._refresh_lines()):
             left -= cost
-        files = self._look_at_files()
-        return files or left < MAX_LOOK
+        changed = self._refresh_documents()
+        return changed or left < MAX_REFRESH_BYTES
 
     @property
     def problems(self) -> list[str]:
-        """Files, and lines of them, that could not be read; one line each."""
-        found = [each.problem for each in self._followers if each.problem is not None]
+        """Files, and lines of them, that could not be read; one text each."""
+        found = [each.problem for each in self._tails if each.problem is not None]
         return [*found, *self._unread.values()]
 
     @property
-    def _followers(self) -> tuple[Follower[Any], ...]:
+    def _tails(self) -> tuple[TailReader[Any], ...]:
         return self._evals, self._steps, self._events
 
-    def _look_once(self) -> int:
-        """Read a part of what has come; the bytes that this cost, 0 where nothing was new."""
+    def _refresh_lines(self) -> int:
+        """Read the next block of each file; the bytes that this cost, 0 where nothing was new."""
         names = (FILE, STEPS, EventLine.FILE)
-        # Taken before the files are read: what is written meanwhile is noticed at the next look.
-        stamps = {name: stamp_of(self.path / name) for name in names}
+        # Taken before the files are read, so that the next refresh notices what is written while
+        # they are being read.
+        stamps = {name: file_stamp(self.path / name) for name in names}
         if all(self._stamps.get(name) == stamp for name, stamp in stamps.items()):
             return 0
-        before = [(each.at, each.bytes_read) for each in self._followers]
+        before = [(each.at, each.bytes_read) for each in self._tails]
         evals, steps, events = self._evals.new(), self._steps.new(), self._events.new()
-        after = [(each.at, each.bytes_read) for each in self._followers]
+        after = [(each.at, each.bytes_read) for each in self._tails]
         cost = max(sum(b[1] - a[1] for a, b in zip(before, after, strict=True)), 1)
-        if any(each.restarted for each in self._followers):
-            self._begin()  # a resumed run has cut what it will write again
+        if any(each.restarted for each in self._tails):
+            self._reset()  # a resumed run has cut what it will write again
             self._stamps.clear()
             return cost
         for line in evals:
@@ -128,7 +133,7 @@ class FollowedRun:
         self._stamps |= stamps
         return 0
 
-    def _look_at_files(self) -> bool:
+    def _refresh_documents(self) -> bool:
         new = False
         if self._changed(Status.FILE):
             self.status, new = Status.from_dict(self._json(Status.FILE)), True
@@ -138,8 +143,8 @@ class FollowedRun:
         return new
 
     def _changed(self, name: str) -> bool:
-        """Whether a file is another than at the last look."""
-        stamp = stamp_of(self.path / name)
+        """Whether a file differs from the last refresh in size or time."""
+        stamp = file_stamp(self.path / name)
         if self._stamps.get(name) == stamp:
             return False
         self._stamps[name] = stamp
@@ -148,7 +153,7 @@ class FollowedRun:
     def _json(self, name: str) -> Any:
         self._unread.pop(name, None)
         try:
-            return parsed(read_limited(self.path / name))
+            return parse_line(read_limited(self.path / name))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -156,11 +161,11 @@ class FollowedRun:
             return None
 
     def _add_eval(self, line: dict[str, Any]) -> None:
-        spent = line.get("compute")
-        found = spent if isinstance(spent, dict) else {}
+        compute = line.get("compute")
+        inside = compute if isinstance(compute, dict) else {}
         for name, column in self._columns.items():
-            inside = found if name in SPENT else line
-            column.append(to_float(inside.get(SPENT.get(name, name))))
+            key = COMPUTE_COLUMNS.get(name)
+            column.append(to_float(line.get(name) if key is None else inside.get(key)))
         if line.get("failed") is not None:
             self._failed[len(self) - 1] = str(line["failed"])[:400]
         for total, count in self._signs.values():
@@ -200,7 +205,7 @@ class FollowedRun:
     # -- what is known ----------------------------------------------------------------------------
 
     def table(self) -> Table:
-        """The validations so far, as the importer of run directories has them."""
+        """The validations so far, as the importer of run directories gives them."""
         columns: dict[str, list[object]] = {
             name: [None if v != v else v for v in values]
             for name, values in self._columns.items()
@@ -215,17 +220,17 @@ class FollowedRun:
                         t / c if c else None for t, c in zip(total, count, strict=True)
                     ]
         table = Table(run_name(self.path), columns, str(self.path / FILE))
-        return shaped(table, self.path)
+        return assign_roles(table, self.path)
 
     @property
     def step(self) -> int:
-        """The newest that is known of."""
+        """The newest step on any line."""
         known = [to_float(self.last_step.get("step")), *self._columns["step"][-1:]]
         return int(max((v for v in known if math.isfinite(v)), default=0))
 
     @property
     def compute(self) -> Compute:
-        """Of the latest step, else of the latest validation."""
+        """Compute of the latest step, else of the latest validation."""
         found = Compute.from_dict(self.last_step.get("compute"))
         if found is not None:
             return found
@@ -234,12 +239,12 @@ class FollowedRun:
 
     @property
     def pass_rate(self) -> float | None:
-        """Of the latest validation that has one."""
+        """Pass rate of the latest validation that has one."""
         return next((v for v in reversed(self._columns["pass_rate"]) if v == v), None)
 
     @property
     def ended(self) -> EventLine | None:
-        """`end` or `failed`, where the run has not gone on since."""
+        """The event `end` or `failed`, unless the run was resumed after it."""
         for event in reversed(self.events):
             if event.event in ("end", "failed"):
                 return event
@@ -248,8 +253,8 @@ class FollowedRun:
         return None
 
 
-def stamp_of(path: Path) -> tuple[int, int] | None:
-    """Size and time of a file; None where there is none."""
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Size and modification time of a file; None where there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -15,8 +15,8 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers.evaluations import step_of
-from scalerl.runs.importers.files import Lines, read_text
+from scalerl.runs.importers.harness_results import step_in_name
+from scalerl.runs.importers.text_files import Lines, read_text
 from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, from_rows
 
@@ -100,7 +100,7 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
         limits = ImportLimits.from_environment()
         limits.check_table(path, len(next(iter(columns.values()))), len(columns))
         return Table(name, columns, str(path))
-    steps = [(step_of(str(key)), row) for key, row in value.items()]
+    steps = [(step_in_name(str(key)), row) for key, row in value.items()]
     known = [(step, row) for step, row in steps if step is not None and isinstance(row, dict)]
     if len(known) < 2 or len(known) * 10 < len(steps) * 9:
         return None

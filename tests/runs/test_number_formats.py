@@ -12,7 +12,7 @@ from known_curve import FIXTURES, LOW, STEPS
 
 from scalerl.errors import InputError
 from scalerl.runs import load_run
-from scalerl.runs.marks import read_marks
+from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.table import Table
 
 SCORES = ["0.20", "0.30", "0.35", "0.38"]
@@ -97,7 +97,7 @@ def test_names_of_runs_and_texts_stay_as_they_are() -> None:
         "run": ["1,250", "1,250"], "layers": ["1,2", "1,2,3"], "acc": ["0.1", "0.2"],
     }  # fmt: skip
     table = Table("mine", columns)
-    assert read_marks(table).columns == columns
+    assert normalise_numbers(table).columns == columns
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,5 +106,5 @@ def test_numbers_written_in_either_way_come_back(values: list[float]) -> None:
     english = [f"{v:,.2f}" for v in values]
     german = [t.translate(str.maketrans(",.", ".,")) for t in english]
     for cells in (english, german):
-        found = read_marks(Table("mine", {"x": list(cells)})).numbers("x").tolist()
+        found = normalise_numbers(Table("mine", {"x": list(cells)})).numbers("x").tolist()
         assert found == [round(v, 2) for v in values]
