@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.runs.lines import StepLine
-from scalerl.runs.reader import StepHealth, read_step_health
+from scalerl.runs.reader import StepHealthRow, read_step_health
 from scalerl.runs.store import RunStore
 
 LINES: list[Any] = [
@@ -33,7 +33,7 @@ def test_vitals_are_what_the_whole_lines_say(tmp_path: Path) -> None:
     whole = RunStore(tmp_path, resume=True).read(StepLine)
     assert [v.step for v in found] == [1, 2, 5]
     for vitals, line in zip(found, whole, strict=True):
-        expected = StepHealth(
+        expected = StepHealthRow(
             line.step, line.loss, line.grad_norm,
             math.nan if line.entropy is None else line.entropy, line.truncated,
             line.length.mean, line.ratio.max, line.ess, line.non_finite,

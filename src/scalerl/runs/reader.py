@@ -16,7 +16,7 @@ from scalerl.files import lines_of
 from scalerl.runs.tail import parse_line
 
 
-class StepHealth(NamedTuple):
+class StepHealthRow(NamedTuple):
     """Of one optimiser step, as `StepLine` has them; nan where the line does not say."""
 
     step: int
@@ -31,7 +31,7 @@ class StepHealth(NamedTuple):
     non_finite: int
 
 
-def read_step_health(path: Path) -> tuple[StepHealth, ...]:
+def read_step_health(path: Path) -> tuple[StepHealthRow, ...]:
     """Of every line so far; a damaged one is passed over."""
     try:
         now = path.stat()
@@ -41,12 +41,12 @@ def read_step_health(path: Path) -> tuple[StepHealth, ...]:
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, *_version: int) -> tuple[StepHealth, ...]:
+def _read(path: Path, *_version: int) -> tuple[StepHealthRow, ...]:
     made = (step_health(parse_line(line)) for line in lines_of(path) if line)
     return tuple(each for each in made if each is not None)
 
 
-def step_health(line: Mapping[str, Any] | None) -> StepHealth | None:
+def step_health(line: Mapping[str, Any] | None) -> StepHealthRow | None:
     """Of one line; None where it is damaged or has no step."""
     if line is None:
         return None
@@ -54,7 +54,7 @@ def step_health(line: Mapping[str, Any] | None) -> StepHealth | None:
     if type(step) is not int and not (type(step) is float and step.is_integer()):
         return None
     bad = line.get("non_finite", 0)
-    return StepHealth(
+    return StepHealthRow(
         int(step),
         _number(line.get("loss")),
         _number(line.get("grad_norm")),

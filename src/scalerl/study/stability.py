@@ -58,7 +58,7 @@ TWICE = 2.0
 
 
 class StepHealth(Protocol):
-    """What the rules look at of a step: a `StepLine` has it, and so have its `StepHealth`."""
+    """What the rules look at of a step: a `StepLine` has it, and so has a `StepHealthRow`."""
 
     @property
     def step(self) -> int: ...
