@@ -35,8 +35,8 @@ from scalerl.algorithm.rollout import Group
 from scalerl.engine import local as engine_local
 from scalerl.engine import slots
 from scalerl.engine.interface import Request, RolloutResult
-from scalerl.models.llama.decode import FusedWeights, LlamaDecoder
-from scalerl.models.llama.packed import PackedLlama
+from scalerl.models.cpu.decode import FusedWeights, LlamaDecoder
+from scalerl.models.cpu.packed import PackedLlama
 from scalerl.pipeline.plan import Plan
 from scalerl.placement.specs import Specs
 from scalerl.recipe import Recipe
@@ -44,7 +44,7 @@ from scalerl.trainer import local as trainer_local
 from scalerl.trainer import scorer as trainer_scorer
 
 try:
-    from scalerl.models.native.decode import NativeDecoder
+    from scalerl.models.cpu.c_decode import NativeDecoder
 except ImportError:  # an earlier commit
     NativeDecoder = None  # type: ignore[assignment,misc]
 

@@ -26,7 +26,7 @@ def scalerl(tmp_path, *words):
         text=True,
         timeout=600,
         cwd=tmp_path / "here",
-        env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "SCALERL_NATIVE": "0"},
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "SCALERL_CPU": "torch"},
     )
     assert done.returncode == 0, done.stderr
     left = [p.name for p in (tmp_path / "tmp").iterdir() if p.name.startswith("scalerl")]

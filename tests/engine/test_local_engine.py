@@ -19,7 +19,7 @@ from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.engine.sampling import sample, uniform
 from scalerl.errors import InputError
-from scalerl.models.native.build import library
+from scalerl.models.cpu.library import library
 
 VOCABULARY = 40
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
@@ -280,7 +280,7 @@ LANES = pytest.mark.parametrize("name", ["llama", "llama by torch", "gpt2"], ind
 def name(request, monkeypatch):
     """Of a model; one of them twice, the second time without the decoder in C."""
     if request.param.endswith(" by torch"):
-        monkeypatch.setenv("SCALERL_NATIVE", "0")
+        monkeypatch.setenv("SCALERL_CPU", "torch")
     return request.param.removesuffix(" by torch")
 
 
@@ -300,8 +300,16 @@ def test_every_decoder_is_looked_at(monkeypatch):
         return type(LocalEngine(model_of(name), slots=2, columns=32).decoder).__name__
 
     assert kind("llama") == ("LlamaDecoder" if library() is None else "NativeDecoder")
-    monkeypatch.setenv("SCALERL_NATIVE", "0")
+    monkeypatch.setenv("SCALERL_CPU", "torch")
     assert (kind("llama"), kind("gpt2")) == ("LlamaDecoder", "ModelDecoder")
+    monkeypatch.setenv("SCALERL_CPU", "off")
+    assert kind("llama") == "ModelDecoder"
+    monkeypatch.delenv("SCALERL_CPU")
+    monkeypatch.setenv("SCALERL_NATIVE", "0")  # the switch of version 0.1
+    assert kind("llama") == "LlamaDecoder"
+    monkeypatch.setenv("SCALERL_CPU", "fast")
+    with pytest.raises(InputError, match="set auto, torch or off"):
+        kind("llama")
 
 
 @LANES

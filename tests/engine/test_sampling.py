@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scalerl.engine.sampling import DrawSettings, NonFiniteLogits, draw, draw_from_seeds, uniform
-from scalerl.models.native.build import library
+from scalerl.models.cpu.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 

@@ -197,7 +197,7 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 #: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
 WALL_CLOCK = {
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
-    "models/native/build.py": "how old the mark of a compiler that hung is, by its file's time",
+    "models/cpu/build.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/plan.py": "the date of a run, which its recipe then keeps",
     "runs/store.py": "when the status was written, for people and pages",
     "runs/trackers.py": "TensorBoard's events have a time of day",

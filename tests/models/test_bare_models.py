@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from scalerl.errors import InputError
 from scalerl.models.bare_tokenizer import BareTokenizer
+from scalerl.models.cpu.bare import BareConfig, BareLlama
+from scalerl.models.cpu.decode import LlamaDecoder
+from scalerl.models.cpu.packed import PackedLlama
 from scalerl.models.head import final_hidden, head_of, use_head_precision
-from scalerl.models.llama.bare import BareConfig, BareLlama
-from scalerl.models.llama.decode import LlamaDecoder
-from scalerl.models.llama.packed import PackedLlama
 from scalerl.models.load import load_model, load_tokenizer, model_path
 from scalerl.models.quick import quick_model, quick_shape, quick_tokenizer
 from scalerl.models.shape import matmul_parameters, meta_model

@@ -20,10 +20,10 @@ from scalerl.algorithm.length import Limit
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.engine.model_decoder import ModelDecoder
+from scalerl.models.cpu.c_decode import NativeDecoder
+from scalerl.models.cpu.decode import LlamaDecoder
+from scalerl.models.cpu.library import library
 from scalerl.models.head import use_head_precision
-from scalerl.models.llama.decode import LlamaDecoder
-from scalerl.models.native.build import library
-from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.rows import Compaction
 
 VOCABULARY = 40

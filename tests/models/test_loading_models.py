@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from scalerl.errors import InputError
-from scalerl.models.llama.decode import LlamaDecoder
+from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.load import load_model, load_tokenizer, model_path, resolve_device
 from scalerl.models.shape import cache_bytes, context_length, matmul_parameters, meta_model
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from scalerl.models.llama.packed import NATIVE, TORCH, PackedLlama
-from scalerl.models.llama.packing import PackedRows
-from scalerl.models.llama.shape import LlamaShape
-from scalerl.models.native.build import library
+from scalerl.models.cpu.library import library
+from scalerl.models.cpu.packed import NATIVE, TORCH, PackedLlama
+from scalerl.models.cpu.packing import PackedRows
+from scalerl.models.cpu.shape import LlamaShape
 from scalerl.models.rows import PromptRows
 from scalerl.trainer import scorer
 from scalerl.trainer.scorer import Scorer
@@ -29,7 +29,7 @@ KNOWN = {
     "llama, wide heads": LlamaConfig(**SMALL, head_dim=12),
 }
 #: By torch, and in C where there is a compiler.
-WAYS = ["0"] + ["1"] * (library() is not None)
+WAYS = ["torch"] if library() is None else ["torch", "auto"]
 
 #: What a loss might give each token: both signs, several sizes.
 WEIGHT_BT = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
@@ -84,14 +84,14 @@ def learnt(s, parts=None):
     return found_BT, s.model
 
 
-@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("name", KNOWN)
-def test_logprobs_and_every_gradient_are_the_models_own(name, native, monkeypatch):
+def test_logprobs_and_every_gradient_are_the_models_own(name, mode, monkeypatch):
     """Against FP64, no worse than thrice the model's own forward pass in FP32: rounding, not more.
     All rows at once, and in micro-batches that cut through groups."""
-    monkeypatch.setenv("SCALERL_NATIVE", native)
+    monkeypatch.setenv("SCALERL_CPU", mode)
     whole, cut = scorer_of(model_of(KNOWN[name])), scorer_of(model_of(KNOWN[name]))
-    assert whole.packed.way is (NATIVE if native == "1" else TORCH)
+    assert whole.packed.way is (NATIVE if mode == "auto" else TORCH)
     parts = cut.micro_batches(groups(), 20)
     assert len(parts) == 3
     monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
@@ -103,10 +103,10 @@ def test_logprobs_and_every_gradient_are_the_models_own(name, native, monkeypatc
     assert errors(learnt(cut, parts), exact) < 3 * rounding
 
 
-@pytest.mark.parametrize("native", WAYS)
-def test_gradients_of_longer_rows_too(native, monkeypatch):
+@pytest.mark.parametrize("mode", WAYS)
+def test_gradients_of_longer_rows_too(mode, monkeypatch):
     """Several tiles in both directions, rows of many lengths."""
-    monkeypatch.setenv("SCALERL_NATIVE", native)
+    monkeypatch.setenv("SCALERL_CPU", mode)
     rng = np.random.default_rng(3)
     rows = [PromptRows(rng.integers(0, VOCABULARY, p),
                        tuple(rng.integers(0, VOCABULARY, n) for n in lengths))

@@ -1,7 +1,7 @@
 """What stands between the engine and a model: rows that are read in, continued and dropped.
 
 Three decoders have this interface: `ModelDecoder` runs any Hugging Face causal LM as it is;
-`LlamaDecoder` (models/llama/decode.py) and `NativeDecoder` (models/native) run the Llama-shaped
+`LlamaDecoder` (models/cpu/decode.py) and `NativeDecoder` (models/cpu) run the Llama-shaped
 ones, several times faster on a CPU. The engine takes a fast one wherever that proves that it
 computes the same.
 """

@@ -20,10 +20,10 @@ from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Reque
 from scalerl.engine.rows import Rows, RunningRollout, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
+from scalerl.models.cpu.c_decode import NativeDecoder
+from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.head import use_head_precision
-from scalerl.models.llama.decode import LlamaDecoder
 from scalerl.models.load import load_model, non_finite
-from scalerl.models.native.decode import NativeDecoder
 from scalerl.models.quick import quick_model
 from scalerl.models.routing import Experts, Recorder
 from scalerl.models.rows import Compaction

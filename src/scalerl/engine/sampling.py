@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scalerl.errors import PipelineError
-from scalerl.models.native.build import library
+from scalerl.models.cpu.library import library
 
 # SplitMix64 (Steele et al. 2014): multipliers and shifts, as signed 64-bit numbers.
 _GOLDEN = -7046029254386353131

@@ -24,7 +24,7 @@ def quick_model(
 ) -> Any:
     """`load_model`, or the same model without Transformers. `bare=False` where somebody needs more
     of the model than its parameters and a forward pass."""
-    from scalerl.models.llama.bare import BareConfig, BareLlama
+    from scalerl.models.cpu.bare import BareConfig, BareLlama
 
     config = BareConfig.of(path) if bare and dtype == "float32" else None
     if config is None:
@@ -39,7 +39,7 @@ def quick_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> An
     """`meta_model`, or the same without Transformers: names and sizes, no weights."""
     import torch
 
-    from scalerl.models.llama.bare import BareConfig, BareLlama
+    from scalerl.models.cpu.bare import BareConfig, BareLlama
     from scalerl.models.shape import meta_model
 
     config = BareConfig.of(path)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scalerl.errors import InputError
-from scalerl.models.llama.bare import BareLlama
+from scalerl.models.cpu.bare import BareLlama
 from scalerl.trainer.masters import Masters
 
 #: Tensors are called KIND/PARAMETER; other kinds are the optimiser's own (exp_avg, step ...).

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import LossBatch
 from scalerl.errors import is_out_of_memory
+from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision, head_of
-from scalerl.models.llama.packed import PassWeights
 from scalerl.models.load import load_model
 from scalerl.models.routing import Replay
 from scalerl.models.rows import PromptRows

@@ -22,8 +22,8 @@ from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.errors import is_out_of_memory
+from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision
-from scalerl.models.llama.packed import PassWeights
 from scalerl.models.quick import quick_model
 from scalerl.models.rows import PromptRows
 from scalerl.trainer import checkpoint

@@ -1,5 +1,5 @@
 """Log-probs of given completions under a model: packed where the model and the length allow it
-(models/llama), else by the model's own forward pass."""
+(models/cpu), else by the model's own forward pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.cpu.packed import BUDGET, LONGEST, PackedLlama, PassWeights
+from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.head import Precision, final_hidden, head_of
-from scalerl.models.llama.packed import BUDGET, LONGEST, PackedLlama, PassWeights
-from scalerl.models.llama.packing import PackedRows
 from scalerl.models.logprobs import chunked_logprobs
 from scalerl.models.routing import Replay
 from scalerl.models.rows import PromptRows

@@ -50,7 +50,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scalerl.models.llama.shape import MASKED, LlamaShape
+from scalerl.models.cpu.shape import MASKED, LlamaShape
 from scalerl.models.rows import PromptRows
 
 Ints = npt.NDArray[np.int64]

@@ -1,8 +1,8 @@
 """The C sources as a library: compiled once for this processor, kept in the user's cache.
 
-A machine without a compiler, one whose compiler fails, or SCALERL_NATIVE=0 gives None: callers then
-compute with torch. What the library computes is compared with the model's own numbers before it is
-used (native decoders refuse to be made otherwise), so a wrong build is noticed.
+`library()` returns None on a machine without a compiler, where compiling fails, and where the switch
+says so (SCALERL_CPU=torch): callers then compute with torch. What the library computes is compared
+with the model's own numbers before it is used, so a wrong build is noticed.
 
 The name of a kept library holds its checksum, since a file that was cut off would end the process
 with SIGBUS when it is loaded. A library is loaded only if this user owns it and its directory and
@@ -26,14 +26,13 @@ import time
 from pathlib import Path
 
 from scalerl.files import write_atomic
+from scalerl.models.cpu import SWITCH, cpu_mode
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "csrc"
 FLAGS = (
     "-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fPIC", "-shared",
 )  # fmt: skip
-#: The variable that turns the library off, for this process and those it starts.
-SWITCH = "SCALERL_NATIVE"
 #: Seconds for the compiler, which needs a few.
 PATIENCE = 120.0
 #: Seconds for which other processes do not try a compiler again that has used up its patience.
@@ -42,7 +41,7 @@ MEMORY = 3600.0
 
 def library() -> ctypes.CDLL | None:
     """The library, or None where there is none to be had."""
-    return None if os.environ.get(SWITCH, "1") == "0" else _library()
+    return _library() if cpu_mode() == "auto" else None
 
 
 @functools.cache
@@ -181,7 +180,7 @@ def _compile(compiler: str, made: Path) -> bool:
 def _give_up(cache: Path | None, name: str) -> None:
     """Remember a compiler that hangs, so that its patience is paid once: by processes that this one
     starts, and by others that use the same cache."""
-    os.environ[SWITCH] = "0"
+    os.environ[SWITCH] = "torch"
     if cache is not None:
         with contextlib.suppress(OSError):
             (cache / f"{name}.slow").touch()

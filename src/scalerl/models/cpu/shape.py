@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalerl.models.cpu import cpu_mode
+
 #: Kind of model: the classes it may be of, so that a subclass with other ideas is refused.
 KINDS = {
     "llama": ("LlamaForCausalLM", "BareLlama"),
@@ -40,7 +42,8 @@ class LlamaShape:
         config: Any = getattr(model, "config", None)
         kind = getattr(config, "model_type", None)
         if (
-            kind not in KINDS
+            cpu_mode() == "off"
+            or kind not in KINDS
             or type(model).__name__ not in KINDS[kind]
             or not _plain(model, config)
         ):

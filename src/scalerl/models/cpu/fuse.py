@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.cpu.shape import LlamaShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

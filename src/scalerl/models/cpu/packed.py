@@ -4,7 +4,7 @@ forward pass, to rounding, in less time (benchmarks/profile_step.py).
 - The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
   their tokens attend to it. Products and norms see no padding between completions (packing.py).
 - Norm, attention and SwiGLU have backward passes of their own (kernels.py; in C, where a compiler
-  is, native/learn.py). Autograd does the rest.
+  is, c_kernels.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
   micro-batches and passed on to the model's parameters once.
 - It is summed in LANES sums, and these in their order: as many threads may work on a step, and no
@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalerl.models.cpu import c_kernels as learn
+from scalerl.models.cpu import torch_kernels as kernels
+from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation
+from scalerl.models.cpu.library import library
+from scalerl.models.cpu.packing import PackedRows
+from scalerl.models.cpu.shape import LlamaShape
 from scalerl.models.head import final_hidden
-from scalerl.models.llama import kernels
-from scalerl.models.llama.fuse import FusedLayer, fuse, rotation
-from scalerl.models.llama.packing import PackedRows
-from scalerl.models.llama.shape import LlamaShape
-from scalerl.models.native import learn
-from scalerl.models.native.build import library
 from scalerl.models.rows import PromptRows
 
 #: Prompt plus completion. The kept probabilities of a micro-batch of this length are 4 bytes x

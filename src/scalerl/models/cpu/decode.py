@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation, turned
+from scalerl.models.cpu.shape import MASKED, LlamaShape
 from scalerl.models.head import final_hidden
-from scalerl.models.llama.fuse import FusedLayer, fuse, rotation, turned
-from scalerl.models.llama.shape import MASKED, LlamaShape
 from scalerl.models.rows import Compaction
 
 #: (layer, queries, keys, values) -> what attention gives, all (tokens, heads x size).

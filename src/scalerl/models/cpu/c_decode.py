@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalerl.models.cpu.decode import FusedWeights, body
+from scalerl.models.cpu.fuse import FusedLayer, rotation
+from scalerl.models.cpu.library import library
+from scalerl.models.cpu.shape import LlamaShape
 from scalerl.models.head import final_hidden
-from scalerl.models.llama.decode import FusedWeights, body
-from scalerl.models.llama.fuse import FusedLayer, rotation
-from scalerl.models.llama.shape import LlamaShape
-from scalerl.models.native.build import library
 from scalerl.models.rows import Compaction
 
 POINTER = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Norm, SwiGLU and attention of the packed pass by learn.c: the numbers of llama/kernels.py, to
+"""Norm, SwiGLU and attention of the packed pass by learn.c: the numbers of torch_kernels.py, to
 rounding. Each writes the whole gradient of a fused projection at once."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from scalerl.models.llama.packing import PackedRows
-from scalerl.models.llama.shape import LlamaShape
-from scalerl.models.native.build import library
+from scalerl.models.cpu.library import library
+from scalerl.models.cpu.packing import PackedRows
+from scalerl.models.cpu.shape import LlamaShape
 
 LONG = ctypes.c_int64
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from scalerl.models.llama.fuse import turned
-from scalerl.models.llama.packing import PackedRows
-from scalerl.models.llama.shape import LlamaShape
+from scalerl.models.cpu.fuse import turned
+from scalerl.models.cpu.packing import PackedRows
+from scalerl.models.cpu.shape import LlamaShape
 
 
 def norm(x: Tensor, eps: float) -> Tensor:

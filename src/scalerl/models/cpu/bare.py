@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalerl.errors import InputError
+from scalerl.models.cpu import cpu_mode
+from scalerl.models.cpu.shape import MASKED
 from scalerl.models.files import CONFIG, INDEX, WEIGHTS, weight_files
-from scalerl.models.llama.shape import MASKED
 
 #: Files beside the weights that a checkpoint repeats.
 BESIDE = (CONFIG, "generation_config.json")
@@ -69,7 +70,7 @@ class BareConfig:
     def of(path: str) -> BareConfig | None:
         """None where Transformers has to be asked: no directory, or not a plain Llama."""
         folder = Path(path)
-        if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        if cpu_mode() == "off" or not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
             return None
         try:
             said = json.loads((folder / CONFIG).read_text())

@@ -6,7 +6,7 @@
    what lies beyond a token is not computed (but for the rest of a tile). */
 #include "product.h"
 
-#define WHOLE 32 /* numbers: as in llama/packing.py */
+#define WHOLE 32 /* numbers: as in packing.py */
 
 /* y = x / its root mean square; `inverse` is kept for the way back. */
 void norm_forward(int64_t rows, int64_t n, float eps, const float *x, float *y, float *inverse) {

@@ -1,7 +1,7 @@
 /* Products of matrices whose right side comes packed in panels of two vectors of columns: those of
    TALL rows and one panel are held in registers from the first term to the last, with what is added
    to them (bias, residual) or done to them (SwiGLU). */
-#include "lanes.h"
+#include "vectors.h"
 
 #define PANEL (2 * LANES)
 

@@ -1,5 +1,5 @@
 /* Drawing a token of every row: engine/sampling.py in one pass over the logits. */
-#include "lanes.h"
+#include "vectors.h"
 
 /* SplitMix64, as in engine/sampling.py. */
 static double uniform(int64_t seed, int64_t position) {

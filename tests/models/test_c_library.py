@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.models.native import build
+from scalerl.models.cpu import library as build
 
-ASK = "from scalerl.models.native.build import library; print(library() is not None)"
+ASK = "from scalerl.models.cpu.library import library; print(library() is not None)"
 HAS_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 
 
@@ -48,7 +48,7 @@ def test_without_a_compiler_that_works_there_is_no_library_and_no_complaint(tmp_
 
 
 def test_one_may_do_without(tmp_path):
-    assert not asked(SCALERL_NATIVE="0", XDG_CACHE_HOME=str(tmp_path))
+    assert not asked(SCALERL_CPU="torch", XDG_CACHE_HOME=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -168,7 +168,7 @@ def test_a_relative_cache_is_ignored(tmp_path):
 HANG = """
 import subprocess, sys
 from multiprocessing import get_context
-from scalerl.models.native import build
+from scalerl.models.cpu import library as build
 
 build.PATIENCE = 0.5
 
