@@ -1,6 +1,6 @@
 """The C sources as a library: compiled once for this processor, kept in the user's cache.
 
-`library()` returns None on a machine without a compiler, where compiling fails, and where the switch
+`library()` is None on a machine without a compiler, where compiling fails, and where the switch
 says so (SCALERL_CPU=torch): callers then compute with torch. What the library computes is compared
 with the model's own numbers before it is used, so a wrong build is noticed.
 
