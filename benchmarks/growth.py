@@ -146,7 +146,7 @@ def simulated(folder: Path) -> list[dict[str, Any]]:
                 curve.add(step, step, max(value, 0.0))
         at = target
         start = time.perf_counter()
-        curve.look(2.0 * target)
+        curve.forecast(2.0 * target)
         ms = {name: seconds * 10 for name, seconds in cost.items()}
         rows.append({"steps": target, **ms, "forecast": (time.perf_counter() - start) * 1e3})
         print(f"{target:>7} steps: record {ms['record']:.2f} ms, curriculum "

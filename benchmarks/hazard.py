@@ -16,7 +16,7 @@ from pathlib import Path
 from record import save
 from scalerl import InputError, Run, load_run
 from scalerl.curves.alarm import FIRST_LOOK, alarm_history
-from scalerl.curves.hazard import RULES, find_signs
+from scalerl.curves.warning_signs import RULES, find_signs
 
 #: Looks before a fall in which a sign is in time.
 AHEAD = 4

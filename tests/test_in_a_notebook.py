@@ -76,12 +76,12 @@ def test_many_steps_make_few_drawings():
 
 def test_a_forecast_says_whether_the_ceiling_is_known():
     from scalerl import fit, load_run
-    from scalerl.curves.live import Look, forecast_numbers
+    from scalerl.curves.live import LiveForecast, forecast_numbers
 
     found = fit(load_run("example:paper-8b"))
     page, shown, _ = view()
     done = EvalLine.from_dict({"step": 3, "pass_rate": 0.5})
-    page.evaluated(done, Look(found, None, forecast_numbers(found, None), None))
+    page.evaluated(done, LiveForecast(found, None, forecast_numbers(found, None), None))
     assert f"ceiling {found.params['A']:.3f} [" in parsed(shown[-1])
 
 

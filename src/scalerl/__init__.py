@@ -19,7 +19,7 @@ _HOME = {
     "BacktestResult": "scalerl.curves.backtest",
     "BacktestScore": "scalerl.curves.backtest",
     "Comparison": "scalerl.curves.compare",
-    "ComputeNeeded": "scalerl.curves.planning",
+    "ComputeNeeded": "scalerl.curves.compute_needed",
     "Crossing": "scalerl.curves.decision",
     "Evaluation": "scalerl.evaluation.scores",
     "Fit": "scalerl.curves.result",
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from scalerl.curves.compare import Comparison as Comparison
     from scalerl.curves.compare import Pair as Pair
     from scalerl.curves.compare import compare as compare
+    from scalerl.curves.compute_needed import ComputeNeeded as ComputeNeeded
     from scalerl.curves.decision import Crossing as Crossing
     from scalerl.curves.fit import fit as fit
     from scalerl.curves.fit import fit_all as fit_all
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from scalerl.curves.forecast import Target as Target
     from scalerl.curves.forecast import forecast as forecast
     from scalerl.curves.laws import Law as Law
-    from scalerl.curves.planning import ComputeNeeded as ComputeNeeded
     from scalerl.curves.prediction import Prediction as Prediction
     from scalerl.curves.result import Fit as Fit
     from scalerl.errors import InputError as InputError

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from scalerl.curves.forecast import Forecast, forecast
-from scalerl.curves.live import LiveCurve, Look, Scale
+from scalerl.curves.live import LiveCurve, LiveForecast, Scale
 from scalerl.curves.result import Fit
 from scalerl.curves.rules import parse_rule
 from scalerl.errors import InputError
@@ -97,7 +97,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         }
         self._curve = self._new_curve()
         self._trainer: Any = None
-        self._found: Look | None = None
+        self._found: LiveForecast | None = None
         self._streak = 0
         #: Moment at which this run's clock would have shown zero; None outside of training.
         self._zero_hour: float | None = None
@@ -137,7 +137,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             return
         if len(self._curve):
             log.info("forecast resumed with %d points from the log", len(self._curve))
-            self._found = self._curve.look(self._curve.end(state.max_steps))
+            self._found = self._curve.forecast(self._curve.end(state.max_steps))
         if self._trainer is None:
             log.warning(
                 "forecasts go to trainer.state.log_history only: "
@@ -171,7 +171,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         reason = None
         if self._curve.add(step, compute, record[self.metric]) and state.is_world_process_zero:
             numbers[self._curve.x_key] = compute
-            found = self._curve.look(self._curve.end(state.max_steps), self.rule)
+            found = self._curve.forecast(self._curve.end(state.max_steps), self.rule)
             if found is not None:
                 self._found = found
                 numbers |= found.numbers

@@ -18,7 +18,7 @@ from scalerl.runs.compute import BudgetUse, budget_use
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.compute import Compute
     from scalerl.runs.lines import EvalLine, StepLine
@@ -87,7 +87,7 @@ class NotebookView(Listener):
         )
         self._draw()
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         self._evals.append(line)
         self._now = f"validated at step {line.step}"
         self._spent(line.compute)
@@ -144,7 +144,7 @@ def _rate(line: EvalLine) -> str:
     return f"{line.pass_rate:.3f}{error}"
 
 
-def _forecast(look: Look) -> str:
+def _forecast(look: LiveForecast) -> str:
     n = {name.removeprefix("forecast/"): value for name, value in look.numbers.items()}
     known = f"ceiling {n['A']:.3f}" if n["identified"] else "ceiling not identified yet"
     return (

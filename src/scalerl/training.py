@@ -348,7 +348,7 @@ class RunAttempts:
         if not self._add(line):
             self.listener.evaluated(line, None)
             return None
-        look = self.curve.look(self._budget_end(line.compute), self.rule)
+        look = self.curve.forecast(self._budget_end(line.compute), self.rule)
         self.listener.evaluated(line, look)
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
 

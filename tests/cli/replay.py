@@ -50,7 +50,7 @@ def replay(view, run, *, at=1.0, clock=None, delay=0.0, recipe=None, out=Path("r
             clock.follow(line)
         if isinstance(line, EvalLine):
             curve.add(line.step, line.compute.device_hours, line.pass_rate)
-            view.evaluated(line, curve.look(curve.end(budget)))
+            view.evaluated(line, curve.forecast(curve.end(budget)))
         else:
             view.step(line)
         time.sleep(delay)

@@ -23,7 +23,7 @@ from scalerl.cli import view as views
 from scalerl.cli.live_view import LiveView
 from scalerl.cli.throughput import RunThroughput, which_waits
 from scalerl.cli.view import PlainView, make_view
-from scalerl.curves.live import Look, forecast_numbers
+from scalerl.curves.live import LiveForecast, forecast_numbers
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, StepLine
 
@@ -71,7 +71,7 @@ def paper():
 
 
 def look_at(found, end):
-    return Look(found, end, forecast_numbers(found, end), None)
+    return LiveForecast(found, end, forecast_numbers(found, end), None)
 
 
 # -- lines ----------------------------------------------------------------------------------------

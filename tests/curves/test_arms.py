@@ -40,7 +40,7 @@ def test_three_seeds_know_the_ceiling_better_than_one():
 def test_short_runs_are_not_made_sure_by_their_number():
     """A mean of three fits that each know nothing of the ceiling would look known."""
     fits, _ = runs("mine", 3, 0.5)
-    averaged = np.mean([f.belief.parameter("A") for f in fits], axis=0)
+    averaged = np.mean([f.predictive.parameter("A") for f in fits], axis=0)
     assert width(Arm("mine", fits).ceiling) > 1.15 * width(averaged)
 
 
@@ -63,8 +63,8 @@ def test_a_shorter_seed_counts_for_less():
 def test_what_a_fit_does_not_know_is_no_spread_between_seeds():
     """Short runs: the medians of their ceilings scatter by .03 though all have one ceiling."""
     alike = [Arm(name, runs(name, 3, 1.5)[0]) for name in ("a", "b", "c", "d")]
-    medians = [np.std([np.median(f.belief.parameter("A")) for f in a.fits], ddof=1) for a in alike]
-    assert np.mean(medians) > 2 * SEED_SD
+    medians = [[np.median(f.predictive.parameter("A")) for f in a.fits] for a in alike]
+    assert np.mean([np.std(m, ddof=1) for m in medians]) > 2 * SEED_SD
     assert seed_spread(alike) < 1.5 * SEED_SD
     apart = [Arm(n, runs(n, 4, 12, spread=0.04, noise=0.003)[0]) for n in ("a", "b", "c", "d")]
     assert 0.02 < seed_spread(apart) < 0.08

@@ -6,7 +6,7 @@ from simulate import PAPER, curve
 
 from scalerl import Run, compare, fit, forecast
 from scalerl.curves.alarm import alarm_history
-from scalerl.curves.hazard import find_signs
+from scalerl.curves.warning_signs import find_signs
 from scalerl.report import words
 from scalerl.report.terminal import fit_table
 
@@ -96,7 +96,7 @@ def test_futures_of_a_healthy_run_know_that_some_fall():
     """At ten times the compute 1 - exp(-.08 ln 10) = 17 % have begun to, most by a visible drop;
     shortly ahead hardly any."""
     f = fit(*curve(PAPER, 60000.0, np.random.default_rng(0), n=40))
-    levels = f.belief.levels(np.array([60000.0, 66000.0, 600000.0]))
+    levels = f.predictive.levels(np.array([60000.0, 66000.0, 600000.0]))
     fallen_by_then = (levels[:, 1:] < levels[:, :1] - 0.02).mean(axis=0)
     assert fallen_by_then[0] < 0.04
     assert 0.13 < fallen_by_then[1] < 0.25

@@ -7,8 +7,8 @@ import pytest
 from simulate import PAPER, curve
 
 from scalerl import InputError, Run, fit, forecast, load_run
-from scalerl.curves.forecast import beats, gain, reach, recommend
-from scalerl.curves.planning import Futures, sensitivity, to_identify
+from scalerl.curves.compute_needed import Continuations, compute_to_identify
+from scalerl.curves.forecast import beats, gain, reach, recommend, sensitivity
 
 LONG = fit(*curve(PAPER, 60000, np.random.default_rng(0)), name="long")
 SHORT = fit(*curve(PAPER, 8000, np.random.default_rng(0)), name="short")
@@ -119,7 +119,7 @@ def test_forecast_dictionary_has_the_promised_keys():
 
 def test_a_run_with_side_metrics_is_continued_and_given_an_r0():
     points = SHORT.points.replace(signs={"grad_norm": np.linspace(1.0, 2.0, len(SHORT.points))})
-    longer = Futures.draw(fit(points)).fitted(0, 3.0)
+    longer = Continuations.simulate(fit(points)).refit(0, 3.0)
     assert longer.end == pytest.approx(3 * SHORT.end) and not longer.run.signs
     assert fit(points, r0=0.1).r0 == pytest.approx(0.1, abs=0.05)
 
@@ -130,11 +130,11 @@ def test_columns_of_a_run_have_one_value_per_point():
 
 
 def test_more_compute_is_needed_for_a_shorter_run():
-    need = to_identify(SHORT)
+    need = compute_to_identify(SHORT)
     assert need.multiple is not None and 1.25 <= need.multiple <= 8
     assert "identify the ceiling" in str(need)
     tiny = fit(*curve(PAPER, 2500, np.random.default_rng(0), n=12))
-    further = to_identify(tiny)
+    further = compute_to_identify(tiny)
     assert further.multiple is None or further.multiple > need.multiple
 
 

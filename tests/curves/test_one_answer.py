@@ -26,7 +26,7 @@ def test_the_score_of_now_is_the_curve_at_the_end_of_the_window(window):
 
 def test_each_amount_by_itself_has_the_distribution_of_the_path(window):
     knots = window.end * np.geomspace(1.1, 8.0, 6)
-    paths = np.quantile(window.belief.levels(knots), [0.05, 0.5, 0.95], axis=0).T
+    paths = np.quantile(window.predictive.levels(knots), [0.05, 0.5, 0.95], axis=0).T
     apart = window.predict(knots).quantiles([0.05, 0.5, 0.95])
     # Monte Carlo error of a tail quantile of 4,000 draws: about 4 % of the interval's width.
     width = (apart[:, 2] - apart[:, 0])[:, None]
@@ -38,11 +38,11 @@ def test_the_mean_of_several_evaluations_is_that_of_paths(window):
     levels that were drawn apart from each other would seem to be known far better."""
     ahead = window.predict(window.end * np.linspace(1.5, 4.0, 12))
     low, high = ahead.mean_quantiles([0.05, 0.95])
-    paths = window.belief.levels(ahead.compute)
+    paths = window.predictive.levels(ahead.compute)
     rng = np.random.default_rng(0)
 
     def width(levels):
-        noise = window.belief.noise() * rng.standard_normal(len(levels)) / np.sqrt(12)
+        noise = window.predictive.noise() * rng.standard_normal(len(levels)) / np.sqrt(12)
         ends = np.quantile(levels.mean(axis=1) + noise, [0.05, 0.95])
         return ends[1] - ends[0]
 

@@ -5,9 +5,9 @@ import pytest
 from simulate import PAPER, curve
 
 from scalerl.curves.formula import logistic
-from scalerl.curves.noise import prepare
+from scalerl.curves.noise import bin_curve
 from scalerl.curves.posterior import Priors, cuts, fraction, sample_posterior, solve_cells
-from scalerl.curves.walk import EARLY, Walk
+from scalerl.curves.residual_process import EARLY_CLOCK_RATE, ResidualCovariance
 
 PRIORS = Priors()
 
@@ -16,7 +16,7 @@ def window(n=25, end=20000.0, seed=0, with_zero=False):
     c, y = curve(PAPER, end, np.random.default_rng(seed), n=n)
     if with_zero:
         c, y = np.concatenate([[0.0], c]), np.concatenate([[0.301], y])
-    return prepare(c, y, None)
+    return bin_curve(c, y, None)
 
 
 def dense_sigma(points, tau, cut=None):
@@ -29,36 +29,42 @@ def dense_sigma(points, tau, cut=None):
         for j in range(n):
             if min(t[i], t[j]) > cut:
                 s, span = min(t[i], t[j]) - cut, t[-1] - cut
-                sigma[i, j] += tau**2 * (s + EARLY * (s - s**2 / (2 * span)))
+                sigma[i, j] += tau**2 * (s + EARLY_CLOCK_RATE * (s - s**2 / (2 * span)))
             if max(t[i], t[j]) < cut:
                 sigma[i, j] += (PRIORS.rough * points.scale) ** 2 * (cut - max(t[i], t[j]))
     return sigma
 
 
-def test_walk_covariance_equals_the_dense_one():
+def test_residual_covariance_equals_the_dense_one():
     points = window()
     tau = points.scale * np.asarray(PRIORS.tau)
     for cut in (points.t[0], points.t[4], 0.5 * (points.t[4] + points.t[5])):
-        walk = Walk.of(points, tau, np.full(len(tau), cut), PRIORS.rough * points.scale)
+        covariance = ResidualCovariance.from_points(
+            points, tau, np.full(len(tau), cut), PRIORS.rough * points.scale
+        )
         for k, value in enumerate(tau):
             sigma = dense_sigma(points, value, cut)
-            inverse = walk.whiten[k].T @ walk.whiten[k]
+            inverse = covariance.whiten[k].T @ covariance.whiten[k]
             np.testing.assert_allclose(inverse @ sigma, np.eye(len(sigma)), atol=1e-6)
-            assert walk.log_det[k] == pytest.approx(0.5 * np.linalg.slogdet(sigma)[1], rel=1e-6)
+            assert covariance.log_det[k] == pytest.approx(
+                0.5 * np.linalg.slogdet(sigma)[1], rel=1e-6
+            )
 
 
-def test_walk_inside_the_window_equals_dense_regression_on_either_side_of_the_cut():
+def test_residual_inside_the_window_equals_dense_regression_on_either_side_of_the_cut():
     points = window()
     cut, tau = float(points.t[6]), 0.1 * points.scale
-    walk = Walk.of(points, np.array([tau]), np.array([cut]), PRIORS.rough * points.scale)
+    covariance = ResidualCovariance.from_points(
+        points, np.array([tau]), np.array([cut]), PRIORS.rough * points.scale
+    )
     sigma = dense_sigma(points, tau, cut)
     noiseless = sigma - np.diag(points.variance)
-    weights, variance = walk.at(0, points.t)
+    weights, variance = covariance.at(0, points.t)
     expected = noiseless @ np.linalg.inv(sigma)
     np.testing.assert_allclose(weights, expected, atol=1e-8)
     left = np.diag(noiseless - expected @ noiseless)
     np.testing.assert_allclose(variance, np.maximum(left, 0.0), atol=1e-10)
-    np.testing.assert_allclose(walk.end[0], expected[-1], atol=1e-8)
+    np.testing.assert_allclose(covariance.end[0], expected[-1], atol=1e-8)
 
 
 @pytest.mark.parametrize("with_zero", [False, True])
@@ -108,7 +114,7 @@ def test_draws_have_the_mean_and_variance_of_importance_sampling():
     """An independent route to the same posterior: draw (B, C_mid, shape, tau, cut, s2, R_0, A)
     from the prior, weigh by the likelihood with dense matrices, and compare the moments."""
     c, y = curve(PAPER, 12000.0, np.random.default_rng(3), n=7, sd=0.02)
-    points = prepare(c, y, np.full(7, 400.0))
+    points = bin_curve(c, y, np.full(7, 400.0))
     t_end = float(np.log(c[-1]))
     posterior = sample_posterior(points, t_end, None, np.random.default_rng(0), PRIORS, 20000)
 

@@ -10,7 +10,7 @@ from scalerl.cli.view import PlainView
 from scalerl.files import to_json
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.lines import EvalLine, EventLine, StepLine
     from scalerl.training import RunEnd
@@ -50,7 +50,7 @@ class JsonView(PlainView):
             state = {"step": step, "written": written, "checked": checked, "total": total}
             self._write("validating", state)
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         self._validation.over()
         numbers = None if look is None else look.numbers
         self._write("validation", line.to_dict() | {"forecast": numbers})

@@ -23,7 +23,7 @@ from scalerl.report.terminal_curve import curve
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.lines import EvalLine, Staleness, StepLine
 
@@ -56,7 +56,7 @@ class LiveView(Listener):
         self._step: StepLine | None = None
         self._at = 0
         self._evals: list[EvalLine] = []
-        self._look: Look | None = None
+        self._look: LiveForecast | None = None
         #: The curve as it was last drawn, and for what size.
         self._curve: list[Text] = []
         self._drawn_for: tuple[int, int] | None = None
@@ -103,7 +103,7 @@ class LiveView(Listener):
         with self._lock:
             self._validation.add(step, written, checked, total)
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         with self._lock:
             self._validation.over()
             self._evals.append(line)

@@ -15,7 +15,7 @@ from scalerl.runs import commands
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.lines import EvalLine, SetScore, StepLine
 
@@ -75,7 +75,7 @@ class PlainView(Listener):
         if self._validation.due():
             self.say(str(self._validation))
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         self._validation.over()
         self.say(validation_line(line))
         if look is not None:
@@ -158,7 +158,7 @@ def score(of: EvalLine | SetScore) -> str:
     return rate if of.stderr is None else f"{rate} ± {of.stderr:.3f}"
 
 
-def forecast_parts(look: Look) -> list[str]:
+def forecast_parts(look: LiveForecast) -> list[str]:
     """What the fit says, piece by piece; of a ceiling that the points do not identify only that,
     and what they allow."""
     n = {name.removeprefix("forecast/"): value for name, value in look.numbers.items()}
@@ -174,7 +174,7 @@ def forecast_parts(look: Look) -> list[str]:
     return [*parts, f"next doubling {n['next_doubling']:+.3f}"]
 
 
-def alarm(look: Look) -> str:
+def alarm(look: LiveForecast) -> str:
     return "" if look.fit.alarm is None else f"; ALARM {look.fit.alarm}"
 
 

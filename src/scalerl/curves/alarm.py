@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.noise import Points, mean_variance, prepare
+from scalerl.curves.noise import BinnedCurve, bin_curve, mean_variance
 
 Array = npt.NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class Fall:
         )
 
 
-def find_fall(compute: Array, score: Array, points: Points) -> Fall | None:
+def find_fall(compute: Array, score: Array, points: BinnedCurve) -> Fall | None:
     """Compare the mean of the last k points with the best earlier, non-overlapping k-mean; None
     where there are too few points for two such means."""
     found = _drop(score)
@@ -148,5 +148,5 @@ def _alarming(compute: Array, score: Array, n_eval: Array | None) -> bool:
     found = _drop(score)
     if found is None or found[2] - found[3] <= ALARM_DROP:
         return False  # too little for any alarm, whatever the noise: most looks end here
-    fall = find_fall(compute, score, prepare(compute, score, n_eval))
+    fall = find_fall(compute, score, bin_curve(compute, score, n_eval))
     return fall is not None and fall.alarm

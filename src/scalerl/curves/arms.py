@@ -92,7 +92,7 @@ class Arm:
     @cached_property
     def ceiling(self) -> Array:
         """Ceiling of the arm, per draw."""
-        return self.fit.belief.parameter("A")
+        return self.fit.predictive.parameter("A")
 
     def to_dict(self) -> dict[str, Any]:
         """The ceiling that the arm is ranked and compared by (that of `fit`)."""
@@ -119,7 +119,7 @@ class Arm:
         # Cached: a leader is compared with many arms at the same compute.
         key = compute.tobytes()
         if key not in self._levels:
-            self._levels[key] = self.fit.belief.thinned(THIN).levels(compute)
+            self._levels[key] = self.fit.predictive.thinned(THIN).levels(compute)
         return self._levels[key]
 
     @cached_property
@@ -127,7 +127,7 @@ class Arm:
         """ln C inside the window, and the running maximum of the pass rate there, per draw."""
         positive = self.fit.points.compute[self.fit.points.compute > 0]
         knots = np.geomspace(positive[0], self.fit.end, CLIMB_KNOTS)
-        levels = self.fit.belief.thinned(THIN).levels(knots)
+        levels = self.fit.predictive.thinned(THIN).levels(knots)
         return np.log(knots), np.maximum.accumulate(levels, axis=1)
 
     @property
@@ -194,7 +194,7 @@ def seed_spread(arms: Iterable[Arm]) -> float:
     for arm in arms:
         if len(arm.fits) < 2:
             continue
-        ceilings = [f.belief.parameter("A") for f in arm.fits]
+        ceilings = [f.predictive.parameter("A") for f in arm.fits]
         middle = np.array([np.median(a) for a in ceilings])
         variance = np.array([own_variance(a) for a in ceilings]) + SPREADS[:, None] ** 2
         precision = 1.0 / variance

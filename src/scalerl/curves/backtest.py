@@ -21,7 +21,7 @@ from scalerl.curves import paper
 from scalerl.curves.fit import fit
 from scalerl.curves.laws import ENSEMBLE, LINE, NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
-from scalerl.curves.paper_method import fit_from_cells
+from scalerl.curves.paper import fit_from_cells
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 from scalerl.errors import InputError

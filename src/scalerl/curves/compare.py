@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.arms import MARGIN, Arm, seed_spread, with_family_prior
-from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.compute_needed import ComputeNeeded, Continuations, search_compute
 from scalerl.curves.decision import (
     Crossing,
     current_verdict,
@@ -30,8 +30,8 @@ from scalerl.curves.decision import (
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
-from scalerl.curves.planning import ComputeNeeded, Futures, search
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import sample_quantiles
 from scalerl.curves.result import Fit
 from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
@@ -361,7 +361,7 @@ def _pair(
     paper_verdict, paper_winner, fixed = _paper_rule(a, b, points, refit)
     need = None
     if found.name == "undecided" and alarm is None and planning:
-        need = to_decide(a, b, sd)
+        need = compute_to_decide(a, b, sd)
     return Pair(
         a=a.name,
         b=b.name,
@@ -387,16 +387,16 @@ def _pair(
     )
 
 
-def to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
+def compute_to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
     """The compute per run that would decide between two arms, if their runs stay healthy. The runs
     of an arm are continued as the one curve that they are compared by; draws of the two arms are
     paired by index, as in a verdict, so that they share the law's error."""
-    futures = [(g, Futures.draw(g.pooled_fit, number)) for number, g in enumerate((a, b))]
+    simulated = [(g, Continuations.simulate(g.pooled_fit, i)) for i, g in enumerate((a, b))]
     # An arm of one curve counts as one seed: the noise of the seeds is scaled to what it was.
     sd = seed_sd * float(np.sqrt((1.0 / a.seeds + 1.0 / b.seeds) / 2.0))
 
-    def settled(trial: int, multiple: float) -> bool:
-        first, second = (Arm(g.name, (f.fitted(trial, multiple),), g.prior) for g, f in futures)
+    def decided(trial: int, multiple: float) -> bool:
+        first, second = (Arm(g.name, (c.refit(trial, multiple),), g.prior) for g, c in simulated)
         return current_verdict(first, second, sd).name != "undecided"
 
-    return search("decide between them", max(a.end, b.end), settled, PAIR_TRIALS)
+    return search_compute("decide between them", max(a.end, b.end), decided, PAIR_TRIALS)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import sample_quantiles
-from scalerl.curves.fit import fit
+from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.noise import sampling_interval
 from scalerl.curves.prediction import Prediction, tails
-from scalerl.curves.result import Fit
+from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.result import Fit, finite_or_none
 from scalerl.errors import InputError
 from scalerl.runs.amounts import on_axis
 from scalerl.runs.record import Run
@@ -48,8 +48,8 @@ class Target:
             "probability": self.probability,
             "within": HORIZON,
             "compute": {
-                "median": _finite(self.median),
-                "interval": [_finite(v) for v in self.interval],
+                "median": finite_or_none(self.median),
+                "interval": [finite_or_none(v) for v in self.interval],
             },
         }
 
@@ -271,7 +271,7 @@ def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:
     knots = np.concatenate(
         [np.geomspace(first, f.end, 24)[:-1], np.geomspace(f.end, HORIZON * f.end, 40)]
     )
-    levels = f.belief.levels(knots)
+    levels = f.predictive.levels(knots)
     return tuple(reached(levels, np.log(knots), float(s), f.level) for s in scores)
 
 
@@ -299,7 +299,7 @@ def with_infinite(values: Array, levels: Sequence[float]) -> list[float]:
 
 def gain(f: Fit, multiple: float) -> Gain:
     """What going on to `multiple` times the compute spent would add to the pass rate."""
-    levels = f.belief.levels(np.array([f.end, multiple * f.end]))
+    levels = f.predictive.levels(np.array([f.end, multiple * f.end]))
     low, mid, high = sample_quantiles(
         levels[:, 1] - levels[:, 0], (tails(f.level)[0], 0.5, tails(f.level)[1])
     )
@@ -309,7 +309,7 @@ def gain(f: Fit, multiple: float) -> Gain:
 def beats(a: Fit, b: Fit, compute: float) -> float:
     """Probability that run `a` scores higher than run `b` at this compute."""
     at = np.array([float(compute)])
-    la, lb = a.belief.levels(at)[:, 0], b.belief.levels(at)[:, 0]
+    la, lb = a.predictive.levels(at)[:, 0], b.predictive.levels(at)[:, 0]
     n = min(len(la), len(lb))
     return float((la[:n] > lb[:n]).mean() + 0.5 * (la[:n] == lb[:n]).mean())
 
@@ -321,7 +321,7 @@ def recommend(f: Fit, price: float, value: float) -> Recommendation:
     if f.alarm is not None:
         return Recommendation("stop", f.end, 0.0, 0.0, f"{f.alarm}: find the cause first")
     ends = f.end * np.array((1.0, *MULTIPLES))
-    levels = f.belief.levels(ends)
+    levels = f.predictive.levels(ends)
     net = 100.0 * value * (levels[:, 1:] - levels[:, :1]) - price * (ends[1:] - f.end)
     expected = net.mean(axis=0)
     best = int(np.argmax(expected))
@@ -340,5 +340,30 @@ def recommend(f: Fit, price: float, value: float) -> Recommendation:
     )
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+@dataclass(frozen=True, slots=True)
+class WindowCeiling:
+    """The ceiling that another window of the same run gives."""
+
+    window: tuple[float, float]
+    a: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"window": list(self.window), "A": self.a, "interval": list(self.interval)}
+
+
+def sensitivity(f: Fit) -> list[WindowCeiling]:
+    """The ceiling when the first or the last 10 % or 25 % of the points are left out; nothing for a
+    law that has none."""
+    if "A" not in f.params:
+        return []
+    points = f.points
+    found = []
+    for first, last in ((0.1, 0.0), (0.25, 0.0), (0.0, 0.1), (0.0, 0.25)):
+        lo = points.compute[int(first * len(points))]
+        hi = points.compute[len(points) - 1 - int(last * len(points))]
+        if len(points.window(lo, hi)) <= MIN_POINTS:
+            continue
+        again = fit(points, law=f.law, r0=f.r0, level=f.level, lo=float(lo), hi=float(hi))
+        found.append(WindowCeiling(again.window, again.params["A"], again.interval("A")))
+    return found

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import PointFit, Sigmoid, log_compute, logistic
-from scalerl.curves.threads import one_thread
+from scalerl.curves.formula import PointFit, Sigmoid, log_compute, logistic, one_thread
 
 Array = npt.NDArray[np.float64]
 

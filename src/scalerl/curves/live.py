@@ -38,7 +38,7 @@ class _Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LiveForecast:
     """What the points so far say: a fit, what to log of it, and why to stop (if so)."""
 
     fit: Fit
@@ -201,14 +201,16 @@ class LiveCurve:
         step, compute = self.last
         return compute * max(max_steps / step, 1.0)
 
-    def look(self, end: float | None = None, rule: StopRule | None = None) -> Look | None:
+    def forecast(
+        self, end: float | None = None, rule: StopRule | None = None
+    ) -> LiveForecast | None:
         """Fit the points so far; None before `min_points`, and when that fails."""
         if len(self) < self.min_points:
             return None
         try:
             found = fit(self.run)
             reason = None if rule is None else rule.check(found, end)
-            return Look(found, end, forecast_numbers(found, end), reason)
+            return LiveForecast(found, end, forecast_numbers(found, end), reason)
         except Exception as error:
             # Whatever went wrong in a forecast, the training run it watches is worth more.
             self.warn_once("fit", f"no forecast at {len(self)} points: {error}")

@@ -102,7 +102,7 @@ def _weights(score: Array, n_eval: Array | None) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class BinnedCurve:
     """A curve made ready: at most MAX_BINS points in t = ln C with the variance of each."""
 
     t: Array
@@ -118,9 +118,9 @@ class Points:
     scale: float
 
 
-def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
-    """Sorted points with C >= 0 -> Points. An evaluation at C = 0 is put one halving before the
-    first other one, since ln 0 has no place on the axis."""
+def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve:
+    """Sorted points with C >= 0 as a binned curve. An evaluation at C = 0 is put one halving before
+    the first other one, since ln 0 has no place on the axis."""
     variance = score_variance(score, n_eval)
     weight = _weights(score, n_eval)
     positive = compute > 0
@@ -133,7 +133,7 @@ def prepare(compute: Array, score: Array, n_eval: Array | None) -> Points:
         t, y, relative, at_zero = _bins(t, y, weight, at_zero)
     top = np.sort(y)
     rise = float(top[-2:].mean() - top[:2].mean()) if len(top) > 1 else 0.0
-    return Points(
+    return BinnedCurve(
         t=t,
         score=y,
         variance=variance * relative,

@@ -1,11 +1,11 @@
-"""From a posterior to the future: sample paths of the pass rate beyond the window.
+"""Sample paths of the pass rate beyond the fitted window, drawn from a posterior.
 
-    level(x) = law(x_n) + g (law(x) - law(x_n)) + u_n exp(-REVERT d) + W(d),       d = ln(x / x_n)
+    level(x) = law(x_n) + g (law(x) - law(x_n)) + u_n exp(-reversion d) + W(d),    d = ln(x / x_n)
 
-g says that the law's remaining gain is itself uncertain; W is the random walk going on (now and
-then a rougher one). Then there are fates that no law knows, one per draw (Fates): a run that stands
-still may take off, a healthy one may begin to fall, and one that has already fallen (alarm.py) goes
-on from where it is: falls on, settles there or recovers.
+g is the uncertainty of the law's remaining gain; W continues the random walk of the residuals (now
+and then a rougher one). On top of that each draw has a scenario that no law describes
+(`FutureScenarios`): a flat run may take off, a healthy one may begin to fall, and one that has
+already fallen (alarm.py) continues from its present level: it keeps falling, stays or recovers.
 """
 
 from __future__ import annotations
@@ -22,131 +22,154 @@ from scalerl.curves.posterior import Posterior
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-
+#: Seed of the law's error, which all runs share. Any number would do; changing it would change
+#: every published interval in its last digits.
 LAW_ERROR_SEED = 20251015
+#: Horizon in ln C at which `gain_sd` applies: about one doubling.
+GAIN_HORIZON = 0.7
+#: The law's error grows like sqrt(d) up to this many GAIN_HORIZON, and no further.
+MAX_GAIN_HORIZONS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Future:
-    """How a run may depart from its law after the window; see docs/explanation/calibration.md."""
+class FuturePriors:
+    """How a run may depart from its law after the window.
 
-    #: sd of ln g at d = 0.7 (a doubling), growing like sqrt(d) up to twice that horizon.
+    The values were back-tested (docs/explanation/calibration.md); the objective is flat around
+    them, so they are round numbers."""
+
+    #: sd of ln g, the log error of the law's remaining gain, after one doubling of compute.
     gain_sd: float = 0.3
-    #: Rate in ln C at which the present departure from the law fades.
-    revert: float = 0.3
-    #: Probability of a rougher future, and how much rougher.
+    #: Rate per unit of ln C at which the present departure from the law fades.
+    reversion: float = 0.3
+    #: Probability that the walk is rougher than inside the window.
     jump_probability: float = 0.05
+    #: Factor on the sd of a rougher walk.
     jump_size: float = 4.0
-    #: A healthy run begins to fall at this rate per unit of ln C ahead: its gain stops, and it
-    #: loses Exp(1) times this share of its rise per sqrt(ln C).
+    #: Rate per unit of ln C at which a healthy run begins to fall; its gain stops there. About one
+    #: evaluation curve in twenty declines by its end.
     hazard: float = 0.08
-    slide: float = 0.2
-    #: A run without a gain takes off with this probability: by U (1 - level), over one ln C.
-    take_off: float = 0.05
-    #: A fall that is real goes on with this probability, by Exp(1) times this share of it per
-    #: sqrt(ln C); with this one it is made good, by U of it, at this rate; else it settles.
-    falls_on: float = 0.4
-    fall_size: float = 0.8
-    recovers: float = 0.25
+    #: Loss of a run that begins to fall: Exp(1) times this share of its rise per sqrt(ln C).
+    fall_speed: float = 0.2
+    #: Probability that a run without a gain takes off: by U(0, 1) (1 - level), over one ln C.
+    takeoff_probability: float = 0.05
+    #: Probability that a fall under way continues.
+    fall_continues: float = 0.4
+    #: Loss of a continued fall: Exp(1) times this share of the drop so far per sqrt(ln C).
+    continued_fall_speed: float = 0.8
+    #: Probability that a fall under way recovers, by U(0, 1) of the drop; otherwise it stays.
+    recovery_probability: float = 0.25
+    #: Rate per unit of ln C at which a recovery completes.
     recovery_rate: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
-    """What becomes of each draw beyond its law."""
+class FutureScenarios:
+    """What happens to each draw beyond its law; all arrays have one value per draw."""
 
-    #: ln C ahead at which a healthy run begins to fall, and how fast (in units of the slide).
+    #: ln C ahead at which a healthy run begins to fall.
     onset: Array
+    #: Speed of that fall, in units of `fall_speed`.
     speed: Array
-    #: Rise still to come in a run that stands still; 0 where it stays.
-    take_off: Array
-    #: True where the fall that was seen is real; the level it starts from, what it loses per
-    #: sqrt(ln C), and what it wins back.
+    #: Rise still to come in a flat run that takes off; 0 elsewhere.
+    takeoff: Array
+    #: True where the fall that was seen is real.
     fallen: Flags
+    #: Level from which a fallen run continues.
     start: Array
+    #: What a fallen run loses per sqrt(ln C).
     loss: Array
+    #: What a fallen run recovers.
     recovery: Array
 
     @staticmethod
     def draw(
-        posterior: Posterior, fall: Fall | None, future: Future, seed: int, times: float = 1.0
-    ) -> Fates:
-        """`times` is what signs of trouble multiply the hazard with (hazard.py)."""
+        posterior: Posterior,
+        fall: Fall | None,
+        priors: FuturePriors,
+        seed: int,
+        hazard_factor: float = 1.0,
+    ) -> FutureScenarios:
+        """One scenario per draw; warning signs multiply the hazard by `hazard_factor`."""
+        # The order of the calls on rng fixes the published numbers: do not reorder.
         rng = np.random.default_rng((seed, 5))
         draws = posterior.draws
         n = len(draws)
-        take_off = np.zeros(n)
-        takes_off = draws.flat & (rng.random(n) < future.take_off)
-        take_off[takes_off] = (rng.random(n) * (1.0 - draws.a))[takes_off]
+        takeoff = np.zeros(n)
+        takes_off = draws.flat & (rng.random(n) < priors.takeoff_probability)
+        takeoff[takes_off] = (rng.random(n) * (1.0 - draws.a))[takes_off]
         onset, speed = rng.standard_exponential((2, n))
         fallen = np.zeros(n, dtype=bool)
         start, loss, recovery = np.zeros((3, n))
         if fall is not None:
             fallen = rng.random(n) < fall.probability
             start = fall.level + fall.level_sd * rng.standard_normal(n)
-            what, drop = rng.random(n), max(fall.drop, 0.0)
-            loss = np.where(what < future.falls_on, future.fall_size * drop * speed, 0.0)
-            recovery = np.where(what > 1.0 - future.recovers, drop * rng.random(n), 0.0)
-        onset = onset / (times * future.hazard)
-        return Fates(onset, speed, take_off, fallen, start, loss, recovery)
+            u, drop = rng.random(n), max(fall.drop, 0.0)
+            continues = u < priors.fall_continues
+            recovers = u > 1.0 - priors.recovery_probability
+            loss = np.where(continues, priors.continued_fall_speed * drop * speed, 0.0)
+            recovery = np.where(recovers, drop * rng.random(n), 0.0)
+        onset = onset / (hazard_factor * priors.hazard)
+        return FutureScenarios(onset, speed, takeoff, fallen, start, loss, recovery)
 
-    def healthy(self) -> Fates:
-        """The same draws, of which none falls."""
+    def healthy(self) -> FutureScenarios:
+        """The same scenarios without falls."""
         n = len(self.onset)
         return replace(self, onset=np.full(n, np.inf), fallen=np.zeros(n, dtype=bool))
 
-    def only(self, chosen: slice | npt.NDArray[np.intp]) -> Fates:
-        """Those of these draws."""
-        return Fates(*(getattr(self, f.name)[chosen] for f in fields(self)))
+    def only(self, chosen: slice | npt.NDArray[np.intp]) -> FutureScenarios:
+        """The scenarios of the chosen draws."""
+        return FutureScenarios(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 @functools.cache
 def law_error(n: int) -> Array:
     """The z of ln g, one per draw: how wrong the law is about the remaining gain. It is the *same*
-    for every run, since runs of one kind are wrong in the same way: differences between runs are
-    then known better than either (what that does to verdicts: docs/explanation/comparing.md)."""
+    for every run, because runs of one kind are wrong in the same way: differences between runs are
+    then known more precisely than either run (its effect on verdicts:
+    docs/explanation/comparing.md)."""
     return np.random.default_rng(LAW_ERROR_SEED).standard_normal(n)
 
 
-def ceiling(posterior: Posterior, fates: Fates, future: Future) -> Array:
-    """Where each draw is heading if it stays healthy: A with the law's error in what is still to be
-    gained, plus the present departure from the law. Narrower than the bare A on long windows."""
+def ceiling(posterior: Posterior, scenarios: FutureScenarios, priors: FuturePriors) -> Array:
+    """The ceiling of each draw if the run stays healthy: A with the law's error in the gain still
+    to come, plus the present departure from the law. On long windows it is narrower than A."""
     now = posterior.draws.law(np.array([posterior.t_end]))[:, 0]
-    g = np.exp(future.gain_sd * np.sqrt(2.0) * law_error(len(now)))
-    heading = now + (posterior.draws.a - now) * g + posterior.u_end + fates.take_off
+    g = np.exp(priors.gain_sd * np.sqrt(MAX_GAIN_HORIZONS) * law_error(len(now)))
+    heading = now + (posterior.draws.a - now) * g + posterior.u_end + scenarios.takeoff
     return np.asarray(np.clip(heading, 0.0, 1.0))
 
 
 def future_paths(
     posterior: Posterior,
     d: Array,
-    fates: Fates,
+    scenarios: FutureScenarios,
     rng: np.random.Generator,
-    future: Future,
+    priors: FuturePriors,
     joint: bool = True,
 ) -> Array:
     """Pass rate at the ascending horizons d = ln(x / x_n) >= 0 for every draw: (draws, len(d)).
 
     joint=False draws W at each horizon by itself: W(d) = sqrt(d) z with one z per draw. Every
-    column then has its exact distribution and does not depend on the other horizons, which the
+    column then has its exact distribution and does not depend on the other horizons, whereas the
     increments of a path do."""
     draws, scale = posterior.draws, posterior.points.scale
     n = len(draws)
-    healthy = np.minimum(d[None, :], fates.onset[:, None])
+    # The law holds until the run begins to fall.
+    healthy = np.minimum(d[None, :], scenarios.onset[:, None])
     now = draws.law(np.array([posterior.t_end]))
     gain = draws.law(posterior.t_end + healthy) - now
-    gain *= np.exp(
-        future.gain_sd * np.sqrt(np.clip(healthy / 0.7, 0.0, 2.0)) * law_error(n)[:, None]
-    )
-    gain += fates.take_off[:, None] * (1.0 - np.exp(-healthy))
-    gain -= future.slide * scale * fates.speed[:, None] * np.sqrt(d[None, :] - healthy)
-    gain += now + posterior.u_end[:, None] * np.exp(-future.revert * d)
+    horizons = np.clip(healthy / GAIN_HORIZON, 0.0, MAX_GAIN_HORIZONS)
+    gain *= np.exp(priors.gain_sd * np.sqrt(horizons) * law_error(n)[:, None])
+    gain += scenarios.takeoff[:, None] * (1.0 - np.exp(-healthy))
+    gain -= priors.fall_speed * scale * scenarios.speed[:, None] * np.sqrt(d[None, :] - healthy)
+    gain += now + posterior.u_end[:, None] * np.exp(-priors.reversion * d)
 
-    on = fates.start[:, None] - fates.loss[:, None] * np.sqrt(d)
-    on += fates.recovery[:, None] * (1.0 - np.exp(-future.recovery_rate * d))
-    level = np.where(fates.fallen[:, None], on, gain)
-    rough = np.where(rng.random(n) < future.jump_probability, future.jump_size, 1.0)
-    walk_sd = np.sqrt(draws.s2 * posterior.walk.tau2[draws.walk]) * rough
+    fallen = scenarios.start[:, None] - scenarios.loss[:, None] * np.sqrt(d)
+    fallen += scenarios.recovery[:, None] * (1.0 - np.exp(-priors.recovery_rate * d))
+    level = np.where(scenarios.fallen[:, None], fallen, gain)
+    rough = np.where(rng.random(n) < priors.jump_probability, priors.jump_size, 1.0)
+    walk_sd = np.sqrt(draws.s2 * posterior.covariance.tau2[draws.hypothesis]) * rough
     if joint:
         step_sd = np.sqrt(np.diff(d, prepend=0.0))
         walk = np.cumsum(step_sd * rng.standard_normal((n, len(d))), axis=1)

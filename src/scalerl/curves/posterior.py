@@ -4,8 +4,9 @@
 
 e is the noise of an evaluation, variance s2 D_i. u is what the law does not explain: a random walk
 in ln C of unknown size tau, and before an unknown cut an early phase that is not the law's
-(walk.py). Given B, C_mid, tau and cut the model is linear in (R_0, A), so these and s2 are
-integrated out exactly; what remains is a sum over B x C_mid x (tau, cut), computed as one batch.
+(residual_process.py). Given B, C_mid, tau and cut the model is linear in (R_0, A), so these and s2
+are integrated out exactly; what remains is a sum over B x C_mid x (tau, cut), computed as one
+batch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.formula import log_compute, logistic
-from scalerl.curves.noise import Points
-from scalerl.curves.walk import Walk
+from scalerl.curves.noise import BinnedCurve
+from scalerl.curves.residual_process import ResidualCovariance
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -80,7 +81,7 @@ MIN_SURVIVORS = 50
 #: Cells lighter than this share of the heaviest are left out of the second, finer grid ...
 ZOOM_WEIGHT = 1e-4
 #: ... and so are walks lighter than this share of all.
-WALK_WEIGHT = 1e-3
+HYPOTHESIS_WEIGHT = 1e-3
 
 
 def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
@@ -114,8 +115,8 @@ class Draws:
     log_mid: Array
     s2: Array
     shape: Array
-    #: Which of the walks (walk.py) each goes with.
-    walk: IntArray
+    #: Index of the (tau, cut) hypothesis of each draw (residual_process.py).
+    hypothesis: IntArray
     #: True where no gain is under way: A = R_0.
     flat: npt.NDArray[np.bool_]
 
@@ -147,8 +148,8 @@ class Draws:
 class Posterior:
     """Draws and what is needed to continue them beyond the window."""
 
-    points: Points
-    walk: Walk
+    points: BinnedCurve
+    covariance: ResidualCovariance
     #: ln of the last compute in the window.
     t_end: float
     draws: Draws
@@ -165,7 +166,7 @@ class Posterior:
     @property
     def early(self) -> tuple[tuple[float, float], ...]:
         """Where the law begins: share of the compute before each cut, and its probability."""
-        cut, count = np.unique(self.walk.cut[self.draws.walk], return_counts=True)
+        cut, count = np.unique(self.covariance.cut[self.draws.hypothesis], return_counts=True)
         share = np.where(cut > self.points.t[0], np.exp(cut - self.t_end), 0.0)
         return tuple(zip(share.tolist(), (count / len(self.draws)).tolist(), strict=True))
 
@@ -185,9 +186,9 @@ class Posterior:
         Each column is exact; columns share their random number, as a smooth curve's would."""
         residual = self.points.score - _law_at_points(self.points, self.draws)
         u = np.empty((len(self.draws), len(t)))
-        for k in np.unique(self.draws.walk):
-            rows = self.draws.walk == k
-            weights, variance = self.walk.at(k, t)
+        for k in np.unique(self.draws.hypothesis):
+            rows = self.draws.hypothesis == k
+            weights, variance = self.covariance.at(k, t)
             u[rows] = residual[rows] @ weights.T
             u[rows] += np.sqrt(self.draws.s2[rows, None] * variance) * rng.standard_normal(
                 (int(rows.sum()), 1)
@@ -195,7 +196,7 @@ class Posterior:
         return np.clip(self.draws.law(t) + u, 0.0, 1.0)
 
 
-def _law_at_points(points: Points, draws: Draws) -> Array:
+def _law_at_points(points: BinnedCurve, draws: Draws) -> Array:
     law = draws.law(points.t)
     law[:, points.at_zero] = draws.r0[:, None]
     return law
@@ -254,7 +255,7 @@ def solve_cells(
 
 
 def sample_posterior(
-    points: Points,
+    points: BinnedCurve,
     t_end: float,
     r0: float | None,
     rng: np.random.Generator,
@@ -263,13 +264,13 @@ def sample_posterior(
 ) -> Posterior:
     """Draw from the posterior. `r0` given pins R_0 to it within an evaluation's noise;
     None leaves it free around the first score."""
-    walk, walk_prior = _hypotheses(points, t_end, priors)
+    covariance, hypothesis_prior = _hypotheses(points, t_end, priors)
     grid = _Grid.whole(points, t_end, priors)
-    cells, _ = _weigh(points, walk, walk_prior, grid, t_end, r0, priors)
+    cells, _ = _weigh(points, covariance, hypothesis_prior, grid, t_end, r0, priors)
     likely = _likely(cells.log_weight)
-    walk, walk_prior = walk.only(likely), walk_prior[likely]
+    covariance, hypothesis_prior = covariance.only(likely), hypothesis_prior[likely]
     grid = grid.zoomed(cells.log_weight[likely], priors.shapes)
-    cells, f = _weigh(points, walk, walk_prior, grid, t_end, r0, priors)
+    cells, f = _weigh(points, covariance, hypothesis_prior, grid, t_end, r0, priors)
     chosen = _systematic(cells.log_weight.ravel(), draws, rng)
     k, cell = np.divmod(chosen, len(grid))
     flat = cell == len(grid) - 1
@@ -291,27 +292,29 @@ def sample_posterior(
     cell, k, flat = cell[kept], k[kept], flat[kept]
     log_b, log_mid, shape = grid.at(cell)
     sample = Draws(r0_draw[kept], a[kept], log_b, log_mid, s2[kept], shape, k, flat)
-    # u at the end is linear in y - law, and the law is linear in (R_0, A): see Walk.end.
-    y_end, one_end, f_end = walk.end @ points.score, walk.end.sum(axis=1), walk.end @ f
-    f_end = f_end[k, cell]
+    # u at the end is linear in y - law, and the law is linear in (R_0, A).
+    y_end, one_end = covariance.end @ points.score, covariance.end.sum(axis=1)
+    f_end = (covariance.end @ f)[k, cell]
     u_end = y_end[k] - sample.r0 * (one_end[k] - f_end) - sample.a * f_end
-    u_end += np.sqrt(sample.s2 * walk.end_variance[k]) * rng.standard_normal(len(sample))
-    return Posterior(points, walk, t_end, sample, u_end, grid.spacing)
+    u_end += np.sqrt(sample.s2 * covariance.end_variance[k]) * rng.standard_normal(len(sample))
+    return Posterior(points, covariance, t_end, sample, u_end, grid.spacing)
 
 
-def _hypotheses(points: Points, t_end: float, priors: Priors) -> tuple[Walk, Array]:
+def _hypotheses(
+    points: BinnedCurve, t_end: float, priors: Priors
+) -> tuple[ResidualCovariance, Array]:
     """The walks to be weighed, every tau with every cut, and the log prior of each."""
     tau, cut = points.scale * np.asarray(priors.tau), cuts(points, t_end, priors)
     cut_weight = np.full(len(cut), priors.cut_weight)
     cut_weight[0] = priors.no_cut_weight
-    walk = Walk.of(
+    covariance = ResidualCovariance.from_points(
         points, np.repeat(tau, len(cut)), np.tile(cut, len(tau)), priors.rough * points.scale
     )
     weight = np.asarray(priors.tau_weight)[:, None] * (cut_weight / cut_weight.sum())
-    return walk, np.log(weight).ravel()
+    return covariance, np.log(weight).ravel()
 
 
-def cuts(points: Points, t_end: float, priors: Priors) -> Array:
+def cuts(points: BinnedCurve, t_end: float, priors: Priors) -> Array:
     """ln C at which the law may begin: the first point, then those of `priors.cuts` that leave
     enough of the points, each at the first point it keeps; two at one point count once."""
     start = np.searchsorted(points.t, t_end + np.log(priors.cuts) - SAME_LOG_COMPUTE)
@@ -343,7 +346,7 @@ class _Grid:
         return _Grid(shapes, log_b, log_mid, axes)
 
     @staticmethod
-    def whole(points: Points, t_end: float, priors: Priors) -> _Grid:
+    def whole(points: BinnedCurve, t_end: float, priors: Priors) -> _Grid:
         """Of the first shape alone: the others lie about the same B and C_mid."""
         low = min(points.t[0], t_end - priors.mid_below) - priors.mid_margin
         low_b, high_b = np.log(priors.b_range)
@@ -369,7 +372,7 @@ class _Grid:
         shape, place = np.divmod(cell % (len(self) - 1), len(self.log_b))
         return self.log_b[place], self.log_mid[place], np.asarray(self.shapes)[shape]
 
-    def fractions(self, points: Points) -> Array:
+    def fractions(self, points: BinnedCurve) -> Array:
         """f at the points in each cell, (n, cells); 0 in the last."""
         t = points.t[:, None]
         each = [fraction(t, self.log_b, self.log_mid, shape) for shape in self.shapes]
@@ -390,9 +393,9 @@ class _Grid:
 
 
 def _weigh(
-    points: Points,
-    walk: Walk,
-    walk_prior: Array,
+    points: BinnedCurve,
+    covariance: ResidualCovariance,
+    hypothesis_prior: Array,
     grid: _Grid,
     t_end: float,
     r0: float | None,
@@ -404,18 +407,24 @@ def _weigh(
     prior_mean = start, min(points.level + priors.a_step + priors.a_share * gained, 1.0)
     prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), priors.a_sd)
     f = grid.fractions(points)
-    white = walk.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
+    white = covariance.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
     cells = solve_cells(
-        white[..., 0], white[..., 1], white[..., 2:], prior_mean, prior_sd, walk.log_det, priors.nu0
+        white[..., 0],
+        white[..., 1],
+        white[..., 2:],
+        prior_mean,
+        prior_sd,
+        covariance.log_det,
+        priors.nu0,
     )
-    log_weight = cells.log_weight + grid.log_prior(t_end, priors) + walk_prior[:, None]
+    log_weight = cells.log_weight + grid.log_prior(t_end, priors) + hypothesis_prior[:, None]
     return replace(cells, log_weight=log_weight), f
 
 
 def _likely(log_weight: Array) -> IntArray:
     """The walks that hold nearly all of the weight."""
     weight = np.exp(log_weight - log_weight.max()).sum(axis=1)
-    return np.flatnonzero(weight > WALK_WEIGHT * weight.sum())
+    return np.flatnonzero(weight > HYPOTHESIS_WEIGHT * weight.sum())
 
 
 def _systematic(log_weight: Array, count: int, rng: np.random.Generator) -> IntArray:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import MAX_KNOTS, Belief, levels_apart, sample_quantiles
 from scalerl.curves.noise import mean_variance
+from scalerl.curves.predictive import MAX_KNOTS, Predictive, levels_apart, sample_quantiles
 
 Array = npt.NDArray[np.float64]
 
@@ -34,7 +34,7 @@ class Prediction:
     samples: Array
     noise_sd: Array
     seed: int
-    belief: Belief = field(repr=False)
+    predictive: Predictive = field(repr=False)
     #: Of the fitted window.
     end: float
     alarm: str | None = None
@@ -42,7 +42,7 @@ class Prediction:
     @property
     def now(self) -> Array:
         """True pass rate at the end of the fitted window, per draw."""
-        return levels_apart(self.belief, np.array([self.end]))[:, 0]
+        return levels_apart(self.predictive, np.array([self.end]))[:, 0]
 
     @property
     def median_now(self) -> float:
@@ -65,7 +65,7 @@ class Prediction:
         weights = _between(self.knots, self.compute).mean(axis=0)
         rng = np.random.default_rng((self.seed, 12))
         noise = self.noise_sd * np.sqrt(float(mean_variance(m)))
-        paths = self.belief.levels(self.knots)
+        paths = self.predictive.levels(self.knots)
         mean = paths @ weights + noise * rng.standard_normal(len(paths))
         return sample_quantiles(np.clip(mean, 0.0, 1.0), levels)
 
@@ -121,7 +121,7 @@ def tails(level: float) -> tuple[float, float]:
 
 
 def predict_at(
-    belief: Belief,
+    predictive: Predictive,
     compute: Array,
     end: float,
     *,
@@ -130,7 +130,7 @@ def predict_at(
     seed: int,
     alarm: str | None,
 ) -> Prediction:
-    """Sample the belief at `compute` (or at knots between, if there are many)."""
+    """Sample the predictive at `compute` (or at knots between, if there are many)."""
     order = np.unique(compute)
     knots = order
     if len(order) > MAX_KNOTS:
@@ -138,8 +138,10 @@ def predict_at(
         knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
         knots[0], knots[-1] = positive[0], positive[-1]
         knots = np.union1d(knots, order[order == 0])
-    samples = levels_apart(belief, knots)
-    return Prediction(run, compute, level, knots, samples, belief.noise(), seed, belief, end, alarm)
+    samples = levels_apart(predictive, knots)
+    return Prediction(
+        run, compute, level, knots, samples, predictive.noise(), seed, predictive, end, alarm
+    )
 
 
 def _between(knots: Array, compute: Array) -> Array:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.alarm import AlarmSpan, alarm_history
-from scalerl.curves.beliefs import Belief, sample_quantiles
 from scalerl.curves.formula import Formula, PointFit
-from scalerl.curves.hazard import Sign
 from scalerl.curves.prediction import Prediction, predict_at, tails
+from scalerl.curves.predictive import Predictive, sample_quantiles
+from scalerl.curves.warning_signs import WarningSign
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
@@ -63,8 +63,8 @@ class Fit:
     #: Probability that no gain is under way: "this is all there will be".
     no_gain: float = 0.0
     #: Side metrics that are not what they used to be: a fall is likelier.
-    signs: tuple[Sign, ...] = ()
-    belief: Belief = field(repr=False, kw_only=True)
+    signs: tuple[WarningSign, ...] = ()
+    predictive: Predictive = field(repr=False, kw_only=True)
     seed: int = field(repr=False, default=0)
     r0: R0Choice = field(repr=False, default=None)
 
@@ -106,7 +106,7 @@ class Fit:
         """Quantiles of "A" (where the run is heading), "B", "C_mid" or "R_0"."""
         if name not in self.params:
             raise InputError(f"no parameter {name!r}: choose one of {', '.join(self.params)}")
-        return sample_quantiles(self.belief.parameter(name), levels)
+        return sample_quantiles(self.predictive.parameter(name), levels)
 
     def interval(self, name: str, level: float | None = None) -> tuple[float, float]:
         """Central interval of a parameter; its upper end is inf where the data do not bound it."""
@@ -121,7 +121,7 @@ class Fit:
         if at.size == 0 or not np.isfinite(at).all() or (at < 0).any():
             raise InputError("predict needs one or more finite amounts of compute, 0 or more")
         return predict_at(
-            self.belief,
+            self.predictive,
             at,
             self.end,
             run=self.name,
@@ -138,7 +138,7 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         bounds = {
-            k: [_finite(v) for v in self.interval(k)]
+            k: [finite_or_none(v) for v in self.interval(k)]
             for k in ("A", "B", "C_mid")
             if k in self.params
         }
@@ -193,6 +193,6 @@ class Fit:
         return "\n".join(text)
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: an open end is null."""
+def finite_or_none(value: float) -> float | None:
+    """The value as JSON has it: no infinity or nan, but null."""
     return float(value) if np.isfinite(value) else None

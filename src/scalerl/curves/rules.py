@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from scalerl.curves.beliefs import sample_quantiles
+from scalerl.curves.predictive import sample_quantiles
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 
@@ -59,12 +59,12 @@ class Condition:
             return None if f.alarm is None else f"{self.text}: {f.alarm}"
         if self.quantity == "gain":
             ahead = 2.0 * f.end
-            levels = f.belief.levels(np.array([f.end, ahead]))
+            levels = f.predictive.levels(np.array([f.end, ahead]))
             what = f"gain of the next doubling (to {_amount(ahead, f)})"
             return self._compare(what, levels[:, 1] - levels[:, 0])
         if end is None:
             return None
-        final = f.belief.levels(np.array([max(end, f.end)]))[:, 0]
+        final = f.predictive.levels(np.array([max(end, f.end)]))[:, 0]
         if self.quantity == "end":
             return self._compare(f"score at the end ({_amount(end, f)})", final)
         share = float((final > self.score).mean())

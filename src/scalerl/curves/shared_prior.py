@@ -25,9 +25,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import SigmoidBelief, sample_quantiles
 from scalerl.curves.posterior import Posterior, Priors
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import SigmoidPredictive, sample_quantiles
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
 
 Array = npt.NDArray[np.float64]
@@ -59,7 +59,9 @@ class _Member:
         draws = posterior.draws
         shape = np.searchsorted(np.sort(priors.shapes), draws.shape)
         shape = np.argsort(priors.shapes)[shape]
-        tau = 0.5 * np.log(posterior.walk.tau2[draws.walk]) - math.log(posterior.points.scale)
+        tau = 0.5 * np.log(posterior.covariance.tau2[draws.hypothesis]) - math.log(
+            posterior.points.scale
+        )
         rough = np.abs(tau[:, None] - np.log(priors.tau)).argmin(axis=1)
         hypothesis = shape * len(priors.tau) + rough
         prior = _hypothesis_prior(priors)
@@ -94,15 +96,15 @@ class RunPrior:
 
     def reweight(self, f: Fit) -> Fit:
         """The same fit under this prior."""
-        if not isinstance(f.belief, SigmoidBelief):
+        if not isinstance(f.predictive, SigmoidPredictive):
             return f
-        member = _Member.from_posterior(f.belief.posterior, self.priors)
+        member = _Member.from_posterior(f.predictive.posterior, self.priors)
         old_mu, old_sd = math.log(self.priors.b_median), self.priors.b_log_sd
         new, old = (member.log_b - self.mu) / self.sd, (member.log_b - old_mu) / old_sd
         # Importance weight per draw: the new prior over the old one.
         weight = (np.asarray(self.hypotheses) / _hypothesis_prior(self.priors))[member.hypothesis]
         weight = weight * np.exp(0.5 * (old * old - new * new)) * old_sd / self.sd
-        return _resample(f, f.belief, np.where(member.rising, weight, 1.0))
+        return _resample(f, f.predictive, np.where(member.rising, weight, 1.0))
 
 
 class FamilyPrior:
@@ -120,9 +122,9 @@ class FamilyPrior:
         self.priors = priors or Priors()
         # Keyed by seed, which is derived from the points: a repeated fit is the same member.
         self._members = {
-            f.seed: _Member.from_posterior(f.belief.posterior, self.priors)
+            f.seed: _Member.from_posterior(f.predictive.posterior, self.priors)
             for f in fits
-            if isinstance(f.belief, SigmoidBelief)
+            if isinstance(f.predictive, SigmoidPredictive)
         }
 
     def for_run(self, f: Fit) -> RunPrior | None:
@@ -178,7 +180,7 @@ class FamilyPrior:
         return mean, variance, math.sqrt(omega2)
 
 
-def _resample(f: Fit, belief: SigmoidBelief, weight: Array) -> Fit:
+def _resample(f: Fit, predictive: SigmoidPredictive, weight: Array) -> Fit:
     """The fit with its draws resampled in proportion to `weight`."""
     rng = np.random.default_rng((f.seed, 7))
     n = len(weight)
@@ -187,14 +189,16 @@ def _resample(f: Fit, belief: SigmoidBelief, weight: Array) -> Fit:
     # In random order: draws of different runs are paired by index, and sorted ones would correlate.
     chosen = rng.permutation(np.minimum(np.searchsorted(total, position, side="right"), n - 1))
     resampled = replace(
-        belief, posterior=belief.posterior.only(chosen), fates=belief.fates.only(chosen)
+        predictive,
+        posterior=predictive.posterior.only(chosen),
+        scenarios=predictive.scenarios.only(chosen),
     )
     samples = {name: resampled.parameter(name) for name in f.params}
     low, high = sample_quantiles(samples["A"], tails(0.9))
     no_gain = resampled.posterior.no_gain
     return replace(
         f,
-        belief=resampled,
+        predictive=resampled,
         params={name: float(np.median(v)) for name, v in samples.items()},
         identified=bool(high - low <= IDENTIFIED_WIDTH) and f.alarm is None and no_gain < NO_GAIN,
         no_gain=no_gain,

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.alarm import Fall, find_fall
-from scalerl.curves.beliefs import Belief
-from scalerl.curves.hazard import Sign
-from scalerl.curves.noise import prepare
+from scalerl.curves.noise import bin_curve
 from scalerl.curves.posterior import DRAWS
+from scalerl.curves.predictive import Predictive
 from scalerl.curves.result import Fit, R0Choice
+from scalerl.curves.warning_signs import WarningSign
 from scalerl.runs.record import Run
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ class Window:
         return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
     def fall(self) -> Fall | None:
-        points = prepare(self.inside.compute, self.inside.score, self.inside.n_eval)
+        points = bin_curve(self.inside.compute, self.inside.score, self.inside.n_eval)
         return find_fall(self.inside.compute, self.inside.score, points)
 
     def build(
         self,
-        belief: Belief,
+        predictive: Predictive,
         params: dict[str, float],
         curve: Array,
         fall: Fall | None,
@@ -76,7 +76,7 @@ class Window:
         warnings: Iterable[str] = (),
         early: tuple[tuple[float, float], ...] = (),
         no_gain: float = 0.0,
-        signs: tuple[Sign, ...] = (),
+        signs: tuple[WarningSign, ...] = (),
     ) -> Fit:
         """The Fit; `curve` is the law at the points, for the error of the fit."""
         found = [*self.notes, *warnings]
@@ -108,7 +108,7 @@ class Window:
             early=early,
             no_gain=no_gain,
             signs=signs,
-            belief=belief,
+            predictive=predictive,
             seed=self.seed,
             r0=self.r0,
         )

@@ -348,7 +348,7 @@ def _draw_joint(
     ax: Axes, fit: Fit, i: int, t: Theme
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Draws one run; gives the lower left and upper right corner of its outer contour."""
-    a, mid = fit.belief.parameter("A"), fit.belief.parameter("C_mid")
+    a, mid = fit.predictive.parameter("A"), fit.predictive.parameter("C_mid")
     colour = t.colour(i)
     centre = (float(np.log(np.median(mid))), float(np.median(a)))
     corners = (centre, centre)

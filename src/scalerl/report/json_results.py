@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.curves.forecast import Forecast, beats
-from scalerl.curves.planning import ComputeNeeded, OtherWindow, sensitivity, to_identify
+from scalerl.curves.compute_needed import ComputeNeeded, compute_to_identify
+from scalerl.curves.forecast import Forecast, WindowCeiling, beats, sensitivity
 from scalerl.curves.result import Fit
 
 #: Simulating what would identify a ceiling takes 0.7 s a run: only for this many.
@@ -21,7 +21,7 @@ class FitExtras:
     """What was worked out beside the first few fits, by their ids."""
 
     needs: dict[int, ComputeNeeded] = field(default_factory=dict)
-    moved: dict[int, list[OtherWindow]] = field(default_factory=dict)
+    moved: dict[int, list[WindowCeiling]] = field(default_factory=dict)
 
     @staticmethod
     def from_fits(fits: Sequence[Fit]) -> FitExtras:
@@ -29,7 +29,7 @@ class FitExtras:
         unclear = [f for f in fits if f.law.identifiable and not f.identified and f.alarm is None]
         # The paper's procedure takes seconds a fit: too slow to be repeated.
         return FitExtras(
-            {id(f): to_identify(f) for f in unclear[:MAX_PLANNED] if f.method != "paper"},
+            {id(f): compute_to_identify(f) for f in unclear[:MAX_PLANNED] if f.method != "paper"},
             {id(f): sensitivity(f) for f in fits[:MAX_PLANNED] if f.method != "paper"},
         )
 

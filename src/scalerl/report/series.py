@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import MAX_KNOTS, SigmoidBelief
 from scalerl.curves.fit import fit as fit_run
 from scalerl.curves.laws import POWER
 from scalerl.curves.laws.power import PowerLaw
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import MAX_KNOTS, SigmoidPredictive
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
@@ -88,9 +88,9 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
 
 
 def _law_alone(fit: Fit, x: Array) -> Array:
-    if not isinstance(fit.belief, SigmoidBelief):
+    if not isinstance(fit.predictive, SigmoidPredictive):
         return np.empty(0)
-    return fit.belief.posterior.median_law(x[x <= fit.end])
+    return fit.predictive.posterior.median_law(x[x <= fit.end])
 
 
 def quick_curve(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:

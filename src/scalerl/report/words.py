@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
+from scalerl.curves.compute_needed import ComputeNeeded
 from scalerl.curves.forecast import Forecast
-from scalerl.curves.planning import ComputeNeeded
 from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.text import shorten as shorten
 

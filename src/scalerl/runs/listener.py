@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from scalerl.streams import let_go, reader_is_gone
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
     from scalerl.runs.lines import EvalLine, EventLine, StepLine
 
@@ -52,7 +52,7 @@ class Listener:
         """A validation is under way: so many of its answers are written, and checked. Told when it
         begins, and about once a second."""
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         """A validation is in the record; `look` is the fit of the points so far, once there are
         enough."""
 
@@ -107,7 +107,7 @@ class Listeners(Listener):
         for each in self.listeners:
             each.validating(step, written, checked, total)
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         for each in self.listeners:
             each.evaluated(line, look)
 

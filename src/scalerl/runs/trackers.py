@@ -23,7 +23,7 @@ from scalerl.runs.listener import Listener
 from scalerl.runs.table import flatten
 
 if TYPE_CHECKING:
-    from scalerl.curves.live import Look
+    from scalerl.curves.live import LiveForecast
 
 #: Project under which W&B and trackio file the run, unless WANDB_PROJECT says otherwise.
 PROJECT = "scalerl"
@@ -68,7 +68,7 @@ class Trackers(Listener):
         """Its numbers."""
         self._log(line.step, _under("train", line))
 
-    def evaluated(self, line: EvalLine, look: Look | None) -> None:
+    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         """Its numbers, and what the forecast says after it."""
         self._log(line.step, _under("eval", line) | _scalars({} if look is None else look.numbers))
 

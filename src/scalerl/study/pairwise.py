@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.arms import WINNER_PROBABILITY, Arm
-from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair
 from scalerl.curves.decision import SEED_LOG_COMPUTE_SD, seed_noise
 from scalerl.curves.forecast import HORIZON, Target, reached, with_infinite
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import sample_quantiles
 from scalerl.errors import InputError
 from scalerl.runs.lines import EvalLine
 

@@ -202,10 +202,10 @@ def narrowing(f: Fit, multiple: float, new: float) -> float:
     it has, which no linear rule sees. In simulated studies (benchmarks/race.py) what was left was
     the square of it, at every length: .17 .22 .34 .68 were expected, .02 .05 .11 .52 came.
     """
-    belief = f.belief.thinned(THIN)
-    levels = belief.levels(f.end * np.geomspace(1.0, multiple, KNOTS + 1)[1:])
-    ceiling = belief.parameter("A")
-    noise = float(np.median(belief.noise()))
+    predictive = f.predictive.thinned(THIN)
+    levels = predictive.levels(f.end * np.geomspace(1.0, multiple, KNOTS + 1)[1:])
+    ceiling = predictive.parameter("A")
+    noise = float(np.median(predictive.noise()))
     healthy = levels[:, -1] > np.median(levels[:, 0]) - 2.0 * noise - MARGIN
     if healthy.sum() < len(levels) // 4:
         return 0.0

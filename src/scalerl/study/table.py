@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from scalerl.curves.arms import Arm, seed_spread, with_family_prior
-from scalerl.curves.beliefs import sample_quantiles
 from scalerl.curves.compare import Pair, comparable, compare_arms
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import sample_quantiles
 from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
@@ -111,7 +111,7 @@ class StudyArms:
         arm = self.arms.get(variant)
         if arm is None or parameter not in arm.fit.params:
             return None
-        draws = arm.fit.belief.parameter(parameter)
+        draws = arm.fit.predictive.parameter(parameter)
         median = float(np.median(draws))
         if parameter == "A":
             rng = np.random.default_rng((arm.fit.seed, 43))

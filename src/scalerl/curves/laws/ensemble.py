@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import NORMAL_DRAWS
 from scalerl.curves.formula import PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
-from scalerl.curves.noise import prepare
+from scalerl.curves.noise import bin_curve
+from scalerl.curves.predictive import NORMAL_DRAWS
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 
@@ -96,7 +96,7 @@ class Families:
 
 
 @dataclass(frozen=True, slots=True)
-class EnsembleBelief:
+class EnsemblePredictive:
     """Draws of a cell, its coefficients and its noise."""
 
     cells: Families
@@ -115,7 +115,7 @@ class EnsembleBelief:
     def parameter(self, name: str) -> Array:
         raise KeyError(f"the families share no parameter {name!r}")
 
-    def thinned(self, k: int) -> EnsembleBelief:
+    def thinned(self, k: int) -> EnsemblePredictive:
         return self
 
 
@@ -167,7 +167,7 @@ def fit_family(compute: Array, score: Array, r0: float | None = None) -> PointFi
 
 def fit_ensemble(w: Window) -> Fit:
     inside = w.inside
-    points = prepare(inside.compute, inside.score, inside.n_eval)
+    points = bin_curve(inside.compute, inside.score, inside.n_eval)
     end = float(inside.compute[-1])
     keep = ~points.at_zero
     found = _Solved.of(np.exp(points.t[keep]) / end, points.score[keep])
@@ -183,10 +183,10 @@ def fit_ensemble(w: Window) -> Fit:
     factor = np.linalg.cholesky(np.linalg.inv(found.gram[chosen]))
     step = (factor @ rng.standard_normal((NORMAL_DRAWS, 2, 1)))[..., 0]
     drawn = found.coefficients[chosen] + sd[:, None] * step
-    belief = EnsembleBelief(found.grid.only(chosen), drawn[:, 0], drawn[:, 1], sd, end)
+    predictive = EnsemblePredictive(found.grid.only(chosen), drawn[:, 0], drawn[:, 1], sd, end)
     positive = inside.compute[inside.compute > 0]
-    curve = np.median(belief.levels(np.maximum(inside.compute, positive[0])), axis=0)
-    return w.build(belief, {}, curve, w.fall())
+    curve = np.median(predictive.levels(np.maximum(inside.compute, positive[0])), axis=0)
+    return w.build(predictive, {}, curve, w.fall())
 
 
 LINE = add_law(Law("line", title="line in ln C", least_squares=fit_line))

@@ -18,8 +18,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import PointBelief, normal_quantiles
 from scalerl.curves.formula import Formula, PointFit
+from scalerl.curves.predictive import PointPredictive, normal_quantiles
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 from scalerl.registry import Registry
@@ -50,7 +50,7 @@ def fit_least_squares(w: Window) -> Fit:
     # A law may diverge at C = 0: its value at the first positive compute stands in there.
     curve = found.formula.value(np.maximum(inside.compute, inside.compute[positive][0]))
     return w.build(
-        PointBelief(found.formula, sd, samples), params, curve, w.fall(), warnings=warnings
+        PointPredictive(found.formula, sd, samples), params, curve, w.fall(), warnings=warnings
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.beliefs import NORMAL_DRAWS, normal_quantiles
 from scalerl.curves.formula import PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
-from scalerl.curves.noise import Points, prepare
+from scalerl.curves.noise import BinnedCurve, bin_curve
+from scalerl.curves.predictive import NORMAL_DRAWS, normal_quantiles
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 
@@ -31,11 +31,11 @@ class NoChange:
 
 
 @dataclass(frozen=True, slots=True)
-class NoChangeBelief:
+class NoChangePredictive:
     """The level stays what it is, and wanders like a random walk in ln C."""
 
     level: float
-    points: Points
+    points: BinnedCurve
     t_end: float
     #: sd of the walk after one unit of ln C, in units of the curve's rise; gives 90 % intervals
     #: that hold 90 % on real healthy curves.
@@ -53,19 +53,19 @@ class NoChangeBelief:
     def parameter(self, name: str) -> Array:
         return np.full(NORMAL_DRAWS, self.level)
 
-    def thinned(self, k: int) -> NoChangeBelief:
+    def thinned(self, k: int) -> NoChangePredictive:
         return self
 
 
 def fit_last_level(w: Window) -> Fit:
     """The mean of the last 15 % of the points, at least 3 and at most 10 of them."""
     inside = w.inside
-    points = prepare(inside.compute, inside.score, inside.n_eval)
+    points = bin_curve(inside.compute, inside.score, inside.n_eval)
     formula = NoChange(points.level)
-    belief = NoChangeBelief(points.level, points, float(np.log(inside.compute[-1])))
+    predictive = NoChangePredictive(points.level, points, float(np.log(inside.compute[-1])))
     curve = formula.value(inside.compute)
     warnings = ["a reference, not a forecast"]
-    return w.build(belief, formula.params(), curve, w.fall(), warnings=warnings)
+    return w.build(predictive, formula.params(), curve, w.fall(), warnings=warnings)
 
 
 def fit_mean(compute: Array, score: Array, r0: float | None = None) -> PointFit[NoChange]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from scalerl.curves.alarm import find_fall
-from scalerl.curves.beliefs import SigmoidBelief, sample_quantiles
-from scalerl.curves.hazard import find_signs, times
+from scalerl.curves.formula import one_thread
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.least_squares import fit_sigmoid
-from scalerl.curves.noise import prepare
-from scalerl.curves.paper_method import fit_paper_cells
-from scalerl.curves.paths import Future
+from scalerl.curves.noise import bin_curve
+from scalerl.curves.paper import fit_paper_cells
+from scalerl.curves.paths import FuturePriors, FutureScenarios
 from scalerl.curves.posterior import Priors, sample_posterior
 from scalerl.curves.prediction import tails
+from scalerl.curves.predictive import SigmoidPredictive, sample_quantiles
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
-from scalerl.curves.threads import one_thread
+from scalerl.curves.warning_signs import find_signs, hazard_factor
 from scalerl.curves.window import Window
 from scalerl.runs.record import Run
 
@@ -36,7 +36,7 @@ def fit_posterior(w: Window) -> Fit:
         inside, source = _with_r0(inside, float(w.r0)), "given"
     elif source == "fitted" and w.run.r0 is not None:
         warnings.append(f"R_0 fitted; the source states {w.run.r0:g} (--r0 {w.run.r0:g} uses it)")
-    points = prepare(inside.compute, inside.score, inside.n_eval)
+    points = bin_curve(inside.compute, inside.score, inside.n_eval)
     rng = np.random.default_rng((w.seed, 0))
     posterior = sample_posterior(
         points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), w.draws
@@ -44,8 +44,10 @@ def fit_posterior(w: Window) -> Fit:
     fall = find_fall(w.inside.compute, w.inside.score, points)
     alarm = fall is not None and fall.alarm
     signs = find_signs(w.inside.signs)
-    belief = SigmoidBelief.of(posterior, fall, Future(), w.seed, times(signs))
-    samples = {k: belief.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
+    priors = FuturePriors()
+    scenarios = FutureScenarios.draw(posterior, fall, priors, w.seed, hazard_factor(signs))
+    predictive = SigmoidPredictive(posterior, scenarios, priors, w.seed)
+    samples = {k: predictive.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
     params = {k: float(np.median(v)) for k, v in samples.items()}
     low, high = sample_quantiles(samples["A"], tails(0.9))
     no_gain = posterior.no_gain
@@ -62,7 +64,16 @@ def fit_posterior(w: Window) -> Fit:
         )
     curve = posterior.median_law(w.inside.compute)
     return w.build(
-        belief, params, curve, fall, source, identified, warnings, posterior.early, no_gain, signs
+        predictive,
+        params,
+        curve,
+        fall,
+        source,
+        identified,
+        warnings,
+        posterior.early,
+        no_gain,
+        signs,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a fit believes about a run, as samples: one interface for every law and method."""
+"""Predictive distributions: samples of a run's pass rate and parameters, under any law."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.alarm import Fall
-from scalerl.curves.formula import Formula, log_compute
-from scalerl.curves.paths import Fates, Future, ceiling, future_paths
+from scalerl.curves.formula import Formula, log_compute, one_thread
+from scalerl.curves.paths import FuturePriors, FutureScenarios, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
-from scalerl.curves.threads import one_thread
 
 Array = npt.NDArray[np.float64]
 
-#: A forecast at more points than this is made at this many knots and interpolated in ln C.
+#: A forecast at more amounts of compute than this is made at this many knots and interpolated in
+#: ln C: the curve is smooth, and 4,000 paths at hundreds of points would take seconds.
 MAX_KNOTS = 24
 #: Samples that stand for a normal distribution, at its equally likely quantiles.
 NORMAL_DRAWS = 999
 
 
-class Belief(Protocol):
+class Predictive(Protocol):
     """Samples of the run's true pass rate and of its parameters."""
 
     def levels(self, compute: Array) -> Array:
@@ -39,44 +38,38 @@ class Belief(Protocol):
         """Samples of "R_0", "A", "B" or "C_mid"."""
         ...
 
-    def thinned(self, k: int) -> Belief:
-        """The same belief with every k-th sample: quicker, rougher."""
+    def thinned(self, k: int) -> Predictive:
+        """The same distribution with every k-th sample: faster and coarser."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class SigmoidBelief:
-    """The default: the posterior of the sigmoid, continued as in paths.py."""
+class SigmoidPredictive:
+    """The default: the posterior of the sigmoid, continued beyond the window as in paths.py."""
 
     posterior: Posterior
-    fates: Fates
-    future: Future
+    scenarios: FutureScenarios
+    priors: FuturePriors
     seed: int
-
-    @staticmethod
-    def of(
-        posterior: Posterior, fall: Fall | None, future: Future, seed: int, times: float = 1.0
-    ) -> SigmoidBelief:
-        fates = Fates.draw(posterior, fall, future, seed, times)
-        return SigmoidBelief(posterior, fates, future, seed)
 
     def levels(self, compute: Array) -> Array:
         return self._sample(compute, joint=True)
 
-    def apart(self, compute: Array) -> Array:
+    def levels_apart(self, compute: Array) -> Array:
         """True pass rate at each compute by itself, (draws, len(compute)): a column does not depend
-        on which other amounts are asked, but a row is no sample of a path."""
+        on which other amounts are requested, but a row is not a sample of a path."""
         return self._sample(compute, joint=False)
 
     @one_thread
     def _sample(self, compute: Array, joint: bool) -> Array:
         t = log_compute(compute)
         ahead = t > self.posterior.t_end
+        # Fixed streams (seed, 1), (seed, 2): the same compute has the same samples on every call.
         rng = np.random.default_rng((self.seed, 1))
         out = np.empty((len(self.posterior.draws), len(t)))
         if ahead.any():
             d = t[ahead] - self.posterior.t_end
-            out[:, ahead] = future_paths(self.posterior, d, self.fates, rng, self.future, joint)
+            out[:, ahead] = future_paths(self.posterior, d, self.scenarios, rng, self.priors, joint)
         if (~ahead).any():
             inner = np.maximum(t[~ahead], -700.0)  # C = 0 is far below any C_mid
             out[:, ~ahead] = self.posterior.inside_window(
@@ -90,36 +83,40 @@ class SigmoidBelief:
     def parameter(self, name: str) -> Array:
         draws = self.posterior.draws
         if name == "A":
-            return ceiling(self.posterior, self.fates, self.future)
+            return ceiling(self.posterior, self.scenarios, self.priors)
         if name == "R_0":
             return draws.r0
-        # Values of B and C_mid sit on a grid: spread each over its own cell.
+        # B and C_mid are grid values: spread each over its own cell, or quantiles would jump.
         column = 0 if name == "B" else 1
         rng = np.random.default_rng((self.seed, 3 + column))
         spread = self.posterior.spacing[column] * (rng.random(len(draws)) - 0.5)
         return np.exp((draws.log_b if name == "B" else draws.log_mid) + spread)
 
-    def healthy(self) -> SigmoidBelief:
-        """The same belief if the run stays healthy."""
-        return replace(self, fates=self.fates.healthy())
+    def healthy(self) -> SigmoidPredictive:
+        """The same distribution given that the run stays healthy."""
+        return replace(self, scenarios=self.scenarios.healthy())
 
-    def thinned(self, k: int) -> SigmoidBelief:
-        every = slice(None, None, k)
-        return replace(self, posterior=self.posterior.only(every), fates=self.fates.only(every))
+    def only(self, chosen: slice | npt.NDArray[np.intp]) -> SigmoidPredictive:
+        """The distribution made of the chosen draws."""
+        posterior, scenarios = self.posterior.only(chosen), self.scenarios.only(chosen)
+        return replace(self, posterior=posterior, scenarios=scenarios)
+
+    def thinned(self, k: int) -> SigmoidPredictive:
+        return self.only(slice(None, None, k))
 
 
-def levels_apart(belief: Belief, compute: Array) -> Array:
+def levels_apart(predictive: Predictive, compute: Array) -> Array:
     """Samples of the true pass rate at each compute by itself, for quantiles: one amount of compute
-    has one median and one interval, whatever other amounts are asked with it. What depends on
-    several amounts at once (a mean, the first passage of a score) needs `Belief.levels`."""
-    if isinstance(belief, SigmoidBelief):
-        return belief.apart(compute)
-    return belief.levels(compute)  # the other laws draw no random numbers per amount
+    has one median and one interval, whatever other amounts are requested with it. Statistics of
+    several amounts at once (a mean, the first passage of a score) need `Predictive.levels`."""
+    if isinstance(predictive, SigmoidPredictive):
+        return predictive.levels_apart(compute)
+    return predictive.levels(compute)  # the other laws draw no random numbers per amount
 
 
 def sample_quantiles(samples: Array, levels: npt.ArrayLike) -> Array:
-    """Quantiles over the first axis, linear between order statistics: (..., len(levels)).
-    One contiguous sort per column, several times faster than np.quantile for many levels."""
+    """Quantiles over the first axis, linear between order statistics: (..., len(levels))."""
+    # One contiguous sort per column is several times faster than np.quantile for many levels.
     ordered = np.sort(np.ascontiguousarray(np.moveaxis(samples, 0, -1)), axis=-1)
     position = np.asarray(levels, dtype=np.float64) * (ordered.shape[-1] - 1)
     below = np.floor(position).astype(np.intp)
@@ -131,18 +128,18 @@ def sample_quantiles(samples: Array, levels: npt.ArrayLike) -> Array:
 
 @lru_cache(maxsize=4)
 def normal_quantiles(n: int = NORMAL_DRAWS) -> Array:
-    """The n equally likely quantiles of the standard normal distribution. (By the standard library:
-    importing scipy.special would take longer than a fit.)"""
+    """The n equally likely quantiles of the standard normal distribution."""
+    # By the standard library: importing scipy.special would take longer than a fit.
     inverse = NormalDist().inv_cdf
     found = np.array([inverse((i + 0.5) / n) for i in range(n)])
-    found.setflags(write=False)  # the same for everybody
+    found.setflags(write=False)  # the cached array is shared by all callers
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class PointBelief:
-    """A least-squares curve with intervals from its residuals, as the paper's procedure and the
-    power law have them: the same width everywhere, which is why they miss so often."""
+class PointPredictive:
+    """A least-squares curve with intervals from its residuals, as in the paper's procedure and the
+    power law. The intervals have the same width everywhere, and so miss often."""
 
     formula: Formula
     residual_sd: float
@@ -159,5 +156,5 @@ class PointBelief:
     def parameter(self, name: str) -> Array:
         return self.parameters[name]
 
-    def thinned(self, k: int) -> PointBelief:
+    def thinned(self, k: int) -> PointPredictive:
         return self
