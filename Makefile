@@ -10,7 +10,7 @@ DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
 .PHONY: demo test lint types unit weather parity page benchmark lab-speed smollm2 cluster \
-	cluster-quick scale-out vllm docs clean
+	cluster-quick scale-out vllm replication docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -94,6 +94,12 @@ lab-speed: .venv/dev
 smollm2: .venv/dev
 	$(BIN)/pip install -q -r requirements/smollm2.txt
 	$(BIN)/python benchmarks/smollm2.py
+
+# The reports of the replication's studies, from their committed records (docs/replication).
+replication: .venv/lab
+	for study in recipes heads axes; do \
+	    $(BIN)/scalerl report docs/replication/$$study -o out/replication/$$study || exit 1; \
+	done
 
 docs: .venv/dev
 	$(BIN)/python docs/draw_losses.py

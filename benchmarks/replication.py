@@ -9,9 +9,9 @@ in all. Kill it whenever you like: the same command goes on. A run that was coll
 again, also on another machine.
 
 Of every member that has ended, docs/replication/STUDY/runs keeps its validations, its recipe, every
-tenth step, and the per-prompt outcomes of its last validation; no checkpoints. The report of the
-study is beside them (STUDY/report). Every variant's ceiling is known by construction, so a verdict
-that says otherwise is a false one: they are counted.
+tenth step, and the per-prompt outcomes of its last validation; no checkpoints.
+`make replication` writes the reports. Every variant's ceiling is known by construction, so that
+false verdicts can be counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from record import save
 from scalerl import Study
 from scalerl.curves.arms import MARGIN
 from scalerl.recipe import Recipe, diff
-from scalerl.report import study_report_data
-from scalerl.report.html import write_files
-from scalerl.report.study_page import study_files
 from scalerl.study.definition import read_definition
 from scalerl.study.members import ELSEWHERE
 
@@ -40,8 +37,6 @@ STUDIES = ("recipes", "heads", "axes")
 KEPT = ("recipe.toml", "recipe.json", "evals.jsonl", "events.jsonl", "status.json")
 #: Steps that are kept: one in so many.
 EVERY = 10
-#: What is kept of a report: the page holds its figures, the twin shows those beside it.
-PAGES = (".html", ".md", ".json", ".png")
 
 
 def begin(name: str, out: Path) -> Path:
@@ -100,16 +95,10 @@ def _whole(run: Path) -> bool:
 
 
 def judged(name: str) -> dict[str, Any]:
-    """What the study says, beside what is true; and its report, beside the records."""
+    """The study's table beside what is true by construction."""
     study = opened(name, HOME / name)
     study.write()
     found = study.to_dict()
-    report = study_files(
-        study_report_data.collect(study, command=f"scalerl report docs/replication/{name} -o out")
-    )
-    here = f"{HOME.parent.parent.resolve()}/".encode()  # of this machine
-    kept = {n: text.replace(here, b"") for n, text in report.items() if n.endswith(PAGES)}
-    write_files(kept, HOME / name / "report")
     # Without forced interruption how long a thought may be is not given, and no ceiling follows.
     truth = {
         variant: ceiling_of(recipe) if recipe.length.control == "interruption" else None

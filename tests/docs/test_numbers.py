@@ -21,10 +21,8 @@ STATED = ("paper", "given", "once")
 
 
 def written(page):
-    """Pages that people write: reference pages and reports of studies are generated whole."""
-    name = str(page.relative_to(ROOT))
-    report = name.startswith("docs/replication/") and page.name == "report.md"
-    return not name.startswith("docs/reference/") and not report
+    """Pages that people write: reference pages are generated whole."""
+    return not str(page.relative_to(ROOT)).startswith("docs/reference/")
 
 
 WRITTEN = {str(page.relative_to(ROOT)): page for page in PAGES if written(page)}
