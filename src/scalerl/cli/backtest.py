@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from scalerl.cli import notes, options
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "backtest",
-        help="would the forecasts have been right?",
-        description="Fit the first part of known runs, predict the rest, and keep score.",
-        epilog="Example: scalerl backtest runs.csv --fractions 0.25,0.5,0.75",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Fit the first part of each run, predict the rest, and score the predictions."
     )
+    command.epilog = "Example: scalerl backtest runs.csv --fractions 0.25,0.5,0.75"
     options.add_sources(command)
     command.add_argument(
         "--fractions",

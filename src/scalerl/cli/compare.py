@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
 
 from scalerl.cli import notes, options
 
@@ -12,13 +11,12 @@ from scalerl.cli import notes, options
 MAX_PLANNED_PAIRS = 10
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "compare",
-        help="which run or recipe is better, and how?",
-        description="The paper's rule and ours, side by side, for every pair of runs or recipes.",
-        epilog="Example: scalerl compare runs.csv --group-by recipe",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Compare every pair of runs or recipes: the paper's rule and the verdict of scalerl, side "
+        "by side."
     )
+    command.epilog = "Example: scalerl compare runs.csv --group-by recipe"
     options.add_sources(command)
     command.add_argument(
         "--group-by",

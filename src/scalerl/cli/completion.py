@@ -39,14 +39,10 @@ class CommandWords:
     keys: bool = False
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "completion",
-        help="complete commands in bash, zsh or fish",
-        description=HOW,
-        epilog='Example: eval "$(scalerl completion bash)"',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = HOW
+    command.epilog = 'Example: eval "$(scalerl completion bash)"'
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument("shell", choices=SHELLS, help="your shell")
     command.set_defaults(handler=run)
 

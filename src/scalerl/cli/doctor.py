@@ -33,14 +33,13 @@ ROOM = 2
 EVENTS = 5
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "doctor",
-        help="what is wrong with a run, and what to do",
-        description="Explain a run that is stuck, dead, finished or healthy, from its record and "
-        "its processes. Exit code 0: healthy or finished; 1: something is wrong; 2: no run there.",
-        epilog="Example: scalerl doctor runs/first",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Say whether a run is healthy, finished, stuck or dead, from its record and its processes, "
+        "and what to do. Exit code 0: healthy or finished; 1: something is wrong; 2: there is no "
+        "run."
     )
+    command.epilog = "Example: scalerl doctor runs/first"
     command.add_argument(
         "run", nargs="*", metavar="RUN", help="directory of a run; with --cluster: KEY=VALUE"
     )

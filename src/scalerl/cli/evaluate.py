@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalerl.cli import options
 
@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from scalerl.evaluation.scores import Evaluation
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "eval",
-        help="score models, checkpoints or every checkpoint of a run on a task",
-        description="mean@k with its interval and pass@k of any model, checkpoint, or every "
-        "checkpoint of a run. A run is asked by its own recipe, so that the numbers are those of "
-        "its validations. Every answer is kept; the same command goes on after a kill. The scores "
-        "of a run's checkpoints are a curve: scalerl fit DIR.",
-        epilog="Example: scalerl eval tiny --task running-sums --prompts 50 -o evals/tiny",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Score any model, checkpoint, or every checkpoint of a run: mean@k with its interval, and "
+        "pass@k. A run is evaluated by its own recipe, so the numbers match its validations. Every "
+        "answer is kept, and the same command continues after a kill. The scores of a run's "
+        "checkpoints form a curve: scalerl fit DIR."
     )
+    command.epilog = "Example: scalerl eval tiny --task running-sums --prompts 50 -o evals/tiny"
     command.add_argument(
         "model",
         nargs="+",

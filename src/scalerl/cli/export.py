@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import Any
 
 from scalerl.cli.train import step
 
@@ -15,14 +14,12 @@ TRAINING_STATE = ("manifest.json", "run.json", "trainer.json", "groups.*", "opti
 RECORD = ("recipe.toml", "evals.jsonl")
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "export",
-        help="write a checkpoint as a model, with a model card",
-        description="Write a checkpoint of a run as a Hugging Face model: weights, tokenizer, and "
-        "a card with its recipe, curve and forecast.",
-        epilog="Example: scalerl export runs/first --to models/first",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write a checkpoint of a run as a Hugging Face model: weights, tokenizer, and a model card "
+        "with its recipe, curve and forecast."
     )
+    command.epilog = "Example: scalerl export runs/first --to models/first"
     add_checkpoint(command)
     command.add_argument("--to", required=True, metavar="DIR", help="directory that is made")
     command.set_defaults(handler=run)

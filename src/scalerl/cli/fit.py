@@ -10,13 +10,9 @@ from scalerl.cli import notes, options
 MAX_CURVES = 3
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "fit",
-        help="fit the law to runs",
-        description="Fit R = R_0 + (A - R_0) / (1 + (C_mid/C)^B) and say how sure it is.",
-        epilog="Example: scalerl fit example:paper-8b --from 5000 --to 50000 --method paper",
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = "Fit R = R_0 + (A - R_0) / (1 + (C_mid/C)^B) to each run, with intervals."
+    command.epilog = "Example: scalerl fit example:paper-8b --from 5000 --to 50000 --method paper"
     options.add_sources(command)
     options.add_fit_options(command)
     options.add_sort(

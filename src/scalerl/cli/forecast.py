@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from scalerl.cli import amounts, notes, options
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "forecast",
-        help="what will it score at more compute?",
-        description="Scores at given compute, compute to reach a target, stop or go on.",
-        epilog="Example: scalerl forecast example:paper-8b --to 25k --at 50k 100k --target 0.65",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Predict the score at more compute and the compute to reach a target, and say whether to "
+        "stop or continue."
     )
+    command.epilog = "Example: scalerl forecast example:paper-8b --to 25k --at 50k --target 0.65"
     options.add_sources(command)
     ask = command.add_argument_group("what to ask")
     ask.add_argument("--at", nargs="+", metavar="C", default=[], help=amounts.AT)

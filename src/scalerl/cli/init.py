@@ -25,13 +25,13 @@ DEFAULT_OUT = "mine.toml"
 WITHOUT_DATASET = ("running-sums", "carry-sums", "reasoning-gym")
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "init",
-        help="write a commented recipe to begin with",
-        description="Write a recipe with the keys that people change, each explained. What the "
-        "options do not say is asked at a terminal; elsewhere it has its default.",
-        epilog="Example: scalerl init --model Qwen/Qwen3-0.6B --task math --dataset train.jsonl",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write a recipe with the keys that people change most, each explained. Values that the "
+        "options do not give are asked for at a terminal; elsewhere they keep their defaults."
+    )
+    command.epilog = (
+        "Example: scalerl init --model Qwen/Qwen3-0.6B --task math --dataset train.jsonl"
     )
     command.add_argument(
         "changes", nargs="*", metavar="KEY=VALUE", help="any key of a recipe: schedule.k=4"

@@ -20,13 +20,11 @@ SOURCES = (
 )
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "recipe",
-        help="what a run does: presets, differences, checks",
-        description="Typed recipes of RL runs: ScaleRL, the recipes it was compared with, yours.",
-        epilog="Example: scalerl recipe diff scalerl minimax-m1",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Show, check and compare recipes: ScaleRL, the recipes it was compared with, and yours."
     )
+    command.epilog = "Example: scalerl recipe diff scalerl minimax-m1"
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add(actions, "list", run_list, "name the presets", "scalerl recipe list")
     show = _add(

@@ -6,21 +6,18 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from scalerl.cli import amounts, notes, options
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "report",
-        help="write an HTML page and pictures",
-        description="A self-contained HTML page (works offline), the same as Markdown, pictures "
-        "as PNG, SVG and PDF, and JSON. Of a run that scalerl trained also where its compute went, "
-        "how its steps went, its answers, its recipe and what went wrong. Of a study (its "
-        "directory alone) its table, its knob map, and all that for each of its runs.",
-        epilog="Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write a self-contained HTML page (works offline), the same as Markdown, figures as PNG, "
+        "SVG and PDF, and JSON. For a run that scalerl trained, also: where its compute went, its "
+        "steps, its answers, its recipe and what went wrong. For a study (its directory alone), "
+        "its table, its knob map, and the same for each of its runs."
     )
+    command.epilog = "Example: scalerl report example:paper-8b --from 1500 --to 50000 -o out/"
     options.add_sources(command)
     command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
     command.add_argument("--title", help="heading of the page")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from scalerl.errors import InputError
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "scale",
-        help="more generators, or fewer, while a run goes on",
-        description="Ask a run that goes on for so many generators. Those that join pull the "
-        "newest weights by themselves; what those that leave had not finished is written by "
-        "others. The run takes it up within about a second and notes it in its record.",
-        epilog="Example: scalerl scale runs/first --generators 3",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Change the number of generators of a running run. New generators pull the newest weights "
+        "by themselves; unfinished work of removed ones is given to the others. The run follows "
+        "within about a second and notes it in its record."
     )
+    command.epilog = "Example: scalerl scale runs/first --generators 3"
     command.add_argument("run", metavar="RUN", help="directory of a run that goes on")
     command.add_argument("--generators", type=int, required=True, metavar="N", help="how many")
     command.set_defaults(handler=run)

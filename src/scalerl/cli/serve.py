@@ -5,21 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
 
 #: The port that is tried first.
 PORT = 8642
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "serve",
-        help="watch runs and their forecasts in a browser",
-        description="A page that shows runs while they go, with their forecasts: runs of ours, "
-        "logs of other frameworks, studies. It reads what is under the directories and writes "
-        "nothing. The first line that is printed is its address. End it with Ctrl-C.",
-        epilog="Example: scalerl serve runs/ --open",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Serve a page that shows runs and their forecasts while they are training: runs of "
+        "scalerl, logs of other frameworks, studies. It reads the given directories and writes "
+        "nothing. The first line that is printed is its address. End it with Ctrl-C."
     )
+    command.epilog = "Example: scalerl serve runs/ --open"
     command.add_argument(
         "directory", nargs="+", metavar="DIR", help="what holds runs, logs or studies; or a log"
     )

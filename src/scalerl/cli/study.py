@@ -28,14 +28,10 @@ With --race, compute goes to the members whose verdicts are open.
 The runs are the only state: after a kill, the same command goes on where they are."""
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "study",
-        help="run many recipes and tell them apart",
-        description=ABOUT,
-        epilog="Example: scalerl study out/loo scalerl tiny --leave-one-out --seeds 3",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = ABOUT
+    command.epilog = "Example: scalerl study out/loo scalerl tiny --leave-one-out --seeds 3"
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument(
         "words",
         nargs="+",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalerl.cli import options
 
@@ -13,13 +13,9 @@ if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "train",
-        help="run a recipe, with a live forecast",
-        description="Train by one or more recipes, each laid over the one before.",
-        epilog="Example: scalerl train scalerl tiny --out runs/first",
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = "Train a model by one or more recipes, each laid over the one before."
+    command.epilog = "Example: scalerl train scalerl tiny --out runs/first"
     command.add_argument("recipe", nargs="*", metavar="PRESET|FILE|KEY=VALUE")
     command.add_argument("--out", metavar="RUN", help="directory of the run")
     command.add_argument(

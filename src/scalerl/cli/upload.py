@@ -11,15 +11,13 @@ from typing import Any
 from scalerl.cli.export import add_checkpoint
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "upload",
-        help="upload a checkpoint to the Hugging Face hub",
-        description="Upload what `scalerl export` writes to a model repository, which is made if "
-        "it is not there. It is private unless --public is given. The token is that of `hf auth "
-        "login` or HF_TOKEN; HF_ENDPOINT names another hub.",
-        epilog="Example: scalerl upload runs/first me/first",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Upload what `scalerl export` writes to a model repository, which is created if it does "
+        "not exist. It is private unless --public is given. The token is that of `hf auth login` "
+        "or HF_TOKEN; HF_ENDPOINT names another hub."
     )
+    command.epilog = "Example: scalerl upload runs/first me/first"
     add_checkpoint(command)
     command.add_argument("repo", metavar="OWNER/NAME", help="model repository")
     command.add_argument("--public", action="store_true", help="everybody may read it")

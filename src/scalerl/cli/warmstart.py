@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from scalerl.cli import options
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "warmstart",
-        help="teach a tiny model the format of the default task",
-        description="Makes a tiny Llama-shaped model, taught running sums by a teacher who gets "
-        "them wrong: where the default run starts. One of each teacher comes with scalerl "
-        "(model.path=tiny, tiny-noisy).",
-        epilog="Example: scalerl warmstart --teacher forgetful --seed 0 --out out/warm",
+def add(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Make a tiny Llama-shaped model, taught running sums by a teacher that makes mistakes: the "
+        "start of the default run. One of each teacher comes with scalerl (model.path=tiny, "
+        "tiny-noisy)."
     )
+    command.epilog = "Example: scalerl warmstart --teacher forgetful --seed 0 --out out/warm"
     command.add_argument("--out", required=True, metavar="DIR", help="directory for the model")
     command.add_argument(
         "--teacher",
