@@ -1,4 +1,4 @@
-"""The numbers by which trouble is told, read without the rest of the line."""
+"""The columns by which trouble is recognised, read without the rest of the line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def lines(path: Path) -> Path:
     return file
 
 
-def test_vitals_are_what_the_whole_lines_say(tmp_path: Path) -> None:
-    found = read_step_health(lines(tmp_path))
+def test_the_health_of_a_step_is_what_the_whole_lines_say(tmp_path: Path) -> None:
+    found = read_step_health(lines(tmp_path).parent)
     whole = RunStore(tmp_path, resume=True).read(StepLine)
-    assert [v.step for v in found] == [1, 2, 5]
-    for vitals, line in zip(found, whole, strict=True):
+    assert [row.step for row in found] == [1, 2, 5]
+    for health, line in zip(found, whole, strict=True):
         expected = StepHealthRow(
             line.step, line.loss, line.grad_norm,
             math.nan if line.entropy is None else line.entropy, line.truncated,
             line.length.mean, line.ratio.max, line.ess, line.non_finite,
         )  # fmt: skip
-        assert str(vitals) == str(expected), "nan is not itself, its text is"
+        assert str(health) == str(expected), "nan is not itself, its text is"
 
 
 def test_a_file_that_has_grown_is_read_anew(tmp_path: Path) -> None:
     file = lines(tmp_path)
-    before = read_step_health(file)
-    assert read_step_health(file) is before, "the same file is not parsed twice"
+    before = read_step_health(tmp_path)
+    assert read_step_health(tmp_path) is before, "the same file is not parsed twice"
     with file.open("a") as more:
         more.write('\n{"step": 7}\n')
-    assert [v.step for v in read_step_health(file)] == [1, 2, 5, 7]
-    assert read_step_health(tmp_path / "none.jsonl") == ()
+    assert [row.step for row in read_step_health(tmp_path)] == [1, 2, 5, 7]
+    assert read_step_health(tmp_path / "none") == ()

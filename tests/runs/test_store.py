@@ -13,7 +13,8 @@ from test_lines import answer, eval_line, step_line
 
 from scalerl.errors import InputError
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Status, StepLine
-from scalerl.runs.store import BLOCK, RunStore
+from scalerl.runs.reader import BLOCK
+from scalerl.runs.store import RunStore
 
 #: Mounts of our own, which end with the process that made them.
 OWN_MOUNTS = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
@@ -175,7 +176,7 @@ def counted(path, buffering):
 
 
 def test_the_last_line_costs_the_end_of_the_file_only(long, monkeypatch):
-    monkeypatch.setattr("scalerl.runs.store.open_regular", counted)
+    monkeypatch.setattr("scalerl.runs.reader.open_regular", counted)
     monkeypatch.setattr(Counted, "total", 0)
     assert long.last(EventLine).step >= 100_000
     assert 0 < Counted.total <= BLOCK < (long.path / "events.jsonl").stat().st_size / 10

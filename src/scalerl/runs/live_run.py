@@ -13,7 +13,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import read_limited
 from scalerl.runs.compute import Compute
 from scalerl.runs.importers.run_directory import (
     FILE,
@@ -24,10 +23,10 @@ from scalerl.runs.importers.run_directory import (
     run_name,
     signs_of,
 )
-from scalerl.runs.lines import EventLine, Status
-from scalerl.runs.store import USED
+from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
+from scalerl.runs.reader import HEALTH_COLUMNS, USED_RECIPE, RunReader, health_row
 from scalerl.runs.table import Table, to_float
-from scalerl.runs.tail import TailReader, identity, parse_line
+from scalerl.runs.tail import TailReader
 
 #: Bytes of a file that are read at a time, which bounds the memory of its lines.
 BLOCK_BYTES = 4_000_000
@@ -36,10 +35,11 @@ BLOCK_BYTES = 4_000_000
 MAX_REFRESH_BYTES = 64_000_000
 #: Events that are kept, the latest.
 MAX_EVENTS = 60
-#: Columns of a validation that are inside its `compute`, with their keys there.
-COMPUTE_COLUMNS = {f"compute/{key}": key for key in Compute.__dataclass_fields__}
-#: Columns of a validation on the line itself.
-LINE_COLUMNS = ("step", "pass_rate", "n_prompts", "k", "scored", "truncated")
+#: Columns that are kept of a validation.
+EVAL_COLUMNS = (
+    "step", "pass_rate", "n_prompts", "k", "scored", "truncated",
+    *(f"compute/{key}" for key in Compute.__dataclass_fields__),
+)  # fmt: skip
 
 
 class LiveRun:
@@ -60,15 +60,18 @@ class LiveRun:
         self.status: Status | None = None
         #: By file name: size and time at the last refresh.
         self._stamps: dict[str, tuple[int, int] | None] = {}
-        #: By the name of a file that is read whole: why it could not be read.
-        self._unread: dict[str, str] = {}
+        self._reader = RunReader(path)
         self._reset()
 
     def _reset(self) -> None:
-        self._evals = TailReader(self.path / FILE, identity, BLOCK_BYTES)
-        self._steps = TailReader(self.path / STEPS, identity, BLOCK_BYTES)
-        self._events = TailReader(self.path / EventLine.FILE, EventLine.from_dict, BLOCK_BYTES)
-        self._columns = {name: array("d") for name in (*LINE_COLUMNS, *COMPUTE_COLUMNS)}
+        self._evals = self._reader.follow_columns(
+            EvalLine, *EVAL_COLUMNS, "failed", max_bytes=BLOCK_BYTES
+        )
+        self._steps = self._reader.follow_columns(
+            StepLine, *HEALTH_COLUMNS, "compute", max_bytes=BLOCK_BYTES
+        )
+        self._events = self._reader.follow(EventLine, BLOCK_BYTES)
+        self._columns = {name: array("d") for name in EVAL_COLUMNS}
         #: By the row of a failed validation: the reason.
         self._failed: dict[int, str] = {}
         #: Sum and count of each warning sign, for every validation.
@@ -78,8 +81,9 @@ class LiveRun:
         self.events: deque[EventLine] = deque(maxlen=MAX_EVENTS)
         #: Events so far that report a problem.
         self.warnings = 0
-        #: The line of the latest step, without its prompts.
-        self.last_step: dict[str, Any] = {}
+        #: Number and compute of the latest step, as its line has them.
+        self._last_step: Any = None
+        self._last_compute: Any = None
 
     def __len__(self) -> int:
         """Validations so far."""
@@ -99,7 +103,7 @@ class LiveRun:
     def problems(self) -> list[str]:
         """Files, and lines of them, that could not be read; one text each."""
         found = [each.problem for each in self._tails if each.problem is not None]
-        return [*found, *self._unread.values()]
+        return [*found, *self._reader.problems.values()]
 
     @property
     def _tails(self) -> tuple[TailReader[Any], ...]:
@@ -136,10 +140,9 @@ class LiveRun:
     def _refresh_documents(self) -> bool:
         new = False
         if self._changed(Status.FILE):
-            self.status, new = Status.from_dict(self._json(Status.FILE)), True
-        if self._changed(USED):
-            found = (self._json(USED) or {}).get("recipe")
-            self.recipe, new = found if isinstance(found, dict) else {}, True
+            self.status, new = self._reader.read_status(), True
+        if self._changed(USED_RECIPE):
+            self.recipe, new = self._reader.read_used_recipe()[0] or {}, True
         return new
 
     def _changed(self, name: str) -> bool:
@@ -150,24 +153,12 @@ class LiveRun:
         self._stamps[name] = stamp
         return True
 
-    def _json(self, name: str) -> Any:
-        self._unread.pop(name, None)
-        try:
-            return parse_line(read_limited(self.path / name))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._unread[name] = f"{name}: {error.strerror or error}: not read"
-            return None
-
-    def _add_eval(self, line: dict[str, Any]) -> None:
-        compute = line.get("compute")
-        inside = compute if isinstance(compute, dict) else {}
-        for name, column in self._columns.items():
-            key = COMPUTE_COLUMNS.get(name)
-            column.append(to_float(line.get(name) if key is None else inside.get(key)))
-        if line.get("failed") is not None:
-            self._failed[len(self) - 1] = str(line["failed"])[:400]
+    def _add_eval(self, values: tuple[Any, ...]) -> None:
+        *numbers, failed = values
+        for column, number in zip(self._columns.values(), numbers, strict=True):
+            column.append(to_float(number))
+        if failed is not None:
+            self._failed[len(self) - 1] = str(failed)[:400]
         for total, count in self._signs.values():
             total.append(0.0)
             count.append(0.0)
@@ -183,18 +174,19 @@ class LiveRun:
                 left.extend(row)
         self._pending = left
 
-    def _add_step(self, line: dict[str, Any]) -> None:
-        self.last_step = {key: value for key, value in line.items() if key != "prompts"}
-        step = to_float(line.get("step"))
+    def _add_step(self, values: tuple[Any, ...]) -> None:
+        *health, self._last_compute = values
+        self._last_step = health[0]
+        step = to_float(self._last_step)
         if not math.isfinite(step):
             return
-        values = array("d", signs_of(line).values())
+        signs = array("d", signs_of(health_row(tuple(health))))
         ends = self._columns["step"]
         if not len(ends) or step > ends[-1]:
             self._pending.append(step)
-            self._pending.extend(values)
+            self._pending.extend(signs)
         else:
-            self._sum(bisect_left(ends, step), values)
+            self._sum(bisect_left(ends, step), signs)
 
     def _sum(self, at: int, values: array[float]) -> None:
         for (total, count), value in zip(self._signs.values(), values, strict=True):
@@ -225,13 +217,13 @@ class LiveRun:
     @property
     def step(self) -> int:
         """The newest step on any line."""
-        known = [to_float(self.last_step.get("step")), *self._columns["step"][-1:]]
+        known = [to_float(self._last_step), *self._columns["step"][-1:]]
         return int(max((v for v in known if math.isfinite(v)), default=0))
 
     @property
     def compute(self) -> Compute:
         """Compute of the latest step, else of the latest validation."""
-        found = Compute.from_dict(self.last_step.get("compute"))
+        found = Compute.from_dict(self._last_compute)
         if found is not None:
             return found
         last = {k.partition("/")[2]: v[-1] for k, v in self._columns.items() if v and "/" in k}

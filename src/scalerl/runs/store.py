@@ -9,45 +9,31 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
 from scalerl.files import (
-    MAX_DOCUMENT,
-    lines_backwards,
-    lines_of,
-    open_regular,
-    read_limited,
     to_json,
     write_atomic,
 )
 from scalerl.runs.lines import EvalAnswers, EvalLine, Line, Status, StepLine
-from scalerl.runs.tail import TailReader, parse_line
+from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
+from scalerl.runs.tail import parse_line
 
-L = TypeVar("L", bound=Line)
-#: Bytes read at a time from the end of a file.
-BLOCK = 1 << 16
-#: Bytes read at most from the end of a file: sixteen lines of the longest that are read. Without a
-#: limit a file of zeros would be read whole every time that its last line is read.
-MAX_TAIL = 64_000_000
-#: Bytes of the answers of a validation, `evals/step_N.json`.
-MAX_ANSWERS = 20_000_000
-USED = "recipe.json"
-#: What somebody asks of a run that goes on; gone when the run has taken it.
+#: A request for generators; the run removes the file when it has taken it.
 SCALE = "scale.json"
 
 
-class RunStore:
+class RunStore(RunReader):
     """One run directory, to write and to read. `resume` opens one that is there; without it, a
     directory that holds a run is refused."""
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
-        self.path = Path(path)
+        super().__init__(path)
         if resume:
             if not self.path.is_dir():
                 raise InputError(f"{path} holds no run: give the directory that --out named")
@@ -63,14 +49,14 @@ class RunStore:
 
     def write_recipe(self, toml: str) -> None:
         """The resolved recipe, enough to repeat the run."""
-        self._replace("recipe.toml", toml)
+        self._replace(RECIPE, toml)
 
     def write_used_recipe(
         self, recipe: dict[str, Any], pending: dict[str, Any] | None = None
     ) -> None:
         """Write `recipe.json`: the recipe as the run uses it, which is not edited by hand, and what
         is left to do until the directory agrees with it (`scalerl.pipeline.branches`)."""
-        self._replace(USED, to_json({"recipe": recipe, "pending": pending}))
+        self._replace(USED_RECIPE, to_json({"recipe": recipe, "pending": pending}))
 
     def append(self, line: Line) -> None:
         """One line, in the file of its type; it is on the disk when this returns."""
@@ -100,7 +86,7 @@ class RunStore:
         """`evals/step_N.json` of a validation."""
         with self._writing():
             (self.path / EvalAnswers.FOLDER).mkdir(exist_ok=True)
-        self._replace(_answers(answers.step), to_json(answers.to_dict(), compact=True))
+        self._replace(answers_file(answers.step), to_json(answers.to_dict(), compact=True))
 
     def ask_for(self, generators: int) -> None:
         """Ask the run that is written here for so many generators; it looks about every second."""
@@ -111,7 +97,7 @@ class RunStore:
         path = self.path / SCALE
         if not path.exists():
             return None
-        found = self._read_json(SCALE)
+        found = self.document(SCALE)
         with self._writing():
             path.unlink(missing_ok=True)
         asked = found.get("generators") if isinstance(found, dict) else None
@@ -123,7 +109,7 @@ class RunStore:
         path = self.path / kind.FILE
         if path.exists():
             kept = []
-            for line in self._lines(kind):
+            for line in self.raw_lines(kind):
                 at = (parse_line(line) or {}).get("step")
                 if isinstance(at, int) and at <= step:
                     kept.append(line + b"\n")
@@ -132,7 +118,7 @@ class RunStore:
             for at in self.answered():
                 if at > step:
                     with self._writing():
-                        (self.path / _answers(at)).unlink(missing_ok=True)
+                        (self.path / answers_file(at)).unlink(missing_ok=True)
 
     def _replace(self, name: str, content: str | bytes, *, durable: bool = True) -> None:
         with self._writing():
@@ -149,87 +135,10 @@ class RunStore:
                 "then go on with --resume"
             ) from None
 
-    # -- reading ----------------------------------------------------------------------------------
-
-    def read(self, kind: type[L]) -> list[L]:
-        """All lines of a type so far."""
-        made = (kind.from_dict(parse_line(line)) for line in self._lines(kind))
-        return [line for line in made if line is not None]
-
-    def _lines(self, kind: type[Line]) -> Iterator[bytes]:
-        try:
-            yield from lines_of(self.path / kind.FILE)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unreadable(self.path / kind.FILE, error) from None
-
-    def tail(self, kind: type[L], count: int) -> list[L]:
-        """The last lines of a type, oldest first; reads no more of the file than they take."""
-        found: deque[L] = deque()
-        path = self.path / kind.FILE
-        try:
-            with open_regular(path, buffering=0) as file:
-                for line in lines_backwards(file, BLOCK, MAX_TAIL):
-                    made = kind.from_dict(parse_line(line))
-                    if made is not None:
-                        found.appendleft(made)
-                        if len(found) >= count:
-                            break
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        return list(found)
-
-    def last(self, kind: type[L]) -> L | None:
-        """The last line of a type, or None."""
-        return next(iter(self.tail(kind, 1)), None)
-
-    def follow(self, kind: type[L]) -> TailReader[L]:
-        """Reads on from where it stopped."""
-        return TailReader(self.path / kind.FILE, kind.from_dict)
-
-    def read_status(self) -> Status | None:
-        """None before the first one, or where it cannot be read."""
-        return Status.from_dict(self._read_json(Status.FILE))
-
-    def read_answers(self, step: int) -> EvalAnswers | None:
-        """What the validation at this step left; None where there is nothing to read."""
-        return EvalAnswers.from_dict(self._read_json(_answers(step), MAX_ANSWERS))
-
-    def read_used_recipe(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """What `write_used_recipe` wrote; None for what cannot be read."""
-        found = self._read_json(USED) or {}
-        recipe, pending = found.get("recipe"), found.get("pending")
-        return (
-            recipe if isinstance(recipe, dict) else None,
-            pending if isinstance(pending, dict) else None,
-        )
-
-    def answered(self) -> list[int]:
-        """Steps whose validations have left their answers."""
-        names = [p.stem[5:] for p in (self.path / EvalAnswers.FOLDER).glob("step_*.json")]
-        return sorted(int(name) for name in names if name.isdecimal())
-
-    def _read_json(self, name: str, most: int = MAX_DOCUMENT) -> Any:
-        try:
-            return parse_line(read_limited(self.path / name, most))
-        except OSError:
-            return None
-
-
-def _answers(step: int) -> str:
-    return f"{EvalAnswers.FOLDER}/step_{step}.json"
-
 
 def _ends_whole(file: BinaryIO) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: {error.strerror or error}: put the run's own file in its place")
 
 
 def undo_new_run(path: Path) -> Callable[[], None]:

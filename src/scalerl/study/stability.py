@@ -36,7 +36,7 @@ from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL, FALL_ERRORS, MAX_GRADIENT, MIN_ESS, START, WINDOW
 from scalerl.runs import load_run
-from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.lines import EvalLine
 from scalerl.runs.reader import read_step_health
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
@@ -132,7 +132,7 @@ def assess_stability(
     if not path.is_dir():
         return Stability("undecided", why="not begun")
     known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
-    return assess_lines(read_step_health(path / StepLine.FILE), known, critical, half)
+    return assess_lines(read_step_health(path), known, critical, half)
 
 
 def assess_lines(

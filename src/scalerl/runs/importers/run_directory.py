@@ -1,33 +1,28 @@
-"""Our own run directory: `evals.jsonl`, one validation a line, and the recipe beside it."""
+"""Run directories that scalerl wrote: `evals.jsonl`, one validation a line, and the recipe.
+
+`evals.jsonl` is read as any JSON Lines log, not by its type: every column can be fitted, also those
+of downstream sets and of later versions, and a damaged file is refused with the line.
+"""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scalerl.files import read_limited
 from scalerl.runs.importers.json_logs import read_jsonl
-from scalerl.runs.reader import read_step_health, step_health
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.reader import RunReader, StepHealthRow, read_step_health
 from scalerl.runs.table import Table, to_float
 
-FILE = "evals.jsonl"
-STEPS = "steps.jsonl"
-#: What of a step is a sign of trouble (runs/select.py), and which of its vitals that is.
-SIGNS = {
-    "grad_norm": "grad_norm",
-    "entropy": "entropy",
-    "truncated": "truncated",
-    "length/mean": "length_mean",
-    "ratio/max": "ratio_max",
-    "ess": "ess",
-}
-#: A longer record of steps is not read for them: it would take seconds.
+FILE = EvalLine.FILE
+STEPS = StepLine.FILE
+#: Columns of a step that are warning signs (`runs/select.py`).
+SIGNS = ("grad_norm", "entropy", "truncated", "length/mean", "ratio/max", "ess")
+#: Bytes of a record of steps above which no warning signs are read: it would take seconds.
 MAX_STEPS_BYTES = 200_000_000
-#: What a recipe calls its compute axis, and the column that holds it.
+#: By the value of the recipe's `compute.axis`: the column that holds it.
 AXIS_COLUMNS = {
     "gpu_hours": "compute/device_hours",
     "flops": "compute/flops",
@@ -45,22 +40,21 @@ def read_run_directory(directory: Path) -> Table:
     were scored, for each set its own; the group is the recipe's `name`.
     """
     table = read_jsonl(directory / FILE, run_name(directory))
-    _add_signs(table, directory / STEPS)
+    _add_signs(table, directory)
     return assign_roles(table, directory)
 
 
 def assign_roles(table: Table, directory: Path) -> Table:
-    """The validations of a run as columns, told what they are."""
+    """The validations of a run with compute, score, evaluation sizes and group filled in."""
     table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
-    _tell_failed(table)
-    try:
-        facts = tomllib.loads(read_limited(directory / "recipe.toml").decode())
-    except FileNotFoundError:
-        return table
-    except (OSError, ValueError, RecursionError):
-        table.notes.append("recipe.toml beside it cannot be read: no group")
+    _note_failed(table)
+    reader = RunReader(directory)
+    facts = reader.read_recipe()
+    if facts is None:
+        if reader.problems:
+            table.notes.append("recipe.toml beside it cannot be read: no group")
         return table
     table.facts = {k: str(v) for k, v in facts.items() if isinstance(v, str | int | float)}
     table.group = table.facts.get("name")
@@ -87,9 +81,10 @@ def _add_size(table: Table, score: str) -> None:
     table.sizes[score] = size
 
 
-def _add_signs(table: Table, steps: Path) -> None:
-    """The mean of each sign over the steps since the validation before, as a column."""
+def _add_signs(table: Table, directory: Path) -> None:
+    """The mean of each warning sign over the steps since the validation before, as a column."""
     ends = np.array([to_float(step) for step in table.columns.get("step", [])])
+    steps = directory / STEPS
     if not len(ends) or not steps.is_file():
         return
     size = steps.stat().st_size
@@ -99,10 +94,10 @@ def _add_signs(table: Table, steps: Path) -> None:
             "trouble are read from it"
         )
         return
-    found = read_step_health(steps)
+    found = read_step_health(directory)
     at = np.searchsorted(ends, [float(each.step) for each in found])
-    for name, field in SIGNS.items():
-        values = np.array([getattr(each, field) for each in found], dtype=np.float64)
+    for name in SIGNS:
+        values = np.array([getattr(each, _field(name)) for each in found], dtype=np.float64)
         known = np.isfinite(values) & (at < len(ends))
         count = np.bincount(at[known], minlength=len(ends)).tolist()
         total = np.bincount(at[known], values[known], len(ends)).tolist()
@@ -110,14 +105,17 @@ def _add_signs(table: Table, steps: Path) -> None:
             table.columns[name] = [s / n if n else None for s, n in zip(total, count, strict=True)]
 
 
-def signs_of(row: dict[str, Any]) -> dict[str, float]:
-    """The signs on a line of steps; nan for one that is not there."""
-    found = step_health(row)
-    return {n: math.nan if found is None else getattr(found, f) for n, f in SIGNS.items()}
+def signs_of(row: StepHealthRow | None) -> list[float]:
+    """The warning signs of a step in the order of SIGNS; nan for those it does not have."""
+    return [math.nan if row is None else getattr(row, _field(name)) for name in SIGNS]
 
 
-def _tell_failed(table: Table) -> None:
-    """Validations without a pass rate are in nobody's curve: say which, and why."""
+def _field(column: str) -> str:
+    return column.replace("/", "_")
+
+
+def _note_failed(table: Table) -> None:
+    """Validations without a pass rate are no points of the curve: note which, and why."""
     whys, steps = table.columns.get("failed"), table.columns.get("step")
     if not whys or not steps:
         return
