@@ -9,7 +9,7 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit weather parity page benchmark lab-speed smollm2 cluster \
+.PHONY: demo test lint types unit faults weather parity page benchmark lab-speed smollm2 cluster \
 	cluster-quick scale-out vllm replication docs clean
 
 demo: .venv/lab
@@ -32,11 +32,14 @@ types: .venv/dev
 	$(BIN)/mypy
 
 unit: .venv/dev
-	$(BIN)/pytest -n 2 -m "not weather and not page and not ray and not vllm"
+	$(BIN)/pytest -n 2 -m "not faults and not page and not ray and not vllm"
 
 # Whole runs under every fault; `make test` has the short ones.
-weather: .venv/dev
+faults: .venv/dev
 	$(BIN)/pytest -n 2 tests/faults tests/study tests/evaluation
+
+# The old name of `make faults`, for one release.
+weather: faults
 
 # A run on a Ray cluster of three raylets, of which anything is killed: an environment of its own.
 cluster: .venv-cluster/ray

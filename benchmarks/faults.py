@@ -415,7 +415,7 @@ def show(run: Victim) -> None:
     print(f"{len(run.strikes):>3} {last.who}: {last.how}: {took} (step {run.step})", flush=True)
 
 
-def weather(out: Path, strikes: Callable[[Victim], None], *settings: str) -> Victim:
+def run_under_faults(out: Path, strikes: Callable[[Victim], None], *settings: str) -> Victim:
     """A run under these strikes, ended by Ctrl-C and checked."""
     run = Victim(out, [*SMALL, *settings])
     run.begin()
@@ -467,8 +467,10 @@ def table(found: list[dict[str, Any]]) -> str:
 def full(folder: Path, rng: random.Random, args: argparse.Namespace) -> list[Victim]:
     """Generators in one run, the others in another."""
     return [
-        weather(folder / "one", lambda run: kill_generators(run, rng, args.generator_kills)),
-        weather(folder / "two", lambda run: kill_others(run, rng, args.other_kills)),
+        run_under_faults(
+            folder / "one", lambda run: kill_generators(run, rng, args.generator_kills)
+        ),
+        run_under_faults(folder / "two", lambda run: kill_others(run, rng, args.other_kills)),
     ]
 
 
@@ -479,7 +481,7 @@ def quick(folder: Path, rng: random.Random) -> list[Victim]:
         kill_generators(run, rng, 4)
         kill_others(run, rng, 4)
 
-    return [weather(folder / "run", strikes)]
+    return [run_under_faults(folder / "run", strikes)]
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from scalerl.engine import slots
 from scalerl.engine.interface import Request, RolloutResult
 from scalerl.models.cpu.decode import FusedWeights, LlamaDecoder
 from scalerl.models.cpu.packed import PackedLlama
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.specs import Specs
 from scalerl.recipe import Recipe
 from scalerl.trainer import local as trainer_local
@@ -92,15 +92,15 @@ class Timers:
             undo()
 
 
-def workload() -> tuple[Plan, list[Request]]:
-    plan = Plan.of(Recipe.load("scalerl", "tiny-noisy"))
-    batch = plan.recipe.batch
+def workload() -> tuple[RunSetup, list[Request]]:
+    setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny-noisy"))
+    batch = setup.recipe.batch
     requests = []
-    for p, prompt in enumerate(list(plan.prompts.values())[: batch.prompts]):
-        ids = tuple(plan.tokens_of(prompt).tolist())
+    for p, prompt in enumerate(list(setup.prompts.values())[: batch.prompts]):
+        ids = tuple(setup.tokens_of(prompt).tolist())
         seeds = {row: 1000 * p + row for row in range(batch.generations)}
-        requests.append(Request(str(p), ids, plan.control, seeds, plan.sampling))
-    return plan, requests
+        requests.append(Request(str(p), ids, setup.control, seeds, setup.sampling))
+    return setup, requests
 
 
 def write(engine: Any, requests: list[Request]) -> list[RolloutResult]:
@@ -111,16 +111,16 @@ def write(engine: Any, requests: list[Request]) -> list[RolloutResult]:
     return out
 
 
-def grouped(plan: Plan, written: list[RolloutResult]) -> list[Group]:
+def grouped(setup: RunSetup, written: list[RolloutResult]) -> list[Group]:
     by_place = {(w.request, w.row): w.rollout for w in written}
     groups = []
-    for p, prompt in enumerate(list(plan.prompts.values())[: plan.recipe.batch.prompts]):
-        mine = [by_place[str(p), row] for row in range(plan.recipe.batch.generations)]
-        checked = plan.task.check_all([plan.answer(prompt, r.token_ids, 0) for r in mine])
+    for p, prompt in enumerate(list(setup.prompts.values())[: setup.recipe.batch.prompts]):
+        mine = [by_place[str(p), row] for row in range(setup.recipe.batch.generations)]
+        checked = setup.task.check_all([setup.answer(prompt, r.token_ids, 0) for r in mine])
         rollouts = tuple(
             r.with_reward(c.reward, c.correct) for r, c in zip(mine, checked, strict=True)
         )
-        groups.append(Group(prompt.id, plan.tokens_of(prompt), rollouts))
+        groups.append(Group(prompt.id, setup.tokens_of(prompt), rollouts))
     return groups
 
 
@@ -158,8 +158,8 @@ def time_trainer(timers: Timers, trainer: Any) -> None:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    plan, requests = workload()
-    specs = Specs.of(plan, None, default_channel="direct")
+    setup, requests = workload()
+    specs = Specs.from_setup(setup, None, default_channel="direct")
     learner: Any = specs.make_trainer(specs.trainer)
     runs: dict[str, list[dict[str, float]]] = {"engine": [], "trainer": []}
     groups: list[Group] = []
@@ -171,7 +171,7 @@ def measure(repeats: int) -> dict[str, Any]:
             written = write(engine, requests)
         timers.release()
         runs["engine"].append(dict(timers.seconds))
-        groups = groups or grouped(plan, written)
+        groups = groups or grouped(setup, written)
         timers = Timers()
         time_trainer(timers, learner)
         with timers.label("data and the rest"):

@@ -214,7 +214,7 @@ def test_the_forecasting_half_never_imports_anything_heavy():
 
 def test_a_checker_starts_without_torch():
     """Those that a verifier took with it are replaced: a new one must be there at once."""
-    code = "import sys, scalerl.placement.checker_process; print('torch' in sys.modules)"
+    code = "import sys, scalerl.placement.checker_worker; print('torch' in sys.modules)"
     assert python(code).strip() == "False"
 
 

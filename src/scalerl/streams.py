@@ -14,14 +14,14 @@ NAMES = {1: "stdout", 2: "stderr"}
 GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
 
 
-def reader_is_gone(error: Exception) -> bool:
+def is_closed_stream(error: Exception) -> bool:
     """Whether something could not be written because nobody is there to read it."""
     if isinstance(error, OSError):
         return error.errno in GONE
     return isinstance(error, ValueError) and "closed file" in str(error)
 
 
-def let_go() -> list[str]:
+def redirect_unread_streams() -> list[str]:
     """Send what nobody reads to nowhere: the names of those streams."""
     if not hasattr(select, "poll"):  # Windows
         return []
@@ -51,15 +51,15 @@ class _Pipe(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if not reader_is_gone(error):
+            if not is_closed_stream(error):
                 raise
             return memoryview(data).nbytes
 
 
-def make_unbreakable() -> None:
+def ignore_unread_output() -> None:
     """In a part of a run: what it prints (a reward function, a library) may get lost, and that is
     all."""
-    let_go()
+    redirect_unread_streams()
     for fd, name in NAMES.items():
         old = getattr(sys, name)
         encoding, errors = getattr(old, "encoding", "utf-8"), getattr(old, "errors", "replace")

@@ -38,12 +38,12 @@ from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore, undo_new_run
 from scalerl.runs.trackers import open_trackers
-from scalerl.streams import let_go
+from scalerl.streams import redirect_unread_streams
 
 if TYPE_CHECKING:
-    from scalerl.pipeline.crew import Clock, Crew, Renewable
+    from scalerl.pipeline.crew import Clock, Crew, RenewableCrew
     from scalerl.pipeline.loop import Loop, LoopEnd
-    from scalerl.pipeline.plan import Plan
+    from scalerl.pipeline.setup import RunSetup
 
 #: A run that breaks so often without reaching a new checkpoint is given up.
 MAX_FAILURES = 3
@@ -113,7 +113,7 @@ def train(
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
-    from scalerl.placement import nursery
+    from scalerl.placement import forkserver
     from scalerl.placement.child import GUARD, UNGUARDED
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -124,7 +124,7 @@ def train(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     recipe = recipe_from(recipe).with_decay_fixed()
     if recipe.placement.backend == "local":
-        nursery.prepare()  # it imports while we read and plan
+        forkserver.prepare()  # it imports while we read and plan
     rule = None if stop_when is None else parse_rule(stop_when)
     path, told = Path(out), listener or default_listener()
     undo = undo_new_run(path)
@@ -159,10 +159,10 @@ def _open(
     if from_step is not None and not resume:
         raise InputError("from_step goes on with a run that is there: give resume=True as well")
     if not resume:
-        branches.begin(store, recipe)
+        branches.write_recipe(store, recipe)
         return recipe
-    recipe = branches.dated(store, recipe)
-    event = branches.go_on(store, recipe, from_step)
+    recipe = branches.with_saved_date(store, recipe)
+    event = branches.prepare_resume(store, recipe, from_step)
     if event is not None:
         told.noted(event)
         told.say(f"going on with a change: {event.why}")
@@ -170,20 +170,20 @@ def _open(
 
 
 def begin(
-    recipe: Recipe, checkpoint: Path | None, survivors: tuple[Renewable, Clock] | None = None
-) -> tuple[Plan, Crew, Clock]:
+    recipe: Recipe, checkpoint: Path | None, survivors: tuple[RenewableCrew, Clock] | None = None
+) -> tuple[RunSetup, Crew, Clock]:
     """The plan of a recipe, and its crew where the recipe places it: who has survived the loss of
     the trainer, if they can go on with another."""
-    from scalerl.pipeline.plan import Plan
+    from scalerl.pipeline.setup import RunSetup
     from scalerl.placement.registry import place
 
-    plan = Plan.of(recipe)
+    setup = RunSetup.from_recipe(recipe)
     if survivors is not None:
         crew, clock = survivors
-        if crew.renew(plan, checkpoint):
-            return plan, crew, clock
+        if crew.restart_trainer(setup, checkpoint):
+            return setup, crew, clock
         crew.stop(at_once=True)
-    return plan, *place(plan, checkpoint)
+    return setup, *place(setup, checkpoint)
 
 
 class RunAttempts:
@@ -196,7 +196,7 @@ class RunAttempts:
         rule: StopRule | None,
         listener: Listener,
         resume: bool,
-        begin: Callable[..., tuple[Plan, Crew, Clock]] = begin,
+        begin: Callable[..., tuple[RunSetup, Crew, Clock]] = begin,
     ) -> None:
         self.begin = begin
         self.recipe, self.store, self.rule = recipe, store, rule
@@ -206,14 +206,14 @@ class RunAttempts:
         self.resume = resume
         self.checkpoint: Path | None = None
         #: Of an attempt that has lost its trainer: who can go on with another.
-        self._survivors: tuple[Renewable, Clock] | None = None
+        self._survivors: tuple[RenewableCrew, Clock] | None = None
         kind = recipe.compute.axis
         self.axis = AXIS_COLUMNS[kind].removeprefix("compute/")
         self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
 
     def go(self) -> RunEnd:
         try:
-            with _outlives_its_terminal(self.notes.append), _one_line_without_memory():
+            with _survive_hangup(self.notes.append), _explain_out_of_memory():
                 return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
@@ -228,7 +228,7 @@ class RunAttempts:
                 self._survivors[0].stop(at_once=True)
 
     def _attempts(self) -> RunEnd:
-        from scalerl.pipeline.crew import Lost
+        from scalerl.pipeline.crew import IrreplaceableWorkerLost
         from scalerl.pipeline.memory import less_memory
 
         failures, reached = 0, -1
@@ -239,7 +239,7 @@ class RunAttempts:
             try:
                 # Who goes back to the same checkpoint again has nobody left to trust.
                 return self._attempt(None if step < 0 else step, keep=failures == 1)
-            except Lost as lost:
+            except IrreplaceableWorkerLost as lost:
                 if failures >= MAX_FAILURES:
                     raise PipelineError(
                         f"{lost}; the run broke {failures} times without a new checkpoint; if "
@@ -277,7 +277,7 @@ class RunAttempts:
 
     def _attempt(self, step: int | None, *, keep: bool) -> RunEnd:
         from scalerl.pipeline import branches
-        from scalerl.pipeline.crew import Lost, Renewable
+        from scalerl.pipeline.crew import IrreplaceableWorkerLost, RenewableCrew
         from scalerl.pipeline.deterministic import DeterministicLoop
         from scalerl.pipeline.loop import Loop
 
@@ -285,16 +285,16 @@ class RunAttempts:
             self._add(line)
         checkpoint = self.checkpoint if step is not None else None
         kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
-        plan, crew, clock = self._begin(checkpoint)
-        settled, self.recipe = plan.recipe != self.recipe, plan.recipe
+        setup, crew, clock = self._begin(checkpoint)
+        settled, self.recipe = setup.recipe != self.recipe, setup.recipe
         self.listener.begin(self.recipe, self.store.path, step)
         at_once = True
         caught: list[int] = []
         try:
             if settled:  # the date of its prompts: recorded before the first of them is asked
-                branches.begin(self.store, plan.recipe)
+                branches.write_recipe(self.store, setup.recipe)
             loop = kind(
-                plan, crew, clock, self.store, self.listener,
+                setup, crew, clock, self.store, self.listener,
                 checkpoint=checkpoint, stop_rule=self._evaluated,
             )  # fmt: skip
             # Events are never cut: they know of every loss since the beginning.
@@ -307,17 +307,17 @@ class RunAttempts:
             finally:
                 self.recipe = loop.recipe  # generators may have come and gone
             at_once = not loop.started
-        except Lost as lost:
-            if keep and lost.trainer and isinstance(crew, Renewable):
+        except IrreplaceableWorkerLost as lost:
+            if keep and lost.trainer and isinstance(crew, RenewableCrew):
                 self._survivors = (crew, clock)
             raise
         finally:
             if self._survivors is None:
                 crew.stop(at_once=at_once)
-            plan.task.close()
+            setup.task.close()
         return self._ended(end, caught[0] if caught else None)
 
-    def _begin(self, checkpoint: Path | None) -> tuple[Plan, Crew, Clock]:
+    def _begin(self, checkpoint: Path | None) -> tuple[RunSetup, Crew, Clock]:
         if self._survivors is None:
             return self.begin(self.recipe, checkpoint)
         survivors, self._survivors = self._survivors, None
@@ -329,14 +329,14 @@ class RunAttempts:
 
     def _run(self, loop: Loop, caught: list[int]) -> LoopEnd:
         """To the end, and a checkpoint there; a loss after a signal does not start it again."""
-        from scalerl.pipeline.crew import Lost
+        from scalerl.pipeline.crew import IrreplaceableWorkerLost
         from scalerl.pipeline.loop import LoopEnd
 
         try:
             end = loop.run()
             if loop.started and not (caught and loop.deterministic):
                 loop.save()
-        except Lost as lost:
+        except IrreplaceableWorkerLost as lost:
             if not caught:
                 raise
             self.listener.say(f"warning: {lost}: the last checkpoint stands")
@@ -384,7 +384,7 @@ class RunAttempts:
         self._tell_notes(end.steps)
         self._event("end", end.steps, reason=end.reason)
         healthy = checkpoints.last_healthy(self.store.path)
-        newest = checkpoints.found(self.store.path)
+        newest = checkpoints.list_checkpoints(self.store.path)
         if healthy is not None and newest and healthy != newest[-1]:
             again = commands.resume(self.store.path, step="healthy")
             self.listener.say(f"the last healthy checkpoint is {healthy.name}; from there: {again}")
@@ -396,7 +396,7 @@ class RunAttempts:
 
 
 @contextmanager
-def _one_line_without_memory() -> Iterator[None]:
+def _explain_out_of_memory() -> Iterator[None]:
     """An error of this process, not of a part, that means that memory has run out."""
     from scalerl.pipeline.memory import less_memory
 
@@ -414,12 +414,12 @@ def _one_line_without_memory() -> Iterator[None]:
 
 
 @contextmanager
-def _outlives_its_terminal(note: Callable[[str], None]) -> Iterator[None]:
+def _survive_hangup(note: Callable[[str], None]) -> Iterator[None]:
     """SIGHUP (the terminal is closed, the connection breaks) does not end a run: it goes on, and
     its record says so. Under nohup it is ignored anyway."""
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        let_go()
+        redirect_unread_streams()
         note("the terminal is gone (SIGHUP); the run goes on")
 
     which: Any = getattr(signal, "SIGHUP", None)  # Windows has none

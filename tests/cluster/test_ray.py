@@ -21,7 +21,7 @@ from faults import EVERY, Victim, kill, problems, scale
 from faults import SMALL as FAULTS
 from scalerl.errors import InputError
 from scalerl.placement import ray_cluster
-from scalerl.placement.ray_cluster import Needs, lacks
+from scalerl.placement.ray_cluster import Needs, missing_resources
 from scalerl.weights.interface import Layout
 from scalerl.weights.ray_objects import PIECE_BYTES, RayWeights, _pieces, _views
 from scalerl.weights.version_registry import VersionRegistry
@@ -59,20 +59,20 @@ def ray(raylets):
 
 
 def test_a_cluster_with_everything_lacks_nothing(ray):
-    assert lacks(NEEDS) == []
+    assert missing_resources(NEEDS) == []
 
 
 def test_too_few_devices_and_too_small_a_store_are_a_line_each(ray):
-    (line,) = lacks(replace(NEEDS, generators=9))
+    (line,) = missing_resources(replace(NEEDS, generators=9))
     assert line.startswith("the Ray cluster has 5 CPUs on 3 nodes, but 9 generators and 2 trainers")
-    (line,) = lacks(replace(NEEDS, device="GPU"))
+    (line,) = missing_resources(replace(NEEDS, device="GPU"))
     assert line.startswith("the Ray cluster has 0 GPUs on 3 nodes") and "placement.trainers" in line
-    found = lacks(replace(NEEDS, weights=100 << 20))
+    found = missing_resources(replace(NEEDS, weights=100 << 20))
     assert len(found) == 3 and "object store" in found[0] and "300 MB" in found[0]
 
 
 def test_a_model_that_nodes_do_not_see_is_named(ray):
-    found = lacks(replace(NEEDS, model="/on/the/drivers/disk"))
+    found = missing_resources(replace(NEEDS, model="/on/the/drivers/disk"))
     assert len(found) == 3
     assert "does not see model.path=/on/the/drivers/disk" in found[0] and "share" in found[0]
 
@@ -111,7 +111,7 @@ def lines_of_four_nodes(ray):
     while len([n for n in ray.nodes() if n["Alive"]]) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    return lacks(NEEDS)
+    return missing_resources(NEEDS)
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_doctor_tries_a_cluster_out(raylets, capsys):
     assert "generator 0 died" in lines[3]
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize("channel", ["auto", "collective"])
 def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel):
     from ray.util import placement_group_table
@@ -305,7 +305,7 @@ def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel)
     assert not (wrong := problems(run) + actors_left(raylets)), wrong
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
     run = storm(tmp_path / "run", 4, seed=0)
     assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)

@@ -22,7 +22,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class Said(Listener):
+class MessageReceived(Listener):
     def __init__(self):
         self.lines = []
 
@@ -102,7 +102,7 @@ def test_a_failure_is_the_last_line_of_the_stream(run, capsys):
 def test_a_hand_edited_recipe_is_noticed_when_the_run_goes_on(run):
     text = (run / "recipe.toml").read_text()
     (run / "recipe.toml").write_text(text.replace("steps = 6", "steps = 7"))
-    heard = Said()
+    heard = MessageReceived()
     assert train(recipe_of(run), run, resume=True, listener=heard).steps == 7
     assert any("budget.steps 6 → 7 (recipe.toml was edited)" in line for line in heard.lines)
     (event,) = [e for e in lines(run / "events.jsonl") if e["event"] == "branch"]
@@ -149,7 +149,7 @@ def test_from_step_without_resume_is_explained(tmp_path):
 def test_a_run_that_fails_says_what_goes_on_with_it(run, monkeypatch):
     """The path has a blank and a quote in it."""
     broken = recipe_of(run).replace({"placement.weights": "no.such:Channel", "budget.steps": 9})
-    heard = Said()
+    heard = MessageReceived()
     with pytest.raises(InputError):
         train(broken, run, resume=True, listener=heard)
     command = heard.lines[-1].partition(": ")[2]

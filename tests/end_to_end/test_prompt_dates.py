@@ -82,7 +82,7 @@ def days_of(run, model):
     from scalerl.models.load import load_tokenizer
 
     tokenizer, days, prompts = load_tokenizer(str(model)), set(), 0
-    for path in checkpoints.found(run):
+    for path in checkpoints.list_checkpoints(run):
         sizes = [item["prompt_tokens"] for item in json.loads((path / "groups.json").read_text())]
         with np.load(path / "groups.npz") as file:
             for ids in np.split(file["prompts"], np.cumsum(sizes))[:-1]:
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_another_day_asks_as_on_its_first(model, tmp_path):
 
 def old(run):
     """Make the last checkpoint of a run one of an earlier version."""
-    path = checkpoints.found(run)[-1]
+    path = checkpoints.list_checkpoints(run)[-1]
     about = json.loads((path / "groups.json").read_text())
     for item in about:
         del item["prompt_tokens"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl import Recipe, load_run, train
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 
 SMALL = ["placement.backend=inline", "batch.prompts=4", "batch.generations=4", "budget.steps=2",
          "validation.prompts=6", "validation.k=3", "validation.every=1",
@@ -53,9 +53,9 @@ def test_greedy_answers_do_not_depend_on_seeds(out, tmp_path):
 
 
 def test_the_cache_has_room_for_all_of_it():
-    alone = Plan.of(
+    alone = RunSetup.from_recipe(
         Recipe.load("scalerl", "tiny", overrides=[*SMALL, "validation.also_temperatures=[]"])
     )
-    both = Plan.of(Recipe.load("scalerl", "tiny", overrides=SMALL))
+    both = RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=SMALL))
     assert alone.validation_slots == 18
     assert both.validation_slots == 18 + 6 + 18

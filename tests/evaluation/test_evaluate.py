@@ -82,7 +82,7 @@ def test_every_answer_is_kept(evaluated):
     assert all(line["reward"] == (1.0 if line["correct"] else -1.0) for line in kept)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_finished_prompts_are_not_written_again_after_a_kill(tmp_path):
     asked = ["tiny", "--task", "running-sums", "--prompts", "40", "--k", "8", "--json"]
     file = tmp_path / "tiny" / "answers" / "step_0.jsonl"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from scalerl.evaluation.runner import EvaluationCheckers
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.recipe import Recipe
 from scalerl.tasks import Answer
 
@@ -19,10 +19,10 @@ LIMIT = 300.0
 def checking():
     options = ["task.options.prompts=50", "placement.checkers=2", "placement.patience=4",
                "placement.check_seconds=3600"]  # fmt: skip
-    plan = Plan.of(Recipe.load("scalerl", "tiny", overrides=options))
+    setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=options))
     said = []
-    found = EvaluationCheckers(plan, said.append)
-    yield found, plan, said
+    found = EvaluationCheckers(setup, said.append)
+    yield found, setup, said
     found.close()
 
 
@@ -36,17 +36,17 @@ def until(checking, done):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
 def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_scored(checking):
-    checking, plan, said = checking
+    checking, setup, said = checking
     states = checking.checks.states
     until(checking, lambda _: not any(s.starting for s in states.values()))
     stopped = checking.crew.checkers[0]
     os.kill(stopped.process.pid, signal.SIGSTOP)
-    prompts = list(plan.prompts.values())[:6]
+    prompts = list(setup.prompts.values())[:6]
     for prompt in prompts:
         checking.checks.submit(prompt.id, [Answer(prompt, "</think>1")] * 2)
-    judged = until(checking, lambda found: len(found) == len(prompts))
-    assert {one.key for one in judged} == {prompt.id for prompt in prompts}
-    assert all(verdict.scored for one in judged for verdict in one.verdicts)
+    scored = until(checking, lambda found: len(found) == len(prompts))
+    assert {one.key for one in scored} == {prompt.id for prompt in prompts}
+    assert all(verdict.scored for one in scored for verdict in one.scores)
     (line,) = said
     assert line.startswith(f"{stopped.name} has said nothing for ")
     assert line.endswith(" s: replaced")

@@ -16,7 +16,7 @@ from scalerl.engine.registry import ENGINES
 from scalerl.engine.sampling import sample, uniform
 from scalerl.models.head import use_head_precision
 from scalerl.models.load import load_model
-from scalerl.pipeline.crew import Said
+from scalerl.pipeline.crew import MessageReceived
 from scalerl.placement.processes import ProcessCrew, RealClock
 from scalerl.placement.registry import PLACEMENTS
 
@@ -104,13 +104,13 @@ def toy_engine(spec):
 class CountingCrew(ProcessCrew):
     """Processes of this machine, and a count of what they say."""
 
-    def __init__(self, plan, checkpoint):
+    def __init__(self, setup, checkpoint):
         self.heard = Counter()
-        super().__init__(plan, checkpoint)
+        super().__init__(setup, checkpoint)
 
     def poll(self, seconds):
         found = super().poll(seconds)
-        self.heard.update(type(e.message).__name__ for e in found if isinstance(e, Said))
+        self.heard.update(type(e.message).__name__ for e in found if isinstance(e, MessageReceived))
         return found
 
     def stop(self, *, at_once=False):
@@ -119,8 +119,8 @@ class CountingCrew(ProcessCrew):
 
 
 @PLACEMENTS.register("toy")
-def toy_placement(plan, checkpoint):
-    return CountingCrew(plan, checkpoint), RealClock()
+def toy_placement(setup, checkpoint):
+    return CountingCrew(setup, checkpoint), RealClock()
 
 
 # -- loss

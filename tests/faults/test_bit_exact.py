@@ -81,7 +81,7 @@ def test_two_runs_with_one_seed_are_equal(tmp_path):
     same(first, second)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_pipeline_run_is_equal_whether_or_not_its_processes_were_killed(tmp_path):
     """The trainer (the run recovers by itself), then twice the main process."""
     rng = random.Random(0)
@@ -96,7 +96,7 @@ def test_a_pipeline_run_is_equal_whether_or_not_its_processes_were_killed(tmp_pa
     assert len(run.resumes) == 3 and run.resumes[0] >= EVERY
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_an_off_policy_run_is_equal_whether_or_not_it_was_killed(tmp_path):
     rng = random.Random(1)
     reference = begun(tmp_path / "reference", OFF_POLICY)

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from faults import lines, scale, strike_generators, weather
+from faults import lines, run_under_faults, scale, strike_generators
 from scalerl.cli import main
 
-pytestmark = pytest.mark.weather
+pytestmark = pytest.mark.faults
 
 
 def generators(run):
@@ -26,7 +26,7 @@ def test_generators_join_and_leave_and_the_record_is_whole(tmp_path, capsys):
         main(["scale", str(run.out), "--generators", "1"])
         run.wait(lambda: generators(run) == ["generator 0"], "the frozen one to be gone")
 
-    run = weather(tmp_path / "run", strikes, "placement.patience=10")
+    run = run_under_faults(tmp_path / "run", strikes, "placement.patience=10")
     events = [e for e in lines(run.out / "events.jsonl") if e["event"] == "scale"]
     assert [e["why"] for e in events] == [
         "placement.generators 2 → 3", "placement.generators 3 → 1",
@@ -45,5 +45,5 @@ def test_a_run_whose_weights_are_broadcast_outlives_its_generators_and_lets_othe
         strike_generators(run, rng, "both at once")
         scale(run, 1)
 
-    run = weather(tmp_path / "run", strikes, "placement.weights=collective")
+    run = run_under_faults(tmp_path / "run", strikes, "placement.weights=collective")
     assert len(run.strikes) == 3 and all(s.by_itself for s in run.strikes)

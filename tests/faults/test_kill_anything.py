@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from faults import kill_generators, lines, strike_checker, strike_main, strike_trainer, weather
+from faults import (
+    kill_generators,
+    lines,
+    run_under_faults,
+    strike_checker,
+    strike_main,
+    strike_trainer,
+)
 
 
 def test_a_run_outlives_its_generators_and_its_trainer(tmp_path):
@@ -15,7 +22,7 @@ def test_a_run_outlives_its_generators_and_its_trainer(tmp_path):
         kill_generators(run, rng, 4)
         strike_trainer(run, rng, "inside a checkpoint")
 
-    run = weather(tmp_path / "run", strikes)
+    run = run_under_faults(tmp_path / "run", strikes)
     assert len(run.strikes) == 5 and all(s.by_itself for s in run.strikes)
 
 
@@ -26,7 +33,7 @@ def test_a_killed_checker_changes_nothing_in_the_record_but_an_event(tmp_path):
         for _ in range(3):
             strike_checker(run, rng, "any moment")
 
-    run = weather(tmp_path / "run", strikes)
+    run = run_under_faults(tmp_path / "run", strikes)
     assert len(run.strikes) == 3
     usual = ("warning", "note")
     *deaths, end = (e for e in lines(run.out / "events.jsonl") if e["event"] not in usual)
@@ -39,7 +46,7 @@ def test_a_killed_checker_changes_nothing_in_the_record_but_an_event(tmp_path):
     assert steps[-1]["ledger"]["wasted"]["failed"]["rollouts"] == 0
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_run_goes_on_after_its_main_process_was_killed(tmp_path):
     rng = random.Random(2)
 
@@ -47,5 +54,5 @@ def test_a_run_goes_on_after_its_main_process_was_killed(tmp_path):
         strike_main(run, rng, "any moment")
         strike_main(run, rng, "inside a checkpoint")
 
-    run = weather(tmp_path / "run", strikes)
+    run = run_under_faults(tmp_path / "run", strikes)
     assert len(run.strikes) == 2 and all(s.by_resume for s in run.strikes)

@@ -16,7 +16,7 @@ import pytest
 from faults import LIMIT, MARK, Victim, gone, lines
 from scalerl.errors import PipelineError
 from scalerl.pipeline import checkpoints
-from scalerl.pipeline.conversation import MAX_DEATHS
+from scalerl.pipeline.supervisor import MAX_DEATHS
 from scalerl.recipe import Recipe
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
@@ -55,7 +55,7 @@ def one_line(text):
 # -- read-only directories ------------------------------------------------------------------------
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_run_into_a_read_only_directory_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "disk").mkdir()
     in_own_mounts(
@@ -71,7 +71,7 @@ def test_a_run_into_a_read_only_directory_is_one_line_and_exit_code_2(tmp_path):
     assert (tmp_path / "said").read_text() == ""
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_directory_that_becomes_read_only_ends_the_run_with_one_line(tmp_path):
     """And once it can be written again, the run goes on."""
     (tmp_path / "run").mkdir()
@@ -98,7 +98,7 @@ def test_a_directory_that_becomes_read_only_ends_the_run_with_one_line(tmp_path)
 # -- full disks -----------------------------------------------------------------------------------
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_kill_9_while_the_disk_is_full_loses_no_line_of_the_record(tmp_path):
     """Four times: the disk is filled, the run is killed soon after, room is made, it goes on."""
     rng = random.Random(0)
@@ -205,7 +205,7 @@ def begun(tmp_path, *settings):
     return run
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_generator_without_memory_ends_the_run_with_its_name_and_what_to_reduce(tmp_path):
     """The fork server gets little more address space than it has, and its forks inherit the limit:
     the generator that replaces a killed one starts, and cannot allocate its cache."""
@@ -221,7 +221,7 @@ def test_a_generator_without_memory_ends_the_run_with_its_name_and_what_to_reduc
     assert "lower placement.generators" in line and "--resume" in line
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_generator_that_is_killed_again_and_again_is_not_replaced_for_ever(tmp_path):
     """As the system does it when memory runs out: each successor is killed as soon as it is
     there."""

@@ -1,4 +1,4 @@
-"""A trainer of two ranks in bad weather: one that dies or freezes takes the other along, and the
+"""A trainer of two ranks under faults: one that dies or freezes takes the other along, and the
 run goes back to its last checkpoint and says which it was."""
 
 import os
@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from faults import EVERY, lines, strike_trainer, weather
+from faults import EVERY, lines, run_under_faults, strike_trainer
 
-pytestmark = pytest.mark.weather
+pytestmark = pytest.mark.faults
 TWO = ("placement.trainers=2", "placement.generators=2")
 
 
@@ -24,7 +24,7 @@ def test_a_run_outlives_each_rank_of_its_trainer(tmp_path):
         for how in ("any moment", "inside a checkpoint", "right after a step"):
             strike_trainer(run, rng, how)
 
-    run = weather(tmp_path / "run", strikes, *TWO)
+    run = run_under_faults(tmp_path / "run", strikes, *TWO)
     assert len(losses(run)) == 3
     for why in losses(run):
         assert why in {f"trainer rank {i} died: killed by signal 9" for i in (0, 1)}
@@ -38,6 +38,6 @@ def test_a_frozen_rank_is_named_after_the_deadline_of_a_collective(tmp_path):
         back = run.resumes[-1]
         run.wait(lambda: run.step > back, "the next step")
 
-    run = weather(tmp_path / "run", strikes, *TWO, "placement.patience=10")
+    run = run_under_faults(tmp_path / "run", strikes, *TWO, "placement.patience=10")
     (why,) = losses(run)
     assert why.startswith("trainer waited in vain for trainer rank 1 (")

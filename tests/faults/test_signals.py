@@ -50,7 +50,7 @@ def events(run):
     return [(e["event"], e.get("why") or e.get("reason")) for e in lines(run.out / "events.jsonl")]
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("verifier", "hanging", "how", "settings"),
     [
@@ -90,7 +90,7 @@ def piped(tmp_path, command):
     return out, script
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize("redirect", ["| head -1", "2>&1 | head -1", ">&-", "2>&- | head -1"])
 def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path, redirect):
     """Nor does what its reward function prints matter."""
@@ -112,7 +112,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path, redirect):
     gone(run)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_run_outlives_its_terminal(tmp_path):
     """On a real terminal, with the live view; then the terminal is closed."""
     out = tmp_path / "run"

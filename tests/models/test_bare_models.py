@@ -201,12 +201,12 @@ def test_a_run_of_the_shipped_model_does_without_transformers():
     code = """
 import sys
 from scalerl import Recipe
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 import scalerl.pipeline.loop, scalerl.placement.processes
-from scalerl.placement import nursery_imports
+from scalerl.placement import forkserver_preload
 from scalerl.placement.specs import Specs
-plan = Plan.of(Recipe.load("scalerl", "tiny"))
-specs = Specs.of(plan, None, default_channel="direct")
+setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny"))
+specs = Specs.from_setup(setup, None, default_channel="direct")
 specs.make_engine(specs.engine)
 trainer = specs.make_trainer(specs.trainer)
 trainer.model.lm_head.weight.grad = trainer.model.lm_head.weight.detach().clone()

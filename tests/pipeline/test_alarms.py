@@ -24,11 +24,11 @@ def step(**changes):
 
 def evaluated(alarms, pass_rate, stderr):
     line = {"step": 1, "pass_rate": pass_rate, "stderr": stderr}
-    return alarms.evaluated(EvalLine.from_dict(line))
+    return alarms.check_validation(EvalLine.from_dict(line))
 
 
 def after(alarms, *steps):
-    return [line for one in steps for line in alarms.step(one)]
+    return [line for one in steps for line in alarms.check_step(one)]
 
 
 def test_a_healthy_run_raises_no_alarm():
@@ -82,7 +82,7 @@ def test_checks_that_set_the_pace_are_said_once_and_by_what_is_new():
 def test_interruption_names_the_budget_that_cuts_answers_off():
     recipe = Recipe.load("scalerl", "tiny")
     assert recipe.length.control == "interruption"
-    (said,) = after(Alarms.of(recipe), *[step(truncated=0.07)] * WINDOW)
+    (said,) = after(Alarms.from_recipe(recipe), *[step(truncated=0.07)] * WINDOW)
     assert said.endswith("raise length.answer_tokens")
 
 
@@ -98,7 +98,7 @@ TROUBLES = [
 @pytest.mark.parametrize(("changes", "knob", "back"), TROUBLES)
 def test_advice_comes_with_a_command_that_works_when_pasted(changes, knob, back, healthy):
     recipe, out = Recipe.load("scalerl", "tiny"), Path("my runs/it's")
-    alarms = Alarms.of(recipe, out)
+    alarms = Alarms.from_recipe(recipe, out)
     alarms.has_healthy = healthy
     said = after(alarms, *[step()] * START, *[step(**changes)] * (2 * WINDOW))[0]
     words = shlex.split(said.partition("Ctrl-C, then: ")[2])
@@ -110,7 +110,7 @@ def test_advice_comes_with_a_command_that_works_when_pasted(changes, knob, back,
 
 
 def test_a_collapse_names_the_way_back():
-    alarms = Alarms.of(Recipe.load("scalerl", "tiny"), Path("r"))
+    alarms = Alarms.from_recipe(Recipe.load("scalerl", "tiny"), Path("r"))
     alarms.has_healthy = True
     evaluated(alarms, 0.6, 0.015)
     (line,) = evaluated(alarms, 0.3, 0.015)
@@ -121,7 +121,9 @@ def test_a_knob_that_cannot_be_turned_further_is_not_advised():
     once = Recipe.load("scalerl", "tiny", overrides=["schedule.k=1"])
     phases = Recipe.load("scalerl", "tiny", overrides=["schedule.name=off-policy"])
     for recipe in (once, phases):
-        assert " optimiser.lr=" in Alarms.of(recipe, Path("r")).then("schedule.k", "optimiser.lr")
+        assert " optimiser.lr=" in Alarms.from_recipe(recipe, Path("r")).then(
+            "schedule.k", "optimiser.lr"
+        )
 
 
 def test_a_sure_policy_that_is_right_is_no_collapse():

@@ -24,7 +24,7 @@ SLOWER = RECIPE.replace({"optimiser.lr": 1e-5, "schedule.k": 1})
 def run(tmp_path):
     """Thirty steps, a validation at every tenth, checkpoints at 10, 20 and 30, the last unwell."""
     store = RunStore(tmp_path / "first")
-    branches.begin(store, RECIPE)
+    branches.write_recipe(store, RECIPE)
     for step in range(31):
         if step:
             store.append(StepLine.from_dict({"step": step}))
@@ -53,7 +53,9 @@ def steps(path, kind=StepLine):
 
 def saved(path):
     return {
-        checkpoints.step_of(p) for p in checkpoints.found(path) if checkpoints.damage(p) is None
+        checkpoints.step_of(p)
+        for p in checkpoints.list_checkpoints(path)
+        if checkpoints.find_damage(p) is None
     }
 
 
@@ -91,7 +93,7 @@ def is_new(path):
 
 
 def test_the_old_record_becomes_a_branch_and_the_run_goes_on_from_the_step(run):
-    event = branches.go_on(run, SLOWER, 20)
+    event = branches.prepare_resume(run, SLOWER, 20)
     assert is_new(run.path)
     assert event == run.last(EventLine)
     assert (event.step, event.branch) == (20, "branches/1")
@@ -102,19 +104,19 @@ def test_the_old_record_becomes_a_branch_and_the_run_goes_on_from_the_step(run):
 
 
 def test_a_branch_is_a_record_like_any_other(run):
-    branches.go_on(run, SLOWER, 10)
+    branches.prepare_resume(run, SLOWER, 10)
     kept = load_run(str(run.path / "branches" / "1"))
     assert kept.name == "first, branch 1" and list(kept.score) == [0.0, 0.1, 0.2, 0.3]
     assert list(load_run(str(run.path)).score) == [0.0, 0.1]
     again = RunStore(run.path / "branches" / "1", resume=True)
-    assert branches.go_on(again, RECIPE, 20).branch == "branches/1"
+    assert branches.prepare_resume(again, RECIPE, 20).branch == "branches/1"
     assert steps(run.path / "branches" / "1") == list(range(1, 21))
 
 
 def test_branches_are_numbered_and_none_is_lost(run):
-    branches.go_on(run, SLOWER, 20)
+    branches.prepare_resume(run, SLOWER, 20)
     run.append(StepLine.from_dict({"step": 21}))
-    branches.go_on(run, RECIPE, 10)
+    branches.prepare_resume(run, RECIPE, 10)
     assert steps(run.path / "branches" / "1") == list(range(1, 31))
     assert steps(run.path / "branches" / "2") == list(range(1, 22))
     assert steps(run.path) == list(range(1, 11)) and saved(run.path) == {10}
@@ -161,13 +163,13 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_one_that_is_finished(
         with monkeypatch.context() as patched:
             killed_at(patched, n, before)
             try:
-                branches.go_on(store, SLOWER, 20)
+                branches.prepare_resume(store, SLOWER, 20)
                 over = True
             except Killed:
                 over = False
         pending = store.read_used_recipe()[1] is not None
         assert branches.recipe_of(path) == (SLOWER if pending or over else used(path))
-        branches.finish(store)
+        branches.complete_pending(store)
         assert is_old(path) or is_new(path), n
         seen.add(is_new(path))
         shutil.rmtree(path.parent)
@@ -183,9 +185,9 @@ def test_a_disk_that_cannot_keep_the_old_record_leaves_it_as_it_was(run, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copy2", full)
         with pytest.raises(InputError, match="cannot be kept: No space left"):
-            branches.go_on(run, SLOWER, 20)
+            branches.prepare_resume(run, SLOWER, 20)
     assert is_old(run.path)
-    branches.go_on(run, SLOWER, 20)
+    branches.prepare_resume(run, SLOWER, 20)
     assert is_new(run.path)
 
 
@@ -194,7 +196,7 @@ def test_without_links_a_checkpoint_is_copied(run, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", cannot)
-    branches.go_on(run, SLOWER, 20)
+    branches.prepare_resume(run, SLOWER, 20)
     assert is_new(run.path)
 
 
@@ -202,31 +204,31 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(run):
     with pytest.raises(
         InputError, match=r"no whole checkpoint of step 15: choose --from 10, --from"
     ):
-        branches.go_on(run, SLOWER, 15)
+        branches.prepare_resume(run, SLOWER, 15)
     assert is_old(run.path)
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(run):
     (run.path / "checkpoints" / "step_20" / "weights").write_bytes(b"x")
     with pytest.raises(InputError, match=r"choose --from 10, --from 30$"):
-        branches.go_on(run, SLOWER, 20)
+        branches.prepare_resume(run, SLOWER, 20)
 
 
 def test_healthy_is_the_last_checkpoint_without_an_alarm(run):
-    assert branches.go_on(run, SLOWER, "healthy").step == 20
+    assert branches.prepare_resume(run, SLOWER, "healthy").step == 20
     assert is_new(run.path)
 
 
 def test_a_change_without_a_step_cuts_nothing(run):
-    event = branches.go_on(run, SLOWER)
+    event = branches.prepare_resume(run, SLOWER)
     assert (event.step, event.branch, len(event.changes)) == (30, None, 2)
     assert steps(run.path) == list(range(1, 31)) and used(run.path) == SLOWER
     assert not (run.path / "branches").exists()
-    assert branches.go_on(run, SLOWER) is None, "nothing has changed since"
+    assert branches.prepare_resume(run, SLOWER) is None, "nothing has changed since"
 
 
 def test_the_last_checkpoint_needs_no_branch(run):
-    assert branches.go_on(run, RECIPE, 30) is None
+    assert branches.prepare_resume(run, RECIPE, 30) is None
     assert is_old(run.path)
 
 
@@ -235,20 +237,20 @@ def test_a_recipe_edited_by_hand_is_noticed_with_what_changed(run):
     (run.path / "recipe.toml").write_text(text.replace("lr = 0.0001", "lr = 0.0002"))
     edited = branches.recipe_of(run.path)
     assert edited.optimiser.lr == 2e-4
-    event = branches.go_on(run, edited.replace({"schedule.k": 1}))
+    event = branches.prepare_resume(run, edited.replace({"schedule.k": 1}))
     found = {c.key: (c.old, c.new, c.by_hand) for c in event.changes}
     assert found == {
         "optimiser.lr": ("0.0001", "0.0002", True),
         "schedule.k": ("3", "1", False),
     }
     assert "optimiser.lr 0.0001 → 0.0002 (recipe.toml was edited)" in event.why
-    assert branches.go_on(run, branches.recipe_of(run.path)) is None
+    assert branches.prepare_resume(run, branches.recipe_of(run.path)) is None
 
 
 def test_a_branch_keeps_the_recipe_that_was_used_not_the_edited_one(run):
     text = (run.path / "recipe.toml").read_text()
     (run.path / "recipe.toml").write_text(text.replace("lr = 0.0001", "lr = 0.0002"))
-    branches.go_on(run, branches.recipe_of(run.path), 20)
+    branches.prepare_resume(run, branches.recipe_of(run.path), 20)
     assert used(run.path / "branches" / "1") == RECIPE
 
 
@@ -256,12 +258,12 @@ def test_what_must_not_change_is_refused_by_hand_too(run):
     text = (run.path / "recipe.toml").read_text()
     (run.path / "recipe.toml").write_text(text.replace("seed = 0", "seed = 3"))
     with pytest.raises(InputError, match="seed cannot change from 0 to 3"):
-        branches.go_on(run, branches.recipe_of(run.path))
+        branches.prepare_resume(run, branches.recipe_of(run.path))
 
 
 def test_a_record_from_before_recipes_were_kept_goes_on(run):
     (run.path / "recipe.json").unlink()
-    assert branches.go_on(run, SLOWER) is None
+    assert branches.prepare_resume(run, SLOWER) is None
     assert used(run.path) == SLOWER
 
 

@@ -35,7 +35,7 @@ class Bench:
         self.handles = [FakeHandle(f"checker {i}") for i in range(checkers)]
         self.checks = Checks(Judge(together), self.handles, checkers * places, SECONDS, self.clock)
         for handle in self.handles:
-            self.checks.ready(handle)
+            self.checks.on_ready(handle)
 
     def submit(self, key, count=2):
         prompt = make_prompt("judge", f"question {key}", None)
@@ -51,15 +51,15 @@ class Bench:
         """The oldest job of a checker comes back; all right unless said otherwise."""
         job = next(iter(self.checks.states[self.handles[i].name].jobs.values()))
         found = verdicts or (RIGHT,) * len(job.answers)
-        return self.checks.heard(self.handles[i], m.Verdicts(job.number, found, seconds, hung))
+        return self.checks.on_scores(self.handles[i], m.Scores(job.number, found, seconds, hung))
 
     def die(self, i, *, up=True):
         """A checker dies, and another takes its place."""
         old = self.handles[i]
         self.handles[i] = FakeHandle(old.name)
-        found = self.checks.lost(old, self.handles[i], "died: killed by signal 11")
+        found = self.checks.on_checker_lost(old, self.handles[i], "died: killed by signal 11")
         if up:
-            self.checks.ready(self.handles[i])
+            self.checks.on_ready(self.handles[i])
         return found
 
 
@@ -68,8 +68,8 @@ def test_the_answers_of_a_prompt_travel_together_and_fill_places_one_by_one():
     for key in "abc":
         bench.submit(key)
     assert bench.texts(0) == [["a.0", "a.1"], ["b.0", "b.1"]]  # four calls at once: c waits
-    (judged,) = bench.answer(0)
-    assert (judged.key, judged.verdicts) == ("a", (RIGHT, RIGHT))
+    (scored,) = bench.answer(0)
+    assert (scored.key, scored.scores) == ("a", (RIGHT, RIGHT))
     assert bench.texts(0) == [["b.0", "b.1"], ["c.0", "c.1"]]
     assert bench.checks.pending == 2
 
@@ -99,7 +99,7 @@ def test_work_is_shared_by_all_checkers_and_waits_for_those_that_start():
     for key in "abcd":
         bench.submit(key)
     assert bench.texts(0) == [["a.0", "a.1"]] and bench.handles[1].sent == []
-    bench.checks.ready(bench.handles[1])
+    bench.checks.on_ready(bench.handles[1])
     assert bench.texts(1) == [["b.0", "b.1"]]
 
 
@@ -114,8 +114,8 @@ def test_a_death_makes_suspects_that_are_checked_alone():
         seen.append(text)
         found = bench.answer(0)
     assert seen == ["a.0", "a.1", "b.0", "b.1"]
-    (judged,) = found
-    assert (judged.key, judged.verdicts) == ("b", (RIGHT, RIGHT))
+    (scored,) = found
+    assert (scored.key, scored.scores) == ("b", (RIGHT, RIGHT))
     assert bench.checks.pending == 0 and bench.checks.notes == []
 
 
@@ -138,8 +138,8 @@ def test_a_second_death_leaves_that_answer_alone_unscored():
     assert bench.answer(0) == []
     assert bench.texts(0) == [["a.1"]]
     assert bench.die(0) == []
-    (judged,) = bench.answer(0)
-    first, culprit, last = judged.verdicts
+    (scored,) = bench.answer(0)
+    first, culprit, last = scored.scores
     assert first == last == RIGHT
     assert (
         not culprit.scored and "took its checker with it (died: killed by signal 11)" in culprit.why
@@ -153,11 +153,11 @@ def test_answers_judged_in_one_call_are_suspect_and_given_up_in_one():
     bench.submit("b", count=3)
     bench.die(0)
     assert bench.texts(0) == [["a.0", "a.1", "a.2"]]
-    (judged,) = bench.die(0)
-    assert judged.key == "a" and [v.scored for v in judged.verdicts] == [False] * 3
+    (scored,) = bench.die(0)
+    assert scored.key == "a" and [v.scored for v in scored.scores] == [False] * 3
     assert bench.texts(0) == [["b.0", "b.1", "b.2"]]
-    (judged,) = bench.answer(0)
-    assert judged.key == "b" and all(v.scored for v in judged.verdicts)
+    (scored,) = bench.answer(0)
+    assert scored.key == "b" and all(v.scored for v in scored.scores)
 
 
 def test_an_overdue_checker_is_to_be_replaced_and_not_before():
@@ -166,8 +166,8 @@ def test_an_overdue_checker_is_to_be_replaced_and_not_before():
     bench.clock.time = SECONDS + GRACE
     assert bench.checks.replaceable(PATIENCE, START) == []
     bench.clock.time += 0.1
-    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert who is bench.handles[0] and why == "has not answered a check for 15 s"
+    ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert worker is bench.handles[0] and why == "has not answered a check for 15 s"
 
 
 def test_a_job_that_takes_turns_in_its_places_has_time_for_all_of_them():
@@ -203,15 +203,15 @@ def test_a_checker_without_a_heartbeat_is_replaced_after_the_patience_and_others
     bench.clock.time = bench.handles[0].silence = PATIENCE
     assert bench.checks.replaceable(PATIENCE, START) == []
     bench.clock.time = bench.handles[0].silence = PATIENCE + 1
-    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert who is bench.handles[0] and why == "has said nothing for 41 s"
+    ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert worker is bench.handles[0] and why == "has said nothing for 41 s"
     bench.die(0, up=False)
     seen = []
     for _ in range(4):
         seen += bench.texts(1)
         found = bench.answer(1)
     assert seen == [["a.0"], ["a.1"], ["a.2"], ["a.3"]]
-    assert found[0].key == "a" and found[0].verdicts == (RIGHT,) * 4
+    assert found[0].key == "a" and found[0].scores == (RIGHT,) * 4
 
 
 def test_an_idle_checker_without_a_heartbeat_is_replaced_too():
@@ -232,7 +232,7 @@ def test_a_pause_of_the_loop_is_not_counted_against_a_check():
     bench = Bench(checkers=1)
     bench.submit("a")
     bench.clock.time = 1000.0
-    bench.checks.forgive(990.0)
+    bench.checks.shift_deadlines(990.0)
     assert bench.checks.replaceable(PATIENCE, START) == []
 
 
@@ -249,13 +249,13 @@ def test_a_checker_in_which_calls_hang_gets_nothing_new_and_is_replaced_when_idl
     bench.submit("a", count=2)
     bench.submit("b", count=2)
     bench.submit("c", count=2)
-    (judged,) = bench.answer(0, HUNG, RIGHT, hung=1)
-    assert [v.scored for v in judged.verdicts] == [False, True]
+    (scored,) = bench.answer(0, HUNG, RIGHT, hung=1)
+    assert [v.scored for v in scored.scores] == [False, True]
     assert bench.texts(0) == [["b.0", "b.1"]]  # c is kept for its successor
     assert bench.checks.replaceable(PATIENCE, START) == []
     bench.answer(0, hung=1)
-    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert who is bench.handles[0] and why == "has 1 check that hangs"
+    ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert worker is bench.handles[0] and why == "has 1 check that hangs"
     bench.die(0)
     assert bench.texts(0) == [["c.0", "c.1"]]
     assert bench.checks.replaceable(PATIENCE, START) == []
@@ -266,7 +266,7 @@ def test_a_few_hanging_calls_do_not_wear_out_a_large_checker():
     bench.submit("a", count=2)
     bench.answer(0, HUNG, HUNG, hung=2)
     assert bench.checks.replaceable(PATIENCE, START) == []
-    bench.checks.heard(bench.handles[0], m.Verdicts(None, hung=3))
+    bench.checks.on_scores(bench.handles[0], m.Scores(None, hung=3))
     assert len(bench.checks.replaceable(PATIENCE, START)) == 1
 
 
@@ -274,8 +274,8 @@ def test_one_that_does_not_start_is_to_be_replaced_after_the_time_for_it():
     bench = Bench(checkers=2)
     bench.die(1, up=False)
     bench.handles[1].silence = START + 1
-    ((who, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert who is bench.handles[1] and "did not start in 300 s" in why
+    ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert worker is bench.handles[1] and "did not start in 300 s" in why
 
 
 def test_a_verifier_that_always_hangs_ends_the_run_with_one_line():
@@ -309,5 +309,5 @@ def test_verdicts_on_what_somebody_else_has_judged_meanwhile_are_an_old_story():
     bench.submit("a")
     job = bench.handles[0].sent[0].job
     bench.answer(0)
-    assert bench.checks.heard(bench.handles[0], m.Verdicts(job, (RIGHT, RIGHT))) == []
-    assert bench.checks.heard(bench.handles[0], m.Verdicts(None)) == []
+    assert bench.checks.on_scores(bench.handles[0], m.Scores(job, (RIGHT, RIGHT))) == []
+    assert bench.checks.on_scores(bench.handles[0], m.Scores(None)) == []

@@ -19,7 +19,7 @@ def dispatcher_of(generators, clock, *, deterministic=False):
     handles = [FakeHandle(f"generator {i}") for i in range(generators)]
     found = Dispatcher(handles, clock, deterministic=deterministic)
     for handle in handles:
-        found.ready(handle, 0)
+        found.on_ready(handle, 0)
     return found
 
 
@@ -29,7 +29,9 @@ def request(name, rows=4):
 
 def report(number, *rows, taken=0, tokens=0, seconds=0.0, version=0):
     written = tuple(RolloutResult(name, row, rollout(2)) for name, row in rows)
-    return m.Report(number, taken, version, written, seconds={"generate": seconds}, tokens=tokens)
+    return m.GeneratorReport(
+        number, taken, version, written, seconds={"generate": seconds}, tokens=tokens
+    )
 
 
 def shares(dispatcher, groups):
@@ -46,8 +48,8 @@ def shares(dispatcher, groups):
 def after_reports_of_two_speeds(dispatcher):
     fast, slow = dispatcher
     for i in range(40):
-        dispatcher.heard(fast, report(i, tokens=2000, seconds=1.0))
-        dispatcher.heard(slow, report(i, tokens=100, seconds=1.0))
+        dispatcher.on_report(fast, report(i, tokens=2000, seconds=1.0))
+        dispatcher.on_report(slow, report(i, tokens=100, seconds=1.0))
     return dispatcher
 
 
@@ -63,22 +65,22 @@ def test_no_clock_decides_who_writes_what_in_a_deterministic_run(clock):
 def test_who_holds_less_is_given_more(clock):
     dispatcher = dispatcher_of(2, clock)
     first, _ = dispatcher
-    dispatcher.hand(first, [request(i) for i in range(3)], "train", 0)
+    dispatcher.assign(first, [request(i) for i in range(3)], "train", 0)
     assert shares(dispatcher, 5) == [1, 4]
 
 
 def test_what_a_generator_holds_is_known_until_it_is_written_and_old_news_is_dropped(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher
-    named = dispatcher.hand(state, [request(7)], "train", 0)
+    named = dispatcher.assign(state, [request(7)], "train", 0)
     assert named == ["7/0", "7/1", "7/2", "7/3"]
-    dispatcher.hand(state, [request("validation/x", 1)], "validate", 0)
-    found = dispatcher.heard(state, report(1, ("7", 1), ("9", 9)))
+    dispatcher.assign(state, [request("validation/x", 1)], "validate", 0)
+    found = dispatcher.on_report(state, report(1, ("7", 1), ("9", 9)))
     assert [(w.request, w.row) for w in found] == [("7", 1)]
     (left,) = state.requests("train")
     assert left.id == "7" and left.seeds == {0: 0, 2: 20, 3: 30}
     assert [r.id for r in state.requests("validate")] == ["validation/x"]
-    assert dispatcher.heard(state, report(2, ("7", 1))) == []
+    assert dispatcher.on_report(state, report(2, ("7", 1))) == []
     assert state.rollouts == 1
 
 
@@ -86,11 +88,11 @@ def test_what_is_asked_of_a_generator_that_starts_is_sent_when_it_is_up(clock):
     handle = FakeHandle("generator 0")
     dispatcher = Dispatcher([handle], clock, deterministic=False)
     (state,) = dispatcher
-    dispatcher.hand(state, [request(3)], "train", 0)
-    assert handle.sent == [] and dispatcher.behind(state) == 0.0
-    dispatcher.ready(handle, 5)
+    dispatcher.assign(state, [request(3)], "train", 0)
+    assert handle.sent == [] and dispatcher.seconds_behind(state) == 0.0
+    dispatcher.on_ready(handle, 5)
     assert state.version == 5 and [r.id for r in state.requests("train")] == ["3"]
-    dispatcher.hand(state, state.requests("train"), "train", 5)
+    dispatcher.assign(state, state.requests("train"), "train", 5)
     (sent,) = handle.sent
     assert sent.lane == "train" and [r.id for r in sent.requests] == ["3"]
 
@@ -99,62 +101,62 @@ def test_a_generator_that_takes_in_nothing_falls_behind_until_it_does(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher
     clock.time = 10.0
-    dispatcher.hand(state, [request(1)], "train", 0)
+    dispatcher.assign(state, [request(1)], "train", 0)
     clock.time = 12.0
-    dispatcher.hand(state, [request(2)], "train", 0)
+    dispatcher.assign(state, [request(2)], "train", 0)
     clock.time = 15.0
-    assert dispatcher.behind(state) == 5.0
-    dispatcher.heard(state, report(1, taken=1))  # one of two: its clock starts anew
+    assert dispatcher.seconds_behind(state) == 5.0
+    dispatcher.on_report(state, report(1, taken=1))  # one of two: its clock starts anew
     clock.time = 16.0
-    assert dispatcher.behind(state) == 1.0
-    dispatcher.heard(state, report(2, taken=1))  # alive, but it has not moved on
+    assert dispatcher.seconds_behind(state) == 1.0
+    dispatcher.on_report(state, report(2, taken=1))  # alive, but it has not moved on
     clock.time = 18.0
-    assert dispatcher.behind(state) == 3.0
-    dispatcher.heard(state, report(3, taken=2))
+    assert dispatcher.seconds_behind(state) == 3.0
+    dispatcher.on_report(state, report(3, taken=2))
     clock.time = 99.0
-    assert dispatcher.behind(state) == 0.0
+    assert dispatcher.seconds_behind(state) == 0.0
 
 
 def test_a_generator_that_reports_and_writes_nothing_of_what_it_holds_is_stuck(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher
-    alive = m.Report(1, 0, 0)
-    dispatcher.heard(state, alive)
+    alive = m.GeneratorReport(1, 0, 0)
+    dispatcher.on_report(state, alive)
     clock.time = 50.0
-    assert dispatcher.stuck(state) == 0.0  # it holds nothing
-    dispatcher.hand(state, [request(1)], "train", 0)
-    dispatcher.heard(state, alive)
+    assert dispatcher.seconds_stuck(state) == 0.0  # it holds nothing
+    dispatcher.assign(state, [request(1)], "train", 0)
+    dispatcher.on_report(state, alive)
     clock.time = 60.0
-    dispatcher.heard(state, alive)
-    assert dispatcher.stuck(state) == 10.0
+    dispatcher.on_report(state, alive)
+    assert dispatcher.seconds_stuck(state) == 10.0
     for kind in ("generate", "validate"):  # one lane stands still while the other writes
-        dispatcher.heard(state, m.Report(2, 0, 0, seconds={kind: 0.1}))
-        assert dispatcher.stuck(state) == 0.0
+        dispatcher.on_report(state, m.GeneratorReport(2, 0, 0, seconds={kind: 0.1}))
+        assert dispatcher.seconds_stuck(state) == 0.0
 
 
 def test_a_rollout_that_is_finished_forgives_earlier_deaths(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher
-    dispatcher.hand(state, [request(1)], "train", 0)
+    dispatcher.assign(state, [request(1)], "train", 0)
     state.deaths = 3
-    dispatcher.heard(state, report(1, tokens=5, seconds=1.0))
+    dispatcher.on_report(state, report(1, tokens=5, seconds=1.0))
     assert state.deaths == 3
-    dispatcher.heard(state, report(2, ("1", 0)))
+    dispatcher.on_report(state, report(2, ("1", 0)))
     assert state.deaths == 0
 
 
 def test_the_oldest_version_is_that_of_the_generator_that_lags(clock):
     dispatcher = dispatcher_of(3, clock)
-    dispatcher.all_at(4)
+    dispatcher.set_versions(4)
     _, lags, _ = dispatcher
     for number, state in enumerate(dispatcher, 1):
         if state is not lags:
-            dispatcher.heard(state, report(number, version=6))
+            dispatcher.on_report(state, report(number, version=6))
     assert dispatcher.oldest == 4
 
 
 def test_one_that_joins_is_known_from_its_first_word(clock):
     dispatcher = dispatcher_of(1, clock)
-    dispatcher.ready(FakeHandle("generator 1"), 3)
+    dispatcher.on_ready(FakeHandle("generator 1"), 3)
     assert len(dispatcher) == 2
     assert shares(dispatcher, 4) == [2, 2]

@@ -9,7 +9,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import Alarms
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.specs import Specs
 from scalerl.placement.world import Duration, World
@@ -169,31 +169,31 @@ def plain(value):
 
 def made_of(recipe):
     """What the parts of a run are made of, and what the loop is told."""
-    plan = Plan.of(recipe)
-    specs = Specs.of(plan, None, default_channel="direct")
-    first = plan.curriculum.draw(4)
+    setup = RunSetup.from_recipe(recipe)
+    specs = Specs.from_setup(setup, None, default_channel="direct")
+    first = setup.curriculum.draw(4)
     where = recipe.placement
     return {
         "plan": {
-            "prompts": [plan.prompts[str(i)].question for i in first],
-            "all": len(plan.prompts),
-            "tasks": sorted({p.task for p in plan.prompts.values()}),
-            "shares": [p.task for p in plan.prompts.values()].count("running-sums"),
-            "validation": [p.id for p in plan.validation],
-            "rules": plain(plan.task.rules),
-            "curriculum": plan.curriculum.state_dict()["rule"],
-            "schedule": plain(plan.schedule),
-            "controls": plain([plan.control, plan.validation_control]),
-            "sampling": plain([plan.sampling, plan.validation_sampling]),
-            "options": plain(plan.options),
+            "prompts": [setup.prompts[str(i)].question for i in first],
+            "all": len(setup.prompts),
+            "tasks": sorted({p.task for p in setup.prompts.values()}),
+            "shares": [p.task for p in setup.prompts.values()].count("running-sums"),
+            "validation": [p.id for p in setup.validation],
+            "rules": plain(setup.task.rules),
+            "curriculum": setup.curriculum.state_dict()["rule"],
+            "schedule": plain(setup.schedule),
+            "controls": plain([setup.control, setup.validation_control]),
+            "sampling": plain([setup.sampling, setup.validation_sampling]),
+            "options": plain(setup.options),
             "penalty": [recipe.length.penalty_max, recipe.length.penalty_cache],
-            "sizes": [plan.columns, plan.slots, plan.validation_slots, plan.parameters],
-            "dtype": str(plan.layout.dtype),
-            "date": plan.chat.variables.get("date_string"),
+            "sizes": [setup.columns, setup.slots, setup.validation_slots, setup.parameters],
+            "dtype": str(setup.layout.dtype),
+            "date": setup.chat.variables.get("date_string"),
         },
         "specs": plain([specs.make_engine, specs.engine, specs.make_trainer, specs.trainer,
                         type(specs.channel)]),
-        "alarms": plain(Alarms.of(recipe)),
+        "alarms": plain(Alarms.from_recipe(recipe)),
         "loop": [where.patience, where.checkers, where.check_seconds, where.deterministic,
                  recipe.filter.empty_steps],
     }  # fmt: skip
@@ -203,9 +203,9 @@ def does(recipe, out):
     """What a run of it does, on a clock that is made up."""
 
     def begin(recipe, checkpoint):
-        plan = Plan.of(recipe)
-        crew = InlineCrew(plan, checkpoint, World(check=Duration(0.05, 0.5)))
-        return plan, crew, crew.clock
+        setup = RunSetup.from_recipe(recipe)
+        crew = InlineCrew(setup, checkpoint, World(check=Duration(0.05, 0.5)))
+        return setup, crew, crew.clock
 
     store = RunStore(out)
     run = RunAttempts(recipe, store, None, Listener(), False, begin)
@@ -248,4 +248,9 @@ def test_what_cannot_be_is_refused_with_the_reason(field, monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
     change, before, reason = REFUSALS[field]
     with pytest.raises(InputError, match=reason):
-        place(Plan.of(Recipe.load("scalerl", "tiny", overrides=[*BASE, *before, change])), None)
+        place(
+            RunSetup.from_recipe(
+                Recipe.load("scalerl", "tiny", overrides=[*BASE, *before, change])
+            ),
+            None,
+        )

@@ -59,28 +59,28 @@ def test_answers_go_to_the_checkers_in_the_order_of_their_rows():
 
 
 def test_only_what_is_missing_is_asked_again_with_the_seeds_it_had():
-    p, plan = pending(serial=5, size=4), plan_of()
-    whole = p.request(plan)
+    p, setup = pending(serial=5, size=4), plan_of()
+    whole = p.request(setup)
     p.rollouts = {0: rollout(), 2: rollout()}
-    rest = p.request(plan)
+    rest = p.request(setup)
     assert rest.id == whole.id == "5" and len(set(whole.seeds.values())) == 4
     assert rest.seeds == {row: whole.seeds[row] for row in (1, 3)}
 
 
 def test_a_group_begun_anew_is_as_old_as_the_rollouts_that_were_kept():
     p = pending(rollouts=[rollout(2, version=5)])
-    p.started_again(9)
+    p.restart_at(9)
     assert p.started == 5
     fresh = pending()
-    fresh.started_again(9)
+    fresh.restart_at(9)
     assert fresh.started == 9
 
 
 def test_the_length_penalty_is_paid_by_right_answers_only():
-    plan = plan_of("length.control=penalty", "length.penalty_max=4", "length.penalty_cache=2",
+    setup = plan_of("length.control=penalty", "length.penalty_max=4", "length.penalty_cache=2",
                    "length.max_tokens=10")  # fmt: skip
     p = pending(size=3, rollouts=[rollout(3), rollout(2), rollout(9)])
-    group = p.judge([RIGHT, RIGHT, WRONG], plan)
+    group = p.judge([RIGHT, RIGHT, WRONG], setup)
     late, early, wrong = (r.reward for r in group.rollouts)
     assert late < early == 1.0 and wrong == -1.0
 

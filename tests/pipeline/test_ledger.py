@@ -108,7 +108,7 @@ def test_a_generator_that_joins_counts_from_then_on(clock):
     ledger = Ledger(clock, 100, generators=1, trainers=1)
     ledger.start()
     clock.time = 10.0
-    ledger.joined()
+    ledger.generator_joined()
     clock.time = 15.0
     line = ledger.to_line()
     assert line.device_seconds == pytest.approx(2 * 10 + 3 * 5)
@@ -126,25 +126,25 @@ def test_all_ranks_of_a_trainer_work_at_once(clock):
     ledger = Ledger(clock, 100, generators=2, trainers=3)
     ledger.start()
     clock.time += 10
-    ledger.worked("train", 4.0)
+    ledger.add_work("train", 4.0)
     split = ledger.to_line().spent
     assert (split.train, split.train_wait) == (12.0, 18.0)
 
 
 def test_device_seconds_are_told_apart_by_kind_of_device(clock):
     ledger = Ledger(clock, 100, generators=2, trainers=3)
-    ledger.placed("trainer", "H100")
-    ledger.placed("generator 0", "H100")
-    ledger.placed("generator 1", "A100")
+    ledger.set_device("trainer", "H100")
+    ledger.set_device("generator 0", "H100")
+    ledger.set_device("generator 1", "A100")
     ledger.start()
     clock.time += 10
-    ledger.placed("generator 1", "H100")  # another in its place
+    ledger.set_device("generator 1", "H100")  # another in its place
     clock.time += 10
     line = ledger.to_line()
     assert line.by_kind == pytest.approx({"H100": 90.0, "A100": 10.0})
     assert sum(line.by_kind.values()) == pytest.approx(line.device_seconds)
     ledger.validating(True)
-    ledger.worked("generate", 4.0)  # done with its share: writing for training again
+    ledger.add_work("generate", 4.0)  # done with its share: writing for training again
     assert ledger.by_kind["H100"] == pytest.approx(94.0)
     again = Ledger(clock, 100, 2, 3)
     again.restore(json.loads(json.dumps(ledger.state())))

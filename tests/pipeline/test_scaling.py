@@ -85,7 +85,7 @@ def test_one_that_never_comes_up_is_given_up_and_the_run_goes_on(tmp_path, monke
 def test_the_command_asks_a_run_that_goes_on_and_no_other(tmp_path, capsys):
     out = Path(tmp_path) / "run"
     store = RunStore(out)
-    branches.begin(store, Recipe.load("scalerl", "tiny"))
+    branches.write_recipe(store, Recipe.load("scalerl", "tiny"))
     assert main(["scale", str(out), "--generators", "2"]) == 2
     assert "is not running" in (said := capsys.readouterr().err)
     assert f"scalerl train --resume {out} placement.generators=2" in said

@@ -9,7 +9,7 @@ import pytest
 from scalerl import load_run
 from scalerl.cli.doctor import describe, diagnose, examine
 from scalerl.errors import InputError, PipelineError
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.unscored import FURTHER, KNOWN, Unscored
 from scalerl.pipeline.validation import set_score
 from scalerl.placement.inline import InlineCrew
@@ -67,11 +67,11 @@ class Run:
         listener.say = self.said.append
 
         def begin(recipe, checkpoint):
-            plan = Plan.of(recipe)
-            plan = replace(plan, task=Moody(plan.task, rule))
-            crew = InlineCrew(plan, checkpoint, World())
-            self.tasks.append(plan.task)
-            return plan, crew, crew.clock
+            setup = RunSetup.from_recipe(recipe)
+            setup = replace(setup, task=Moody(setup.task, rule))
+            crew = InlineCrew(setup, checkpoint, World())
+            self.tasks.append(setup.task)
+            return setup, crew, crew.clock
 
         self.store.write_recipe(self.recipe.to_toml())
         self.attempts = RunAttempts(self.recipe, self.store, None, listener, False, begin)

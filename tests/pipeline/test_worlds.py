@@ -43,10 +43,10 @@ def test_a_run_goes_on_from_any_checkpoint(tmp_path):
         world = RandomWorld(seed, **{"checkpoint.every": 1, "checkpoint.keep": 99})
         out = Path(tmp_path) / f"run{seed}"
         world.live(out)
-        for path in checkpoints.found(out):
+        for path in checkpoints.list_checkpoints(out):
             copy = tmp_path / f"{seed}-{path.name}"
             shutil.copytree(out, copy)
-            for later in checkpoints.found(copy):
+            for later in checkpoints.list_checkpoints(copy):
                 if checkpoints.step_of(later) > checkpoints.step_of(path):
                     shutil.rmtree(later)
             again = RandomWorld(seed, **{"checkpoint.every": 1, "checkpoint.keep": 99})
@@ -86,13 +86,13 @@ def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
         self._start_once()
         if self.batch:
             return "the trainer"
-        choice = self.plan.schedule.choose(self.version, self._ages())
+        choice = self.setup.schedule.choose(self.version, self._ages())
         if choice.serials:
             self._train(choice.serials)
         return choice.waits_for or "the trainer"
 
     monkeypatch.setattr(Loop, "_start_once", Loop._start_groups, raising=False)
-    monkeypatch.setattr(Loop, "_begin", lazy)
+    monkeypatch.setattr(Loop, "_start_work", lazy)
     monkeypatch.setattr(Loop, "_start_groups", lambda self: None)
     with pytest.raises(AssertionError, match="idle"):
         for seed in range(60):
@@ -105,10 +105,10 @@ def test_a_generator_that_takes_its_groups_along_is_noticed(monkeypatch):
 
     def forgets(self, state):
         del self.dispatcher.states[state.handle.name]
-        self.ledger.left(state.handle.name)
-        self.crew.dismiss(state.handle)
+        self.ledger.generator_left(state.handle.name)
+        self.crew.remove_generator(state.handle)
 
-    monkeypatch.setattr(Scaling, "_has_left", forgets)
+    monkeypatch.setattr(Scaling, "_on_generator_left", forgets)
     with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)

@@ -18,9 +18,9 @@ from scalerl.algorithm.options import options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.errors import PipelineError
 from scalerl.models.chat import Chat
-from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import Schedule
-from scalerl.placement.generator_part import HEARTBEAT
+from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.generator_worker import HEARTBEAT
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.recipe import Recipe
@@ -139,7 +139,7 @@ class RandomWorld:
             other=some(0.01, 0.3),
             message=some(0.0001, 0.02),
             start=some(0.1, 3.0),
-            faults=tuple(f if f.kind != "late" else Fault(f.at, "late", f.who, f.seconds / 12)
+            faults=tuple(f if f.kind != "late" else Fault(f.at, "late", f.worker, f.seconds / 12)
                          for f in faults),
             hangs=0.03 * rough,
             crashes=0.03 * rough,
@@ -147,11 +147,11 @@ class RandomWorld:
         self.attempts = self.renewed = 0
 
     def begin(self, recipe, checkpoint, survivors=None):
-        """Plan and crew of one attempt; only the first crew meets the faults."""
+        """RunSetup and crew of one attempt; only the first crew meets the faults."""
         task = Coins(self.together)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
         control = Limit(self.max_tokens, (0,))
-        self.plan = Plan(
+        self.setup = RunSetup(
             recipe=recipe,
             task=task,
             tokenizer=Letters(),
@@ -180,15 +180,15 @@ class RandomWorld:
         self.attempts += 1
         if survivors is not None:
             self.renewed += 1
-            assert self.crew.renew(self.plan, checkpoint)
-            return self.plan, *survivors
+            assert self.crew.restart_trainer(self.setup, checkpoint)
+            return self.setup, *survivors
         world = self.world
         if self.attempts > 1:
             # Another fate: who took too long would take as long again.
             other = {"faults": (), "seed": self.seed + 10_000 * self.attempts}
             world = World(**{f: getattr(world, f) for f in world.__slots__} | other)
-        self.crew = WatchedCrew(self.plan, checkpoint, world)
-        return self.plan, self.crew, self.crew.clock
+        self.crew = WatchedCrew(self.setup, checkpoint, world)
+        return self.setup, self.crew, self.crew.clock
 
     def live(self, out: Path, *, resume: bool = False):
         """From its beginning to its end, and then all that must hold."""
@@ -227,7 +227,7 @@ class RandomWorld:
             drawn: Counter[str] = Counter()
             left, epoch = loop.serial, 0
             while left > 0:
-                order = epoch_order(self.recipe.seed, epoch, self.plan.prompts)[:left]
+                order = epoch_order(self.recipe.seed, epoch, self.setup.prompts)[:left]
                 drawn.update(map(str, order))
                 left, epoch = left - len(order), epoch + 1
             assert trained + waiting == drawn
@@ -261,7 +261,7 @@ class Witness(Listener):
 
     def batch(self, groups) -> None:
         loop = self.world.crew.loop
-        limit = self.world.k - (loop.plan.schedule.name == "off-policy")
+        limit = self.world.k - (loop.setup.schedule.name == "off-policy")
         for group in groups:
             assert len(group.rollouts) == self.world.generations
             for r in group.rollouts:
@@ -276,9 +276,9 @@ class WatchedCrew(InlineCrew):
     loop = None
     polls = 0
 
-    def renew(self, plan, checkpoint):
+    def restart_trainer(self, setup, checkpoint):
         self.loop = None
-        return super().renew(plan, checkpoint)
+        return super().restart_trainer(setup, checkpoint)
 
     def ask_for(self, generators):
         """As `scalerl scale` does."""
@@ -298,19 +298,23 @@ class WatchedCrew(InlineCrew):
 
     def _nobody_is_idle(self, loop):
         for checker in loop.checks.states.values():
-            if not checker.starting and not loop.checks._worn(checker) and not checker.jobs:
+            if (
+                not checker.starting
+                and not loop.checks._needs_replacement(checker)
+                and not checker.jobs
+            ):
                 assert not loop.checks._queue and not loop.checks._suspects, "an idle checker"
         if loop.deterministic:
             return
         ages = [p.age for p in loop.pending.values()]
-        schedule = loop.plan.schedule
+        schedule = loop.setup.schedule
         if loop.trainer_since is None:
             assert not schedule.choose(loop.version, ages).serials, "an idle trainer"
         room = schedule.room(loop.version + bool(loop.batch), loop.dispatcher.oldest, ages)
         idle = [s for s in loop.dispatcher if not s.held]
         if idle and not loop._out_of_prompts:
             writing = sum(p.stage == "writing" for p in loop.pending.values())
-            most = loop.plan.recipe.batch.prompts * len(loop.dispatcher)
+            most = loop.setup.recipe.batch.prompts * len(loop.dispatcher)
             assert room <= 0 or writing >= most, f"{idle[0].handle.name} is idle"
 
 

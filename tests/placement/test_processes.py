@@ -9,8 +9,8 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Said
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.crew import MessageReceived, WorkerLost
+from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.processes import ProcessCrew, ProcessHandle
 from scalerl.recipe import Recipe
 
@@ -84,7 +84,7 @@ def test_what_cannot_travel_ends_the_run_instead_of_being_waited_for(part, messa
     handle, inbox = part
     handle.send(message)
     who, said = inbox.get(timeout=LIMIT)
-    assert who is handle and isinstance(said, m.Failed) and said.reason.startswith(why)
+    assert who is handle and isinstance(said, m.WorkerFailed) and said.reason.startswith(why)
 
 
 def test_a_successor_keeps_the_name_and_what_the_old_one_said_is_not_heard(part):
@@ -103,7 +103,7 @@ def test_a_successor_keeps_the_name_and_what_the_old_one_said_is_not_heard(part)
 def crew():
     small = ["batch.prompts=2", "batch.generations=2", "validation.prompts=4", "validation.k=1",
              "task.options.prompts=50"]  # fmt: skip
-    found = ProcessCrew(Plan.of(Recipe.load("scalerl", "tiny", overrides=small)))
+    found = ProcessCrew(RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=small)))
     yield found
     found.stop(at_once=True)
 
@@ -123,25 +123,27 @@ def test_all_parts_of_a_crew_say_that_they_are_up_and_where_they_are(crew):
     ready = set()
     deadline = time.monotonic() + 2 * LIMIT
     while ready != names and time.monotonic() < deadline:
-        said = [e for e in crew.poll(0.5) if isinstance(e, Said)]
-        ready |= {e.who.name for e in said if isinstance(e.message, m.Ready)}
+        said = [e for e in crew.poll(0.5) if isinstance(e, MessageReceived)]
+        ready |= {e.worker.name for e in said if isinstance(e.message, m.WorkerReady)}
     assert ready == names
-    assert crew.describe().keys() == names | {"main"}
+    assert crew.pids().keys() == names | {"main"}
 
 
 def test_a_part_that_is_replaced_is_heard_of_once_as_gone_and_then_as_ready(crew):
     """Runs after the test above: the crew is up."""
     checker = crew.checkers[0]
     os.kill(checker.process.pid, signal.SIGKILL)
-    (gone,) = [e for e in heard(crew, lambda e: isinstance(e, Gone)) if isinstance(e, Gone)]
-    assert gone.who is checker and gone.why == "died: killed by signal 9"
+    (gone,) = [
+        e for e in heard(crew, lambda e: isinstance(e, WorkerLost)) if isinstance(e, WorkerLost)
+    ]
+    assert gone.worker is checker and gone.why == "died: killed by signal 9"
     new = crew.replace(checker)
     assert new is crew.checkers[0] and new.name == checker.name
-    found = heard(crew, lambda e: e.who is new and e.message == m.Ready())
-    assert not any(isinstance(e, Gone) for e in found)
+    found = heard(crew, lambda e: e.worker is new and e.message == m.WorkerReady())
+    assert not any(isinstance(e, WorkerLost) for e in found)
 
 
 def test_weights_that_cannot_leave_a_process_are_refused():
     recipe = Recipe.load("scalerl", "tiny", overrides=["placement.weights=direct"])
     with pytest.raises(InputError, match="stays within one process"):
-        ProcessCrew(Plan.of(recipe))
+        ProcessCrew(RunSetup.from_recipe(recipe))

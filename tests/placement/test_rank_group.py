@@ -3,7 +3,7 @@
 import pytest
 
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Said
+from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.placement import rank_group
 from scalerl.placement.rank_group import RankGroup
 
@@ -18,7 +18,7 @@ class Rank:
         self.told.append(message)
 
     def gone(self):
-        return Gone(self, "died: killed by signal 9")
+        return WorkerLost(self, "died: killed by signal 9")
 
 
 @pytest.fixture
@@ -30,29 +30,29 @@ def test_all_are_told_and_the_first_is_heard(group):
     group.send("step")
     assert [r.told for r in group.ranks] == [["step"], ["step"]]
     first, second = group.ranks
-    said = group.heard(first, m.Done())
-    assert isinstance(said, Said) and said.who is group
-    assert group.heard(second, m.Done()) is None
+    said = group.heard(first, m.TrainerDone())
+    assert isinstance(said, MessageReceived) and said.worker is group
+    assert group.heard(second, m.TrainerDone()) is None
 
 
 def test_it_is_ready_when_all_ranks_are(group):
     first, second = group.ranks
-    assert group.heard(first, m.Ready(4)) is None
-    assert group.heard(second, m.Ready(4)).message == m.Ready(4)
+    assert group.heard(first, m.WorkerReady(4)) is None
+    assert group.heard(second, m.WorkerReady(4)).message == m.WorkerReady(4)
 
 
 def test_a_rank_that_dies_is_named_and_one_that_lost_it_is_not(group):
     first, second = group.ranks
-    assert group.heard(first, m.Failed("connection closed by peer", lost=True)) is None
+    assert group.heard(first, m.WorkerFailed("connection closed by peer", lost=True)) is None
     assert group.heard(first, None) is None
     found = group.heard(second, None)
-    assert isinstance(found, Gone) and found.who is group
+    assert isinstance(found, WorkerLost) and found.worker is group
     assert found.why == "rank 1 died: killed by signal 9"
 
 
 def test_a_rank_that_hangs_is_named_after_a_while(group, monkeypatch):
     first, _ = group.ranks
-    group.heard(first, m.Failed("timed out after 8000 ms", lost=True))
+    group.heard(first, m.WorkerFailed("timed out after 8000 ms", lost=True))
     assert group.overdue() is None
     monkeypatch.setattr(rank_group, "GRACE", 0.0)
     assert group.overdue().why == "waited in vain for trainer rank 1 (timed out after 8000 ms)"
@@ -60,7 +60,7 @@ def test_a_rank_that_hangs_is_named_after_a_while(group, monkeypatch):
 
 def test_what_a_rank_cannot_do_is_said_with_its_name_and_bad_input_as_it_is(group):
     _, second = group.ranks
-    said = group.heard(second, m.Failed("MemoryError: full"))
-    assert said.message == m.Failed("trainer rank 1: MemoryError: full")
-    said = group.heard(second, m.Failed("model x: no such file", bad_input=True))
-    assert said.message == m.Failed("model x: no such file", bad_input=True)
+    said = group.heard(second, m.WorkerFailed("MemoryError: full"))
+    assert said.message == m.WorkerFailed("trainer rank 1: MemoryError: full")
+    said = group.heard(second, m.WorkerFailed("model x: no such file", bad_input=True))
+    assert said.message == m.WorkerFailed("model x: no such file", bad_input=True)

@@ -4,8 +4,8 @@ import multiprocessing
 import pickle
 
 from scalerl.pipeline import messages as m
-from scalerl.placement.part_actor import PartActor
 from scalerl.placement.ray_cluster import _unreachable
+from scalerl.placement.worker_actor import WorkerActor
 
 WHERE = "ray://head:10001"
 
@@ -19,12 +19,12 @@ def test_a_busy_cluster_is_not_called_missing():
 
 def test_messages_share_a_call_and_what_cannot_travel_is_said_in_a_line(monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_name", "restored afterwards")
-    actor = PartActor("checker 0")
-    actor.tell(pickle.dumps(["one", "two"]))
-    assert [actor.line.recv(), actor.line.recv()] == ["one", "two"]
+    actor = WorkerActor("checker 0")
+    actor.deliver(pickle.dumps(["one", "two"]))
+    assert [actor.connection.recv(), actor.connection.recv()] == ["one", "two"]
     for said in ("three", "four"):
-        actor.line.send(said)
-    assert pickle.loads(actor.listen(1.0, 0.0)) == ["three", "four"]
-    actor.line.send(lambda: "code does not travel")
-    (failed,) = pickle.loads(actor.listen(1.0, 0.0))
-    assert isinstance(failed, m.Failed) and "pickle" in failed.reason
+        actor.connection.send(said)
+    assert pickle.loads(actor.collect(1.0, 0.0)) == ["three", "four"]
+    actor.connection.send(lambda: "code does not travel")
+    (failed,) = pickle.loads(actor.collect(1.0, 0.0))
+    assert isinstance(failed, m.WorkerFailed) and "pickle" in failed.reason

@@ -103,7 +103,7 @@ def test_everything_that_a_listener_can_be_told_is_passed_on():
 
 SILENT = """
 import os, sys
-from scalerl.streams import let_go, make_unbreakable
+from scalerl.streams import redirect_unread_streams, ignore_unread_output
 print("first", flush=True)
 sys.stdin.read()                     # the reader of stdout is gone
 {}
@@ -112,7 +112,9 @@ print("done", file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("how", ["assert let_go() == ['stdout']", "make_unbreakable()"])
+@pytest.mark.parametrize(
+    "how", ["assert redirect_unread_streams() == ['stdout']", "ignore_unread_output()"]
+)
 def test_a_stream_that_nobody_reads_swallows_what_it_is_given(how):
     """And no complaint when Python ends."""
     process = subprocess.Popen([sys.executable, "-c", SILENT.format(how)], stdin=subprocess.PIPE,

@@ -187,7 +187,7 @@ def test_a_study_goes_on_as_the_race_it_is_and_finishes_what_was_interrupted_fir
     assert found["race"]["next"] == study.members[1].name and found["race"]["of"] > 0
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_real_race_runs_in_chunks_ends_with_its_reason_and_is_not_run_twice(tmp_path):
     folder = tmp_path / "race"
     words = ["scalerl", "tiny", *SMALL, "--sweep", "loss.ratio_cap=4", "--steps", "8", "--race",

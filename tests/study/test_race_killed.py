@@ -66,7 +66,7 @@ def calm(tmp_path_factory):
     return folder, json.loads(ended(start(folder, *RACE, "--json"))[0])
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize("seed", range(2))
 def test_ten_kills_of_a_race_at_random_moments_change_nothing(calm, tmp_path, seed):
     undisturbed, expected = calm

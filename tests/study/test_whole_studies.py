@@ -140,7 +140,7 @@ def same_as(calm, folder, found):
     assert [m["name"] for m in found["members"]] == [m["name"] for m in expected["members"]]
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_kills_at_random_moments_change_nothing(calm, tmp_path, seed):
     folder = tmp_path / "killed"
@@ -157,7 +157,7 @@ def until_begun(study, folder, rng):
     time.sleep(rng.uniform(0.0, 2.0))
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
     folder, rng = tmp_path / "killed", random.Random(5)
     study = start(folder, *ASKED)
@@ -178,7 +178,7 @@ def test_kills_of_study_and_members_change_nothing(calm, tmp_path):
     same_as(calm, folder, json.loads(said))
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_member_ends_soon_after_its_killed_study_and_with_a_checkpoint(tmp_path):
     folder = tmp_path / "s"
     # (A deterministic run goes back to its last checkpoint: it saves none when it is stopped.)
@@ -198,7 +198,7 @@ def test_a_member_ends_soon_after_its_killed_study_and_with_a_checkpoint(tmp_pat
     assert (member.path / "checkpoints" / f"step_{steps}").is_dir(), "nothing is lost"
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_ctrl_c_ends_with_checkpoints_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "s"
     study = start(folder, *ASKED, "--plain")
@@ -223,7 +223,7 @@ def test_a_failing_member_is_reported_and_the_others_go_on(tmp_path):
     assert table[1]["seeds"] == 0 and table[1]["A"] is None and table[1]["verdict"] is None
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_members_run_elsewhere_by_the_printed_lines_are_picked_up(calm, tmp_path):
     folder = tmp_path / "it's elsewhere"
     asked = start("commands", folder, *ASKED)

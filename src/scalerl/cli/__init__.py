@@ -105,17 +105,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _parsed(argv)
     from scalerl.errors import InputError
-    from scalerl.streams import let_go
+    from scalerl.streams import redirect_unread_streams
 
     code: int = EXIT_OK
-    let_go()
+    redirect_unread_streams()
     try:
         code = args.handler(args)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except InputError as error:
-        let_go()
+        redirect_unread_streams()
         print(f"scalerl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:  # the reader (head, less) has seen enough
@@ -124,4 +124,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("scalerl: interrupted", file=sys.stderr)
         return 130
     finally:
-        let_go()  # or Python would complain when it closes its streams
+        redirect_unread_streams()  # or Python would complain when it closes its streams

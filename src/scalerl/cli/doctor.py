@@ -233,8 +233,8 @@ def _checkpoints(found: Findings) -> None:
     found.saving = any(checkpoints.folder_of(found.path).glob("step_*.tmp"))
     healthy = checkpoints.last_healthy(found.path)
     found.healthy = None if healthy is None else checkpoints.step_of(healthy)
-    for path in reversed(checkpoints.found(found.path)):
-        wrong = checkpoints.damage(path)
+    for path in reversed(checkpoints.list_checkpoints(found.path)):
+        wrong = checkpoints.find_damage(path)
         if wrong is None:
             found.checkpoint = checkpoints.step_of(path)
             found.checkpoint_size = sum(p.stat().st_size for p in path.iterdir() if p.is_file())

@@ -73,12 +73,16 @@ def checkpoint_of(run: Path, step: int | str | None) -> Path:
     if not (run / "recipe.toml").exists():
         raise InputError(f"{run} holds no run: give the directory that --out named")
     if step is None:
-        whole = [path for path in checkpoints.found(run) if checkpoints.damage(path) is None]
+        whole = [
+            path
+            for path in checkpoints.list_checkpoints(run)
+            if checkpoints.find_damage(path) is None
+        ]
         if not whole:
             raise InputError(f"{run} has no whole checkpoint: train it further")
         found = whole[-1]
     else:
-        found = checkpoints.asked(run, step)
+        found = checkpoints.resolve(run, step)
     if not (found / "config.json").exists():
         raise InputError(f"{found} holds no model: it was written by a trainer without one")
     return found

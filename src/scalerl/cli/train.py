@@ -105,9 +105,9 @@ def _print_estimate(args: argparse.Namespace, recipe: Recipe) -> None:
 
 def _print_placement(recipe: Recipe) -> None:
     """After the recipe, as comments of it: where parts would live, and what is missing there."""
-    from scalerl.placement.outline import outline
+    from scalerl.placement.preflight import describe_placement
 
-    for line in outline(recipe):
+    for line in describe_placement(recipe):
         print(f"# {line}")
 
 
@@ -153,7 +153,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
     from scalerl.cli.json_view import JsonView
     from scalerl.cli.view import make_view
     from scalerl.errors import InputError, PipelineError
-    from scalerl.streams import let_go
+    from scalerl.streams import redirect_unread_streams
 
     try:
         from scalerl.training import train
@@ -173,14 +173,14 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 listener=view,
             )
         except (PipelineError, InputError) as error:
-            let_go()
+            redirect_unread_streams()
             if isinstance(view, JsonView):
                 view.failed(error)
             if isinstance(error, InputError):
                 raise
             view.say(f"scalerl: {error}")
             return 1
-        let_go()  # who closes the view needs no terminal for it
+        redirect_unread_streams()  # who closes the view needs no terminal for it
         if isinstance(view, JsonView):
             view.ended(ended)
     return 0 if ended.signal is None else 128 + ended.signal

@@ -1,7 +1,7 @@
 """What an engine is asked and what it gives back: the same for the local engine and for others.
 
 A new engine is one file with the five methods of `Engine`, and one registry line
-(docs/how-to/add-an-engine.md). Who tells it what to do is placement/generator_part.py.
+(docs/how-to/add-an-engine.md). Who tells it what to do is placement/generator_worker.py.
 """
 
 from __future__ import annotations

@@ -28,8 +28,14 @@ from scalerl.evaluation.record import EvaluationRecord
 from scalerl.evaluation.runner import EvaluationCheckers, score_answers
 from scalerl.evaluation.scores import Evaluation
 from scalerl.evaluation.subjects import subjects
-from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.validation import Asked, Validation, by_task, question_text, set_score
+from scalerl.pipeline.setup import RunSetup
+from scalerl.pipeline.validation import (
+    Validation,
+    ValidationPrompt,
+    by_task,
+    question_text,
+    set_score,
+)
 from scalerl.placement.child import UNGUARDED
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import AnswerLine, EvalLine
@@ -102,46 +108,46 @@ def _one(
     say: Callable[[str], None],
 ) -> Evaluation:
     subject, began = record.subject, time.monotonic()
-    plan, chosen = _plan(record.recipe, asking.chooser(subject))
-    record.recipe = plan.recipe  # with the date of its prompts, for an evaluation that goes on
-    if len(plan.validation) < chosen:
+    setup, chosen = _setup(record.recipe, asking.chooser(subject))
+    record.recipe = setup.recipe  # with the date of its prompts, for an evaluation that goes on
+    if len(setup.validation) < chosen:
         say(
-            f"{chosen - len(plan.validation)} of {chosen} prompts are left out: they are empty or "
+            f"{chosen - len(setup.validation)} of {chosen} prompts are left out: they are empty or "
             f"longer than sampling.max_prompt_tokens = {record.recipe.sampling.max_prompt_tokens}"
         )
     record.make()
     try:
         with RunLock(record.path):
-            lines = _all_lines(record, plan, progress, say)
-            in_order = [lines[prompt.id] for prompt in plan.validation]
+            lines = _all_lines(record, setup, progress, say)
+            in_order = [lines[prompt.id] for prompt in setup.validation]
             return _score(record, in_order, level, time.monotonic() - began)
     finally:
-        plan.task.close()
+        setup.task.close()
 
 
 def _all_lines(
     record: EvaluationRecord,
-    plan: Plan,
+    setup: RunSetup,
     progress: Callable[[float], None],
     say: Callable[[str], None],
 ) -> dict[str, list[AnswerLine]]:
     """The answers to all prompts: those on the disk, and the rest as they come."""
     lines, subject = record.open(), record.subject
-    asked = Validation.of(plan).asked
+    asked = Validation.from_setup(setup).asked
     left = {key: one for key, one in asked.items() if one.prompt.id not in lines}
     if not left:
         return lines
-    questions = Validation(plan, left).again()
-    with closing(EvaluationCheckers(plan, say)) as checkers:
-        for one, share in score_answers(plan, subject.weights, questions, checkers, subject.step):
-            lines[one.prompt.id] = _lines(plan, one)
+    questions = Validation(setup, left).unanswered()
+    with closing(EvaluationCheckers(setup, say)) as checkers:
+        for one, share in score_answers(setup, subject.weights, questions, checkers, subject.step):
+            lines[one.prompt.id] = _lines(setup, one)
             record.append(lines[one.prompt.id])
             progress(share)
     return lines
 
 
-def _plan(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[Plan, int]:
-    """The plan, and how many prompts were chosen for it, of which it may leave out some."""
+def _setup(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[RunSetup, int]:
+    """The setup, and how many prompts were chosen for it, of which it may leave out some."""
     sizes: list[int] = []
 
     def counted(task: Task) -> Sequence[Prompt]:
@@ -149,17 +155,17 @@ def _plan(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[P
         sizes.append(len(found))
         return found
 
-    return Plan.of(recipe, counted), sizes[0]
+    return RunSetup.from_recipe(recipe, counted), sizes[0]
 
 
-def _lines(plan: Plan, asked: Asked) -> list[AnswerLine]:
+def _lines(setup: RunSetup, asked: ValidationPrompt) -> list[AnswerLine]:
     return [
         AnswerLine(
             prompt=asked.prompt.id,
             n=n,
             task=asked.prompt.task,
             question=question_text(asked.prompt),
-            answer=plan.text_of(rollout.token_ids),
+            answer=setup.text_of(rollout.token_ids),
             correct=verdict.correct,
             reward=verdict.reward,
             why=verdict.why,
@@ -167,7 +173,7 @@ def _lines(plan: Plan, asked: Asked) -> list[AnswerLine]:
             truncated=rollout.truncated,
             finish=rollout.finish,
         )
-        for n, (rollout, verdict) in enumerate(zip(asked.in_order(), asked.verdicts, strict=True))
+        for n, (rollout, verdict) in enumerate(zip(asked.in_order(), asked.scores, strict=True))
     ]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from scalerl.engine.interface import Engine
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import Checks, Judged
-from scalerl.pipeline.conversation import START
-from scalerl.pipeline.crew import Gone, Handle, Said
-from scalerl.pipeline.plan import Plan
-from scalerl.pipeline.validation import Asked, Validation
-from scalerl.placement.processes import ProcessParts, RealClock
+from scalerl.pipeline.checks import Checks, ScoredAnswers
+from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
+from scalerl.pipeline.setup import RunSetup
+from scalerl.pipeline.supervisor import START
+from scalerl.pipeline.validation import Validation, ValidationPrompt
+from scalerl.placement.processes import RealClock, WorkerProcesses
 from scalerl.placement.specs import engine_of
 
 #: Seconds that are waited for a checker when nothing is left to write.
@@ -26,19 +26,19 @@ PAUSE = 0.1
 
 
 class EvaluationCheckers:
-    """Checkers for the task of a plan, which may serve many subjects."""
+    """Checkers for the task of a setup, which may serve many subjects."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.crew = ProcessParts()
+    def __init__(self, setup: RunSetup, say: Callable[[str], None]) -> None:
+        self.crew = WorkerProcesses()
         self.say = say
-        self._patience = plan.recipe.placement.patience
+        self._patience = setup.recipe.placement.patience
         self._clock = RealClock()
         self._looked = self._clock.now()
         try:
-            self.crew.start_checkers(plan)
-            where = plan.recipe.placement
+            self.crew.start_checkers(setup)
+            where = setup.recipe.placement
             self.checks = Checks(
-                plan.task, self.crew.checkers, where.checkers, where.check_seconds, self._clock
+                setup.task, self.crew.checkers, where.checkers, where.check_seconds, self._clock
             )
         except BaseException:
             self.close()
@@ -47,14 +47,14 @@ class EvaluationCheckers:
     def close(self) -> None:
         self.crew.stop(at_once=True)
 
-    def poll_scores(self, seconds: float) -> list[Judged]:
+    def poll_scores(self, seconds: float) -> list[ScoredAnswers]:
         """Verdicts that have come, waiting at most so long for the first."""
-        found: list[Judged] = []
+        found: list[ScoredAnswers] = []
         for event in self.crew.poll(seconds):
             found += self._event(event)
         for handle, why in self._replaceable():
             self.say(f"{handle.name} {why}: replaced")
-            found += self.checks.lost(handle, self.crew.replace(handle), why)
+            found += self.checks.on_checker_lost(handle, self.crew.replace(handle), why)
         while self.checks.notes:
             self.say(self.checks.notes.pop(0))
         return found
@@ -65,31 +65,33 @@ class EvaluationCheckers:
             return []
         self._looked += away
         if away > 3 * LOOK + PAUSE * self._patience:
-            self.checks.forgive(away)
+            self.checks.shift_deadlines(away)
             return []
         return self.checks.replaceable(self._patience, max(self._patience, START))
 
-    def _event(self, event: Said | Gone) -> list[Judged]:
-        if isinstance(event, Gone):
-            return self.checks.lost(event.who, self.crew.replace(event.who), event.why)
+    def _event(self, event: MessageReceived | WorkerLost) -> list[ScoredAnswers]:
+        if isinstance(event, WorkerLost):
+            return self.checks.on_checker_lost(
+                event.worker, self.crew.replace(event.worker), event.why
+            )
         message = event.message
-        if isinstance(message, m.Ready):
-            self.checks.ready(event.who)
+        if isinstance(message, m.WorkerReady):
+            self.checks.on_ready(event.worker)
             return []
-        if isinstance(message, m.Verdicts):
-            return self.checks.heard(event.who, message)
-        if isinstance(message, m.Failed) and message.bad_input:
+        if isinstance(message, m.Scores):
+            return self.checks.on_scores(event.worker, message)
+        if isinstance(message, m.WorkerFailed) and message.bad_input:
             raise InputError(message.reason)
-        raise PipelineError(f"{event.who.name}: {getattr(message, 'reason', message)}")
+        raise PipelineError(f"{event.worker.name}: {getattr(message, 'reason', message)}")
 
 
 def score_answers(
-    plan: Plan, weights: str, questions: Validation, checkers: EvaluationCheckers, step: int
-) -> Iterator[tuple[Asked, float]]:
+    setup: RunSetup, weights: str, questions: Validation, checkers: EvaluationCheckers, step: int
+) -> Iterator[tuple[ValidationPrompt, float]]:
     """Every question with its answers and verdicts, as they become whole; and the share of all
     rollouts that is written and checked by then."""
     # The lane of training stays empty.
-    engine: Engine = engine_of(plan, model=weights, slots=1)
+    engine: Engine = engine_of(setup, model=weights, slots=1)
     engine.submit([asked.request for asked in questions.asked.values()], "validate")
     while questions.missing:
         writing = engine.health().busy
@@ -98,7 +100,7 @@ def score_answers(
                 answers = questions.wrote(written, step)
                 if answers:
                     checkers.checks.submit(written.request, answers)
-        for judged in checkers.poll_scores(0.0 if writing else WAIT):
-            questions.judged(str(judged.key), judged.verdicts)
+        for scored in checkers.poll_scores(0.0 if writing else WAIT):
+            questions.add_scores(str(scored.key), scored.scores)
             wrote, checked, total = questions.progress
-            yield questions.asked[str(judged.key)], (wrote + checked) / (2 * total)
+            yield questions.asked[str(scored.key)], (wrote + checked) / (2 * total)

@@ -85,7 +85,7 @@ def _may_be_an_id(text: str) -> bool:
 
 
 def _of_run(run: Path) -> list[Subject]:
-    there = checkpoints.found(run)
+    there = checkpoints.list_checkpoints(run)
     if not there:
         raise InputError(
             f"{run} has no checkpoints: evaluate a run that still has some, or train with a larger "
@@ -95,7 +95,7 @@ def _of_run(run: Path) -> list[Subject]:
 
 
 def _of_checkpoint(run: Path, path: Path) -> Subject:
-    wrong = checkpoints.damage(path)
+    wrong = checkpoints.find_damage(path)
     if wrong is not None:
         raise InputError(f"checkpoint {path} is damaged ({wrong}): name the others one by one")
     step, name = checkpoints.step_of(path), run.resolve().name

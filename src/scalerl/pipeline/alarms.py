@@ -64,7 +64,7 @@ class Alarms:
     _start: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
-    def of(recipe: Recipe, out: Path | None = None) -> Alarms:
+    def from_recipe(recipe: Recipe, out: Path | None = None) -> Alarms:
         length, k = recipe.length, recipe.schedule.k
         cut = "answer_tokens" if length.control == "interruption" else "max_tokens"
         better = {
@@ -81,7 +81,7 @@ class Alarms:
     def healthy(self) -> bool:
         return not self.grave
 
-    def step(self, line: StepLine) -> list[str]:
+    def check_step(self, line: StepLine) -> list[str]:
         """Lines about what has just come on."""
         return [said for said in self._step(line) if said]
 
@@ -148,7 +148,7 @@ class Alarms:
         whole = spent.train + spent.train_wait - before.train - before.train_wait
         return (spent.check_wait - before.check_wait) / whole if whole > 0 else 0.0
 
-    def evaluated(self, found: EvalLine) -> list[str]:
+    def check_validation(self, found: EvalLine) -> list[str]:
         """Lines about what has just come on."""
         if found.pass_rate is None:
             return [f"the validation at step {found.step} has failed and is no point of the curve: "

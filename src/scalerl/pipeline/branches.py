@@ -12,7 +12,7 @@ and gone on with. Checkpoints beyond the step are moved there; the one of the st
 What is to be done is written down first, in `recipe.json`, with the recipe that counts from then
 on. Every part of it can be done twice, so whoever opens the run after a kill just does the rest:
 before that line is on the disk nothing has changed, after it the new state is only a matter of
-`finish`.
+`complete_pending`.
 """
 
 from __future__ import annotations
@@ -48,43 +48,45 @@ def recipe_of(path: Path) -> Recipe:
     return Recipe.load(path / "recipe.toml")
 
 
-def begin(store: RunStore, recipe: Recipe) -> None:
+def write_recipe(store: RunStore, recipe: Recipe) -> None:
     """The recipe of a run that starts."""
     store.write_recipe(recipe.to_toml())
     store.write_used_recipe(recipe.to_dict())
 
 
-def dated(store: RunStore, recipe: Recipe) -> Recipe:
+def with_saved_date(store: RunStore, recipe: Recipe) -> Recipe:
     """The recipe with the date that the prompts of the run have had so far."""
-    return with_date_of(_used(store) or recipe, recipe)
+    return with_date_of(_recipe_used(store) or recipe, recipe)
 
 
-def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> EventLine | None:
+def prepare_resume(
+    store: RunStore, recipe: Recipe, since: int | str | None = None
+) -> EventLine | None:
     """Make the run ready to go on with this recipe, from the checkpoint `since` (a step, or
     `healthy`; None: the last one); what was recorded about it, or None where nothing changed."""
-    finish(store)
-    old = _used(store) or recipe
+    complete_pending(store)
+    old = _recipe_used(store) or recipe
     changed = _changes(store, old, recipe)
     path = store.path
-    chosen = None if since is None else checkpoints.asked(path, since)
+    chosen = None if since is None else checkpoints.resolve(path, since)
     step = _last_step(store) if chosen is None else checkpoints.step_of(chosen)
     branch = None
     if chosen is not None and _beyond(store, step):
         branch = f"{FOLDER}/{_next(path)}"
     if not changed and branch is None:
-        begin(store, recipe)
+        write_recipe(store, recipe)
         return None
     event = EventLine(
         step=step,
         event="branch",
-        why=_in_words(changed, branch, step),
+        why=_describe(changed, branch, step),
         branch=branch,
         changes=tuple(changed),
     )
     pending = {"step": step, "old": old.to_dict(), "event": event.to_dict()}
     store.write_used_recipe(recipe.to_dict(), pending)
     try:
-        finish(store)
+        complete_pending(store)
     except OSError as error:
         if branch is not None and not (path / branch).exists():  # nothing has been changed yet
             shutil.rmtree(path / f"{branch}.tmp", ignore_errors=True)
@@ -96,7 +98,7 @@ def go_on(store: RunStore, recipe: Recipe, since: int | str | None = None) -> Ev
     return event
 
 
-def finish(store: RunStore) -> None:
+def complete_pending(store: RunStore) -> None:
     """Do what `recipe.json` says is still to be done; nothing, where that is nothing."""
     used, pending = store.read_used_recipe()
     if used is None or pending is None:
@@ -104,21 +106,21 @@ def finish(store: RunStore) -> None:
     event = EventLine.from_dict(pending["event"])
     assert event is not None, "we wrote it"
     if event.branch is not None:
-        _set_aside(store.path, event.branch, pending)
-        _cut(store, int(pending["step"]))
+        _copy_to_branch(store.path, event.branch, pending)
+        _truncate_record(store, int(pending["step"]))
     if store.last(EventLine) != event:
         store.append(event)
-    begin(store, Recipe.from_dict(used))
+    write_recipe(store, Recipe.from_dict(used))
 
 
-def _set_aside(path: Path, branch: str, pending: dict[str, Any]) -> None:
+def _copy_to_branch(path: Path, branch: str, pending: dict[str, Any]) -> None:
     """The record as it is, and the checkpoints beyond the step, into the branch."""
     folder, step = path / branch, int(pending["step"])
     if not folder.exists():
         half = path / f"{branch}.tmp"
         shutil.rmtree(half, ignore_errors=True)
         half.mkdir(parents=True)
-        begin(RunStore(half, resume=True), Recipe.from_dict(pending["old"]))
+        write_recipe(RunStore(half, resume=True), Recipe.from_dict(pending["old"]))
         for name in RECORD:
             if (path / name).is_dir():
                 shutil.copytree(path / name, half / name)
@@ -130,7 +132,7 @@ def _set_aside(path: Path, branch: str, pending: dict[str, Any]) -> None:
         flush_to_disk(folder.parent)
     there = checkpoints.folder_of(folder)
     there.mkdir(exist_ok=True)
-    for each in checkpoints.found(path):
+    for each in checkpoints.list_checkpoints(path):
         target = there / each.name
         if checkpoints.step_of(each) > step:
             each.rename(target)
@@ -149,7 +151,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _cut(store: RunStore, step: int) -> None:
+def _truncate_record(store: RunStore, step: int) -> None:
     """Leave the lines that the checkpoint of this step knows of."""
     saved = checkpoints.folder_of(store.path) / f"step_{step}" / checkpoints.STATE
     validated = json.loads(saved.read_text())["last_validation"]
@@ -157,7 +159,7 @@ def _cut(store: RunStore, step: int) -> None:
     store.cut_after(EvalLine, -1 if validated is None else validated)
 
 
-def _used(store: RunStore) -> Recipe | None:
+def _recipe_used(store: RunStore) -> Recipe | None:
     """What the run was last run by; None where that is not known (any more)."""
     used, _ = store.read_used_recipe()
     try:
@@ -184,7 +186,7 @@ def _paths(found: Sequence[Difference]) -> dict[str, Any]:
     return {d.path: d.b for d in found}
 
 
-def _in_words(changed: Sequence[KnobChange], branch: str | None, step: int) -> str:
+def _describe(changed: Sequence[KnobChange], branch: str | None, step: int) -> str:
     parts = [
         f"{c.key} {c.old} → {c.new}" + (" (recipe.toml was edited)" if c.by_hand else "")
         for c in changed
@@ -195,7 +197,9 @@ def _in_words(changed: Sequence[KnobChange], branch: str | None, step: int) -> s
 
 def _last_step(store: RunStore) -> int:
     """Of the newest checkpoint."""
-    return max((checkpoints.step_of(p) for p in checkpoints.found(store.path)), default=0)
+    return max(
+        (checkpoints.step_of(p) for p in checkpoints.list_checkpoints(store.path)), default=0
+    )
 
 
 def _beyond(store: RunStore, step: int) -> bool:

@@ -30,7 +30,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def found(out: Path) -> list[Path]:
+def list_checkpoints(out: Path) -> list[Path]:
     """All checkpoints of a run, oldest first, good or not."""
     names = [p for p in folder_of(out).glob("step_*") if p.name[5:].isdigit()]
     return sorted(names, key=step_of)
@@ -68,7 +68,7 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
     return target
 
 
-def damage(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is whole."""
     try:
         manifest = json.loads(read_limited(path / MANIFEST))
@@ -89,17 +89,17 @@ def damage(path: Path) -> str | None:
 
 def latest(out: Path, say: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint; damaged ones are named and passed over."""
-    for path in reversed(found(out)):
-        wrong = damage(path)
+    for path in reversed(list_checkpoints(out)):
+        wrong = find_damage(path)
         if wrong is None:
             return path
         say(f"warning: checkpoint {path.name} is damaged ({wrong}): going back to the one before")
     return None
 
 
-def asked(out: Path, step: int | str) -> Path:
+def resolve(out: Path, step: int | str) -> Path:
     """The whole checkpoint of a step, or (`healthy`) the newest written without an alarm."""
-    whole = [p for p in found(out) if damage(p) is None]
+    whole = [p for p in list_checkpoints(out) if find_damage(p) is None]
     fits = [p for p in whole if step == step_of(p) or (step == "healthy" and is_healthy(p))]
     if fits:
         return fits[-1]
@@ -122,7 +122,7 @@ def prune(out: Path, keep: int) -> None:
     """Remove all but the newest few, the newest healthy one, and leftovers of a kill."""
     for leftover in folder_of(out).glob("step_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
-    paths = found(out)
+    paths = list_checkpoints(out)
     healthy = [p for p in paths if is_healthy(p)][-1:]
     for path in paths[:-keep]:
         if path not in healthy:
@@ -131,7 +131,7 @@ def prune(out: Path, keep: int) -> None:
 
 def last_healthy(out: Path) -> Path | None:
     """The newest checkpoint without an alarm."""
-    return next((p for p in reversed(found(out)) if is_healthy(p)), None)
+    return next((p for p in reversed(list_checkpoints(out)) if is_healthy(p)), None)
 
 
 def _hash(path: Path) -> dict[str, str]:

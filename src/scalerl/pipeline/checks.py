@@ -28,10 +28,10 @@ MAX_FAILURES = 24
 #: Seconds beyond its own limit after which a checker that has not answered is taken for dead.
 GRACE = 10.0
 #: A checker is replaced when this share of its places is taken up by calls that hang.
-HUNG = 1 / 8
+MAX_HUNG_SHARE = 1 / 8
 #: Quick checks are given ahead, so that they do not wait for the line: what takes a checker so many
 #: seconds one after the other. Of the mean of a call, the weight of the newest.
-AHEAD, FRESH = 0.02, 0.2
+PREFETCH_SECONDS, EWMA_ALPHA = 0.02, 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +65,11 @@ class CheckerState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class ScoredAnswers:
     """All verdicts of a key, in the order of its answers."""
 
     key: Hashable
-    verdicts: tuple[AnswerScore, ...]
+    scores: tuple[AnswerScore, ...]
 
 
 class Checks:
@@ -118,7 +118,7 @@ class Checks:
     def dispatch(self) -> None:
         """Hand out what may be handed out: suspects to a checker that has nothing else."""
         for state in self.states.values():
-            if state.starting or self._worn(state):
+            if state.starting or self._needs_replacement(state):
                 continue
             if self._suspects and not state.jobs:
                 self._send(state, self._suspects.popleft())
@@ -129,7 +129,7 @@ class Checks:
 
     def _has_room(self, state: CheckerState) -> bool:
         """A free place, or nothing but quick checks before it."""
-        return state.calls < self.places or state.calls * self._call_seconds < AHEAD
+        return state.calls < self.places or state.calls * self._call_seconds < PREFETCH_SECONDS
 
     def _send(self, state: CheckerState, job: Job) -> None:
         state.jobs[job.number] = job
@@ -138,13 +138,13 @@ class Checks:
         rounds = -(-state.calls // self.places)
         job.sent = self.clock.now()
         job.deadline = job.sent + rounds * self.seconds + GRACE
-        state.handle.send(m.Check(job.number, job.answers))
+        state.handle.send(m.ScoreAnswers(job.number, job.answers))
 
-    def ready(self, handle: Handle) -> None:
+    def on_ready(self, handle: Handle) -> None:
         self.states[handle.name] = CheckerState(handle, starting=False)
         self.dispatch()
 
-    def heard(self, handle: Handle, message: m.Verdicts) -> list[Judged]:
+    def on_scores(self, handle: Handle, message: m.Scores) -> list[ScoredAnswers]:
         """What has become whole by this message."""
         state = self.states[handle.name]
         state.starting, state.hung = False, message.hung
@@ -153,19 +153,21 @@ class Checks:
             return []
         mean = message.seconds / job.calls
         known = math.isfinite(self._call_seconds)
-        self._call_seconds = mean + (1 - FRESH) * (self._call_seconds - mean) if known else mean
-        unfinished = [v.why for v in message.verdicts if v.gave_up]
+        self._call_seconds = (
+            mean + (1 - EWMA_ALPHA) * (self._call_seconds - mean) if known else mean
+        )
+        unfinished = [v.why for v in message.scores if v.gave_up]
         if unfinished:
             self._note_failures(unfinished[0], len(unfinished))
-        if len(unfinished) < len(message.verdicts):
+        if len(unfinished) < len(message.scores):
             self._failures = 0
-        found = self._book(job, message.verdicts)
+        found = self._record(job, message.scores)
         self.dispatch()
         return found
 
-    def _worn(self, state: CheckerState) -> bool:
+    def _needs_replacement(self, state: CheckerState) -> bool:
         """Too many of its calls hang: it gets nothing new."""
-        return state.hung > self.places * HUNG
+        return state.hung > self.places * MAX_HUNG_SHARE
 
     def replaceable(self, patience: float, start: float) -> list[tuple[Handle, str]]:
         """Checkers that should be replaced now, and why. `patience` is the longest silence in
@@ -181,29 +183,29 @@ class Checks:
         late = [job.sent for job in state.jobs.values() if now > job.deadline]
         if state.starting:
             return f"did not start in {start:.0f} s" if silence > start else ""
-        if self._worn(state) and not state.jobs:
+        if self._needs_replacement(state) and not state.jobs:
             many = "check that hangs" if state.hung == 1 else "checks that hang"
             return f"has {state.hung} {many}"
         if silence > patience:
             return f"has said nothing for {silence:.0f} s"
         return f"has not answered a check for {now - min(late):.0f} s" if late else ""
 
-    def forgive(self, seconds: float) -> None:
+    def shift_deadlines(self, seconds: float) -> None:
         """Move all deadlines: for so many seconds no answer could be received."""
         for state in self.states.values():
             for job in state.jobs.values():
                 job.deadline += seconds
 
-    def lost(self, handle: Handle, replacement: Handle, why: str) -> list[Judged]:
+    def on_checker_lost(self, handle: Handle, replacement: Handle, why: str) -> list[ScoredAnswers]:
         """A checker is gone: what it had is suspect, and what was suspect already is given up."""
         state = self.states[handle.name]
         self.states[handle.name] = CheckerState(replacement)
-        found: list[Judged] = []
+        found: list[ScoredAnswers] = []
         for job in state.jobs.values():
             if job.suspect:
                 line = f"the verifier of task {self.task.name} took its checker with it ({why})"
                 self._note_failures(line, len(job.answers))
-                found += self._book(job, [AnswerScore(None, None, line, True)] * len(job.answers))
+                found += self._record(job, [AnswerScore(None, None, line, True)] * len(job.answers))
             elif job.calls == 1:
                 job.suspect = True
                 self._suspects.append(job)
@@ -213,15 +215,15 @@ class Checks:
         self.dispatch()
         return found
 
-    def _book(self, job: Job, verdicts: Sequence[AnswerScore]) -> list[Judged]:
+    def _record(self, job: Job, scores: Sequence[AnswerScore]) -> list[ScoredAnswers]:
         if job.key not in self._sizes:
             return []
         have = self._open[job.key]
-        have |= dict(zip(job.places, verdicts, strict=True))
+        have |= dict(zip(job.places, scores, strict=True))
         if len(have) < self._sizes[job.key]:
             return []
         del self._open[job.key], self._sizes[job.key]
-        return [Judged(job.key, tuple(have[place] for place in sorted(have)))]
+        return [ScoredAnswers(job.key, tuple(have[place] for place in sorted(have)))]
 
     def _note_failures(self, why: str, answers: int) -> None:
         self._failures += answers

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from scalerl.errors import PipelineError
+from scalerl.renamed import renamed_names
 
 if TYPE_CHECKING:
-    from scalerl.pipeline.plan import Plan
+    from scalerl.pipeline.setup import RunSetup
 
 
 class Clock(Protocol):
@@ -42,18 +43,18 @@ class Handle(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class MessageReceived:
     """A part said something."""
 
-    who: Handle
+    worker: Handle
     message: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gone:
+class WorkerLost:
     """A part has ended, or takes no messages; what it held is lost."""
 
-    who: Handle
+    worker: Handle
     why: str
 
 
@@ -71,20 +72,20 @@ class Crew(Protocol):
     @property
     def checkers(self) -> Sequence[Handle]: ...
 
-    def poll(self, seconds: float) -> list[Said | Gone]:
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         """What has been said, waiting at most so long for the first of it. Never of a part that
         has been replaced."""
         ...
 
-    def replace(self, who: Handle) -> Handle:
+    def replace(self, worker: Handle) -> Handle:
         """End this generator or checker and start another in its place; it says `Ready`."""
         ...
 
-    def join(self) -> Handle:
+    def add_generator(self) -> Handle:
         """Start one generator more, under a name that is free; it says `Ready`."""
         ...
 
-    def dismiss(self, who: Handle) -> None:
+    def remove_generator(self, worker: Handle) -> None:
         """End this generator for good; nothing more is heard of it."""
         ...
 
@@ -92,16 +93,16 @@ class Crew(Protocol):
         """End all: asked first, unless it is to be at once."""
         ...
 
-    def describe(self) -> dict[str, int]:
+    def pids(self) -> dict[str, int]:
         """Where the parts are, for people: process ids by name, say."""
         ...
 
 
 @runtime_checkable
-class Renewable(Crew, Protocol):
+class RenewableCrew(Crew, Protocol):
     """A crew that can outlive its trainer; what it takes to start generators is not paid again."""
 
-    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
+    def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
         """Another trainer, from a checkpoint. Generators stay, forget what they were asked, and say
         `Ready` when they have its weights. False where it takes a new crew after all."""
         ...
@@ -112,13 +113,13 @@ def number(generator: Handle) -> int:
     return int(generator.name.rpartition(" ")[2])
 
 
-def free_name(generators: Sequence[Handle]) -> str:
+def free_generator_name(generators: Sequence[Handle]) -> str:
     """Of a generator that joins: the lowest number that nobody has."""
     taken = {number(generator) for generator in generators}
     return f"generator {next(i for i in range(len(taken) + 1) if i not in taken)}"
 
 
-class Lost(PipelineError):
+class IrreplaceableWorkerLost(PipelineError):
     """The trainer is gone, or as good as gone: the run goes back to its last checkpoint. In a
     deterministic run also a generator."""
 
@@ -126,3 +127,6 @@ class Lost(PipelineError):
         super().__init__(text)
         #: Whether it is the trainer, and all others are there.
         self.trainer = trainer
+
+
+__getattr__ = renamed_names(__name__, {"Said": "MessageReceived"})

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import Judged
-from scalerl.pipeline.conversation import Stopped
+from scalerl.pipeline.checks import ScoredAnswers
 from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.loop import Loop
+from scalerl.pipeline.supervisor import Stopped
 
 #: Part of a batch that is finished between two weight updates. Less than a whole one, so that
 #: rollouts are in flight when weights change, as in a run without fixed points.
@@ -23,53 +23,53 @@ class DeterministicLoop(Loop):
     """Nothing depends on who was faster."""
 
     _holding: set[str]
-    _verdicts: list[Judged]
-    _news: tuple[Handle, m.Stepped | m.Refused] | None = None
+    _scored: list[ScoredAnswers]
+    _trainer_message: tuple[Handle, m.StepDone | m.StepRefused] | None = None
 
-    def _turn(self) -> str | None:
+    def _iterate(self) -> str | None:
         if self._validation_due():
             return self.validate()
         if self._checkpoint_due():
             while self._count("writing"):  # a generator's memory would be lost to a resume
                 self._advance()
             self.save()
-        choice = self.plan.schedule.choose(self.version, self._ages())
+        choice = self.setup.schedule.choose(self.version, self._ages())
         if choice.serials:
             self._train(choice.serials)
         super()._start_groups()
         if self._out_of_prompts and not choice.serials and not self._count("writing"):
             return "every prompt has been retired"
         self._advance()
-        if self.plan.schedule.publishes(self.version):
+        if self.setup.schedule.publishes(self.version):
             self._publish()
         return None
 
     def _advance(self) -> None:
         """Every generator finishes its share of rollouts, or all it has, with the same weights."""
-        share = math.ceil(SHARE * self.plan.recipe.batch.completions / len(self.dispatcher))
-        self._holding, self._verdicts, self._news = set(), [], None
+        share = math.ceil(SHARE * self.setup.recipe.batch.completions / len(self.dispatcher))
+        self._holding, self._scored, self._trainer_message = set(), [], None
         for state in self.dispatcher:
             if state.held:
                 self._holding.add(state.handle.name)
-                self.dispatcher.tell(state, m.Advance(self.published, share))
+                self.dispatcher.send(state, m.AdvanceAndHold(self.published, share))
         while self._holding:
-            self._obey_at_once()
-            self._take_in(f"{', '.join(sorted(self._holding))} to do their share")
+            self._raise_if_stopped()
+            self._poll_and_dispatch(f"{', '.join(sorted(self._holding))} to do their share")
         while self.checks.pending:
-            self._obey_at_once()
-            self._take_in("the checkers")
-        while self.batch and self._news is None:
-            self._take_in("the trainer")
-        for judged in sorted(self._verdicts, key=lambda j: int(str(j.key))):
-            super()._judged(judged)
-        if self._news is not None:
-            who, message = self._news
-            if isinstance(message, m.Stepped):
-                super()._stepped(who, message)
+            self._raise_if_stopped()
+            self._poll_and_dispatch("the checkers")
+        while self.batch and self._trainer_message is None:
+            self._poll_and_dispatch("the trainer")
+        for scored in sorted(self._scored, key=lambda j: int(str(j.key))):
+            super()._on_scored(scored)
+        if self._trainer_message is not None:
+            worker, message = self._trainer_message
+            if isinstance(message, m.StepDone):
+                super()._on_step_done(worker, message)
             else:
-                super()._refused(who, message)
+                super()._on_step_refused(worker, message)
 
-    def _obey_at_once(self) -> None:
+    def _raise_if_stopped(self) -> None:
         """Nothing is saved in between: the last checkpoint stands."""
         if self._stop is not None:
             raise Stopped(self._stop)
@@ -77,22 +77,22 @@ class DeterministicLoop(Loop):
     def _start_groups(self) -> None:
         """Only at its fixed point."""
 
-    def _heard(self, who: Handle, report: m.Report) -> None:
-        super()._heard(who, report)
+    def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None:
+        super()._on_report(worker, report)
         if report.held:
-            self._holding.discard(who.name)
+            self._holding.discard(worker.name)
 
-    def _judged(self, judged: Judged) -> None:
+    def _on_scored(self, scored: ScoredAnswers) -> None:
         if self.validation is not None:
-            super()._judged(judged)
+            super()._on_scored(scored)
         else:
-            self._verdicts.append(judged)
+            self._scored.append(scored)
 
-    def _stepped(self, who: Handle, message: m.Stepped) -> None:
-        self._news, self.trainer_since = (who, message), None
+    def _on_step_done(self, worker: Handle, message: m.StepDone) -> None:
+        self._trainer_message, self.trainer_since = (worker, message), None
 
-    def _refused(self, who: Handle, message: m.Refused) -> None:
-        self._news, self.trainer_since = (who, message), None
+    def _on_step_refused(self, worker: Handle, message: m.StepRefused) -> None:
+        self._trainer_message, self.trainer_since = (worker, message), None
 
     def _publishes(self, version: int) -> bool:
         """Not by the trainer itself: at the fixed point."""
@@ -100,4 +100,4 @@ class DeterministicLoop(Loop):
 
     def _publish(self) -> None:
         super()._publish()
-        self.dispatcher.all_at(self.version)
+        self.dispatcher.set_versions(self.version)

@@ -10,7 +10,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
 
 #: Weight of the newest report in a generator's speed.
-FRESH = 0.2
+EWMA_ALPHA = 0.2
 #: What a generator's time goes to while it writes.
 WRITES = {"generate", "validate"}
 
@@ -23,7 +23,7 @@ class GeneratorState:
     version: int = 0
     #: Not up yet: what is asked of it is sent when it is.
     starting: bool = True
-    #: Told to go: it is asked nothing more, and its last report is awaited.
+    #: CheckSummary to go: it is asked nothing more, and its last report is awaited.
     leaving: bool = False
     #: Rollouts that it has still to write, by request and row.
     held: dict[tuple[str, int], tuple[Request, Lane]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Dispatcher:
         writing = [state for state in self if state.held or not state.starting]
         return min(state.version for state in writing or self)
 
-    def all_at(self, version: int) -> None:
+    def set_versions(self, version: int) -> None:
         for state in self:
             state.version = version
 
@@ -93,7 +93,7 @@ class Dispatcher:
         holds nobody up, and one that is still to start is asked only if all are."""
         return min(self.up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
-    def hand(
+    def assign(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int
     ) -> list[str]:
         """It holds these from now on: names of the rollouts. Sent at once if it is up."""
@@ -101,17 +101,19 @@ class Dispatcher:
         rows = [(request, row) for request in new for row in request.seeds]
         state.held |= {(r.id, row): (r, lane) for r, row in rows}
         if new and not state.starting:
-            self.tell(state, m.Submit(tuple(new), lane, version))
+            self.send(state, m.SubmitRequests(tuple(new), lane, version))
         return [f"{r.id}/{row}" for r, row in rows]
 
-    def tell(self, state: GeneratorState, message: m.Submit | m.Advance | m.Leave) -> None:
+    def send(
+        self, state: GeneratorState, message: m.SubmitRequests | m.AdvanceAndHold | m.LeaveRun
+    ) -> None:
         """Send a message, and note that it is to be taken in."""
         state.sent += 1
         state.handle.send(replace(message, number=state.sent))
         if state.behind_since is None:
             state.behind_since = self.clock.now()
 
-    def ready(self, handle: Handle, version: int) -> GeneratorState:
+    def on_ready(self, handle: Handle, version: int) -> GeneratorState:
         """A generator is up, for the first time or in the place of another."""
         state = self.states.setdefault(handle.name, GeneratorState(handle))
         state.handle, state.version, state.starting = handle, version, False
@@ -119,13 +121,13 @@ class Dispatcher:
         state.behind_since = state.stuck_since = None
         return state
 
-    def leave(self, state: GeneratorState) -> None:
+    def ask_to_leave(self, state: GeneratorState) -> None:
         """Tell a generator to go; it keeps what it holds until its last report."""
         state.leaving = True
         if not state.starting:
-            self.tell(state, m.Leave(tuple(r.id for r in state.requests("train"))))
+            self.send(state, m.LeaveRun(tuple(r.id for r in state.requests("train"))))
 
-    def heard(self, state: GeneratorState, report: m.Report) -> list[RolloutResult]:
+    def on_report(self, state: GeneratorState, report: m.GeneratorReport) -> list[RolloutResult]:
         """What a generator has finished of what it holds; anything else is an old story."""
         state.version = report.version
         state.number = report.number
@@ -135,7 +137,7 @@ class Dispatcher:
             state.behind_since = None
         busy = report.seconds.get("generate", 0.0)
         if report.tokens and busy and not self.deterministic:
-            state.speed += FRESH * (report.tokens / busy - state.speed)
+            state.speed += EWMA_ALPHA * (report.tokens / busy - state.speed)
         found = [w for w in report.written if state.held.pop((w.request, w.row), None) is not None]
         state.rollouts += len(found)
         if found:
@@ -146,11 +148,11 @@ class Dispatcher:
             state.stuck_since = self.clock.now()
         return found
 
-    def behind(self, state: GeneratorState) -> float:
+    def seconds_behind(self, state: GeneratorState) -> float:
         """Seconds for which it has not taken in what it was sent."""
         return 0.0 if state.behind_since is None else self.clock.now() - state.behind_since
 
-    def stuck(self, state: GeneratorState) -> float:
+    def seconds_stuck(self, state: GeneratorState) -> float:
         """Seconds for which it has written nothing of what it holds, though it says that it
         lives."""
         return 0.0 if state.stuck_since is None else self.clock.now() - state.stuck_since

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scalerl.algorithm.length import penalised_reward
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request
-from scalerl.pipeline.plan import Plan
 from scalerl.pipeline.schedule import GroupAge
+from scalerl.pipeline.setup import RunSetup
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 _ARRAYS: dict[str, Any] = {
@@ -30,7 +30,7 @@ _ARRAYS: dict[str, Any] = {
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class CheckSummary:
     """What checks tell beside their rewards."""
 
     #: Rollouts without a reward, by reason.
@@ -39,23 +39,23 @@ class Told:
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
-    def by(verdicts: Iterable[AnswerScore]) -> Told:
-        told = Told()
+    def from_scores(verdicts: Iterable[AnswerScore]) -> CheckSummary:
+        summary = CheckSummary()
         for verdict in verdicts:
             if not verdict.scored:
-                told.unscored[verdict.why] += 1
+                summary.unscored[verdict.why] += 1
             for name, value in verdict.metrics:
-                told.metrics.setdefault(name, []).append(value)
-        return told
+                summary.metrics.setdefault(name, []).append(value)
+        return summary
 
     @staticmethod
-    def of_all(groups: Iterable[PendingGroup]) -> Told:
-        told = Told()
+    def merged(groups: Iterable[PendingGroup]) -> CheckSummary:
+        summary = CheckSummary()
         for p in groups:
-            told.unscored.update(p.told.unscored)
-            for name, values in p.told.metrics.items():
-                told.metrics.setdefault(name, []).extend(values)
-        return told
+            summary.unscored.update(p.check_summary.unscored)
+            for name, values in p.check_summary.metrics.items():
+                summary.metrics.setdefault(name, []).extend(values)
+        return summary
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +72,9 @@ class PendingGroup:
     #: Name of the generator that writes it.
     generator: str = ""
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    #: Once it is checked: with rewards, and what the checks told beside them.
+    #: Once it is checked: with rewards, and what the checks summary beside them.
     group: Group | None = None
-    told: Told = field(default_factory=lambda: Told())
+    check_summary: CheckSummary = field(default_factory=lambda: CheckSummary())
     _age: GroupAge | None = None
 
     @property
@@ -94,43 +94,43 @@ class PendingGroup:
             self._age = GroupAge(self.serial, age, finished=True)
         return self._age
 
-    def request(self, plan: Plan) -> Request:
+    def request(self, setup: RunSetup) -> Request:
         """What is still to be written of it."""
         missing = [row for row in range(self.size) if row not in self.rollouts]
-        seed = plan.recipe.seed
+        seed = setup.recipe.seed
         return Request(
             str(self.serial),
             tuple(self.token_ids.tolist()),
-            plan.control,
+            setup.control,
             {row: seed_from(seed, "rollout", self.serial, row) for row in missing},
-            plan.sampling,
+            setup.sampling,
         )
 
-    def started_again(self, version: int) -> None:
+    def restart_at(self, version: int) -> None:
         """Its generator is new: rollouts that were not finished begin anew at this version."""
         kept = [int(r.versions.min()) for r in self.rollouts.values() if len(r)]
         self.started = min([version, *kept])
 
-    def answers(self, plan: Plan, step: int) -> list[Answer]:
+    def answers(self, setup: RunSetup, step: int) -> list[Answer]:
         """What a checker judges, at this step of the run."""
-        return [plan.answer(self.prompt, r.token_ids, step) for r in self._in_order()]
+        return [setup.answer(self.prompt, r.token_ids, step) for r in self._in_order()]
 
-    def judge(self, verdicts: Sequence[AnswerScore], plan: Plan) -> Group:
+    def judge(self, verdicts: Sequence[AnswerScore], setup: RunSetup) -> Group:
         """All rollouts with their rewards: it is ready."""
         judged = tuple(
-            r.with_reward(_reward(r, verdict, plan), verdict.correct)
+            r.with_reward(_reward(r, verdict, setup), verdict.correct)
             for r, verdict in zip(self._in_order(), verdicts, strict=True)
         )
         self.group = Group(self.prompt.id, self.token_ids, judged)
-        self.told = Told.by(verdicts)
+        self.check_summary = CheckSummary.from_scores(verdicts)
         return self.group
 
     def _in_order(self) -> list[Rollout]:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
 
 
-def _reward(rollout: Rollout, verdict: AnswerScore, plan: Plan) -> float | None:
-    length = plan.recipe.length
+def _reward(rollout: Rollout, verdict: AnswerScore, setup: RunSetup) -> float | None:
+    length = setup.recipe.length
     if verdict.reward is None or length.control != "penalty" or not length.penalty_max:
         return verdict.reward
     return penalised_reward(
@@ -166,8 +166,8 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
                 "started": p.started,
                 "checked": p.group is not None,
                 "rollouts": [[len(r), r.finish, r.reward, r.correct] for r in kept],
-                "unscored": p.told.unscored,
-                "metrics": p.told.metrics,
+                "unscored": p.check_summary.unscored,
+                "metrics": p.check_summary.metrics,
             }
         )
     (path / "groups.json").write_text(json.dumps(about))
@@ -181,7 +181,7 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
     np.savez(path / "groups.npz", **flat)
 
 
-def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, PendingGroup]:
+def load(path: Path, prompts: Mapping[str, Prompt], setup: RunSetup) -> dict[int, PendingGroup]:
     """What `save` wrote; groups without rollouts are still to be written. Rollouts stay with the
     prompt tokens that they were written for; checkpoints of earlier versions do not hold these, and
     their prompts are rendered again (`lacks_prompts`)."""
@@ -193,9 +193,9 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
     at = routed = asked = 0
     for item in about:
         prompt = prompts[item["prompt"]]
-        size = plan.recipe.batch.generations
+        size = setup.recipe.batch.generations
         if saved is None:
-            ids = plan.tokens_of(prompt)
+            ids = setup.tokens_of(prompt)
         else:
             ids = saved[asked : asked + item["prompt_tokens"]]
             asked += len(ids)
@@ -211,7 +211,7 @@ def load(path: Path, prompts: Mapping[str, Prompt], plan: Plan) -> dict[int, Pen
         if item["checked"]:
             p.group = Group(prompt.id, p.token_ids, tuple(p.rollouts.values()))
             # (Checkpoints of earlier versions do not hold these.)
-            p.told = Told(Counter(item.get("unscored")), item.get("metrics", {}))
+            p.check_summary = CheckSummary(Counter(item.get("unscored")), item.get("metrics", {}))
         found[p.serial] = p
     return found
 

@@ -89,10 +89,10 @@ class Ledger:
         if self._validating:
             self.validation_seconds += seconds * self.devices
             return
-        self._generators_had(seconds * self.generators)
+        self._add_generator_time(seconds * self.generators)
         self.device_seconds += seconds * self.trainers
         self.trainer_seconds += seconds * self.trainers
-        self._on(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
+        self._add_device_time(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
         self.check_wait += seconds * self.trainers * self._checks_awaited
 
     def validating(self, on: bool) -> None:
@@ -100,29 +100,29 @@ class Ledger:
         self.tick()
         self._validating = on
 
-    def worked(self, kind: Work, seconds: float) -> None:
+    def add_work(self, kind: Work, seconds: float) -> None:
         """A part reports its work; all ranks of a trainer work at once. Generators that are done
         with their share of a validation go on writing for training: that time is not
         validation's."""
         self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
         if self._validating and kind in ("generate", "hand_over"):
-            self._generators_had(seconds)
+            self._add_generator_time(seconds)
             self.validation_seconds -= seconds
 
-    def placed(self, part: str, kind: str) -> None:
+    def set_device(self, part: str, kind: str) -> None:
         """A part is on this kind of device from here on."""
         self.tick()
         self._kinds[part] = kind
 
-    def _generators_had(self, seconds: float) -> None:
+    def _add_generator_time(self, seconds: float) -> None:
         """Device-seconds of the generators, who had equal shares of them."""
         self.device_seconds += seconds
         self.generator_seconds += seconds
         kinds = [kind for part, kind in self._kinds.items() if part != TRAINER] or [UNKNOWN]
         for kind in kinds:
-            self._on(kind, seconds / len(kinds))
+            self._add_device_time(kind, seconds / len(kinds))
 
-    def _on(self, kind: str, seconds: float) -> None:
+    def _add_device_time(self, kind: str, seconds: float) -> None:
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + seconds
 
     def awaits_checks(self, on: bool) -> None:
@@ -131,12 +131,12 @@ class Ledger:
             self.tick()
             self._checks_awaited = on
 
-    def joined(self) -> None:
+    def generator_joined(self) -> None:
         """One generator more."""
         self.tick()
         self.generators += 1
 
-    def left(self, part: str) -> None:
+    def generator_left(self, part: str) -> None:
         """One generator less."""
         self.tick()
         self.generators -= 1

@@ -32,18 +32,18 @@ from scalerl.algorithm.filters import informative
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import RolloutResult
 from scalerl.errors import PipelineError
-from scalerl.pipeline import checkpoints, gate, state
+from scalerl.pipeline import checkpoints, logprob_check, state
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms
-from scalerl.pipeline.checks import Judged
-from scalerl.pipeline.conversation import WATCH, Stopped
+from scalerl.pipeline.checks import ScoredAnswers
 from scalerl.pipeline.crew import Clock, Crew, Handle
 from scalerl.pipeline.empty_steps import EmptySteps
-from scalerl.pipeline.groups import PendingGroup, Told
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.scaling import Scaling
 from scalerl.pipeline.schedule import GroupAge, NextBatch
+from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.step_line import step_line
+from scalerl.pipeline.supervisor import WATCH, Stopped
 from scalerl.pipeline.unscored import Unscored
 from scalerl.pipeline.validation import Validation
 from scalerl.runs.compute import Compute, budget_use
@@ -56,7 +56,7 @@ MAX_REFUSALS = 3
 #: Batches' worth of groups without variance, in a row, after which refilling is hopeless.
 MAX_REFILL = 50
 #: Prompts left out that are named one by one.
-NAMED = 5
+MAX_NAMED_PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Loop(Scaling):
 
     def __init__(
         self,
-        plan: Plan,
+        setup: RunSetup,
         crew: Crew,
         clock: Clock,
         store: RunStore,
@@ -82,30 +82,30 @@ class Loop(Scaling):
         checkpoint: Path | None = None,
         stop_rule: Callable[[EvalLine], str | None] = lambda line: None,
     ) -> None:
-        super().__init__(plan, crew, clock, store, listener)
+        super().__init__(setup, crew, clock, store, listener)
         self.stop_rule = stop_rule
         self.serial = self.published = 0
         #: Groups of a checkpoint that other knobs had begun: asked again before any new prompt.
-        self.again: deque[PendingGroup] = deque()
+        self.requeued: deque[PendingGroup] = deque()
         #: The batch that the trainer works on.
         self.batch: tuple[Group, ...] = ()
         #: What its checks told.
-        self.told = Told()
+        self.check_summary = CheckSummary()
         self.unscored = Unscored()
-        self.questions = Validation.of(plan)
+        self.validation_template = Validation.from_setup(setup)
         self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
-        self.empty = EmptySteps(plan.recipe)
-        self.alarms = Alarms.of(plan.recipe, store.path)
+        self.empty = EmptySteps(setup.recipe)
+        self.alarms = Alarms.from_recipe(setup.recipe, store.path)
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
         #: Groups are begun from the first validation on, and no more when the run is over.
         self.started = self.over = False
-        self._gate: list[Rollout] = []
+        self._logprob_rollouts: list[Rollout] = []
         self._out_of_prompts = False
         self._refusals = self._refilled = 0
-        self._told = -math.inf
-        self._left_out: set[str] = set()
+        self._progress_sent_at = -math.inf
+        self._skipped: set[str] = set()
         #: Lines worth a warning about the checkpoint that the run goes on from.
         self.restored: list[str] = []
         if checkpoint is not None:
@@ -115,19 +115,19 @@ class Loop(Scaling):
         """From the first weights to the last validation."""
         try:
             self._await_crew()
-            self._warn([*self.plan.warnings, *self.restored])
-            self._note("note", self.plan.stop_text)
-            phase = 1 if self.plan.schedule.name == "pipeline" else self.plan.schedule.k
+            self._warn([*self.setup.warnings, *self.restored])
+            self._note("note", self.setup.stop_text)
+            phase = 1 if self.setup.schedule.name == "pipeline" else self.setup.schedule.k
             self.published = self.version - self.version % phase
             self._check_mismatch()
-            self._ask_again()
+            self._resubmit_restored()
             self.ledger.validating(self.last_validation is None)
             self.ledger.start()
             self.started = True
             reason = self.validate() if self.last_validation is None else None
             while reason is None:
-                self._obey()
-                reason = self._spent() or self._turn()
+                self._raise_if_stopping()
+                reason = self._budget_used_up() or self._iterate()
             self.over = True
             if self.last_validation != self.version:
                 self._publish()
@@ -136,26 +136,26 @@ class Loop(Scaling):
             reason = str(stopped)
         return LoopEnd(reason, self.version, self.ledger.compute())
 
-    def _turn(self) -> str | None:
+    def _iterate(self) -> str | None:
         """Begin all that may begin, then take in what has come; a reason ends the run."""
         if not self.batch:
             if self._validation_due():
                 return self.validate()
             if self._checkpoint_due():
                 self.save()
-        waits_for = self._begin()
+        waits_for = self._start_work()
         if self._out_of_prompts and not self.batch and self._count("ready") == len(self.pending):
             return "every prompt has been retired"
-        self._take_in(waits_for)
+        self._poll_and_dispatch(waits_for)
         return None
 
-    def _begin(self) -> str:
+    def _start_work(self) -> str:
         """Start groups and the next step until neither can be: who is waited for then."""
         while True:
             self._start_groups()
             if self.batch:
                 return "the trainer"
-            choice = self.plan.schedule.choose(self.version, self._ages())
+            choice = self.setup.schedule.choose(self.version, self._ages())
             self.ledger.awaits_checks(self._only_checks_missing(choice))
             if not choice.serials:
                 return choice.waits_for or "the generators"
@@ -173,13 +173,13 @@ class Loop(Scaling):
     def _count(self, stage: str) -> int:
         return sum(p.stage == stage for p in self.pending.values())
 
-    def _obey(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._stop is not None and not self.batch:
             raise Stopped(self._stop)
 
-    def _spent(self) -> str | None:
+    def _budget_used_up(self) -> str | None:
         """Why the budget is used up, if it is."""
-        use = None if self.batch else budget_use(self.plan.recipe.budget, self.ledger.compute())
+        use = None if self.batch else budget_use(self.setup.recipe.budget, self.ledger.compute())
         return None if use is None else use.reason
 
     # -- before -----------------------------------------------------------------------------------
@@ -187,20 +187,20 @@ class Loop(Scaling):
     def _check_mismatch(self) -> None:
         """Both sides must agree on the same tokens before anything is learnt from their ratio."""
         first = self.dispatcher.staying[0]
-        self.dispatcher.hand(first, [gate.request(self.plan)], "validate", self.version)
-        while len(self._gate) < gate.ROLLOUTS:
-            self._obey()
-            self._take_in("the first rollouts, to compare both sides")
-        group = gate.group(self.plan, self._gate)
-        gaps = self._ask_trainer(m.Score((group,)), "to score the first rollouts").gaps
-        self.listener.say(gate.verdict(self.plan, gaps))
+        self.dispatcher.assign(first, [logprob_check.request(self.setup)], "validate", self.version)
+        while len(self._logprob_rollouts) < logprob_check.ROLLOUTS:
+            self._raise_if_stopping()
+            self._poll_and_dispatch("the first rollouts, to compare both sides")
+        group = logprob_check.group(self.setup, self._logprob_rollouts)
+        gaps = self._call_trainer(m.CompareLogprobs((group,)), "to score the first rollouts").gaps
+        self.listener.say(logprob_check.check_mismatch(self.setup, gaps))
 
-    def _ask_again(self) -> None:
+    def _resubmit_restored(self) -> None:
         """After a resume: what was not written is written, what was not checked is checked."""
-        self._ask(p for p in self.pending.values() if p.stage == "writing")
+        self._submit_groups(p for p in self.pending.values() if p.stage == "writing")
         for p in self.pending.values():
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.plan, self.version))
+                self.checks.submit(p.serial, p.answers(self.setup, self.version))
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -210,52 +210,56 @@ class Loop(Scaling):
         if not self.started or ending or (self.validation and self.validation.unwritten):
             return
         most = None
-        if self.plan.schedule.name == "pipeline":
-            enough = self.plan.recipe.batch.prompts * len(self.dispatcher)
+        if self.setup.schedule.name == "pipeline":
+            enough = self.setup.recipe.batch.prompts * len(self.dispatcher)
             most = enough - self._count("writing")
             if most <= 0:  # the usual case, asked after every message
                 return
         # The batch that is being trained on has used up its version, and is no longer pending.
         version = self.version + bool(self.batch)
-        room = self.plan.schedule.room(version, self.dispatcher.oldest, self._ages())
+        room = self.setup.schedule.room(version, self.dispatcher.oldest, self._ages())
         room = room if most is None else min(room, most)
         if room <= 0:
             return
-        drawn = [self.again.popleft() for _ in range(min(room, len(self.again)))]
+        drawn = [self.requeued.popleft() for _ in range(min(room, len(self.requeued)))]
         try:
-            drawn += [self._new_group(str(i)) for i in self.plan.curriculum.draw(room - len(drawn))]
+            drawn += [
+                self._new_group(str(i)) for i in self.setup.curriculum.draw(room - len(drawn))
+            ]
         except OutOfPrompts:
             self._out_of_prompts = True
         new = {}
         for p in drawn:
-            if not self.plan.fits(p.prompt):
-                self._leave_out(p.prompt.id)
+            if not self.setup.fits(p.prompt):
+                self._skip_prompt(p.prompt.id)
                 continue
             p.started = self.dispatcher.oldest
             new[p.serial] = p
         self.pending |= new
-        self._ask(new.values())
+        self._submit_groups(new.values())
 
     def _new_group(self, prompt_id: str) -> PendingGroup:
-        prompt, size = self.plan.prompts[prompt_id], self.plan.recipe.batch.generations
+        prompt, size = self.setup.prompts[prompt_id], self.setup.recipe.batch.generations
         self.serial += 1
-        return PendingGroup(self.serial - 1, prompt, self.plan.tokens_of(prompt), size, 0)
+        return PendingGroup(self.serial - 1, prompt, self.setup.tokens_of(prompt), size, 0)
 
-    def _leave_out(self, prompt_id: str) -> None:
+    def _skip_prompt(self, prompt_id: str) -> None:
         """A prompt that is empty or too long; without any other there is nothing to do."""
-        new = prompt_id not in self._left_out
-        self._left_out.add(prompt_id)
-        if len(self._left_out) == len(self.plan.prompts):
+        new = prompt_id not in self._skipped
+        self._skipped.add(prompt_id)
+        if len(self._skipped) == len(self.setup.prompts):
             raise PipelineError(
-                f"all {len(self._left_out)} training prompts are empty or longer than "
-                f"{self.plan.recipe.sampling.max_prompt_tokens} tokens: "
+                f"all {len(self._skipped)} training prompts are empty or longer than "
+                f"{self.setup.recipe.sampling.max_prompt_tokens} tokens: "
                 "raise sampling.max_prompt_tokens"
             )
-        if new and len(self._left_out) <= NAMED:
-            more = " (further ones are not named)" if len(self._left_out) == NAMED else ""
+        if new and len(self._skipped) <= MAX_NAMED_PROMPTS:
+            more = (
+                " (further ones are not named)" if len(self._skipped) == MAX_NAMED_PROMPTS else ""
+            )
             self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
-    def _ask(self, groups: Iterable[PendingGroup]) -> None:
+    def _submit_groups(self, groups: Iterable[PendingGroup]) -> None:
         """Each group goes as a whole to the generator that will be done first."""
         shares: dict[str, list[PendingGroup]] = {}
         planned = dict.fromkeys(self.dispatcher.states, 0)
@@ -265,36 +269,36 @@ class Loop(Scaling):
             planned[p.generator] += p.size
             shares.setdefault(p.generator, []).append(p)
         for name, share in shares.items():
-            requests = [p.request(self.plan) for p in share]
+            requests = [p.request(self.setup) for p in share]
             generator = self.dispatcher.states[name]
-            rollouts = self.dispatcher.hand(generator, requests, "train", self.version)
+            rollouts = self.dispatcher.assign(generator, requests, "train", self.version)
             self.listener.asked(self.clock.now(), rollouts)
 
-    def _heard(self, who: Handle, report: m.Report) -> None:
+    def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None:
         """A generator's rollouts: a group that is whole goes to the checkers."""
-        generator = self.dispatcher.states.get(who.name)
+        generator = self.dispatcher.states.get(worker.name)
         if generator is None or generator.starting:  # that it is up was lost on its way
-            self._generator_ready(who, report.version)
-            generator = self.dispatcher.states[who.name]
+            self._generator_ready(worker, report.version)
+            generator = self.dispatcher.states[worker.name]
             generator.number = report.number - 1
         if report.number != generator.number + 1:
-            self._lost(who, "has lost a report on its way")
+            self._on_worker_lost(worker, "has lost a report on its way")
             return
         self.ledger.generated_tokens += report.tokens
         for kind, seconds in report.seconds.items():
-            self.ledger.worked(kind, seconds)
-        found = self.dispatcher.heard(generator, report)
+            self.ledger.add_work(kind, seconds)
+        found = self.dispatcher.on_report(generator, report)
         named = [(f"{w.request}/{w.row}", w.rollout) for w in found if report.lane == "train"]
         self.listener.wrote(self.clock.now(), report.version, named)
         for written in found:
-            self._wrote(written, report)
+            self._on_rollout(written, report)
         if report.left:
             self.ledger.waste("failed", *report.dropped)
-            self._has_left(generator)
+            self._on_generator_left(generator)
 
-    def _wrote(self, written: RolloutResult, report: m.Report) -> None:
-        if written.request == gate.ID:
-            self._gate.append(written.rollout)
+    def _on_rollout(self, written: RolloutResult, report: m.GeneratorReport) -> None:
+        if written.request == logprob_check.ID:
+            self._logprob_rollouts.append(written.rollout)
         elif report.lane == "validate":
             answers = self.validation and self.validation.wrote(written, self.version)
             if answers:
@@ -303,44 +307,44 @@ class Loop(Scaling):
             p = self.pending[int(written.request)]
             p.rollouts[written.row] = written.rollout
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.plan, self.version))
+                self.checks.submit(p.serial, p.answers(self.setup, self.version))
 
-    def _judged(self, judged: Judged) -> None:
+    def _on_scored(self, scored: ScoredAnswers) -> None:
         """All verdicts on the answers to a prompt: a group is ready, or a validation goes on."""
-        for line, answers in self.unscored.add(judged.verdicts):
+        for line, answers in self.unscored.add(scored.scores):
             self.listener.say(f"warning: {line}")
             self._note("checker", line, answers=answers)
-        if not isinstance(judged.key, int):
+        if not isinstance(scored.key, int):
             if self.validation is not None:
-                self.validation.judged(str(judged.key), judged.verdicts)
+                self.validation.add_scores(str(scored.key), scored.scores)
             return
-        p = self.pending[judged.key]
-        group = p.judge(judged.verdicts, self.plan)
-        scored = [r for r in group.rollouts if r.correct is not None]
-        right = sum(bool(r.correct) for r in scored)
-        self.plan.curriculum.record(p.prompt.id, right, len(scored))
-        if self.plan.recipe.filter.zero_variance == "refill":
+        p = self.pending[scored.key]
+        group = p.judge(scored.scores, self.setup)
+        known = [r for r in group.rollouts if r.correct is not None]
+        right = sum(bool(r.correct) for r in known)
+        self.setup.curriculum.record(p.prompt.id, right, len(known))
+        if self.setup.recipe.filter.zero_variance == "refill":
             self._refill(p, group)
 
     def _refill(self, p: PendingGroup, group: Group) -> None:
         """Dynamic sampling: a group without variance makes room for another prompt."""
-        if informative(group, self.plan.recipe.filter.truncated):
+        if informative(group, self.setup.recipe.filter.truncated):
             self._refilled = 0
             return
         del self.pending[p.serial]
         self._refilled += 1
         self.ledger.samples += len(group.rollouts)
         self.ledger.waste("filtered", len(group.rollouts), group.tokens)
-        if self._refilled == self.plan.recipe.batch.prompts:
+        if self._refilled == self.setup.recipe.batch.prompts:
             self._warn([f"the last {self._refilled} groups, as many as a batch has, taught nothing "
                         'and are asked again (filter.zero_variance = "refill"): easier or harder '
                         "prompts would help"])  # fmt: skip
-        if self._refilled > MAX_REFILL * self.plan.recipe.batch.prompts:
-            if p.told.unscored.total() == p.size:
+        if self._refilled > MAX_REFILL * self.setup.recipe.batch.prompts:
+            if p.check_summary.unscored.total() == p.size:
                 raise PipelineError(
                     f"the last {self._refilled} groups taught nothing, and those of this one have "
-                    f"no reward: {p.told.unscored.most_common(1)[0][0]}; repair the verifier, then "
-                    "--resume"
+                    f"no reward: {p.check_summary.unscored.most_common(1)[0][0]}; repair the "
+                    "verifier, then --resume"
                 )
             raise PipelineError(
                 f"the last {self._refilled} groups were all right or all wrong: the task is too "
@@ -352,14 +356,14 @@ class Loop(Scaling):
     def _train(self, serials: Sequence[int]) -> None:
         taken = [self.pending.pop(serial) for serial in serials]
         self.batch = tuple(p.group for p in taken if p.group is not None)
-        self.told = Told.of_all(taken)
+        self.check_summary = CheckSummary.merged(taken)
         self.listener.batch(self.batch)
-        self._tell_trainer(m.Step(self.batch, self._publishes(self.version + 1)))
+        self._send_to_trainer(m.TrainStep(self.batch, self._publishes(self.version + 1)))
 
     def _publishes(self, version: int) -> bool:
-        return self.plan.schedule.publishes(version)
+        return self.setup.schedule.publishes(version)
 
-    def _stepped(self, who: Handle, message: m.Stepped) -> None:
+    def _on_step_done(self, worker: Handle, message: m.StepDone) -> None:
         batch, self.batch, self.trainer_since = self.batch, (), None
         report, now = message.report, self.clock.now()
         self._refusals = 0
@@ -371,22 +375,24 @@ class Loop(Scaling):
         self.ledger.steps = self.version
         self.ledger.samples += rollouts
         self.ledger.trained_tokens += report.forward_tokens
-        self.ledger.worked("train", message.seconds)
+        self.ledger.add_work("train", message.seconds)
         tokens = sum(g.tokens for g in batch)
         self.ledger.waste("filtered", rollouts - kept, tokens - report.kept_tokens)
-        line = step_line(report, batch, self.told, self.plan.curriculum.retired, self.ledger)
+        line = step_line(
+            report, batch, self.check_summary, self.setup.curriculum.retired, self.ledger
+        )
         self.store.append(line)
         self.listener.trained(now - message.seconds, now, self.version)
         self.listener.step(line)
-        self._warn([*report.notes, *self.alarms.step(line)])
+        self._warn([*report.notes, *self.alarms.check_step(line)])
         self._warn(self.empty.step(line))
 
-    def _refused(self, who: Handle, message: m.Refused) -> None:
+    def _on_step_refused(self, worker: Handle, message: m.StepRefused) -> None:
         """The trainer did not learn from a batch. Once is bad luck; in a row, it is the end."""
         batch, self.batch, self.trainer_since = self.batch, (), None
         self._refusals += 1
         rollouts = sum(len(g.rollouts) for g in batch)
-        self.ledger.worked("train", message.seconds)
+        self.ledger.add_work("train", message.seconds)
         self.ledger.samples += rollouts
         self.ledger.waste("failed", rollouts, sum(g.tokens for g in batch))
         prompts = tuple(g.prompt_id for g in batch)
@@ -402,7 +408,7 @@ class Loop(Scaling):
     def _publish(self) -> None:
         """Hand over the present weights, if that has not been done."""
         if self.published != self.version:
-            self._ask_trainer(m.Publish(), "to publish its weights")
+            self._call_trainer(m.PublishWeights(), "to publish its weights")
             self.published = self.version
 
     # -- validation -------------------------------------------------------------------------------
@@ -411,39 +417,41 @@ class Loop(Scaling):
         """A validation is due, and the generators have (or may be given) this very version."""
         if self.last_validation == self.version or self.published != self.version:
             return False
-        return self.version - (self.last_validation or 0) >= self.plan.recipe.validation.every
+        return self.version - (self.last_validation or 0) >= self.setup.recipe.validation.every
 
     def validate(self) -> str | None:
         """mean@k on the held-out prompts at the present version. Training rollouts stand still, and
         the trainer waits, so that one set of weights answers all. When all is written the
         generators go on, and only the trainer waits for the verdicts."""
         self.ledger.validating(True)
-        self.validation = self.questions.again()
-        self._told = -math.inf
+        self.validation = self.validation_template.unanswered()
+        self._progress_sent_at = -math.inf
         try:
             requests = [asked.request for asked in self.validation.asked.values()]
             up = self.dispatcher.up
             for i, generator in enumerate(up):
-                self.dispatcher.hand(generator, requests[i :: len(up)], "validate", self.version)
+                self.dispatcher.assign(generator, requests[i :: len(up)], "validate", self.version)
             while self.validation.unwritten:
-                self._obey()
-                self._tell_progress(self.validation)
-                self._take_in(f"answers to {self.validation.unwritten} prompts of the validation")
+                self._raise_if_stopping()
+                self._report_progress(self.validation)
+                self._poll_and_dispatch(
+                    f"answers to {self.validation.unwritten} prompts of the validation"
+                )
             self.ledger.validating(False)
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
             self.ledger.awaits_checks(True)
-            self._await_verdicts(self.validation)
+            self._await_scores(self.validation)
             found = self.validation
             if found.main.failed:
                 self._warn([f"the validation has failed and is checked again: {found.main.failed}"])
-                for key, answers in found.once_more(self.version).items():
+                for key, answers in found.recheck(self.version).items():
                     self.checks.submit(key, answers)
-                self._await_verdicts(found)
+                self._await_scores(found)
         finally:
             self.validation = None
             self.ledger.validating(False)
             self.ledger.awaits_checks(False)
-        if self.last_validation is None and (why := found.hopeless) is not None:
+        if self.last_validation is None and (why := found.nothing_scored) is not None:
             raise PipelineError(why)
         line = EvalLine(
             step=self.version,
@@ -455,36 +463,36 @@ class Loop(Scaling):
         self.last_validation = self.version
         self.store.save_answers(found.answers(self.version))
         self.store.append(line)
-        self._warn(self.alarms.evaluated(line))
+        self._warn(self.alarms.check_validation(line))
         return self.stop_rule(line)
 
-    def _await_verdicts(self, validation: Validation) -> None:
+    def _await_scores(self, validation: Validation) -> None:
         while validation.missing:
-            self._obey()
-            self._tell_progress(validation)
-            self._take_in(f"verdicts on {validation.missing} prompts of the validation")
+            self._raise_if_stopping()
+            self._report_progress(validation)
+            self._poll_and_dispatch(f"verdicts on {validation.missing} prompts of the validation")
 
-    def _tell_progress(self, validation: Validation) -> None:
+    def _report_progress(self, validation: Validation) -> None:
         """At once, then about every second: a view's redrawing must not slow the run down."""
-        if self.clock.now() - self._told >= WATCH:
-            self._told = self.clock.now()
+        if self.clock.now() - self._progress_sent_at >= WATCH:
+            self._progress_sent_at = self.clock.now()
             self.listener.validating(self.version, *validation.progress)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        every = self.plan.recipe.checkpoint.every
+        every = self.setup.recipe.checkpoint.every
         due = self.version > 0 and self.version % every == 0
         return due and self.last_checkpoint != self.version
 
     def save(self) -> Path:
         """A checkpoint of everything the run needs to go on from here."""
         while self.batch:
-            self._take_in("the trainer")
+            self._poll_and_dispatch("the trainer")
 
         def fill(folder: Path) -> None:
-            problem = self._ask_trainer(
-                m.Save(str(folder.resolve())), "to write a checkpoint"
+            problem = self._call_trainer(
+                m.SaveCheckpoint(str(folder.resolve())), "to write a checkpoint"
             ).problem
             if problem is not None:
                 raise OSError(problem)
@@ -494,5 +502,5 @@ class Loop(Scaling):
         path = checkpoints.write(out, self.version, fill, healthy=healthy)
         self.last_checkpoint = self.version
         self.alarms.has_healthy |= healthy
-        checkpoints.prune(out, self.plan.recipe.checkpoint.keep)
+        checkpoints.prune(out, self.setup.recipe.checkpoint.keep)
         return path

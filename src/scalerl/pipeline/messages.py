@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Submit:
+class SubmitRequests:
     """To a generator: write these. Those of the lane `validate` are written with the weights of
     `version`, and all others wait meanwhile."""
 
@@ -31,7 +31,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class AdvanceAndHold:
     """To a generator of a deterministic run: take the weights of this version, finish so many
     rollouts (or all there are), then hold."""
 
@@ -41,7 +41,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveRun:
     """To a generator that is to go: drop these training requests and say what was written of them.
     Others will write them."""
 
@@ -50,7 +50,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class GeneratorReport:
     """From a generator, whenever it has finished something, and now and then to show it lives."""
 
     #: Counts its reports: a gap means that one was lost.
@@ -72,19 +72,19 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Renew:
+class SwitchTrainer:
     """To a generator, from its placement: another trainer takes over. Forget all that was asked,
-    take weights from this channel, and say `Ready` when the first are there."""
+    take weights from this channel, and say `WorkerReady` when the first are there."""
 
     channel: Any
-    life: int
+    session: int
 
 
 # -- trainer --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class TrainStep:
     """To the trainer: one optimiser step on these groups; publish the weights after it, or not."""
 
     groups: tuple[Group, ...]
@@ -92,7 +92,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
+class StepDone:
     """From the trainer."""
 
     report: StepReport
@@ -101,7 +101,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StepRefused:
     """From the trainer: it did not learn from this batch, and why; its weights are as before."""
 
     reason: str
@@ -109,26 +109,26 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveCheckpoint:
     """To the trainer: write a checkpoint there."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishWeights:
     """To the trainer: hand over the present weights, though the schedule would not yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Score:
+class CompareLogprobs:
     """To the trainer: compare its log-probs of these tokens with the generator's."""
 
     groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TrainerDone:
     """From the trainer: saved, published, or scored (the gaps of the log-probs, per token)."""
 
     gaps: tuple[float, ...] = ()
@@ -140,7 +140,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Check:
+class ScoreAnswers:
     """To a checker: judge these answers."""
 
     job: int
@@ -148,12 +148,12 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdicts:
+class Scores:
     """From a checker: all verdicts of a job, in order. Without a job, it only shows it lives."""
 
     job: int | None
-    verdicts: tuple[AnswerScore, ...] = ()
-    #: Spent in the checks themselves.
+    scores: tuple[AnswerScore, ...] = ()
+    #: DeviceSeconds in the checks themselves.
     seconds: float = 0.0
     #: Checks that it has given up on and that still run in it: it should be replaced.
     hung: int = 0
@@ -163,18 +163,18 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """From any part: it is up."""
 
     version: int = 0
     #: The kind of device it is on: cpu, or the name of a GPU.
     device: str = "cpu"
-    #: Which of its lives has begun (`Renew`).
-    life: int = 0
+    #: Which of its lives has begun (`SwitchTrainer`).
+    session: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class WorkerFailed:
     """From any part: it cannot go on, and why, in one line."""
 
     reason: str
@@ -187,5 +187,5 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopWorker:
     """To any part: end."""

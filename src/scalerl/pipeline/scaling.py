@@ -20,16 +20,16 @@ from collections.abc import Iterable
 
 from scalerl.errors import InputError
 from scalerl.pipeline import branches
-from scalerl.pipeline.conversation import MAX_DEATHS, START, Conversation
 from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.dispatch import GeneratorState
 from scalerl.pipeline.groups import PendingGroup
+from scalerl.pipeline.supervisor import MAX_DEATHS, START, CrewSupervisor
 from scalerl.runs.lines import KnobChange
 
 KEY = "placement.generators"
 
 
-class Scaling(Conversation):
+class Scaling(CrewSupervisor):
     """The part of the loop that sees to the number of generators."""
 
     #: As many as were asked for; None: as many as there are.
@@ -38,26 +38,26 @@ class Scaling(Conversation):
     _never_up = 0
 
     @abstractmethod
-    def _ask(self, groups: Iterable[PendingGroup]) -> None: ...
+    def _submit_groups(self, groups: Iterable[PendingGroup]) -> None: ...
 
     def _rescale(self) -> None:
         asked = self.store.take_generator_request()
         if asked is not None:
-            self._note_wish(asked)
+            self._accept_scale_request(asked)
         if self._wanted is None or not self._trainer_ready or self._stop is not None:
             return
         joining = self._joining()
         missing = self._wanted - len(self.dispatcher) - len(joining)
         for _ in range(missing):
-            self.listener.say(f"{self.crew.join().name} is being started")
+            self.listener.say(f"{self.crew.add_generator().name} is being started")
         for _ in range(-missing):
             if joining:  # it holds nothing yet
-                self.crew.dismiss(joining.pop())
+                self.crew.remove_generator(joining.pop())
             else:
-                self._send_away(self.dispatcher.staying[-1])
-        self._find_the_late()
+                self._dismiss_generator(self.dispatcher.staying[-1])
+        self._drop_late_joiners()
 
-    def _note_wish(self, asked: int) -> None:
+    def _accept_scale_request(self, asked: int) -> None:
         now = self._wanted or len(self.dispatcher)
         try:
             if self.deterministic:
@@ -70,7 +70,7 @@ class Scaling(Conversation):
             return
         self._wanted, self._never_up = asked, 0
         self.recipe = recipe
-        branches.begin(self.store, recipe)
+        branches.write_recipe(self.store, recipe)
         change = KnobChange(KEY, str(now), str(asked), False)
         self._note("scale", f"{KEY} {now} → {asked}", changes=(change,))
 
@@ -78,46 +78,44 @@ class Scaling(Conversation):
         """Started, and not up yet for the first time."""
         return [g for g in self.crew.generators if g.name not in self.dispatcher.states]
 
-    def _find_the_late(self) -> None:
+    def _drop_late_joiners(self) -> None:
         for handle in self._joining():
             if handle.silence > max(self.patience, START):
-                self._lost(handle, f"did not start within {handle.silence:.0f} s")
+                self._on_worker_lost(handle, f"did not start within {handle.silence:.0f} s")
 
-    def _never_joined(self, who: Handle) -> None:
+    def _on_join_failed(self, worker: Handle) -> None:
         """One that was about to join is gone: another try, a few times."""
         self._never_up += 1
-        self.crew.dismiss(who)
+        self.crew.remove_generator(worker)
         if self._never_up >= MAX_DEATHS:
             self._wanted = len(self.dispatcher) + len(self._joining())
-            self._warn([f"{who.name} never came up: the run goes on with {self._wanted} "
+            self._warn([f"{worker.name} never came up: the run goes on with {self._wanted} "
                         "generators; is there room for another?"])  # fmt: skip
 
-    def _send_away(self, state: GeneratorState) -> None:
-        self.dispatcher.leave(state)
+    def _dismiss_generator(self, state: GeneratorState) -> None:
+        self.dispatcher.ask_to_leave(state)
         if state.starting:  # nobody is there to answer
-            self._has_left(state)
+            self._on_generator_left(state)
 
-    def _has_left(self, state: GeneratorState) -> None:
+    def _on_generator_left(self, state: GeneratorState) -> None:
         """Its last report is in, or it died: what it still held goes to the others."""
         name = state.handle.name
         del self.dispatcher.states[name]
-        self.ledger.left(name)
-        self.crew.dismiss(state.handle)
-        self.listener.say(
-            f"{name} has left; {self._give_to_others(state)} groups are given to others"
-        )
+        self.ledger.generator_left(name)
+        self.crew.remove_generator(state.handle)
+        self.listener.say(f"{name} has left; {self._reassign(state)} groups are given to others")
 
-    def _give_to_others(self, state: GeneratorState) -> int:
+    def _reassign(self, state: GeneratorState) -> int:
         """What a generator holds is written by the others, from its beginning: so many groups."""
         name = state.handle.name
         back = [p for p in self.pending.values() if p.stage == "writing" and p.generator == name]
         asked = state.requests("validate")
         state.held.clear()
-        self._ask(back)
+        self._submit_groups(back)
         for p in back:
-            p.started_again(self.dispatcher.states[p.generator].version)
+            p.restart_at(self.dispatcher.states[p.generator].version)
         planned = dict.fromkeys(self.dispatcher.states, 0)
         for request in asked:
             chosen = self.dispatcher.choose(planned)
-            self.dispatcher.hand(chosen, [request], "validate", self.version)
+            self.dispatcher.assign(chosen, [request], "validate", self.version)
         return len(back)

@@ -19,17 +19,17 @@ ROLLOUTS = ("batch", "sampling", "length", "schedule")
 def save(loop: Loop, folder: Path) -> None:
     """Groups under way, curriculum, ledger, counters, and the tokenizer, so that the folder is a
     model that others can load."""
-    groups.save(folder, [*loop.pending.values(), *loop.again])
+    groups.save(folder, [*loop.pending.values(), *loop.requeued])
     state = {
         "begun_by": _begun_by(loop),
         "version": loop.version,
         "serial": loop.serial,
         "last_validation": loop.last_validation,
-        "curriculum": loop.plan.curriculum.state_dict(),
+        "curriculum": loop.setup.curriculum.state_dict(),
         "ledger": loop.ledger.state(),
     }
     (folder / "run.json").write_text(json.dumps(state))
-    loop.plan.tokenizer.save_pretrained(folder)
+    loop.setup.tokenizer.save_pretrained(folder)
 
 
 def restore(loop: Loop, path: Path) -> None:
@@ -38,14 +38,14 @@ def restore(loop: Loop, path: Path) -> None:
     loop.version = loop.last_checkpoint = int(state["version"])
     loop.serial = int(state["serial"])
     loop.last_validation = state["last_validation"]
-    loop.plan.curriculum.load_state_dict(state["curriculum"])
+    loop.setup.curriculum.load_state_dict(state["curriculum"])
     loop.ledger.restore(state["ledger"])
-    loop.pending = groups.load(path, loop.plan.prompts, loop.plan)
-    if loop.plan.dated and groups.lacks_prompts(path):
+    loop.pending = groups.load(path, loop.setup.prompts, loop.setup)
+    if loop.setup.dated and groups.lacks_prompts(path):
         loop.restored.append(
             f"checkpoint {path.name} was written by an earlier version and does not hold the "
             "tokens of its prompts; the chat template writes a date into them: rollouts under way "
-            f"are trained under {loop.plan.recipe.model.chat_date}, whichever day they were "
+            f"are trained under {loop.setup.recipe.model.chat_date}, whichever day they were "
             "written on"
         )
     if state.get("begun_by", _begun_by(loop)) != _begun_by(loop):
@@ -56,7 +56,7 @@ def restore(loop: Loop, path: Path) -> None:
 
 
 def _begun_by(loop: Loop) -> dict[str, Any]:
-    recipe = loop.plan.recipe.to_dict()
+    recipe = loop.setup.recipe.to_dict()
     return {section: recipe[section] for section in ROLLOUTS}
 
 
@@ -68,6 +68,6 @@ def _begin_anew(loop: Loop) -> None:
         tokens = sum(len(r) for r in p.rollouts.values())
         loop.ledger.waste("stale", len(p.rollouts), tokens)
         p.rollouts, p.group = {}, None
-        p.token_ids = loop.plan.tokens_of(p.prompt)
-    if loop.plan.schedule.name == "pipeline":
-        loop.again, loop.pending = deque(loop.pending.values()), {}
+        p.token_ids = loop.setup.tokens_of(p.prompt)
+    if loop.setup.schedule.name == "pipeline":
+        loop.requeued, loop.pending = deque(loop.pending.values()), {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.algorithm.rollout import Group
-from scalerl.pipeline.groups import Told
+from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.unscored import commonest
 from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Staleness, StepLine
@@ -15,7 +15,7 @@ from scalerl.trainer.interface import StepReport
 
 
 def step_line(
-    report: StepReport, batch: Sequence[Group], told: Told, retired: int, ledger: Ledger
+    report: StepReport, batch: Sequence[Group], summary: CheckSummary, retired: int, ledger: Ledger
 ) -> StepLine:
     """The trainer's report, the batch's own numbers, and the ledger after it."""
     rollouts = [r for g in batch for r in g.rollouts]
@@ -40,7 +40,7 @@ def step_line(
         entropy=d.entropy,
         staleness=Staleness(d.staleness_mean, d.staleness_max, d.staleness_histogram),
         kl=report.kl,
-        metrics=dict(report.metrics) | {n: float(np.mean(v)) for n, v in told.metrics.items()},
+        metrics=dict(report.metrics) | {n: float(np.mean(v)) for n, v in summary.metrics.items()},
         reward=float(np.mean(rewards)) if rewards else None,
         pass_rate=float(np.mean([bool(r.correct) for r in rollouts])),
         truncated=float(np.mean([r.truncated for r in rollouts])),
@@ -61,5 +61,5 @@ def step_line(
         retired=retired,
         compute=ledger.compute(),
         ledger=ledger.to_line(),
-        unscored_why=commonest(told.unscored) or None,
+        unscored_why=commonest(summary.unscored) or None,
     )

@@ -12,20 +12,20 @@ import numpy as np
 
 from scalerl.algorithm.rollout import Rollout
 from scalerl.engine.interface import Request, RolloutResult
-from scalerl.pipeline.plan import MAIN, TEMPERATURE, Plan
+from scalerl.pipeline.setup import MAIN, TEMPERATURE, RunSetup
 from scalerl.runs.lines import AnswerSample, EvalAnswers, SetScore
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ValidationPrompt:
     """One held-out prompt, and what was answered."""
 
     set: str
     prompt: Prompt
     request: Request
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    verdicts: tuple[AnswerScore, ...] = ()
+    scores: tuple[AnswerScore, ...] = ()
 
     def in_order(self) -> list[Rollout]:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
@@ -35,30 +35,30 @@ class Asked:
 class Validation:
     """One validation; the same prompts and seeds each time."""
 
-    plan: Plan
-    asked: dict[str, Asked] = field(default_factory=dict)
-    #: Prompts without answers, and without verdicts.
+    setup: RunSetup
+    asked: dict[str, ValidationPrompt] = field(default_factory=dict)
+    #: Prompts without answers, and without scores.
     unwritten: int = 0
     missing: int = 0
 
     @staticmethod
-    def of(plan: Plan) -> Validation:
+    def from_setup(setup: RunSetup) -> Validation:
         """k rollouts for every prompt of every set."""
-        found = Validation(plan)
-        for each in plan.sets:
+        found = Validation(setup)
+        for each in setup.sets:
             for i, prompt in enumerate(each.prompts):
                 seeds = {
-                    j: seed_from(plan.recipe.seed, "validation", each.name, prompt.id, j)
+                    j: seed_from(setup.recipe.seed, "validation", each.name, prompt.id, j)
                     for j in range(each.k)
                 }
                 request = Request(
                     f"validation/{each.name}/{i}",
-                    tuple(plan.tokens_of(prompt).tolist()),
-                    plan.validation_control,
+                    tuple(setup.tokens_of(prompt).tolist()),
+                    setup.validation_control,
                     seeds,
                     each.sampling,
                 )
-                found.asked[request.id] = Asked(each.name, prompt, request)
+                found.asked[request.id] = ValidationPrompt(each.name, prompt, request)
         return found
 
     @property
@@ -67,14 +67,14 @@ class Validation:
         found = self.asked.values()
         return (
             sum(len(a.rollouts) for a in found),
-            sum(len(a.verdicts) for a in found),
+            sum(len(a.scores) for a in found),
             sum(len(a.request.seeds) for a in found),
         )
 
-    def again(self) -> Validation:
+    def unanswered(self) -> Validation:
         """The same questions, not yet answered."""
-        asked = {n: Asked(a.set, a.prompt, a.request) for n, a in self.asked.items()}
-        return Validation(self.plan, asked, len(asked), len(asked))
+        asked = {n: ValidationPrompt(a.set, a.prompt, a.request) for n, a in self.asked.items()}
+        return Validation(self.setup, asked, len(asked), len(asked))
 
     def wrote(self, written: RolloutResult, step: int) -> list[Answer] | None:
         """One answer more; all answers to its prompt if these are now complete."""
@@ -85,21 +85,21 @@ class Validation:
         if len(asked.rollouts) < len(asked.request.seeds):
             return None
         self.unwritten -= 1
-        return [self.plan.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()]
+        return [self.setup.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()]
 
-    def judged(self, request: str, verdicts: Sequence[AnswerScore]) -> None:
-        self.missing -= not self.asked[request].verdicts
-        self.asked[request].verdicts = tuple(verdicts)
+    def add_scores(self, request: str, scores: Sequence[AnswerScore]) -> None:
+        self.missing -= not self.asked[request].scores
+        self.asked[request].scores = tuple(scores)
 
-    def once_more(self, step: int) -> dict[str, list[Answer]]:
+    def recheck(self, step: int) -> dict[str, list[Answer]]:
         """The answers to prompts that were not scored altogether, to be checked again. (They are
         not written again: the same weights and seeds would write the same.)"""
         again = {}
         for name, asked in self.asked.items():
-            if any(v.correct is None for v in asked.verdicts):
-                asked.verdicts = ()
+            if any(v.correct is None for v in asked.scores):
+                asked.scores = ()
                 again[name] = [
-                    self.plan.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()
+                    self.setup.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()
                 ]
         self.missing = len(again)
         return again
@@ -110,7 +110,7 @@ class Validation:
         return self._scores()[MAIN]
 
     @property
-    def hopeless(self) -> str | None:
+    def nothing_scored(self) -> str | None:
         """What is wrong, if not a single answer could be scored: such a task teaches nothing."""
         score = self.main
         if score.scored:
@@ -121,16 +121,16 @@ class Validation:
         )
 
     def _scores(self) -> dict[str, SetScore]:
-        sets: dict[str, list[Asked]] = {}
+        sets: dict[str, list[ValidationPrompt]] = {}
         for asked in self.asked.values():
             sets.setdefault(asked.set, []).append(asked)
-        return {s.name: set_score([a.verdicts for a in sets[s.name]], s.k) for s in self.plan.sets}
+        return {s.name: set_score([a.scores for a in sets[s.name]], s.k) for s in self.setup.sets}
 
     def score(self) -> dict[str, Any]:
         """The fields of an evaluation's line that speak of answers."""
         scores = self._scores()
         main = scores.pop(MAIN)
-        heated = {text: scores.pop(TEMPERATURE + text) for text in self.plan.temperatures}
+        heated = {text: scores.pop(TEMPERATURE + text) for text in self.setup.temperatures}
         asked = [a for a in self.asked.values() if a.set == MAIN]
         rollouts = [r for a in asked for r in a.in_order()]
         return {
@@ -142,7 +142,7 @@ class Validation:
             "unscored": len(rollouts) - (main.scored or 0),
             "failed": main.failed,
             "truncated": float(np.mean([r.truncated for r in rollouts])),
-            "tasks": by_task((a.prompt.task, a.verdicts) for a in asked),
+            "tasks": by_task((a.prompt.task, a.scores) for a in asked),
             "downstream": scores or None,
             "temperatures": heated or None,
         }
@@ -155,30 +155,30 @@ class Validation:
                 AnswerSample(
                     prompt=asked.prompt.id,
                     question=question_text(asked.prompt),
-                    answer=self.plan.text_of(rollout.token_ids),
-                    correct=verdict.correct,
-                    why=verdict.why,
+                    answer=self.setup.text_of(rollout.token_ids),
+                    correct=score.correct,
+                    why=score.why,
                     finish=rollout.finish,
                     set=asked.set,
                 )
                 for asked in self.asked.values()
-                for rollout, verdict in zip(asked.in_order(), asked.verdicts, strict=True)
+                for rollout, score in zip(asked.in_order(), asked.scores, strict=True)
             ),
         )
 
 
 def by_task(asked: Iterable[tuple[str, Sequence[AnswerScore]]]) -> dict[str, float]:
-    """Pass rate of each task of a mixture, by the tasks and verdicts of prompts."""
+    """Pass rate of each task of a mixture, by the tasks and scores of prompts."""
     tasks: dict[str, list[float]] = {}
-    for task, verdicts in asked:
-        right = [v.correct for v in verdicts if v.correct is not None]
+    for task, scores in asked:
+        right = [v.correct for v in scores if v.correct is not None]
         if right:
             tasks.setdefault(task, []).append(float(np.mean(right)))
     return {name: float(np.mean(shares)) for name, shares in tasks.items()}
 
 
-def set_score(verdicts: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
-    """The score of a set, by the verdicts on the answers to each of its prompts.
+def set_score(scores: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
+    """The score of a set, by the scores on the answers to each of its prompts.
 
     Unscored is not wrong: of each prompt the share that is right among its scored answers, then the
     mean over prompts that have such answers, and its standard error. If fewer than half of the
@@ -190,20 +190,18 @@ def set_score(verdicts: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
     >>> set_score([[yes, unknown], [unknown, unknown]], k=2).failed
     'why'
     """
-    known = [[bool(v.correct) for v in each if v.correct is not None] for each in verdicts]
+    known = [[bool(v.correct) for v in each if v.correct is not None] for each in scores]
     shares = [float(np.mean(each)) for each in known if each]
-    scored, asked = sum(map(len, known)), sum(map(len, verdicts))
-    if 2 * scored < asked or len(shares) < min(2, len(verdicts)):
-        return SetScore(None, None, len(verdicts), k, scored, reason(verdicts))
+    scored, asked = sum(map(len, known)), sum(map(len, scores))
+    if 2 * scored < asked or len(shares) < min(2, len(scores)):
+        return SetScore(None, None, len(scores), k, scored, reason(scores))
     spread = float(np.std(shares, ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else None
-    return SetScore(float(np.mean(shares)), spread, len(verdicts), k, scored)
+    return SetScore(float(np.mean(shares)), spread, len(scores), k, scored)
 
 
-def reason(verdicts: Sequence[Sequence[AnswerScore]]) -> str:
+def reason(scores: Sequence[Sequence[AnswerScore]]) -> str:
     """The commonest reason of answers without a score."""
-    return Counter(v.why for each in verdicts for v in each if v.correct is None).most_common(1)[0][
-        0
-    ]
+    return Counter(v.why for each in scores for v in each if v.correct is None).most_common(1)[0][0]
 
 
 def question_text(prompt: Prompt) -> str:

@@ -1,4 +1,4 @@
-"""What all child processes share: how they begin, and how they end with the main one."""
+"""What the processes of all workers share: how they begin, and how they end with the main one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from multiprocessing.connection import Connection
 
 from scalerl.errors import InputError, PipelineError, is_out_of_memory
 from scalerl.pipeline import messages as m
-from scalerl.streams import make_unbreakable
+from scalerl.streams import ignore_unread_output
 
-#: Exit code of a process whose start came back to the call of `train` that started it.
+#: Exit code of a worker that, while it was starting, reached the very call of `train` that was
+#: starting it: the script lacks `if __name__ == "__main__":`.
 UNGUARDED = 87
 GUARD = (
     'put the call of train() or evaluate() under `if __name__ == "__main__":`, for it starts '
@@ -22,52 +23,61 @@ GUARD = (
 )
 
 
+class UnguardedScript(InputError):
+    """A script starts processes at import: every process it starts would do so again."""
+
+    def __init__(self) -> None:
+        super().__init__(GUARD)
+
+
 def guarded(conn: Connection, serve: Callable[[], None]) -> None:
-    """Ctrl-C and a terminal that is closed are for the main process; what goes wrong here is told
-    to it in one line."""
+    """Call `serve` in a worker process; an error of it is sent to the main process, as one line."""
+    # Ctrl-C and a closed terminal reach the whole process group; the main process handles them.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # (Windows has no SIGHUP)
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     _die_with_parent()
-    make_unbreakable()
+    ignore_unread_output()
     try:
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process is gone: nothing is left to do
-    except Exception as error:  # told, not hidden
+    except Exception as error:  # reported by the main process, which knows the worker's name
         conn.send(failure(error))
 
 
-def failure(error: Exception) -> m.Failed:
-    """What a part says of an error that ends it."""
-    if isinstance(error, InputError | PipelineError):  # a line for people
-        return m.Failed(str(error), isinstance(error, InputError))
+def failure(error: Exception) -> m.WorkerFailed:
+    """The message about an error that ends a worker."""
+    if isinstance(error, InputError | PipelineError):  # its text is a line for people already
+        return m.WorkerFailed(str(error), isinstance(error, InputError))
     text = str(error).splitlines()
     reason = ": ".join([type(error).__name__, *text[:1]])
-    return m.Failed(reason, no_memory=is_out_of_memory(error))
+    return m.WorkerFailed(reason, no_memory=is_out_of_memory(error))
 
 
-#: Where this process came from, if it is a part: the main one, or the nursery, which ends with it.
+#: Pid of this worker's parent: the main process, or the fork server, which ends with it. Empty in
+#: a process that is no worker.
 _PARENT: list[int] = []
 
 
 def orphaned() -> bool:
-    """Whether the main process is gone: elsewhere than on Linux nobody ends us then."""
+    """Whether the parent of this worker is gone. Linux has killed the worker by then; on other
+    systems it must look for itself."""
     return bool(_PARENT) and os.getppid() != _PARENT[0]
 
 
 def _die_with_parent() -> None:
-    """Linux ends this process when the main one is gone, however that came about."""
+    """Let Linux kill this process when its parent ends, however it ends."""
     _PARENT[:] = [os.getppid()]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     main = multiprocessing.parent_process()
     if main is not None and not main.is_alive():
-        sys.exit()  # it was gone before we could ask for that
+        sys.exit()  # it ended before prctl: no signal will come
 
 
 def end_group(pid: int) -> None:
-    """End a process and all it has started, if it leads a group of its own."""
+    """Kill a process that leads its own process group, and everything it has started."""
     try:
         if os.getpgid(pid) == pid:
             os.killpg(pid, signal.SIGKILL)

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said, free_name
-from scalerl.pipeline.plan import Plan
-from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
-from scalerl.placement.lives import Lives
+from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.connection import SessionFilter
+from scalerl.placement.generator_worker import HEARTBEAT, GeneratorWorker
 from scalerl.placement.specs import Specs
-from scalerl.placement.trainer_part import TrainerPart
+from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.tasks.task import AnswerScore, seed_from
 
-P = TypeVar("P", bound="InlinePart")
+P = TypeVar("P", bound="InlineWorker")
 
 
 class VirtualClock:
@@ -41,7 +41,7 @@ class VirtualClock:
         return self.time
 
 
-class InlinePart(ABC):
+class InlineWorker(ABC):
     """A part and its handle. Messages keep their order in each direction."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
@@ -52,17 +52,17 @@ class InlinePart(ABC):
         self.delay = 0.0
         self.losing = {"to": 0, "from": 0}
         self._last = {"to": 0.0, "from": 0.0}
-        self.lives = Lives()
-        self._heard = crew.clock.now()
+        self.session = SessionFilter()
+        self._last_heard = crew.clock.now()
 
     @property
     def silence(self) -> float:
-        return self.crew.clock.now() - self._heard
+        return self.crew.clock.now() - self._last_heard
 
     def send(self, message: Any) -> None:
         self._travel("to", lambda: self._deliver(message))
 
-    def say(self, message: Any) -> None:
+    def send_to_loop(self, message: Any) -> None:
         """To the loop."""
         self._travel("from", lambda: self._arrive(message))
 
@@ -76,9 +76,9 @@ class InlinePart(ABC):
         crew.at(self._last[way], arrive)
 
     def _arrive(self, message: Any) -> None:
-        for said in self.lives.of_this([message]):
-            self._heard = self.crew.clock.now()
-            self.crew.inbox.append(Said(self, said))
+        for said in self.session.current([message]):
+            self._last_heard = self.crew.clock.now()
+            self.crew.inbox.append(MessageReceived(self, said))
 
     def _deliver(self, message: Any) -> None:
         if self.alive:
@@ -109,43 +109,43 @@ class InlinePart(ABC):
         if self.alive:
             self.alive = False
             crew = self.crew
-            crew.after(crew.world.notice, lambda: crew.inbox.append(Gone(self, why)))
+            crew.after(crew.world.notice, lambda: crew.inbox.append(WorkerLost(self, why)))
 
 
-class InlineGenerator(InlinePart):
+class InlineGenerator(InlineWorker):
     """Turns of a generator part, each as long as a decode step takes."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
-        specs, deterministic = crew.specs, crew.plan.recipe.placement.deterministic
-        self.part = GeneratorPart(
+        specs, deterministic = crew.specs, crew.setup.recipe.placement.deterministic
+        self.worker = GeneratorWorker(
             specs.make_engine(specs.engine), specs.channel.receiver(), crew.clock.now,
             deterministic=deterministic,
         )  # fmt: skip
         self.up = self._turning = False
-        self._beat = self._life = 0
+        self._beat = self._session = 0
 
     def start(self) -> None:
-        ready = self.part.start()
+        ready = self.worker.start()
         if ready is None:  # no weights yet
             self.crew.after(self.crew.world.notice, lambda: self._when_thawed(self.start))
             return
         self.up = True
-        self.say(replace(ready, life=self._life))
+        self.send_to_loop(replace(ready, session=self._session))
         self.wake()
 
     def renew(self) -> None:
         """Another trainer takes over."""
-        self._heard = self.crew.clock.now()
-        self.send(m.Renew(self.crew.specs.channel, self.lives.begin()))
+        self._last_heard = self.crew.clock.now()
+        self.send(m.SwitchTrainer(self.crew.specs.channel, self.session.start()))
 
     def take(self, message: Any) -> None:
-        if isinstance(message, m.Renew):
-            self.part.renew(message.channel.receiver())
-            self._life, self.up = message.life, False
+        if isinstance(message, m.SwitchTrainer):
+            self.worker.reset(message.channel.receiver())
+            self._session, self.up = message.session, False
             self.start()
             return
-        self.part.take(message)
+        self.worker.take(message)
         self.wake()
 
     def wake(self) -> None:
@@ -157,15 +157,15 @@ class InlineGenerator(InlinePart):
 
     def forget(self) -> None:
         """Lose what it was asked, and say nothing of it."""
-        self.part.engine.abort(list(self.part.unfinished))
+        self.worker.engine.abort(list(self.worker.unfinished))
 
     def _turn(self, began: float) -> None:
         self._turning = False
         if not self.alive or not self.up:
             return
-        for report in self.part.work(began):
-            self.say(report)
-        if self.part.busy:
+        for report in self.worker.work(began):
+            self.send_to_loop(report)
+        if self.worker.busy:
             self.wake()
         else:
             self._beat += 1
@@ -177,38 +177,38 @@ class InlineGenerator(InlinePart):
             self.wake()
 
 
-class InlineTrainer(InlinePart):
+class InlineTrainer(InlineWorker):
     """One message after the other, each as long as it takes."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
         specs = crew.specs
-        self.part = TrainerPart(
+        self.worker = TrainerWorker(
             specs.make_trainer(specs.trainer), specs.channel.sender(), crew.clock.now
         )
 
     def start(self) -> None:
-        self.say(self.part.start())
+        self.send_to_loop(self.worker.start())
 
     def take(self, message: Any) -> None:
         began, world = self.crew.clock.now(), self.crew.world
-        takes = world.train if isinstance(message, m.Step) else world.other
+        takes = world.train if isinstance(message, m.TrainStep) else world.other
         self.crew.after(takes, lambda: self._when_thawed(lambda: self._answer(message, began)))
 
     def _answer(self, message: Any, began: float) -> None:
         if not self.alive:
             return
-        self.say(self.part.answer(message, began))
+        self.send_to_loop(self.worker.answer(message, began))
         for generator in self.crew.generators:
             generator.wake()
 
 
-class InlineChecker(InlinePart):
+class InlineChecker(InlineWorker):
     """So many calls at once, each as long as a check takes; some hang or crash."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
-        self.task = crew.plan.task
+        self.task = crew.setup.task
         self.hung = 0
         self._up = False
         self._free = [0.0] * crew.places
@@ -224,9 +224,9 @@ class InlineChecker(InlinePart):
 
     def start(self) -> None:
         self._up = True
-        self.say(m.Ready())
+        self.send_to_loop(m.WorkerReady())
 
-    def take(self, message: m.Check) -> None:
+    def take(self, message: m.ScoreAnswers) -> None:
         crew, now = self.crew, self.crew.clock.now()
         together = self.task.scores_together(message.answers[0].prompt)
         calls = [message.answers] if together else [(a,) for a in message.answers]
@@ -240,14 +240,14 @@ class InlineChecker(InlinePart):
             heapq.heappush(self._free, begins + takes)
             ends, seconds = max(ends, begins + takes), seconds + takes
             verdicts += found
-        answer = m.Verdicts(message.job, tuple(verdicts), seconds, self.hung)
-        crew.at(ends, lambda: self._when_thawed(lambda: self.say(answer)))
+        answer = m.Scores(message.job, tuple(verdicts), seconds, self.hung)
+        crew.at(ends, lambda: self._when_thawed(lambda: self.send_to_loop(answer)))
 
     def _check(self, call: tuple[Any, ...], fate: float) -> tuple[float, list[AnswerScore]]:
         crew, world = self.crew, self.crew.world
         if fate < world.hangs:
             self.hung += 1
-            seconds = crew.plan.recipe.placement.check_seconds
+            seconds = crew.setup.recipe.placement.check_seconds
             return seconds, [AnswerScore(None, None, "hung", gave_up=True)] * len(call)
         takes = crew.draw(world.check)
         if fate < world.hangs + world.crashes:
@@ -261,15 +261,15 @@ class InlineCrew:
 
     def __init__(
         self,
-        plan: Plan,
+        setup: RunSetup,
         checkpoint: Path | None = None,
         world: World | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
-        self.plan = plan
+        self.setup = setup
         self.world = world or World()
         self.clock = clock or VirtualClock()
-        self.specs = Specs.of(plan, checkpoint, default_channel="direct")
+        self.specs = Specs.from_setup(setup, checkpoint, default_channel="direct")
         if self.specs.trainers != 1:
             raise InputError(
                 f"placement.trainers={self.specs.trainers} are so many processes, and "
@@ -277,10 +277,10 @@ class InlineCrew:
                 "placement.backend=local"
             )
         self.rng = random.Random(f"world {self.world.seed}")
-        self.inbox: list[Said | Gone] = []
+        self.inbox: list[MessageReceived | WorkerLost] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        where = plan.recipe.placement
+        where = setup.recipe.placement
         checkers = min(where.checkers, 2)
         self.places = -(-where.checkers // checkers)
         self.trainer: InlineTrainer = self._start(InlineTrainer("trainer", self))
@@ -291,7 +291,7 @@ class InlineCrew:
             self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)
         ]
         for fault in self.world.faults:
-            self.at(fault.at, partial(self._strike, fault))
+            self.at(fault.at, partial(self._inject, fault))
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class InlineCrew:
 
     # -- crew -------------------------------------------------------------------------------------
 
-    def poll(self, seconds: float) -> list[Said | Gone]:
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         until = self.clock.time + seconds
         while not self.inbox and self._agenda and self._agenda[0][0] <= until:
             self.clock.time, _, do = heapq.heappop(self._agenda)
@@ -316,52 +316,52 @@ class InlineCrew:
         if not self.inbox:
             self.clock.time = until
         parts = [self.trainer, *self.generators, *self.checkers]
-        found = [e for e in self.inbox if any(e.who is part for part in parts)]
+        found = [e for e in self.inbox if any(e.worker is part for part in parts)]
         self.inbox.clear()
         return found
 
-    def replace(self, who: Handle) -> Handle:
+    def replace(self, worker: Handle) -> Handle:
         for i, generator in enumerate(self.generators):
-            if generator is who:
+            if generator is worker:
                 generator.alive = False
-                self.generators[i] = self._start(InlineGenerator(who.name, self))
+                self.generators[i] = self._start(InlineGenerator(worker.name, self))
                 return self.generators[i]
         for i, checker in enumerate(self.checkers):
-            if checker is who:
+            if checker is worker:
                 checker.alive = False
-                self.checkers[i] = self._start(InlineChecker(who.name, self))
+                self.checkers[i] = self._start(InlineChecker(worker.name, self))
                 return self.checkers[i]
-        raise PipelineError(f"{who.name} cannot be replaced")
+        raise PipelineError(f"{worker.name} cannot be replaced")
 
-    def join(self) -> Handle:
-        made = self._start(InlineGenerator(free_name(self.generators), self))
+    def add_generator(self) -> Handle:
+        made = self._start(InlineGenerator(free_generator_name(self.generators), self))
         self.generators.append(made)
         return made
 
-    def dismiss(self, who: Handle) -> None:
+    def remove_generator(self, worker: Handle) -> None:
         for generator in self.generators:
-            if generator is who:
+            if generator is worker:
                 generator.alive = False
-        self.generators = [g for g in self.generators if g is not who]
+        self.generators = [g for g in self.generators if g is not worker]
 
-    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
-        old: list[InlinePart] = [self.trainer, *self.checkers]
+    def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
+        old: list[InlineWorker] = [self.trainer, *self.checkers]
         for part in old:
             part.alive = False
         self.inbox.clear()
-        self.plan = plan
-        self.specs = Specs.of(plan, checkpoint, default_channel="direct")
+        self.setup = setup
+        self.specs = Specs.from_setup(setup, checkpoint, default_channel="direct")
         self.trainer = self._start(InlineTrainer("trainer", self))
-        wanted = plan.recipe.placement.generators
+        wanted = setup.recipe.placement.generators
         for extra in self.generators[wanted:]:
-            self.dismiss(extra)
+            self.remove_generator(extra)
         for generator in list(self.generators):
             if generator.alive:
                 generator.renew()
             else:
                 self.replace(generator)
         while len(self.generators) < wanted:
-            self.join()
+            self.add_generator()
         self.checkers = [self._start(InlineChecker(c.name, self)) for c in self.checkers]
         return True
 
@@ -371,20 +371,20 @@ class InlineCrew:
     def stop(self, *, at_once: bool = False) -> None:
         self._agenda.clear()
 
-    def describe(self) -> dict[str, int]:
+    def pids(self) -> dict[str, int]:
         return {}
 
     def _start(self, part: P) -> P:
         self.after(self.world.start, lambda: part._when_thawed(part.start))
         return part
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         if fault.kind == "scale":
             self.ask_for(fault.generators)
             return
-        everyone: list[InlinePart] = [self.trainer, *self.generators, *self.checkers]
+        everyone: list[InlineWorker] = [self.trainer, *self.generators, *self.checkers]
         for part in everyone:
-            if part.name != fault.who:
+            if part.name != fault.worker:
                 continue
             if fault.kind == "kill":
                 part.die("died: killed by signal 9")

@@ -22,13 +22,13 @@ import torch.multiprocessing  # noqa: F401 - lets tensors in shared memory trave
 from scalerl.errors import InputError, PipelineError
 from scalerl.machine import cores
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said, free_name
-from scalerl.pipeline.plan import Plan
-from scalerl.placement import nursery
-from scalerl.placement.checker_process import run_checker
+from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.setup import RunSetup
+from scalerl.placement import forkserver
+from scalerl.placement.checker_worker import run_checker
 from scalerl.placement.child import GUARD, UNGUARDED, end_group
-from scalerl.placement.part_processes import run_generator, run_trainer
 from scalerl.placement.rank_group import RankGroup
+from scalerl.placement.serve_workers import run_generator, run_trainer
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.rendezvous import rendezvous_store
@@ -61,13 +61,13 @@ class ProcessHandle:
         self._make = (entry, arguments)
         self._inbox = inbox
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        context: Any = nursery.context()
+        context: Any = forkserver.context()
         self._conn, theirs = context.Pipe()
         self.process = context.Process(
-            target=nursery.born, args=(dict(os.environ), entry, theirs, *arguments), name=name,
-            daemon=True,
+            name=name, target=forkserver.child_main, daemon=True,
+            args=(dict(os.environ), entry, theirs, *arguments),
         )  # fmt: skip
-        with nursery.unheard():
+        with forkserver.signals_blocked():
             self.process.start()
         # Parts ignore SIGTERM, by which multiprocessing would end them when this process exits.
         Finalize(self, self._end_all, exitpriority=0)
@@ -114,7 +114,7 @@ class ProcessHandle:
                 return
 
     def _fail(self, what: str, error: Exception) -> None:
-        self._inbox.put((self, m.Failed(f"{what} ({type(error).__name__}: {error})")))
+        self._inbox.put((self, m.WorkerFailed(f"{what} ({type(error).__name__}: {error})")))
 
     def end(self) -> str:
         """How it ended, in words."""
@@ -124,11 +124,11 @@ class ProcessHandle:
             return "died: it still runs, but does not answer"
         return f"died: killed by signal {-code}" if code < 0 else f"died: exit code {code}"
 
-    def gone(self) -> Gone | Said:
+    def gone(self) -> WorkerLost | MessageReceived:
         why = self.end()
         if self.process.exitcode == UNGUARDED:
-            return Said(self, m.Failed(GUARD, bad_input=True))
-        return Gone(self, why)
+            return MessageReceived(self, m.WorkerFailed(GUARD, bad_input=True))
+        return WorkerLost(self, why)
 
     def _end_all(self) -> None:
         if self.process.is_alive():
@@ -144,7 +144,7 @@ class ProcessHandle:
         self._conn.close()
 
 
-class ProcessParts:
+class WorkerProcesses:
     """Parts that are processes: started, listened to, replaced and ended."""
 
     def __init__(self) -> None:
@@ -152,11 +152,11 @@ class ProcessParts:
         self.generators: list[ProcessHandle] = []
         self.checkers: list[ProcessHandle] = []
 
-    def start_checkers(self, plan: Plan) -> None:
-        where = plan.recipe.placement
+    def start_checkers(self, setup: RunSetup) -> None:
+        where = setup.recipe.placement
         checkers = min(where.checkers, cores(), MAX_CHECKERS)
         places = -(-where.checkers // checkers)
-        task = plan.task.for_checking()
+        task = setup.task.for_checking()
         self.checkers = [
             self._start(f"checker {i}", run_checker, task, places, where.check_seconds)
             for i in range(checkers)
@@ -175,36 +175,36 @@ class ProcessParts:
     def _parts(self) -> list[ProcessHandle]:
         return [*self.generators, *self.checkers]
 
-    def poll(self, seconds: float) -> list[Said | Gone]:
-        found: list[Said | Gone] = []
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
+        found: list[MessageReceived | WorkerLost] = []
         try:
-            who, message = self._inbox.get(timeout=seconds)
+            worker, message = self._inbox.get(timeout=seconds)
             while True:
-                if any(who is part for part in self._parts):
-                    found += self._heard(who, message)
-                who, message = self._inbox.get_nowait()
+                if any(worker is part for part in self._parts):
+                    found += self._heard(worker, message)
+                worker, message = self._inbox.get_nowait()
         except queue.Empty:
             return found
 
-    def _heard(self, who: ProcessHandle, message: Any) -> list[Said | Gone]:
+    def _heard(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
         """What it means that a process said this, or (None) is gone."""
-        return [who.gone() if message is None else Said(who, message)]
+        return [worker.gone() if message is None else MessageReceived(worker, message)]
 
-    def replace(self, who: Handle) -> Handle:
+    def replace(self, worker: Handle) -> Handle:
         for parts in (self.generators, self.checkers):
             for i, part in enumerate(parts):
-                if part is who:
+                if part is worker:
                     parts[i] = part.again()
                     return parts[i]
-        raise PipelineError(f"{who.name} cannot be replaced")
+        raise PipelineError(f"{worker.name} cannot be replaced")
 
-    def describe(self) -> dict[str, int]:
+    def pids(self) -> dict[str, int]:
         return {"main": os.getpid()} | {p.name: p.process.pid or 0 for p in self._parts}
 
     def stop(self, *, at_once: bool = False) -> None:
         try:
             for part in () if at_once else self._parts:
-                part.send(m.Stop())
+                part.send(m.StopWorker())
             deadline = time.monotonic() + PATIENCE  # for all of them together
             for part in () if at_once else self._parts:
                 part.process.join(max(deadline - time.monotonic(), 0.0))
@@ -213,45 +213,45 @@ class ProcessParts:
                 part.kill()
 
 
-class ProcessCrew(ProcessParts):
+class ProcessCrew(WorkerProcesses):
     """One trainer, some generators and checkers, each a process."""
 
-    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
+    def __init__(self, setup: RunSetup, checkpoint: Path | None = None) -> None:
         super().__init__()
-        specs = Specs.of(plan, checkpoint, default_channel="shared-memory")
+        specs = Specs.from_setup(setup, checkpoint, default_channel="shared-memory")
         if not specs.channel.across_processes:
             raise InputError(
-                f"placement.weights={plan.recipe.placement.weights} stays within one process: "
+                f"placement.weights={setup.recipe.placement.weights} stays within one process: "
                 "set placement.weights=auto, or placement.backend=inline"
             )
-        where = plan.recipe.placement
+        where = setup.recipe.placement
         channel = specs.channel
         self._specs, self._deterministic = specs, where.deterministic
         if isinstance(channel, CollectiveWeights):
             self._weights_rendezvous, port = rendezvous_store(HERE)
-            channel.set_rendezvous(HERE, port, LOOPBACK, plan.device)
+            channel.set_rendezvous(HERE, port, LOOPBACK, setup.device)
         self.trainer = RankGroup(
             [self._start(name, run_trainer, specs.make_trainer, spec, channel)
              for name, spec in self._ranks(specs)]
         )  # fmt: skip
         for _ in range(where.generators):
-            self.join()
-        self.start_checkers(plan)
+            self.add_generator()
+        self.start_checkers(setup)
 
-    def join(self) -> Handle:
+    def add_generator(self) -> Handle:
         specs = self._specs
         made = self._start(
-            free_name(self.generators), run_generator, specs.make_engine, specs.engine,
+            free_generator_name(self.generators), run_generator, specs.make_engine, specs.engine,
             specs.channel, self._deterministic,
         )  # fmt: skip
         self.generators.append(made)
         return made
 
-    def dismiss(self, who: Handle) -> None:
+    def remove_generator(self, worker: Handle) -> None:
         for part in self.generators:
-            if part is who:
+            if part is worker:
                 part.kill()
-        self.generators = [g for g in self.generators if g is not who]
+        self.generators = [g for g in self.generators if g is not worker]
 
     def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer; they meet on this machine alone."""
@@ -264,12 +264,12 @@ class ProcessCrew(ProcessParts):
     def _parts(self) -> list[ProcessHandle]:
         return [*self.trainer.ranks, *super()._parts]
 
-    def _heard(self, who: ProcessHandle, message: Any) -> list[Said | Gone]:
-        if any(who is rank for rank in self.trainer.ranks):
-            found = self.trainer.heard(who, message)
+    def _heard(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
+        if any(worker is rank for rank in self.trainer.ranks):
+            found = self.trainer.heard(worker, message)
             return [] if found is None else [found]
-        return super()._heard(who, message)
+        return super()._heard(worker, message)
 
-    def poll(self, seconds: float) -> list[Said | Gone]:
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         found, overdue = super().poll(seconds), self.trainer.overdue()
         return found if overdue is None else [*found, overdue]

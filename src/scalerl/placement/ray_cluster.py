@@ -106,7 +106,7 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
                 options |= {"_temp_dir": str(_folder())}
     until = time.monotonic() + patience
     try:
-        while check and (lacking := lacks(needs)):
+        while check and (lacking := missing_resources(needs)):
             if time.monotonic() > until:
                 raise InputError(lacking[0])
             time.sleep(1.0)
@@ -195,7 +195,7 @@ def _unreachable(address: str, error: Exception) -> str:
 # -- what a cluster lacks -------------------------------------------------------------------------
 
 
-def lacks(needs: Needs) -> list[str]:
+def missing_resources(needs: Needs) -> list[str]:
     """Everything that this cluster lacks for a run, a line each."""
     ray = import_ray()
     nodes = [n for n in ray.nodes() if n["Alive"]]
@@ -218,7 +218,7 @@ def lacks(needs: Needs) -> list[str]:
                 f"{SETS * needs.weights / 2**20:.0f} MB: start Ray there with a larger "
                 "--object-store-memory"
             )
-    return found or _nodes_lack(ray, nodes, needs)
+    return found or _missing_on_nodes(ray, nodes, needs)
 
 
 def versions() -> dict[str, str]:
@@ -237,7 +237,7 @@ def versions() -> dict[str, str]:
 _WELL: set[tuple[str, str]] = set()
 
 
-def _nodes_lack(ray: Any, nodes: list[dict[str, Any]], needs: Needs) -> list[str]:
+def _missing_on_nodes(ray: Any, nodes: list[dict[str, Any]], needs: Needs) -> list[str]:
     """What the nodes themselves have to say, all asked at once: packages and paths."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -251,14 +251,14 @@ def _nodes_lack(ray: Any, nodes: list[dict[str, Any]], needs: Needs) -> list[str
         asked.append((node, look.remote(needs.model)))
     until, found = time.monotonic() + ANSWER, []
     for node, answer in asked:
-        lines = _node_lacks(ray, node["NodeManagerHostname"], answer, until, needs)
+        lines = _missing_on_node(ray, node["NodeManagerHostname"], answer, until, needs)
         found += lines
         if not lines:
             _WELL.add((node["NodeID"], needs.model))
     return found
 
 
-def _node_lacks(ray: Any, name: str, answer: Any, until: float, needs: Needs) -> list[str]:
+def _missing_on_node(ray: Any, name: str, answer: Any, until: float, needs: Needs) -> list[str]:
     from ray.exceptions import GetTimeoutError, RayError
 
     try:

@@ -1,6 +1,6 @@
 """The parts as actors of a Ray cluster (`placement.backend = "ray"`), on one machine or many.
 
-Every part is an actor: in it a thread does the work (part_processes.py, checker_process.py) between
+Every part is an actor: in it a thread does the work (serve_workers.py, checker_process.py) between
 two queues; the actor's own methods only put into one and take out of the other. The driver keeps
 exactly one `listen` per actor under way, so nothing that is said is lost, and hears of a death
 from it. A call costs either side about a millisecond, so what comes close together shares one.
@@ -24,12 +24,10 @@ from typing import Any
 from scalerl.errors import InputError, PipelineError
 from scalerl.machine import cores
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Gone, Handle, Said, free_name
-from scalerl.pipeline.plan import Plan
-from scalerl.placement.checker_process import serve_checker
-from scalerl.placement.lives import Lives
-from scalerl.placement.part_actor import PartActor
-from scalerl.placement.part_processes import serve_generator, serve_trainer
+from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.checker_worker import serve_checker
+from scalerl.placement.connection import SessionFilter
 from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
 from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.ray_cluster import (
@@ -39,7 +37,9 @@ from scalerl.placement.ray_cluster import (
     environment,
     import_ray,
 )
+from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
+from scalerl.placement.worker_actor import WorkerActor
 from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.version_registry import VersionRegistry
@@ -88,11 +88,11 @@ class RayHandle:
         self.actor = actor.remote(name)
         self._gather = gather
         self._unsaid: list[Any] = []
-        self._lives = Lives()
-        self.listening = self.actor.listen.remote(LISTEN, gather)
+        self._session = SessionFilter()
+        self.listening = self.actor.collect.remote(LISTEN, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
-        #: Gone, and said so.
+        #: WorkerLost, and said so.
         self.over = False
         self._heard = time.monotonic()
 
@@ -109,7 +109,7 @@ class RayHandle:
     def flush(self) -> None:
         if self._unsaid:
             try:
-                self.actor.tell.remote(pickle.dumps(self._unsaid))
+                self.actor.deliver.remote(pickle.dumps(self._unsaid))
             except (AttributeError, TypeError, pickle.PicklingError) as error:  # as pickle says it
                 raise PipelineError(
                     f"{self.name} cannot be told what it should do ({error})"
@@ -123,15 +123,15 @@ class RayHandle:
         """Of a generator: another trainer takes over."""
         self._heard = time.monotonic()
         self._unsaid = []
-        self.actor.renew.remote(channel, self._lives.begin())
+        self.actor.switch_trainer.remote(channel, self._session.start())
 
     def hear(self) -> list[Any] | None:
         """What the answered question brought, and the next question; None of an actor that is
         gone."""
         ray = import_ray()
         try:
-            found = self._lives.of_this(pickle.loads(ray.get(self.listening)))
-            self.listening = self.actor.listen.remote(LISTEN, self._gather)
+            found = self._session.current(pickle.loads(ray.get(self.listening)))
+            self.listening = self.actor.collect.remote(LISTEN, self._gather)
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
         except ray.exceptions.RayError as error:
@@ -141,10 +141,10 @@ class RayHandle:
             self._heard = time.monotonic()
         return found
 
-    def gone(self) -> Gone | Said:
+    def gone(self) -> WorkerLost | MessageReceived:
         if self._end.startswith("cannot"):
-            return Said(self, m.Failed(self._end, bad_input=True))
-        return Gone(self, self._end)
+            return MessageReceived(self, m.WorkerFailed(self._end, bad_input=True))
+        return WorkerLost(self, self._end)
 
     _end = "died"
 
@@ -158,15 +158,15 @@ class RayHandle:
 
 @functools.cache
 def _actor_class() -> Any:
-    """PartActor for Ray. What is told, heard and asked does not wait for each other."""
+    """WorkerActor for Ray. What is told, heard and asked does not wait for each other."""
     ray = import_ray()
-    calls = {"tell": "told", "begin": "told", "renew": "told", "listen": "heard", "where": "asked",
-             "open_rendezvous": "asked", "end": "asked"}  # fmt: skip
+    calls = {"deliver": "in", "begin": "in", "switch_trainer": "in", "collect": "out",
+             "where": "control", "open_rendezvous": "control", "end": "control"}  # fmt: skip
     methods = {
-        name: ray.method(concurrency_group=group)(getattr(PartActor, name))
+        name: ray.method(concurrency_group=group)(getattr(WorkerActor, name))
         for name, group in calls.items()
     }
-    made = type(PartActor.__name__, (PartActor,), methods)
+    made = type(WorkerActor.__name__, (WorkerActor,), methods)
     return ray.remote(concurrency_groups=dict.fromkeys(calls.values(), 1))(made)
 
 
@@ -222,16 +222,16 @@ def _absolute(specs: Specs) -> Specs:
 class RayCrew:
     """One trainer (of one or many ranks), some generators and checkers, each an actor."""
 
-    def __init__(self, plan: Plan, checkpoint: Path | None = None) -> None:
-        where = plan.recipe.placement
-        self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
+    def __init__(self, setup: RunSetup, checkpoint: Path | None = None) -> None:
+        where = setup.recipe.placement
+        self.specs = _absolute(Specs.from_setup(setup, checkpoint, default_channel="ray"))
         if not getattr(self.specs.channel, "across_machines", False):
             raise InputError(
                 f"placement.weights={where.weights} stays on one machine: set "
                 "placement.weights=auto, or placement.backend=local"
             )
-        self.plan, self.deterministic = plan, where.deterministic
-        self.needs = needs_of(plan)
+        self.setup, self.deterministic = setup, where.deterministic
+        self.needs = needs_of(setup)
         self._stopped = False
         connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED)
         self.ray = import_ray()
@@ -242,7 +242,7 @@ class RayCrew:
             self._start_version_registry()
             self.trainer: RankGroup[RayHandle] = self._start_trainer()
             for _ in range(where.generators):
-                self.join()
+                self.add_generator()
             checkers = min(where.checkers, self._cores(), MAX_CHECKERS)
             self._places = -(-where.checkers // checkers)
             self.checkers = [self._checker(f"checker {i}") for i in range(checkers)]
@@ -308,7 +308,7 @@ class RayCrew:
             specs = [spec for _, spec in self.specs.ranks(host, port, None)]
         if isinstance(self.specs.channel, CollectiveWeights):
             host, port = self.ray.get(ranks[0].actor.open_rendezvous.remote(), timeout=PLACED)
-            self.specs.channel.set_rendezvous(host, port, None, self.plan.device)
+            self.specs.channel.set_rendezvous(host, port, None, self.setup.device)
         for rank, spec in zip(ranks, specs, strict=True):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
         return RankGroup(ranks)
@@ -322,14 +322,14 @@ class RayCrew:
 
     def _cores(self) -> int:
         """Of a cluster of our own those of this machine: it says that it has one for every part."""
-        if self.plan.recipe.placement.address == "local":
+        if self.setup.recipe.placement.address == "local":
             return cores()
         return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
 
     def _checker(self, name: str) -> RayHandle:
         handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_VERDICTS)
-        seconds = self.plan.recipe.placement.check_seconds
-        handle.begin(serve_checker, self.plan.task.for_checking(), self._places, seconds)
+        seconds = self.setup.recipe.placement.check_seconds
+        handle.begin(serve_checker, self.setup.task.for_checking(), self._places, seconds)
         return handle
 
     # -- the crew ---------------------------------------------------------------------------------
@@ -342,14 +342,14 @@ class RayCrew:
         )
         return [*ranks, *self.generators, *self.checkers]
 
-    def poll(self, seconds: float) -> list[Said | Gone]:
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         for part in self._parts:
             part.flush()
         asked = {part.listening: part for part in self._parts if not part.over}
         ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
         if ready and len(asked) > 1:
             ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        found: list[Said | Gone] = []
+        found: list[MessageReceived | WorkerLost] = []
         for ref in ready:
             part = asked[ref]
             messages = part.hear()
@@ -358,35 +358,35 @@ class RayCrew:
         overdue = self.trainer.overdue()
         return found if overdue is None else [*found, overdue]
 
-    def _means(self, part: RayHandle, message: Any) -> list[Said | Gone]:
+    def _means(self, part: RayHandle, message: Any) -> list[MessageReceived | WorkerLost]:
         if any(part is rank for rank in self.trainer.ranks):
             found = self.trainer.heard(part, message)
             return [] if found is None else [found]
-        return [part.gone() if message is None else Said(part, message)]
+        return [part.gone() if message is None else MessageReceived(part, message)]
 
-    def replace(self, who: Handle) -> Handle:
+    def replace(self, worker: Handle) -> Handle:
         made = ((self.generators, self._generator), (self.checkers, self._checker))
         for parts, make in made:
             for i, part in enumerate(parts):
-                if part is who:
+                if part is worker:
                     part.kill()
                     parts[i] = make(part.name)
                     return parts[i]
-        raise PipelineError(f"{who.name} cannot be replaced")
+        raise PipelineError(f"{worker.name} cannot be replaced")
 
-    def join(self) -> Handle:
+    def add_generator(self) -> Handle:
         """Its place may be found later: Ray may have to bring a node for it."""
-        made = self._generator(free_name(self.generators))
+        made = self._generator(free_generator_name(self.generators))
         self.generators.append(made)
         return made
 
-    def dismiss(self, who: Handle) -> None:
+    def remove_generator(self, worker: Handle) -> None:
         for part in self.generators:
-            if part is who:
+            if part is worker:
                 part.kill()
-        self.generators = [g for g in self.generators if g is not who]
+        self.generators = [g for g in self.generators if g is not worker]
 
-    def renew(self, plan: Plan, checkpoint: Path | None) -> bool:
+    def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
         """Generators may be minutes in starting; what is cheap is started anew."""
         if not isinstance(self.specs.channel, RayWeights):
             return False  # who meets in a collective is settled when all start
@@ -395,24 +395,24 @@ class RayCrew:
         for group in self._groups:
             _remove(group)
         self._groups = []
-        self.plan = plan
-        self.specs = _absolute(Specs.of(plan, checkpoint, default_channel="ray"))
+        self.setup = setup
+        self.specs = _absolute(Specs.from_setup(setup, checkpoint, default_channel="ray"))
         self._start_version_registry()
         self.trainer = self._start_trainer()
-        for extra in self.generators[plan.recipe.placement.generators :]:
-            self.dismiss(extra)
+        for extra in self.generators[setup.recipe.placement.generators :]:
+            self.remove_generator(extra)
         for i, generator in enumerate(self.generators):
             if generator.over:
                 generator.kill()
                 self.generators[i] = self._generator(generator.name)
             else:
                 generator.renew(self.specs.channel)
-        while len(self.generators) < plan.recipe.placement.generators:
-            self.join()
+        while len(self.generators) < setup.recipe.placement.generators:
+            self.add_generator()
         self.checkers = [self._checker(checker.name) for checker in self.checkers]
         return True
 
-    def describe(self) -> dict[str, int]:
+    def pids(self) -> dict[str, int]:
         here = socket.gethostname()
         found = {p.name: p.pid for p in self._parts if p.pid and p.host == here}
         return {"main": os.getpid()} | found
@@ -424,7 +424,7 @@ class RayCrew:
         try:
             if not at_once:
                 for part in self._parts:
-                    part.send(m.Stop())
+                    part.send(m.StopWorker())
                     part.flush()
                 ends = [part.actor.end.remote(PATIENCE) for part in self._parts]
                 self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
@@ -436,13 +436,13 @@ class RayCrew:
             disconnect()
 
 
-def needs_of(plan: Plan) -> Needs:
+def needs_of(setup: RunSetup) -> Needs:
     """What a plan asks of a cluster."""
-    where = plan.recipe.placement
+    where = setup.recipe.placement
     return Needs(
         generators=where.generators,
         trainers=where.trainers,
-        device="GPU" if plan.device.startswith("cuda") else "CPU",
-        weights=plan.layout.size * plan.layout.dtype.itemsize,
-        model=str(Path(plan.model).resolve()) if Path(plan.model).is_dir() else "",
+        device="GPU" if setup.device.startswith("cuda") else "CPU",
+        weights=setup.layout.size * setup.layout.dtype.itemsize,
+        model=str(Path(setup.model).resolve()) if Path(setup.model).is_dir() else "",
     )

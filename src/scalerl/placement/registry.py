@@ -7,35 +7,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalerl.pipeline.crew import Clock, Crew
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.processes import ProcessCrew, RealClock
 from scalerl.registry import Registry
 
-PLACEMENTS: Registry[Callable[[Plan, Path | None], tuple[Crew, Clock]]] = Registry("placement")
+PLACEMENTS: Registry[Callable[[RunSetup, Path | None], tuple[Crew, Clock]]] = Registry("placement")
 
 
 @PLACEMENTS.register("local")
-def local(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+def local(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """Processes on this machine."""
-    return ProcessCrew(plan, checkpoint), RealClock()
+    return ProcessCrew(setup, checkpoint), RealClock()
 
 
 @PLACEMENTS.register("ray")
-def ray(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+def ray(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """Actors of a Ray cluster; imported when it is needed."""
     from scalerl.placement.ray_crew import RayCrew
 
-    return RayCrew(plan, checkpoint), RealClock()
+    return RayCrew(setup, checkpoint), RealClock()
 
 
 @PLACEMENTS.register("inline")
-def inline(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
+def inline(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """Everything in this process, one thing after the other, on a virtual clock."""
-    crew = InlineCrew(plan, checkpoint)
+    crew = InlineCrew(setup, checkpoint)
     return crew, crew.clock
 
 
-def place(plan: Plan, checkpoint: Path | None) -> tuple[Crew, Clock]:
-    """The crew of a plan, where its recipe says, and the clock that goes with it."""
-    return PLACEMENTS[plan.recipe.placement.backend](plan, checkpoint)
+def place(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
+    """The crew of a setup, where its recipe says, and the clock that goes with it."""
+    return PLACEMENTS[setup.recipe.placement.backend](setup, checkpoint)

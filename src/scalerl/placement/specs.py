@@ -10,7 +10,7 @@ from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.machine import cores
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
 from scalerl.trainer.registry import TRAINERS
@@ -33,14 +33,14 @@ class Specs:
     make_trainer: Callable[[TrainerSpec], Trainer]
     trainer: TrainerSpec
     channel: Channel
-    #: Ranks of the trainer, and seconds until a collective that one of them misses is given up.
+    #: RankSpec of the trainer, and seconds until a collective that one of them misses is given up.
     trainers: int
     deadline: float
 
     @staticmethod
-    def of(plan: Plan, checkpoint: Path | None, *, default_channel: str) -> Specs:
+    def from_setup(setup: RunSetup, checkpoint: Path | None, *, default_channel: str) -> Specs:
         """`default_channel` is what suits the placement, for `placement.weights = "auto"`."""
-        recipe, where = plan.recipe, plan.recipe.placement
+        recipe, where = setup.recipe, setup.recipe.placement
         trainer = where.trainer
         if trainer == "auto":
             trainer = "local" if where.trainers == 1 else "fsdp"
@@ -54,13 +54,13 @@ class Specs:
         OPTIMISERS[settings.name]  # an unknown one is found before any part is started
         return Specs(
             make_engine=ENGINES[where.engine],
-            engine=engine_spec(plan),
+            engine=engine_spec(setup),
             make_trainer=TRAINERS[trainer],
             trainer=TrainerSpec(
-                model=plan.model,
+                model=setup.model,
                 dtype=recipe.model.dtype,
                 head=recipe.precision.trainer_head,
-                options=plan.options,
+                options=setup.options,
                 optimiser=Optimiser(
                     name=settings.name,
                     lr=settings.lr,
@@ -76,14 +76,14 @@ class Specs:
                 ),
                 temperature=recipe.sampling.temperature,
                 token_budget=TOKEN_BUDGET,
-                device=plan.device,
+                device=setup.device,
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
                 recompute=where.activations == "recompute",
-                step_threads=_cores(plan, where.trainers),
+                step_threads=_cores(setup, where.trainers),
                 replay=recipe.precision.routing == "replay",
             ),
-            channel=CHANNELS[channel](plan.layout),
+            channel=CHANNELS[channel](setup.layout),
             trainers=where.trainers,
             deadline=where.patience * DEADLINE,
         )
@@ -97,32 +97,32 @@ class Specs:
         ]
 
 
-def engine_spec(plan: Plan) -> EngineSpec:
-    """The engine of a plan."""
-    recipe = plan.recipe
+def engine_spec(setup: RunSetup) -> EngineSpec:
+    """The engine of a setup."""
+    recipe = setup.recipe
     return EngineSpec(
-        model=plan.model,
+        model=setup.model,
         dtype=recipe.model.dtype,
         head=recipe.precision.generator_head,
-        slots=plan.slots,
-        validation_slots=plan.validation_slots,
-        columns=plan.columns,
-        validation_threads=_cores(plan, recipe.placement.generators),
-        device=plan.device,
+        slots=setup.slots,
+        validation_slots=setup.validation_slots,
+        columns=setup.columns,
+        validation_threads=_cores(setup, recipe.placement.generators),
+        device=setup.device,
         trust_remote_code=recipe.model.trust_remote_code,
         routing=recipe.precision.routing == "replay",
     )
 
 
-def _cores(plan: Plan, parts: int) -> int:
+def _cores(setup: RunSetup, parts: int) -> int:
     """Threads of a side of the run: on one machine, a lone part may also have the core of the other
     side while that one waits. (The trainer waits for validations, and mostly one for the other.)"""
-    where = plan.recipe.placement
+    where = setup.recipe.placement
     shared = where.backend == "local" and parts == 1 and where.idle_cores == "help"
     return 2 if shared and cores() > 1 else 1
 
 
-def engine_of(plan: Plan, *, model: str, slots: int) -> Engine:
+def engine_of(setup: RunSetup, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
-    spec = replace(engine_spec(plan), model=model, slots=slots, routing=False)
-    return ENGINES[plan.recipe.placement.engine](spec)
+    spec = replace(engine_spec(setup), model=model, slots=slots, routing=False)
+    return ENGINES[setup.recipe.placement.engine](spec)

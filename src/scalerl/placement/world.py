@@ -40,7 +40,7 @@ class Fault:
 
     at: float
     kind: FaultKind
-    who: str = ""
+    worker: str = ""
     seconds: float = 0.0
     generators: int = 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from scalerl.streams import let_go, reader_is_gone
+from scalerl.streams import is_closed_stream, redirect_unread_streams
 
 if TYPE_CHECKING:
     from scalerl.curves.live import LiveForecast
@@ -134,9 +134,9 @@ class DetachableListener(Listener):
         try:
             getattr(self._listener, name)(*what)
         except (OSError, ValueError) as error:
-            if not reader_is_gone(error):
+            if not is_closed_stream(error):
                 raise
-            names = let_go()
+            names = redirect_unread_streams()
             if not names:  # a stream of its own
                 self._listener = None
             closed = " and ".join(names) or "the listener's stream"

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import InputError
 from scalerl.machine import CORES, cores
 from scalerl.runs.lock import RunLock, is_locked
-from scalerl.streams import let_go
+from scalerl.streams import redirect_unread_streams
 from scalerl.study.members import (
     Limits,
     Member,
@@ -355,7 +355,7 @@ def _surviving_hangup() -> Iterator[None]:
     if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(which, lambda number, frame: let_go() and None)
+    signal.signal(which, lambda number, frame: redirect_unread_streams() and None)
     try:
         yield
     finally:

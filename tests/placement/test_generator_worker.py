@@ -7,7 +7,7 @@ from scalerl.engine.interface import Request
 from scalerl.engine.simulated import SimulatedEngine
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.placement.generator_part import HEARTBEAT, GeneratorPart
+from scalerl.placement.generator_worker import HEARTBEAT, GeneratorWorker
 from scalerl.weights.direct import DirectWeights
 
 #: A decode step takes so long.
@@ -21,7 +21,7 @@ class Bench:
         self.time = 0.0
         self.channel = DirectWeights()
         self.engine = SimulatedEngine(slots, slots)
-        self.part = GeneratorPart(
+        self.part = GeneratorWorker(
             self.engine, self.channel, lambda: self.time, deterministic=deterministic
         )
         self.publish(0)
@@ -34,7 +34,7 @@ class Bench:
         """Rollouts of these lengths: the engine takes them from the seeds."""
         seeds = {row: length - 1 for row, length in enumerate(lengths)}
         request = Request(name, (1, 2), Limit(1000), seeds)
-        self.part.take(m.Submit((request,), lane, version))
+        self.part.take(m.SubmitRequests((request,), lane, version))
 
     def turn(self):
         """One turn, which takes as long as a decode step."""
@@ -53,8 +53,10 @@ def names(report):
 
 def test_it_is_ready_when_the_first_weights_are_there():
     bench = Bench()
-    assert bench.ready == m.Ready(0)
-    alone = GeneratorPart(SimulatedEngine(1, 1), DirectWeights(), lambda: 0.0, deterministic=False)
+    assert bench.ready == m.WorkerReady(0)
+    alone = GeneratorWorker(
+        SimulatedEngine(1, 1), DirectWeights(), lambda: 0.0, deterministic=False
+    )
     assert alone.start() is None
 
 
@@ -159,12 +161,12 @@ def test_in_a_deterministic_run_it_writes_nothing_until_it_is_told_to():
 def test_in_a_deterministic_run_it_does_its_share_with_given_weights_and_holds():
     bench = Bench(deterministic=True)
     bench.submit("a", [1, 2, 3, 5])
-    bench.part.take(m.Advance(version=0, rollouts=2))
+    bench.part.take(m.AdvanceAndHold(version=0, rollouts=2))
     bench.publish(1)  # whoever is faster must not matter
     (first,) = bench.turns(4)
     assert names(first) == [("a", 0), ("a", 1)] and first.held
     assert first.version == 0 and not bench.part.busy
-    bench.part.take(m.Advance(version=1, rollouts=99))
+    bench.part.take(m.AdvanceAndHold(version=1, rollouts=99))
     (last,) = bench.turns(4)
     assert names(last) == [("a", 2), ("a", 3)] and last.held, "all there is, is its share"
     assert last.version == 1
@@ -174,7 +176,7 @@ def test_in_a_deterministic_run_it_does_its_share_with_given_weights_and_holds()
 def test_an_advance_waits_for_its_weights():
     bench = Bench(deterministic=True)
     bench.submit("a", [1])
-    bench.part.take(m.Advance(version=2, rollouts=1))
+    bench.part.take(m.AdvanceAndHold(version=2, rollouts=1))
     bench.publish(1)
     assert bench.turns(3) == []
     bench.publish(2)
@@ -185,7 +187,7 @@ def test_an_advance_waits_for_its_weights():
 def test_a_validation_of_a_deterministic_run_needs_no_advance_and_ends_no_share():
     bench = Bench(deterministic=True)
     bench.submit("a", [4, 4])
-    bench.part.take(m.Advance(version=0, rollouts=1))
+    bench.part.take(m.AdvanceAndHold(version=0, rollouts=1))
     bench.turn()
     bench.submit("v", [2], "validate", version=0)
     validated, done = bench.turns(6)
@@ -194,8 +196,8 @@ def test_a_validation_of_a_deterministic_run_needs_no_advance_and_ends_no_share(
 
 
 def test_what_a_generator_does_not_understand_is_named():
-    with pytest.raises(PipelineError, match="a generator does not understand 'Save'"):
-        Bench().part.take(m.Save("x"))
+    with pytest.raises(PipelineError, match="a generator does not understand 'SaveCheckpoint'"):
+        Bench().part.take(m.SaveCheckpoint("x"))
 
 
 def test_one_that_begins_anew_has_forgotten_everything_and_waits_for_the_other_weights():
@@ -206,11 +208,11 @@ def test_one_that_begins_anew_has_forgotten_everything_and_waits_for_the_other_w
     bench.turns(3)
     bench.submit("late", (5,), lane="validate", version=9)  # waits for weights
     bench.channel = DirectWeights()
-    bench.part.renew(bench.channel)
+    bench.part.reset(bench.channel)
     assert not bench.engine.health().busy and not bench.part.busy
     assert bench.part.start() is None, "the old weights are not taken for the new ones"
     bench.publish(4)
-    assert bench.part.start() == m.Ready(4)
+    assert bench.part.start() == m.WorkerReady(4)
     bench.submit("long", (2, 2))  # the same name, asked again
     (report,) = [r for r in bench.turns(3) if r.written]
     assert names(report) == [("long", 0), ("long", 1)] and (report.number, report.taken) == (1, 1)

@@ -12,7 +12,7 @@ from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import PipelineError
 from scalerl.models.load import load_model, model_path
 from scalerl.pipeline import messages as m
-from scalerl.placement.trainer_part import TrainerPart
+from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.trainer.local import LocalTrainer
 from scalerl.trainer.optimisers import Optimiser
 from scalerl.weights.direct import DirectWeights
@@ -35,8 +35,8 @@ def part():
     """The real trainer, without its process, on a clock of our own."""
     trainer = LocalTrainer(load_model(model_path("tiny"), "float32", "cpu"), Options(), Optimiser())
     channel = DirectWeights()
-    found = TrainerPart(trainer, channel, lambda: 7.5)
-    assert found.start() == m.Ready(0)
+    found = TrainerWorker(trainer, channel, lambda: 7.5)
+    assert found.start() == m.WorkerReady(0)
     return found
 
 
@@ -46,18 +46,18 @@ def published(part):
 
 def test_a_step_is_answered_with_its_report_and_published_when_it_is_to_be(part):
     before = {k: v.clone() for k, v in part.sender.weights.items()}
-    stepped = part.answer(m.Step(groups(), publish=False), began=5.0)
+    stepped = part.answer(m.TrainStep(groups(), publish=False), began=5.0)
     assert stepped.report.version == 1 and stepped.seconds == 2.5
     assert published(part) == 0
     assert all(torch.equal(v, before[k]) for k, v in part.sender.weights.items())
-    part.answer(m.Step(groups(), publish=True), began=5.0)
+    part.answer(m.TrainStep(groups(), publish=True), began=5.0)
     assert published(part) == 2
     assert any(not torch.equal(v, before[k]) for k, v in part.sender.weights.items())
 
 
 def test_weights_are_published_when_that_is_asked(part):
-    part.answer(m.Step(groups(), publish=False), 0.0)
-    assert part.answer(m.Publish(), 0.0) == m.Done()
+    part.answer(m.TrainStep(groups(), publish=False), 0.0)
+    assert part.answer(m.PublishWeights(), 0.0) == m.TrainerDone()
     assert published(part) == 1
 
 
@@ -65,17 +65,17 @@ def test_a_gradient_that_is_not_finite_is_refused_with_its_prompts(part):
     before = {k: v.clone() for k, v in part.trainer.weights().items()}
     parameter = next(part.trainer.model.parameters())
     poison = parameter.register_hook(lambda gradient: gradient * float("nan"))
-    answer = part.answer(m.Step(groups(), publish=True), began=5.0)
+    answer = part.answer(m.TrainStep(groups(), publish=True), began=5.0)
     poison.remove()
-    assert isinstance(answer, m.Refused) and "prompts p0, p1, p2" in answer.reason
+    assert isinstance(answer, m.StepRefused) and "prompts p0, p1, p2" in answer.reason
     assert answer.seconds == 2.5 and published(part) == 0
     assert all(torch.equal(v, before[k]) for k, v in part.trainer.weights().items())
-    assert isinstance(part.answer(m.Step(groups(), publish=True), 0.0), m.Stepped)
+    assert isinstance(part.answer(m.TrainStep(groups(), publish=True), 0.0), m.StepDone)
 
 
 def test_scores_are_compared_on_the_tokens_that_the_policy_wrote(part):
     asked = groups(prompts=2)
-    gaps = part.answer(m.Score(asked), 0.0).gaps
+    gaps = part.answer(m.CompareLogprobs(asked), 0.0).gaps
     assert len(gaps) == 2 * 4 * 11  # one of twelve is forced
     scored = part.trainer.score(asked)[0][0]
     expected = np.abs(scored + 2.0)[np.arange(12) != 3]
@@ -84,15 +84,17 @@ def test_scores_are_compared_on_the_tokens_that_the_policy_wrote(part):
 
 def test_a_checkpoint_that_cannot_be_written_is_the_disks_affair(part, tmp_path, monkeypatch):
     (tmp_path / "fine").mkdir()
-    assert part.answer(m.Save(str(tmp_path / "fine")), 0.0) == m.Done()
+    assert part.answer(m.SaveCheckpoint(str(tmp_path / "fine")), 0.0) == m.TrainerDone()
 
     def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(part.trainer, "save", full)
-    assert part.answer(m.Save(str(tmp_path)), 0.0) == m.Done(problem="No space left on device")
+    assert part.answer(m.SaveCheckpoint(str(tmp_path)), 0.0) == m.TrainerDone(
+        problem="No space left on device"
+    )
 
 
 def test_what_the_trainer_does_not_understand_is_named(part):
-    with pytest.raises(PipelineError, match="the trainer does not understand 'Advance'"):
-        part.answer(m.Advance(1, 1), 0.0)
+    with pytest.raises(PipelineError, match="the trainer does not understand 'AdvanceAndHold'"):
+        part.answer(m.AdvanceAndHold(1, 1), 0.0)

@@ -1,64 +1,75 @@
-"""A checker: judges answers, many at a time, each with a limit. Its verifiers are somebody else's.
+"""A checker: calls the task's verifier on answers, many at a time, each with a time limit.
 
 Calls of ordinary functions run in threads, async ones on an event loop of their own. A thread that
-hangs cannot be ended: it is left behind, its answer unscored and its place taken by a new thread,
-and the loop is told, which replaces the whole process when too many hang. An async call that blocks
-the event loop is left behind with it: the other calls are made again on a new one. Where a call
-takes the process with it, the loop finds out which one it was (pipeline/checks.py).
+hangs cannot be ended: it is abandoned, its answer stays unscored, a new thread takes its place, and
+the loop, which is sent the number of such threads, replaces the process when there are too many. An
+async call that blocks the event loop is abandoned together with it: the other calls are made again
+on a new one. Where a call ends the process, the loop finds out which one it was
+(`pipeline/checks.py`). Imports no torch, so that a new checker starts at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
+from scalerl.placement.child import end_group, guarded, orphaned
+from scalerl.placement.connection import WorkerConnection
 from scalerl.tasks.task import Answer, AnswerScore, Task, named
 
-#: Seconds beyond its limit after which an async call has not been cancelled because it blocks.
-BLOCKED = 1.0
+#: Seconds beyond its limit after which an async call that is still there blocks its event loop: one
+#: that can be cancelled has been by then.
+BLOCKED_SECONDS = 1.0
+#: Seconds between two searches for calls that have used up their time.
+POLL_SECONDS = 0.05
+#: Seconds between two heartbeats.
+HEARTBEAT_SECONDS = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Answers of one prompt and the verdicts so far."""
+    """Answers of one prompt, and their scores so far."""
 
     number: int
     size: int
-    verdicts: dict[int, AnswerScore] = field(default_factory=dict)
+    scores: dict[int, AnswerScore] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of a verifier: an answer, or several that it judges together."""
+    """One call of a verifier: one answer, or several that it scores together."""
 
     job: _Job
     places: tuple[int, ...]
     answers: tuple[Answer, ...]
     began: float | None = None
     over: bool = False
-    #: Given up, and still running.
+    #: Whether it was given up and still runs.
     hung: bool = False
-    #: Its place on the event loop, if it is async.
+    #: The task of the event loop that runs it, if it is async.
     task: asyncio.Task[Any] | None = None
 
 
-class CheckerPart:
-    """Runs `places` calls at once, each for at most `seconds`; `say` is called from any thread."""
+class CheckerWorker:
+    """Runs up to `places` calls at once, each for at most `seconds`. `send` receives the scores and
+    is called from any thread."""
 
     def __init__(
-        self, task: Task, places: int, seconds: float, say: Callable[[m.Verdicts], None]
+        self, task: Task, places: int, seconds: float, send: Callable[[m.Scores], None]
     ) -> None:
         self.task = task
         self.seconds = seconds
-        self.say = say
+        self.send = send
         self.hung = 0
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -70,8 +81,8 @@ class CheckerPart:
         self._waiting: set[_Call] = set()
 
     def take(self, message: Any) -> None:
-        """A job: its calls are made as places become free."""
-        if not isinstance(message, m.Check):
+        """Start a job: its calls are made as threads, or places on the event loop, become free."""
+        if not isinstance(message, m.ScoreAnswers):
             raise PipelineError(f"a checker does not understand {type(message).__name__!r}")
         job = _Job(message.job, len(message.answers))
         places = range(len(message.answers))
@@ -92,7 +103,7 @@ class CheckerPart:
         return bool(self._running or self._waiting) or not self._calls.empty()
 
     def give_up(self) -> None:
-        """Leave behind the calls that have used up their time; to be called now and then."""
+        """Abandon the calls that have used up their time; to be called every POLL_SECONDS."""
         now = time.monotonic()
         with self._lock:
             late = [c for c in self._running if c.began is not None
@@ -100,7 +111,7 @@ class CheckerPart:
         for call in late:
             self._finish(call, [self._gave_up()] * len(call.answers), hung=True)
             self._new_thread()
-        self._leave_a_blocked_loop(now)
+        self._replace_blocked_event_loop(now)
 
     def _gave_up(self) -> AnswerScore:
         why = f"the verifier of task {self.task.name} has not answered for {self.seconds:g} s"
@@ -122,36 +133,37 @@ class CheckerPart:
                 call.began = time.monotonic()
                 self._running.add(call)
             try:
-                verdicts = self.task.check_all(call.answers)
-            except BaseException as error:  # somebody else's verifier: what it raises is data
-                verdicts = self._raised(call, error)
-            if not self._finish(call, verdicts):
-                return  # it took too long and somebody else has this place
+                scores = self.task.check_all(call.answers)
+            except BaseException as error:  # verifiers may raise anything, SystemExit included
+                scores = self._raised(call, error)
+            if not self._finish(call, scores):
+                return  # it was given up, and a new thread has taken its place
 
-    def _finish(self, call: _Call, verdicts: list[AnswerScore], *, hung: bool = False) -> bool:
-        """Book the verdicts of a call, once; the last of a job is said. False if it was over."""
+    def _finish(self, call: _Call, scores: list[AnswerScore], *, hung: bool = False) -> bool:
+        """Record the scores of a call, and send those of its job if it was the last one. False if
+        the call was over already."""
         job = call.job
         with self._lock:
             if call.over:
-                self.hung -= call.hung  # it came back after all
+                self.hung -= call.hung  # it returned after all
                 return False
             call.over, call.hung = True, hung
             self._running.discard(call)
             self._waiting.discard(call)
             self.hung += hung
-            job.verdicts |= dict(zip(call.places, verdicts, strict=True))
+            job.scores |= dict(zip(call.places, scores, strict=True))
             job.seconds += 0.0 if call.began is None else time.monotonic() - call.began
-            whole = len(job.verdicts) == job.size
-            found = tuple(job.verdicts[i] for i in sorted(job.verdicts))
-        if whole:
-            self.say(m.Verdicts(job.number, found, job.seconds, self.hung))
+            complete = len(job.scores) == job.size
+            found = tuple(job.scores[i] for i in sorted(job.scores))
+        if complete:
+            self.send(m.Scores(job.number, found, job.seconds, self.hung))
         return True
 
     # -- async ------------------------------------------------------------------------------------
 
     def _async_task(self, call: _Call) -> Task | None:
-        part = self.task.member_for(call.answers[0].prompt)
-        return part if part.is_async else None
+        task = self.task.member_for(call.answers[0].prompt)
+        return task if task.is_async else None
 
     def _begin_async(self, call: _Call) -> None:
         if self._events is None:
@@ -163,7 +175,7 @@ class CheckerPart:
         asyncio.run_coroutine_threadsafe(self._await(call, self._room), self._events)
 
     async def _await(self, call: _Call, room: asyncio.Semaphore | None) -> None:
-        """An async reward function, ended for good when its time is over."""
+        """Await an async reward function, and cancel it when its time is over."""
         task = self._async_task(call)
         assert task is not None and room is not None
         async with room:
@@ -171,16 +183,17 @@ class CheckerPart:
             limit = asyncio.timeout(self.seconds)
             try:
                 async with limit:
-                    verdicts = await task.check_together(call.answers)
-            except BaseException as error:  # somebody else's verifier: what it raises is data
-                verdicts = self._raised(call, error)
+                    scores = await task.check_together(call.answers)
+            except BaseException as error:  # verifiers may raise anything, SystemExit included
+                scores = self._raised(call, error)
             if limit.expired():
-                verdicts = [self._gave_up()] * len(call.answers)
-            self._finish(call, verdicts, hung=limit.expired() and not task.can_be_cancelled)
+                scores = [self._gave_up()] * len(call.answers)
+            self._finish(call, scores, hung=limit.expired() and not task.can_be_cancelled)
 
-    def _leave_a_blocked_loop(self, now: float) -> None:
-        """A call that does not give its event loop back is over; the others begin anew."""
-        limit = self.seconds + BLOCKED
+    def _replace_blocked_event_loop(self, now: float) -> None:
+        """If a call blocks the event loop, give that call up and start the others again on a new
+        loop."""
+        limit = self.seconds + BLOCKED_SECONDS
         with self._lock:
             late = any(c.began is not None and now - c.began > limit for c in self._waiting)
         if not late or self._events is None:
@@ -189,11 +202,11 @@ class CheckerPart:
         if running is None:
             return
         blocked, self._events = self._events, None
-        blocked.call_soon_threadsafe(blocked.stop)  # should it ever go on
+        blocked.call_soon_threadsafe(blocked.stop)  # takes effect if the call ever returns
         with self._lock:
             waiting, self._waiting = self._waiting, set()
             for call in waiting:
-                call.over = call.task is not running  # what it still says is not listened to
+                call.over = call.task is not running  # a late result of the old loop is ignored
         for call in waiting:
             if call.over:
                 self._begin_async(replace(call, began=None, over=False, task=None))
@@ -206,5 +219,44 @@ def _run_for_ever(events: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             return events.run_forever()
-        except BaseException:  # SystemExit of a task ends its loop; whoever awaits it is told
+        except BaseException:
+            # SystemExit in a task ends `run_forever`. The loop must go on for the other calls; the
+            # one that raised it gets its exception from `await`.
             continue
+
+
+def serve_checker(connection: WorkerConnection, task: Task, places: int, seconds: float) -> None:
+    """Run a checker until `StopWorker`."""
+    lock = threading.Lock()
+
+    def send(message: Any) -> None:
+        with lock:
+            connection.send(message)
+
+    worker = CheckerWorker(task, places, seconds, send)
+    send(m.WorkerReady())
+    sent_at = time.monotonic()
+    try:
+        while not orphaned():
+            if connection.poll(POLL_SECONDS if worker.busy else 1.0):
+                message = connection.recv()
+                if isinstance(message, m.StopWorker):
+                    return
+                worker.take(message)
+            worker.give_up()
+            if time.monotonic() - sent_at > HEARTBEAT_SECONDS:
+                sent_at = time.monotonic()
+                send(m.Scores(None, hung=worker.hung))
+    finally:
+        task.close()
+
+
+def run_checker(conn: Connection, task: Task, places: int, seconds: float) -> None:
+    """Entry point of a checker process."""
+    # It leads a process group of its own, to which programs belong that a verifier starts: what
+    # hangs in it, or in them, ends with it.
+    if hasattr(os, "setpgid"):  # Windows has no process groups
+        os.setpgid(0, 0)
+    guarded(conn, lambda: serve_checker(conn, task, places, seconds))
+    end_group(os.getpid())
+    os._exit(0)

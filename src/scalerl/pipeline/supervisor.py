@@ -9,13 +9,13 @@ from typing import Any
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import Checks, Judged
-from scalerl.pipeline.crew import Clock, Crew, Gone, Handle, Lost, number
+from scalerl.pipeline.checks import Checks, ScoredAnswers
+from scalerl.pipeline.crew import Clock, Crew, Handle, IrreplaceableWorkerLost, WorkerLost, number
 from scalerl.pipeline.dispatch import Dispatcher, GeneratorState
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.memory import less_memory
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.runs.lines import EventKind, EventLine, Status
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
@@ -32,58 +32,58 @@ class Stopped(Exception):
     """Somebody asked the run to end; the reason is its text."""
 
 
-class Conversation(ABC):
+class CrewSupervisor(ABC):
     """The part of the loop that sends, listens and watches; what to do is the loop's affair."""
 
     def __init__(
-        self, plan: Plan, crew: Crew, clock: Clock, store: RunStore, listener: Listener
+        self, setup: RunSetup, crew: Crew, clock: Clock, store: RunStore, listener: Listener
     ) -> None:
-        self.plan, self.crew, self.clock = plan, crew, clock
+        self.setup, self.crew, self.clock = setup, crew, clock
         #: The plan's, but for the number of generators, which may change.
-        self.recipe = plan.recipe
+        self.recipe = setup.recipe
         self.store, self.listener = store, listener
-        where = plan.recipe.placement
+        where = setup.recipe.placement
         self.patience, self.deterministic = where.patience, where.deterministic
         self.version = 0
         self.pending: dict[int, PendingGroup] = {}
         self.dispatcher = Dispatcher(crew.generators, clock, deterministic=where.deterministic)
-        self.checks = Checks(plan.task, crew.checkers, where.checkers, where.check_seconds, clock)
+        self.checks = Checks(setup.task, crew.checkers, where.checkers, where.check_seconds, clock)
         self.ledger = Ledger(
-            clock, plan.parameters, len(crew.generators), where.trainers,
-            plan.recipe.compute.count_validation,
+            clock, setup.parameters, len(crew.generators), where.trainers,
+            setup.recipe.compute.count_validation,
         )  # fmt: skip
         #: Since when the trainer has had something to do; None while it has not.
         self.trainer_since: float | None = None
         self._trainer_ready = False
-        self._answer: m.Done | None = None
+        self._answer: m.TrainerDone | None = None
         self._stop: str | None = None
         #: Lines worth a warning, from outside; adding one is safe in a signal handler.
         self.notes: list[str] = []
-        self._looked = clock.now()
+        self._last_watchdog = clock.now()
         self._checker_deaths = 0
         self._handlers: dict[type, Callable[[Handle, Any], None]] = {
-            m.Ready: self._ready,
-            m.Failed: self._failed,
-            m.Done: self._answered,
-            m.Report: self._heard,
-            m.Verdicts: self._checked,
-            m.Stepped: self._stepped,
-            m.Refused: self._refused,
+            m.WorkerReady: self._on_ready,
+            m.WorkerFailed: self._on_failed,
+            m.TrainerDone: self._on_trainer_done,
+            m.GeneratorReport: self._on_report,
+            m.Scores: self._on_scores,
+            m.StepDone: self._on_step_done,
+            m.StepRefused: self._on_step_refused,
         }
 
     # -- what the loop makes of it ----------------------------------------------------------------
 
     @abstractmethod
-    def _heard(self, who: Handle, report: m.Report) -> None: ...
+    def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None: ...
 
     @abstractmethod
-    def _stepped(self, who: Handle, message: m.Stepped) -> None: ...
+    def _on_step_done(self, worker: Handle, message: m.StepDone) -> None: ...
 
     @abstractmethod
-    def _refused(self, who: Handle, message: m.Refused) -> None: ...
+    def _on_step_refused(self, worker: Handle, message: m.StepRefused) -> None: ...
 
     @abstractmethod
-    def _judged(self, judged: Judged) -> None: ...
+    def _on_scored(self, scored: ScoredAnswers) -> None: ...
 
     @abstractmethod
     def _start_groups(self) -> None: ...
@@ -92,13 +92,13 @@ class Conversation(ABC):
     def _rescale(self) -> None: ...
 
     @abstractmethod
-    def _give_to_others(self, state: GeneratorState) -> int: ...
+    def _reassign(self, state: GeneratorState) -> int: ...
 
     @abstractmethod
-    def _has_left(self, state: GeneratorState) -> None: ...
+    def _on_generator_left(self, state: GeneratorState) -> None: ...
 
     @abstractmethod
-    def _never_joined(self, who: Handle) -> None: ...
+    def _on_join_failed(self, worker: Handle) -> None: ...
 
     # -- listening --------------------------------------------------------------------------------
 
@@ -106,48 +106,48 @@ class Conversation(ABC):
         """Ask the run to end at the next opportunity; safe in a signal handler."""
         self._stop = reason
 
-    def _take_in(self, waits_for: str) -> None:
+    def _poll_and_dispatch(self, waits_for: str) -> None:
         """Begin what can be begun meanwhile, then hear what anybody has to say."""
         self._start_groups()
         for event in self.crew.poll(WATCH):
-            if not self._present(event.who):  # what came before in this very list has ended it
+            if not self._present(event.worker):  # what came before in this very list has ended it
                 continue
-            if isinstance(event, Gone):
-                self._lost(event.who, event.why)
+            if isinstance(event, WorkerLost):
+                self._on_worker_lost(event.worker, event.why)
                 continue
             handler = self._handlers.get(type(event.message))
             if handler is None:
                 kind = type(event.message).__name__
-                raise PipelineError(f"{event.who.name} said {kind!r}, which nobody understands")
-            handler(event.who, event.message)
-        self._pass_on_notes()
-        self._look_around(waits_for)
+                raise PipelineError(f"{event.worker.name} said {kind!r}, which nobody understands")
+            handler(event.worker, event.message)
+        self._record_notes()
+        self._watchdog_tick(waits_for)
 
-    def _present(self, who: Handle) -> bool:
+    def _present(self, worker: Handle) -> bool:
         crew = self.crew
-        return any(who is part for part in (crew.trainer, *crew.generators, *crew.checkers))
+        return any(worker is part for part in (crew.trainer, *crew.generators, *crew.checkers))
 
-    def _tell_trainer(self, message: Any) -> None:
+    def _send_to_trainer(self, message: Any) -> None:
         self.trainer_since = self.clock.now()
         self.crew.trainer.send(message)
 
-    def _ask_trainer(self, message: Any, what: str) -> m.Done:
+    def _call_trainer(self, message: Any, what: str) -> m.TrainerDone:
         """Something that the trainer, which is idle, answers when it is done."""
         self._answer = None
-        self._tell_trainer(message)
+        self._send_to_trainer(message)
         while self._answer is None:
-            self._take_in(f"the trainer {what}")
+            self._poll_and_dispatch(f"the trainer {what}")
         return self._answer
 
-    def _answered(self, who: Handle, message: m.Done) -> None:
+    def _on_trainer_done(self, worker: Handle, message: m.TrainerDone) -> None:
         self._answer, self.trainer_since = message, None
 
-    def _checked(self, who: Handle, message: m.Verdicts) -> None:
-        self.ledger.worked("check", message.seconds)
+    def _on_scores(self, worker: Handle, message: m.Scores) -> None:
+        self.ledger.add_work("check", message.seconds)
         if message.job is not None:
             self._checker_deaths = 0
-        for judged in self.checks.heard(who, message):
-            self._judged(judged)
+        for scored in self.checks.on_scores(worker, message):
+            self._on_scored(scored)
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -161,120 +161,124 @@ class Conversation(ABC):
             if self._stop is not None:
                 raise Stopped(self._stop)
             names = ", ".join(sorted(waiting))
-            self._take_in(f"{names} to start")
+            self._poll_and_dispatch(f"{names} to start")
             if not self._trainer_ready and self.crew.trainer.silence > max(self.patience, START):
-                raise Lost(f"{names} did not start: is the machine short of memory?")
-        self.dispatcher.all_at(self.version)
+                raise IrreplaceableWorkerLost(
+                    f"{names} did not start: is the machine short of memory?"
+                )
+        self.dispatcher.set_versions(self.version)
 
-    def _ready(self, who: Handle, message: m.Ready) -> None:
-        if any(who is checker for checker in self.crew.checkers):
-            self.checks.ready(who)
+    def _on_ready(self, worker: Handle, message: m.WorkerReady) -> None:
+        if any(worker is checker for checker in self.crew.checkers):
+            self.checks.on_ready(worker)
             return
-        self.ledger.placed(who.name, message.device)
-        if who is self.crew.trainer:
+        self.ledger.set_device(worker.name, message.device)
+        if worker is self.crew.trainer:
             self.version, self._trainer_ready = message.version, True
         else:
-            self._generator_ready(who, message.version)
+            self._generator_ready(worker, message.version)
 
-    def _generator_ready(self, who: Handle, version: int) -> None:
+    def _generator_ready(self, worker: Handle, version: int) -> None:
         """It is given what its predecessor held, if there was one; or it joins the others."""
-        if who.name not in self.dispatcher.states:
-            self.ledger.joined()
-            self.listener.say(f"{who.name} has joined")
-        state = self.dispatcher.ready(who, version)
+        if worker.name not in self.dispatcher.states:
+            self.ledger.generator_joined()
+            self.listener.say(f"{worker.name} has joined")
+        state = self.dispatcher.on_ready(worker, version)
         for p in self.pending.values():
-            if p.stage == "writing" and p.generator == who.name:
-                p.started_again(version)
+            if p.stage == "writing" and p.generator == worker.name:
+                p.restart_at(version)
         for lane in ("train", "validate"):
-            self.dispatcher.hand(state, state.requests(lane), lane, self.version)
+            self.dispatcher.assign(state, state.requests(lane), lane, self.version)
 
-    def _failed(self, who: Handle, message: m.Failed) -> None:
+    def _on_failed(self, worker: Handle, message: m.WorkerFailed) -> None:
         if message.bad_input:
             raise InputError(message.reason)
         if message.no_memory:
             raise PipelineError(
-                f"{who.name} ran out of memory ({message.reason}): {less_memory(who.name)}, then "
-                "--resume"
+                f"{worker.name} ran out of memory ({message.reason}): "
+                f"{less_memory(worker.name)}, then --resume"
             )
-        raise PipelineError(f"{who.name}: {message.reason}")
+        raise PipelineError(f"{worker.name}: {message.reason}")
 
-    def _lost(self, who: Handle, why: str) -> None:
+    def _on_worker_lost(self, worker: Handle, why: str) -> None:
         """A new part for one that is gone. What that one held is asked again: of the others, or, if
         there is nobody else, of the new one. A trainer cannot be replaced here, nor, in a
         deterministic run, a generator."""
-        if any(who is checker for checker in self.crew.checkers):
-            self._lost_checker(who, why)
+        if any(worker is checker for checker in self.crew.checkers):
+            self._replace_checker(worker, why)
             return
-        lost = Lost(f"{who.name} {why}", trainer=who is self.crew.trainer)
-        if who is self.crew.trainer or self.deterministic:
+        lost = IrreplaceableWorkerLost(f"{worker.name} {why}", trainer=worker is self.crew.trainer)
+        if worker is self.crew.trainer or self.deterministic:
             raise lost
-        state = self.dispatcher.states.get(who.name)
+        state = self.dispatcher.states.get(worker.name)
         self._note("lost", str(lost))
         if state is None:
-            self._never_joined(who)
+            self._on_join_failed(worker)
             return
         begun = sum(lane == "train" for _, lane in state.held.values())
         if state.leaving:
             self.ledger.waste("failed", begun, 0)
-            self._has_left(state)
+            self._on_generator_left(state)
             return
         state.deaths += 1
         if state.deaths > MAX_DEATHS:
             raise PipelineError(
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout; if "
-                f"memory has run out: {less_memory(who.name)}, then --resume"
+                f"memory has run out: {less_memory(worker.name)}, then --resume"
             )
         self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
         self.listener.say(f"warning: {lost}: starting another one")
         state.starting, state.behind_since, state.stuck_since = True, None, None
-        state.handle = self.crew.replace(who)
+        state.handle = self.crew.replace(worker)
         if any(not s.starting for s in self.dispatcher.staying):
-            self._give_to_others(state)  # the next one may be minutes in starting
+            self._reassign(state)  # the next one may be minutes in starting
 
-    def _lost_checker(self, who: Handle, why: str) -> None:
+    def _replace_checker(self, worker: Handle, why: str) -> None:
         self._checker_deaths += 1
-        self._note("checker", f"{who.name} {why}: replaced")
+        self._note("checker", f"{worker.name} {why}: replaced")
         if self._checker_deaths > MAX_DEATHS * max(len(self.crew.checkers), 1):
             raise PipelineError(
-                f"{who.name} {why}; checkers were started {self._checker_deaths - 1} times and "
+                f"{worker.name} {why}; checkers were started {self._checker_deaths - 1} times and "
                 "never judged an answer: look at the task's verifier, then --resume"
             )
-        for judged in self.checks.lost(who, self.crew.replace(who), why):
-            self._judged(judged)
+        for scored in self.checks.on_checker_lost(worker, self.crew.replace(worker), why):
+            self._on_scored(scored)
 
-    def _look_around(self, waits_for: str) -> None:
+    def _watchdog_tick(self, waits_for: str) -> None:
         """Replace who has been silent for too long; leave a status for `scalerl doctor`."""
         now = self.clock.now()
-        if now - self._looked < WATCH:
+        if now - self._last_watchdog < WATCH:
             return
-        away, self._looked = now - self._looked, now
+        away, self._last_watchdog = now - self._last_watchdog, now
         if away > 3 * WATCH + self.patience / 10:
-            self._forgive(away)  # we stood still ourselves (Ctrl-Z, a slow disk)
+            self._shift_deadlines(away)  # we stood still ourselves (Ctrl-Z, a slow disk)
         else:
-            self._find_the_silent(waits_for)
+            self._replace_silent_workers(waits_for)
         self._rescale()
         self._write_status(waits_for)
 
-    def _find_the_silent(self, waits_for: str) -> None:
+    def _replace_silent_workers(self, waits_for: str) -> None:
         trainer = self.crew.trainer
         if self.trainer_since is not None:
             silence = min(trainer.silence, self.clock.now() - self.trainer_since)
             if silence > self.patience:
-                self._lost(trainer, self._silent(silence, waits_for))
+                self._on_worker_lost(trainer, self._silence_text(silence, waits_for))
         for state in list(self.dispatcher):
-            silence = max(state.handle.silence, self.dispatcher.behind(state))
+            silence = max(state.handle.silence, self.dispatcher.seconds_behind(state))
             if silence > (max(self.patience, START) if state.starting else self.patience):
-                self._lost(state.handle, self._silent(silence, waits_for))
-            elif (stuck := self.dispatcher.stuck(state)) > self.patience:
+                self._on_worker_lost(state.handle, self._silence_text(silence, waits_for))
+            elif (stuck := self.dispatcher.seconds_stuck(state)) > self.patience:
                 many = f"{len(state.held)} rollouts" if len(state.held) > 1 else "one rollout"
-                self._lost(state.handle, f"holds {many} and has written nothing for {stuck:.0f} s")
+                self._on_worker_lost(
+                    state.handle, f"holds {many} and has written nothing for {stuck:.0f} s"
+                )
         for checker, why in self.checks.replaceable(self.patience, max(self.patience, START)):
-            self._lost(checker, why)
+            self._on_worker_lost(checker, why)
 
-    def _silent(self, seconds: float, waits_for: str) -> str:
+    def _silence_text(self, seconds: float, waits_for: str) -> str:
         return f"has said nothing for {seconds:.0f} s (the run waits for {waits_for})"
 
-    def _forgive(self, seconds: float) -> None:
+    def _shift_deadlines(self, seconds: float) -> None:
         """Nobody could be heard for so long: it is not held against them."""
         if self.trainer_since is not None:
             self.trainer_since += seconds
@@ -283,7 +287,7 @@ class Conversation(ABC):
                 state.behind_since += seconds
             if state.stuck_since is not None:
                 state.stuck_since += seconds
-        self.checks.forgive(seconds)
+        self.checks.shift_deadlines(seconds)
 
     def _write_status(self, waits_for: str) -> None:
         parts = [self.crew.trainer, *self.crew.generators, *self.crew.checkers]
@@ -292,7 +296,7 @@ class Conversation(ABC):
             Status(
                 step=self.version,
                 waits_for=waits_for,
-                pids=self.crew.describe(),
+                pids=self.crew.pids(),
                 silent_seconds={p.name: round(p.silence, 1) for p in parts},
                 starting=tuple(number(s.handle) for s in self.dispatcher if s.starting),
                 stopping=self._stop is not None,
@@ -305,7 +309,7 @@ class Conversation(ABC):
 
     # -- the record -------------------------------------------------------------------------------
 
-    def _pass_on_notes(self) -> None:
+    def _record_notes(self) -> None:
         for line in self.checks.notes:
             self.listener.say(f"warning: {line}")
             self._note("checker", line)

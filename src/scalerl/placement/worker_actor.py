@@ -17,38 +17,17 @@ from typing import Any
 
 from scalerl.pipeline import messages as m
 from scalerl.placement.child import failure
+from scalerl.placement.connection import QueueConnection
 from scalerl.placement.ray_cluster import interface_of
 
 
-class QueueLine:
-    """A line of two queues of this process."""
-
-    def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._next: list[Any] = []
-
-    def poll(self, timeout: float) -> bool:
-        with contextlib.suppress(queue.Empty):
-            if not self._next:
-                self._next.append(self.inbox.get(timeout=timeout) if timeout else
-                                  self.inbox.get_nowait())  # fmt: skip
-        return bool(self._next)
-
-    def recv(self) -> Any:
-        return self._next.pop() if self._next else self.inbox.get()
-
-    def send(self, obj: Any) -> None:
-        self.outbox.put(obj)
-
-
-class PartActor:
+class WorkerActor:
     """One part in a process of its own, anywhere. Methods of a concurrency group are called one
     after the other, in order."""
 
     def __init__(self, name: str) -> None:
         self.name = multiprocessing.current_process().name = name
-        self.line = QueueLine()
+        self.connection = QueueConnection()
         self.over = threading.Event()
         self._rendezvous_stores: list[Any] = []
 
@@ -76,31 +55,31 @@ class PartActor:
 
         def work() -> None:
             try:
-                serve(self.line, *(_placed(a, self.where()[2]) for a in arguments))
+                serve(self.connection, *(_placed(a, self.where()[2]) for a in arguments))
             except Exception as error:  # told, not hidden
-                self.line.send(failure(error))
+                self.connection.send(failure(error))
             self.over.set()
 
         threading.Thread(target=work, daemon=True, name="part").start()
 
-    def tell(self, messages: bytes) -> None:
+    def deliver(self, messages: bytes) -> None:
         """Messages travel as plain pickles: Ray's own, which can send code as well, take several
         times as long."""
         for message in pickle.loads(messages):
-            self.line.inbox.put(message)
+            self.connection.inbox.put(message)
 
-    def renew(self, channel: Any, life: int) -> None:
-        self.line.inbox.put(m.Renew(channel, life))
+    def switch_trainer(self, channel: Any, session: int) -> None:
+        self.connection.inbox.put(m.SwitchTrainer(channel, session))
 
-    def listen(self, seconds: float, gather: float) -> bytes:
+    def collect(self, seconds: float, gather: float) -> bytes:
         """All that it has said, waiting so long for the first of it, and then a little for what
         comes right after: every answer costs both sides a millisecond or two."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self.line.outbox.get(timeout=seconds))
+            found.append(self.connection.outbox.get(timeout=seconds))
             time.sleep(gather)
             while True:
-                found.append(self.line.outbox.get_nowait())
+                found.append(self.connection.outbox.get_nowait())
         try:
             return pickle.dumps(found)
         except Exception as error:  # a verifier's answer, say, that holds what cannot travel

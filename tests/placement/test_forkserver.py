@@ -1,4 +1,4 @@
-"""Parts come from one process that has imported what they need."""
+"""Workers come from one process that has imported what they need."""
 
 import os
 import signal
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.placement import nursery
+from scalerl.placement import forkserver
 
-pytestmark = pytest.mark.skipif(not nursery.FORKS, reason="the nursery is Linux's")
+pytestmark = pytest.mark.skipif(not forkserver.FORKS, reason="the fork server is for Linux")
 
 MAIN = """
 import os, sys, time
-from scalerl.placement import nursery
+from scalerl.placement import forkserver
 
-def part(conn, out):
+def worker(conn, out):
     from scalerl.placement.child import guarded
     def serve():
         with open(out, "a") as f:
@@ -28,14 +28,14 @@ def part(conn, out):
     guarded(conn, serve)
 
 if __name__ == "__main__":
-    nursery.prepare()
-    os.environ["MOOD"] = "after the nursery began"
-    context = nursery.context()
+    forkserver.prepare()
+    os.environ["MOOD"] = "after the server began"
+    context = forkserver.context()
     for _ in range(3):
         ours, theirs = context.Pipe()
-        with nursery.unheard():
-            context.Process(target=nursery.born, args=(dict(os.environ), part, theirs, sys.argv[1]),
-                            daemon=True).start()
+        with forkserver.signals_blocked():
+            arguments = (dict(os.environ), worker, theirs, sys.argv[1])
+            context.Process(target=forkserver.child_main, args=arguments, daemon=True).start()
     time.sleep(60)
 """
 
@@ -70,11 +70,11 @@ def started(tmp_path):
 
 def test_parts_have_torch_and_the_environment_of_now_and_share_a_parent(started):
     _, parts = started
-    assert {rest for *_, rest in parts} == {"after the nursery began True False"}
+    assert {rest for *_, rest in parts} == {"after the server began True False"}
     assert len({parent for _, parent, _ in parts}) == 1
 
 
-def test_parts_and_nursery_end_with_the_main_process_however_it_ends(started):
+def test_workers_and_fork_server_end_with_the_main_process_however_it_ends(started):
     main, parts = started
     main.kill()
     main.wait()
@@ -93,7 +93,7 @@ def test_a_group_that_is_told_to_end_is_the_main_processs_affair(started):
     assert all(alive(pid) for one in parts for pid in one[:2])
 
 
-def test_parts_end_with_a_nursery_that_is_killed(started):
+def test_workers_end_with_a_fork_server_that_is_killed(started):
     main, parts = started
     os.kill(parts[0][1], signal.SIGKILL)
     wait(lambda: not any(alive(pid) for pid, *_ in parts))
@@ -104,7 +104,9 @@ def test_where_its_socket_has_no_place_parts_are_new_processes(tmp_path):
     """A Unix socket's name has room for some hundred characters only."""
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    code = "from scalerl.placement import nursery; print(nursery.context().get_start_method())"
+    code = (
+        "from scalerl.placement import forkserver; print(forkserver.context().get_start_method())"
+    )
     found = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(deep)},
                            capture_output=True, text=True, check=True)  # fmt: skip
     assert found.stdout.strip() == "spawn"

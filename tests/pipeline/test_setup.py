@@ -9,7 +9,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.models.load import load_tokenizer, model_path
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 from scalerl.recipe import Recipe
 
 NO_SYSTEM = (
@@ -27,7 +27,7 @@ def model(tmp_path):
 
 def plan_of(model, *overrides):
     small = ["validation.prompts=2", f"model.path={model}"]
-    return Plan.of(Recipe.load("scalerl", "tiny", overrides=[*small, *overrides]))
+    return RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=[*small, *overrides]))
 
 
 def change(file, **fields):
@@ -35,18 +35,18 @@ def change(file, **fields):
 
 
 def test_the_tiny_model_ends_its_answers_as_before(model):
-    plan = plan_of(model)
-    assert plan.control.stop_ids == (1,)
-    assert plan.control.max_tokens == 64 + 2 + 6  # nothing but `</think>` is a part of it
-    assert plan.stop_text == "rollouts end at <eos> (1)"
+    setup = plan_of(model)
+    assert setup.control.stop_ids == (1,)
+    assert setup.control.max_tokens == 64 + 2 + 6  # nothing but `</think>` is a part of it
+    assert setup.stop_text == "rollouts end at <eos> (1)"
 
 
 def test_all_ends_that_a_model_names_are_stop_tokens_of_training_and_validation(model):
     change(model / "generation_config.json", eos_token_id=[7, 1, 9])
     change(model / "config.json", eos_token_id=[1, 12])
     for control in ([], ["length.control=none", "length.max_tokens=20"]):
-        plan = plan_of(model, *control)
-        assert plan.control.stop_ids == plan.validation_control.stop_ids == (7, 1, 9, 12)
+        setup = plan_of(model, *control)
+        assert setup.control.stop_ids == setup.validation_control.stop_ids == (7, 1, 9, 12)
     assert plan_of(model, "validation.length_control=false").validation_control.stop_ids
     (model / "generation_config.json").unlink()
     assert plan_of(model).control.stop_ids == (1, 12)
@@ -89,9 +89,9 @@ def chats(tmp_path, *chats):
 
 def test_a_system_message_is_merged_where_the_template_refuses_it_and_that_is_said(model, tmp_path):
     (model / "chat_template.jinja").write_text(NO_SYSTEM)
-    plan = plan_of(model, *chats(tmp_path, ("system", "user")))
-    assert "<eos>" not in plan.tokenizer.decode(plan.tokens_of(plan.validation[0]))[:-5]
-    assert [w for w in plan.warnings if "refuses system messages" in w]
+    setup = plan_of(model, *chats(tmp_path, ("system", "user")))
+    assert "<eos>" not in setup.tokenizer.decode(setup.tokens_of(setup.validation[0]))[:-5]
+    assert [w for w in setup.warnings if "refuses system messages" in w]
     assert not plan_of(model, *chats(tmp_path, ("user",))).warnings
 
 
@@ -106,18 +106,18 @@ def test_roles_that_the_template_refuses_are_found_before_the_run_with_their_pro
 SYSTEM = "{% for m in messages %}{{ m.role[:1] }}{{ m.content }}={% endfor %}"
 
 
-def words_of(plan, prompt):
-    return plan.tokenizer.decode(plan.tokens_of(prompt))
+def words_of(setup, prompt):
+    return setup.tokenizer.decode(setup.tokens_of(prompt))
 
 
 def test_a_system_prompt_is_the_first_message_in_training_and_validation(model, tmp_path):
     (model / "chat_template.jinja").write_text(SYSTEM)
     for asked in ([], chats(tmp_path, ("user",), ("user", "assistant", "user"))):
-        without, plan = plan_of(model, *asked), plan_of(model, "task.system_prompt=a1b2", *asked)
-        for held_out, prompts in ((True, plan.validation), (False, plan.prompts.values())):
+        without, setup = plan_of(model, *asked), plan_of(model, "task.system_prompt=a1b2", *asked)
+        for held_out, prompts in ((True, setup.validation), (False, setup.prompts.values())):
             for prompt in list(prompts)[:5]:
                 plain = words_of(without, prompt)
-                assert words_of(plan, prompt).endswith("a1b2=" + plain), held_out
+                assert words_of(setup, prompt).endswith("a1b2=" + plain), held_out
                 assert not plain.endswith("a1b2=" + plain)
 
 
@@ -146,16 +146,16 @@ def days(*days):
 def test_a_template_with_a_date_gets_the_day_of_the_plan_which_its_recipe_keeps(model):
     (model / "chat_template.jinja").write_text(DATED)
     recipe = Recipe.load("scalerl", "tiny", overrides=[f"model.path={model}"])
-    first = Plan.of(recipe, today=days("2026-11-18"))
+    first = RunSetup.from_recipe(recipe, today=days("2026-11-18"))
     assert first.recipe.model.chat_date == "2026-11-18" and first.dated
-    later = Plan.of(first.recipe, today=days())
-    for plan in (first, later):
-        assert plan.tokenizer.decode(plan.tokens_of(plan.validation[0])).startswith("20261118")
+    later = RunSetup.from_recipe(first.recipe, today=days())
+    for setup in (first, later):
+        assert setup.tokenizer.decode(setup.tokens_of(setup.validation[0])).startswith("20261118")
 
 
 def test_without_such_a_template_no_date_is_set(model):
-    plan = plan_of(model)
-    assert plan.recipe.model.chat_date is None and not plan.dated
+    setup = plan_of(model)
+    assert setup.recipe.model.chat_date is None and not setup.dated
 
 
 def test_a_date_that_is_none_is_refused(model):

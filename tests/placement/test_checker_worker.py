@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.placement.checker_part import CheckerPart
+from scalerl.placement.checker_worker import CheckerWorker
 from scalerl.tasks.task import Answer, Task, make_prompt
 
 PROMPT = make_prompt("judge", "question", None)
@@ -92,7 +92,7 @@ class Bench:
     def __init__(self, task, places=3, seconds=LIMIT):
         self.task = task
         self.said = {}
-        self.part = CheckerPart(task, places, seconds, self._hear)
+        self.part = CheckerWorker(task, places, seconds, self._hear)
         self.jobs = 0
 
     def _hear(self, message):
@@ -100,7 +100,7 @@ class Bench:
 
     def check(self, *texts):
         self.jobs += 1
-        self.part.take(m.Check(self.jobs, tuple(Answer(PROMPT, text) for text in texts)))
+        self.part.take(m.ScoreAnswers(self.jobs, tuple(Answer(PROMPT, text) for text in texts)))
         return self.jobs
 
     def answer(self, job):
@@ -120,17 +120,17 @@ def task():
     judge.release.set()
 
 
-def test_verdicts_come_in_the_order_of_the_answers(task):
+def test_scores_come_in_the_order_of_the_answers(task):
     bench = Bench(task)
     found = bench.answer(bench.check("right", "wrong", "right", "wrong", "wrong"))
-    assert [v.correct for v in found.verdicts] == [True, False, True, False, False]
+    assert [v.correct for v in found.scores] == [True, False, True, False, False]
     assert found.hung == 0 and found.seconds >= 0
 
 
 def test_calls_run_side_by_side_as_many_as_there_are_places(task):
     """Each of the three waits for the others."""
     bench = Bench(task, places=3)
-    assert all(v.scored for v in bench.answer(bench.check("meet", "meet", "meet")).verdicts)
+    assert all(v.scored for v in bench.answer(bench.check("meet", "meet", "meet")).scores)
 
 
 def test_a_call_that_hangs_is_given_up_and_the_others_go_on(task):
@@ -138,17 +138,17 @@ def test_a_call_that_hangs_is_given_up_and_the_others_go_on(task):
     hanging = bench.check("hang")
     other = bench.check("right", "wrong")  # waits for the only place
     found = bench.answer(hanging)
-    assert [v.gave_up for v in found.verdicts] == [True] and not found.verdicts[0].scored
-    assert "has not answered for 0.2 s" in found.verdicts[0].why and found.hung == 1
-    assert [v.correct for v in bench.answer(other).verdicts] == [True, False]
+    assert [v.gave_up for v in found.scores] == [True] and not found.scores[0].scored
+    assert "has not answered for 0.2 s" in found.scores[0].why and found.hung == 1
+    assert [v.correct for v in bench.answer(other).scores] == [True, False]
     assert bench.part.hung == 1
 
 
 def test_only_the_answer_that_hangs_stays_unscored(task):
     bench = Bench(task, places=3, seconds=SECONDS)
     found = bench.answer(bench.check("right", "hang", "wrong"))
-    assert [v.correct for v in found.verdicts] == [True, None, False]
-    assert [v.gave_up for v in found.verdicts] == [False, True, False]
+    assert [v.correct for v in found.scores] == [True, None, False]
+    assert [v.gave_up for v in found.scores] == [False, True, False]
 
 
 def test_a_call_that_comes_back_late_hangs_no_longer_and_says_nothing(task):
@@ -166,15 +166,15 @@ def test_a_call_that_comes_back_late_hangs_no_longer_and_says_nothing(task):
 def test_what_a_verifier_raises_is_data(task):
     bench = Bench(task)
     found = bench.answer(bench.check("right", "raise"))
-    assert [v.correct for v in found.verdicts] == [True, None]
-    assert "ZeroDivisionError: no gold answer" in found.verdicts[1].why
-    assert not found.verdicts[1].gave_up
+    assert [v.correct for v in found.scores] == [True, None]
+    assert "ZeroDivisionError: no gold answer" in found.scores[1].why
+    assert not found.scores[1].gave_up
 
 
 def test_answers_that_are_judged_together_are_one_call(task):
     task.together = True
     bench = Bench(task)
-    assert [v.correct for v in bench.answer(bench.check("right", "wrong")).verdicts] == [
+    assert [v.correct for v in bench.answer(bench.check("right", "wrong")).scores] == [
         True,
         False,
     ]
@@ -185,7 +185,7 @@ def test_async_calls_are_awaited_on_one_loop_as_many_at_once_as_there_are_places
     task = AsyncJudge()
     bench = Bench(task, places=3)
     found = bench.answer(bench.check(*["right", "wrong"] * 4))
-    assert [v.correct for v in found.verdicts] == [True, False] * 4
+    assert [v.correct for v in found.scores] == [True, False] * 4
     assert len(task.threads) == 1 and task.calls == []
     assert task.most == 3
 
@@ -194,8 +194,8 @@ def test_an_async_call_is_ended_for_good_at_its_deadline():
     task = AsyncJudge()
     bench = Bench(task, places=2, seconds=SECONDS)
     found = bench.answer(bench.check("right", "hang", "wrong"))
-    assert [v.correct for v in found.verdicts] == [True, None, False]
-    assert found.verdicts[1].gave_up and "has not answered for 0.2 s" in found.verdicts[1].why
+    assert [v.correct for v in found.scores] == [True, None, False]
+    assert found.scores[1].gave_up and "has not answered for 0.2 s" in found.scores[1].why
     assert task.cancelled == 1 and task.now == 0
     assert found.hung == 0, "nothing of it is left to hang"
 
@@ -203,38 +203,38 @@ def test_an_async_call_is_ended_for_good_at_its_deadline():
 def test_what_an_async_verifier_raises_is_data():
     bench = Bench(AsyncJudge())
     found = bench.answer(bench.check("raise", "right"))
-    assert [v.correct for v in found.verdicts] == [None, True]
-    assert "ZeroDivisionError" in found.verdicts[0].why
+    assert [v.correct for v in found.scores] == [None, True]
+    assert "ZeroDivisionError" in found.scores[0].why
 
 
 def test_what_a_checker_does_not_understand_is_named(task):
-    with pytest.raises(PipelineError, match="a checker does not understand 'Save'"):
-        Bench(task).part.take(m.Save("x"))
+    with pytest.raises(PipelineError, match="a checker does not understand 'SaveCheckpoint'"):
+        Bench(task).part.take(m.SaveCheckpoint("x"))
 
 
 @pytest.mark.parametrize("text", ["exit", "interrupt", "unheard"])
 def test_whatever_a_verifier_raises_is_a_failed_answer_and_its_checker_goes_on(task, text):
     bench = Bench(task, places=1)
-    (verdict,) = bench.answer(bench.check(text)).verdicts
+    (verdict,) = bench.answer(bench.check(text)).scores
     assert not verdict.scored and f"{ENDS[text].__name__}: no judge today" in verdict.why
-    assert bench.answer(bench.check("fine")).verdicts[0].correct
+    assert bench.answer(bench.check("fine")).scores[0].correct
 
 
 def test_an_async_verifier_that_wants_to_exit_fails_its_answer_and_the_loop_goes_on():
     bench = Bench(AsyncJudge(), places=2)
-    (verdict,) = bench.answer(bench.check("exit")).verdicts
+    (verdict,) = bench.answer(bench.check("exit")).scores
     assert not verdict.scored and "SystemExit: no judge today" in verdict.why
-    assert bench.answer(bench.check("fine")).verdicts[0].correct
+    assert bench.answer(bench.check("fine")).scores[0].correct
 
 
 def test_an_async_verifier_that_blocks_its_event_loop_costs_its_own_answer():
     task = AsyncJudge()
     bench = Bench(task, places=4, seconds=0.2)
     fine, blocked, also = bench.check("fine"), bench.check("block"), bench.check("wrong")
-    assert bench.answer(blocked).verdicts[0].gave_up
-    assert bench.answer(fine).verdicts[0].correct
-    assert bench.answer(also).verdicts[0].correct is False
-    assert bench.answer(bench.check("later")).verdicts[0].correct
+    assert bench.answer(blocked).scores[0].gave_up
+    assert bench.answer(fine).scores[0].correct
+    assert bench.answer(also).scores[0].correct is False
+    assert bench.answer(bench.check("later")).scores[0].correct
     assert bench.part.hung == 1, "its thread is left behind"
     task.release.set()
 
@@ -245,5 +245,5 @@ def test_a_timeout_of_the_verifiers_own_is_told_as_such():
             raise TimeoutError("the judge did not answer")
 
     bench = Bench(Impatient())
-    (verdict,) = bench.answer(bench.check("fine")).verdicts
+    (verdict,) = bench.answer(bench.check("fine")).scores
     assert not verdict.gave_up and verdict.why.endswith("TimeoutError: the judge did not answer")

@@ -9,7 +9,7 @@ from typing import Any
 from scalerl.errors import InputError
 
 
-def outline(recipe: Any) -> list[str]:
+def describe_placement(recipe: Any) -> list[str]:
     """A line on the placement, then one for each thing that it lacks."""
     where = recipe.placement
     device = "GPU" if where.device == "cuda" else "CPU"
@@ -20,12 +20,12 @@ def outline(recipe: Any) -> list[str]:
         f"placement ({at}): {where.generators} {many} ({where.engine}) and {where.trainers} "
         f"{trains} ({where.trainer}), a {device} each; up to {where.checkers} checks at once"
     )
-    return [line, *_lacks(where, device)]
+    return [line, *_missing(where, device)]
 
 
-def _lacks(where: Any, device: str) -> list[str]:
+def _missing(where: Any, device: str) -> list[str]:
     if where.backend == "ray" and where.address != "local":
-        return _cluster_lacks(where, device)
+        return _missing_in_cluster(where, device)
     if where.backend not in ("ray", "local") or device == "CPU":
         return []  # cores may be shared
     needed, there = where.generators + where.trainers, _gpus()
@@ -38,8 +38,8 @@ def _lacks(where: Any, device: str) -> list[str]:
     ]
 
 
-def _cluster_lacks(where: Any, device: str) -> list[str]:
-    from scalerl.placement.ray_cluster import Needs, connect, disconnect, lacks
+def _missing_in_cluster(where: Any, device: str) -> list[str]:
+    from scalerl.placement.ray_cluster import Needs, connect, disconnect, missing_resources
 
     needs = Needs(where.generators, where.trainers, device, weights=0, model="")
     try:
@@ -47,7 +47,7 @@ def _cluster_lacks(where: Any, device: str) -> list[str]:
     except InputError as error:
         return [f"lacking: {error}"]
     try:
-        return [f"lacking: {line}" for line in lacks(needs)]
+        return [f"lacking: {line}" for line in missing_resources(needs)]
     finally:
         disconnect()
 

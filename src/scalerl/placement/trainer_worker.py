@@ -16,7 +16,7 @@ from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
 from scalerl.weights.interface import Channel, NullSender, Sender
 
 
-class TrainerPart:
+class TrainerWorker:
     """A trainer, and the sender of its weights. `now` is the clock of where it lives."""
 
     def __init__(self, trainer: Trainer, sender: Sender, now: Callable[[], float]) -> None:
@@ -25,63 +25,63 @@ class TrainerPart:
         self.now = now
 
     @staticmethod
-    def of(
+    def for_rank(
         trainer: Trainer, spec: TrainerSpec, channel: Channel, now: Callable[[], float]
-    ) -> TrainerPart:
+    ) -> TrainerWorker:
         """Of many ranks the first one's weights are handed over."""
         first = spec.ranks is None or spec.ranks.rank == 0
-        return TrainerPart(trainer, channel.sender() if first else NullSender(), now)
+        return TrainerWorker(trainer, channel.sender() if first else NullSender(), now)
 
-    def start(self) -> m.Ready:
+    def start(self) -> m.WorkerReady:
         """The first weights are there from the beginning."""
         self._publish()
-        return m.Ready(self.trainer.version)
+        return m.WorkerReady(self.trainer.version)
 
     def answer(self, message: Any, began: float) -> Any:
         """What it says to a message that it began to work on at `began`."""
-        if isinstance(message, m.Step):
+        if isinstance(message, m.TrainStep):
             return self._step(message, began)
-        if isinstance(message, m.Save):
+        if isinstance(message, m.SaveCheckpoint):
             return self._save(Path(message.path))
-        if isinstance(message, m.Score):
+        if isinstance(message, m.CompareLogprobs):
             return self._score(message)
-        if isinstance(message, m.Publish):
+        if isinstance(message, m.PublishWeights):
             self._publish()
-            return m.Done()
+            return m.TrainerDone()
         raise PipelineError(f"the trainer does not understand {type(message).__name__!r}")
 
-    def _step(self, message: m.Step, began: float) -> m.Stepped | m.Refused:
+    def _step(self, message: m.TrainStep, began: float) -> m.StepDone | m.StepRefused:
         try:
             report = self.trainer.step(message.groups)
         except NonFiniteGradient as error:
-            return m.Refused(str(error), self.now() - began)
+            return m.StepRefused(str(error), self.now() - began)
         if message.publish:
             self._publish()
         notes: list[str] = getattr(self.sender, "notes", [])
         if notes:
             report = replace(report, notes=(*report.notes, *notes))
             notes.clear()
-        return m.Stepped(report, self.now() - began)
+        return m.StepDone(report, self.now() - began)
 
-    def _save(self, path: Path) -> m.Done:
+    def _save(self, path: Path) -> m.TrainerDone:
         if not path.is_dir():  # the loop has made it
-            return m.Done(
+            return m.TrainerDone(
                 problem=f"the trainer, on {socket.gethostname()}, does not see it: a run over "
                 "several machines needs a directory that all of them share"
             )
         try:
             self.trainer.save(path)
         except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's
-            return m.Done(problem=getattr(error, "strerror", None) or str(error))
-        return m.Done()
+            return m.TrainerDone(problem=getattr(error, "strerror", None) or str(error))
+        return m.TrainerDone()
 
     def _publish(self) -> None:
         self.sender.publish(self.trainer.version, self.trainer.weights())
 
-    def _score(self, message: m.Score) -> m.Done:
+    def _score(self, message: m.CompareLogprobs) -> m.TrainerDone:
         """|trainer's log-prob - generator's| of every token that the policy wrote."""
         gaps: list[float] = []
         for group, scored in zip(message.groups, self.trainer.score(message.groups), strict=True):
             for rollout, logprobs in zip(group.rollouts, scored, strict=True):
                 gaps += abs(logprobs - rollout.logprobs)[~rollout.forced].tolist()
-        return m.Done(gaps=tuple(gaps))
+        return m.TrainerDone(gaps=tuple(gaps))

@@ -51,7 +51,7 @@ class HeldOutSet:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class RunSetup:
     """Everything the loop needs to know of a run, and what parts are made from."""
 
     recipe: Recipe
@@ -85,11 +85,11 @@ class Plan:
     experts: bool = False
 
     @staticmethod
-    def of(
+    def from_recipe(
         recipe: Recipe,
         asks: Callable[[Task], Sequence[Prompt]] | None = None,
         today: Callable[[], date] = date.today,
-    ) -> Plan:
+    ) -> RunSetup:
         """Raises InputError over anything that cannot work. `asks` chooses the prompts of an
         evaluation: it has no other sets, and no training prompts but these. `today` is asked only
         where the chat template writes a date into prompts and the recipe sets none: the recipe of
@@ -124,7 +124,7 @@ class Plan:
                 "no router: set precision.routing=own"
             )
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
-        plan = Plan(
+        setup = RunSetup(
             recipe=recipe,
             task=task,
             tokenizer=tokenizer,
@@ -151,9 +151,9 @@ class Plan:
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
             validation_slots=max(min(MAX_SLOTS, most // 2), 1),
         )
-        plan._check_system_prompt()
-        plan._check_roles()
-        return plan._without_long_prompts()._with_slots_for_all()
+        setup._check_system_prompt()
+        setup._check_roles()
+        return setup._without_long_prompts()._with_slots_for_all()
 
     @property
     def warnings(self) -> list[str]:
@@ -198,7 +198,7 @@ class Plan:
         for prompt in self._roles().values():
             self.tokens_of(prompt)
 
-    def _without_long_prompts(self) -> Plan:
+    def _without_long_prompts(self) -> RunSetup:
         """Held-out prompts that fit. (Training prompts are looked at when their turn comes.)"""
         kept = tuple(p for p in self.validation if self.fits(p))
         if not kept:
@@ -213,7 +213,7 @@ class Plan:
                 raise InputError(f"every prompt of downstream set {name!r} is empty or too long")
         return replace(self, validation=kept, downstream=others)
 
-    def _with_slots_for_all(self) -> Plan:
+    def _with_slots_for_all(self) -> RunSetup:
         """No more room than all answers of a validation take together."""
         names = [each.name for each in self.sets]
         if len(set(names)) < len(names):

@@ -13,7 +13,7 @@ import numpy as np
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Request
 from scalerl.errors import PipelineError
-from scalerl.pipeline.plan import Plan
+from scalerl.pipeline.setup import RunSetup
 
 #: Mean gap between the two sides' log-probs beyond which ratios mean nothing.
 MAX_GAP = 0.02
@@ -21,25 +21,25 @@ ROLLOUTS = 4
 ID = "gate"
 
 
-def request(plan: Plan) -> Request:
+def request(setup: RunSetup) -> Request:
     """A few rollouts of one held-out prompt."""
-    ids = tuple(plan.tokens_of(plan.validation[0]).tolist())
-    return Request(ID, ids, plan.control, {i: i for i in range(ROLLOUTS)}, plan.sampling)
+    ids = tuple(setup.tokens_of(setup.validation[0]).tolist())
+    return Request(ID, ids, setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling)
 
 
-def group(plan: Plan, rollouts: Sequence[Rollout]) -> Group:
+def group(setup: RunSetup, rollouts: Sequence[Rollout]) -> Group:
     """What the trainer is asked to score."""
     written = tuple(r.with_reward(0.0, None) for r in rollouts if len(r))
-    return Group(ID, plan.tokens_of(plan.validation[0]), written)
+    return Group(ID, setup.tokens_of(setup.validation[0]), written)
 
 
-def verdict(plan: Plan, gaps: Sequence[float]) -> str:
+def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:
     """A line about the gap; raises where it would poison the ratios, naming the likely culprit."""
     if not gaps:
         return "log-prob gap before training: no tokens to compare"
     mean, most = float(np.mean(gaps)), float(np.max(gaps))
-    recipe = plan.recipe
-    apart = plan.experts and recipe.precision.routing == "own"
+    recipe = setup.recipe
+    apart = setup.experts and recipe.precision.routing == "own"
     if mean <= MAX_GAP:
         how = " (a mixture of experts: each side chooses them by itself)" if apart else ""
         return f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}{how}"

@@ -18,7 +18,7 @@ from scalerl.weights.interface import Receiver
 HEARTBEAT = 0.5
 
 
-class GeneratorPart:
+class GeneratorWorker:
     """Takes requests, weights and decode steps in turn. `now` is the clock of where it lives."""
 
     def __init__(
@@ -29,9 +29,9 @@ class GeneratorPart:
         self.deterministic = deterministic
         #: Of each request, how many of its rollouts are not finished.
         self.unfinished: dict[str, int] = {}
-        self.renew(receiver)
+        self.reset(receiver)
 
-    def renew(self, receiver: Receiver) -> None:
+    def reset(self, receiver: Receiver) -> None:
         """Begin anew with weights from here: nothing was ever asked."""
         self.engine.abort(list(self.unfinished))
         self.unfinished.clear()
@@ -40,9 +40,9 @@ class GeneratorPart:
         self.share: int | None = 0 if self.deterministic else None
         #: The version that must be there before anything else is done.
         self.needs = 0
-        self._held: list[m.Submit | m.Advance] = []
-        #: Told to go: then what it drops, and then nothing more.
-        self._leave: m.Leave | None = None
+        self._held: list[m.SubmitRequests | m.AdvanceAndHold] = []
+        #: CheckSummary to go: then what it drops, and then nothing more.
+        self._leave: m.LeaveRun | None = None
         self._gone = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
@@ -51,10 +51,10 @@ class GeneratorPart:
         self._lane: Lane = "train"
         self._told = self.now()
 
-    def start(self) -> m.Ready | None:
+    def start(self) -> m.WorkerReady | None:
         """Load the first weights; None while there are none."""
         version = self.receiver.into(self.engine)
-        return None if version < 0 else m.Ready(version)
+        return None if version < 0 else m.WorkerReady(version)
 
     @property
     def version(self) -> int:
@@ -72,12 +72,12 @@ class GeneratorPart:
 
     def take(self, message: Any) -> None:
         """Anything the loop says. What must wait for weights waits in order."""
-        if not isinstance(message, m.Submit | m.Advance | m.Leave):
+        if not isinstance(message, m.SubmitRequests | m.AdvanceAndHold | m.LeaveRun):
             raise PipelineError(f"a generator does not understand {type(message).__name__!r}")
         if message.number not in (0, self._taken + 1):
             return  # one before it was lost: the loop sees that no more is taken in
         self._taken += 1
-        if isinstance(message, m.Leave):  # waits for nothing
+        if isinstance(message, m.LeaveRun):  # waits for nothing
             self._leave = message
             return
         self._held.append(message)
@@ -86,13 +86,13 @@ class GeneratorPart:
     def _accept(self) -> None:
         while self._held:
             message = self._held[0]
-            if isinstance(message, m.Advance) or message.lane == "validate":
+            if isinstance(message, m.AdvanceAndHold) or message.lane == "validate":
                 self.needs = message.version
                 if self.receiver.newest() < message.version:
                     return  # published, but not here yet
                 self._load(self.now())
             self._held.pop(0)
-            if isinstance(message, m.Advance):
+            if isinstance(message, m.AdvanceAndHold):
                 self.share = message.rollouts
             else:
                 self.engine.submit(message.requests, message.lane)
@@ -108,7 +108,7 @@ class GeneratorPart:
         self._seconds["hand_over"] += self.now() - began
         return True
 
-    def work(self, began: float) -> list[m.Report]:
+    def work(self, began: float) -> list[m.GeneratorReport]:
         """One decode step, if there is anything to write, and a report, if there is anything to
         say. `began` is when this turn began, for the ledger."""
         if self._leave is not None:
@@ -157,7 +157,7 @@ class GeneratorPart:
             self.share = 0
         return self.share == 0
 
-    def _last_word(self, leave: m.Leave) -> list[m.Report]:
+    def _last_word(self, leave: m.LeaveRun) -> list[m.GeneratorReport]:
         if self._gone:
             return []
         self._gone = True
@@ -165,9 +165,9 @@ class GeneratorPart:
         report = self._report(held=False)
         return [replace(report, left=True, dropped=(len(begun), sum(map(len, begun))))]
 
-    def _report(self, held: bool) -> m.Report:
+    def _report(self, held: bool) -> m.GeneratorReport:
         self._number += 1
-        report = m.Report(
+        report = m.GeneratorReport(
             number=self._number,
             taken=self._taken,
             version=self.version,

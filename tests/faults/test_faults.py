@@ -26,8 +26,8 @@ from scalerl.pipeline import checkpoints
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.loop import Loop
-from scalerl.pipeline.plan import Plan
-from scalerl.placement.checker_part import CheckerPart
+from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.checker_worker import CheckerWorker
 from scalerl.placement.processes import RealClock
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
@@ -69,7 +69,7 @@ def dataset(path, rows):
 # -- disks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path):
     """A real one, of 3 MB: the second checkpoint does not fit beside the first."""
     disk, train = tmp_path / "disk", f"{sys.executable} -m scalerl train"
@@ -107,7 +107,7 @@ def whole(out, *steps):
             (folder / "model.safetensors").write_bytes(bytes(range(256)) * step)
 
         checkpoints.write(out, step, fill)
-    return checkpoints.found(out)
+    return checkpoints.list_checkpoints(out)
 
 
 def spoil(path, rng):
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, name):
 def test_garbage_in_place_of_a_manifest_is_damage(tmp_path, text):
     (path,) = whole(tmp_path, 5)
     (path / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert checkpoints.damage(path) is not None
+    assert checkpoints.find_damage(path) is not None
     assert checkpoints.is_healthy(path) in (True, False)
 
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_and_no_rest(tmp_
     with pytest.raises(InputError, match=r"step 5 could not|no checkpoint of step 5"):
         checkpoints.write(tmp_path, 5, full)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_5"]
-    assert checkpoints.damage(old) is None
+    assert checkpoints.find_damage(old) is None
 
 
 # -- clocks ---------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 WALL_CLOCK = {
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
     "models/cpu/build.py": "how old the mark of a compiler that hung is, by its file's time",
-    "pipeline/plan.py": "the date of a run, which its recipe then keeps",
+    "pipeline/setup.py": "the date of a run, which its recipe then keeps",
     "runs/store.py": "when the status was written, for people and pages",
     "runs/trackers.py": "TensorBoard's events have a time of day",
     "serve/app.py": "for how long the files of a run have not answered, for people",
@@ -231,13 +231,13 @@ def verifier(tmp_path, name):
 def checked(task, count, seconds=60.0):
     """What a checker makes of so many answers."""
     said = []
-    part = CheckerPart(task, 1, seconds, said.append)
-    part.take(m.Check(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
+    part = CheckerWorker(task, 1, seconds, said.append)
+    part.take(m.ScoreAnswers(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
     deadline = time.monotonic() + LIMIT
     while not said and time.monotonic() < deadline:
         part.give_up()
         time.sleep(0.01)
-    return said[0].verdicts
+    return said[0].scores
 
 
 def test_a_verifier_that_hangs_leaves_its_answers_unscored(tmp_path):
@@ -287,7 +287,7 @@ def kinds_of(rows, kinds):
     return rows
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_verifier_that_always_hangs_ends_the_run_with_one_line(tmp_path, monkeypatch):
     rows = [{"prompt": f"{i}+{i}="} for i in range(60)]
     run = judged_by(tmp_path, monkeypatch, "hangs", rows, "placement.check_seconds=1", steps=5)
@@ -299,7 +299,7 @@ def test_a_verifier_that_always_hangs_ends_the_run_with_one_line(tmp_path, monke
     gone(run)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -323,7 +323,7 @@ def test_a_verifier_that_can_score_nothing_ends_the_run_with_what_it_says(
     gone(run)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_verifier_that_takes_its_process_with_it_costs_its_own_answers(tmp_path, monkeypatch):
     """A segmentation fault, for two prompts: their answers stay unscored, the others' do not."""
     rows = kinds_of([{"prompt": f"{i}+{i}="} for i in range(60)], ["crashes"] * 2)
@@ -348,7 +348,7 @@ def test_a_verifier_that_takes_its_process_with_it_costs_its_own_answers(tmp_pat
 # -- data -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
     """One prompt's check hangs, others raise or give no number; prompts repeat or are enormous."""
     plain = [{"prompt": f"{i}+{i}="} for i in range(60)]
@@ -369,14 +369,14 @@ def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
 def test_when_no_prompt_fits_the_run_ends_with_the_knob_to_turn():
     said = []
     loop = SimpleNamespace(
-        _left_out=set(), _warn=said.extend,
-        plan=SimpleNamespace(prompts=dict.fromkeys("abcdefgh"), recipe=Recipe.load("scalerl")),
+        _skipped=set(), _warn=said.extend,
+        setup=SimpleNamespace(prompts=dict.fromkeys("abcdefgh"), recipe=Recipe.load("scalerl")),
     )  # fmt: skip
     for name in "aabcdefg":
-        Loop._leave_out(loop, name)
+        Loop._skip_prompt(loop, name)
     assert len(said) == 5 and said[4].endswith("(further ones are not named)")
     with pytest.raises(PipelineError, match=r"all 8 .* raise sampling.max_prompt_tokens"):
-        Loop._leave_out(loop, "h")
+        Loop._skip_prompt(loop, "h")
 
 
 @pytest.mark.parametrize("question", ["", "   ", None, []])
@@ -389,7 +389,7 @@ def test_an_empty_prompt_is_refused_with_its_row(tmp_path, question):
 def planned(tmp_path, rows, *changes):
     settings = [*SMALL[:5], "task.name=function:bad_verifiers:odd", *rows_options(0.5),
                 f"task.dataset={dataset(tmp_path / 'rows.jsonl', rows)}"]  # fmt: skip
-    return Plan.of(Recipe.load("scalerl", "tiny", overrides=[*settings, *changes]))
+    return RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=[*settings, *changes]))
 
 
 def test_chat_prompts_without_a_chat_template_are_refused_in_one_line(tmp_path):
@@ -410,7 +410,7 @@ def test_prompts_longer_than_the_model_reads_are_refused(tmp_path):
         planned(tmp_path, rows, "sampling.max_prompt_tokens=5000")
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_model_that_never_ends_its_answer_is_warned_about_and_the_run_ends(tmp_path):
     """The end of text is a token that the model does not write: every rollout is cut off."""
     model = tmp_path / "model"
@@ -433,7 +433,7 @@ def test_a_model_that_never_ends_its_answer_is_warned_about_and_the_run_ends(tmp
 # -- slow and stopped processes -------------------------------------------------------------------
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_a_slow_generator_slows_nobody_and_a_stopped_one_is_replaced(tmp_path):
     """Generator 1 gets a twentieth of its time, then none at all."""
     run = begun(tmp_path / "run", "placement.generators=2", "placement.patience=8")
@@ -483,7 +483,7 @@ def test_two_runs_on_one_directory_are_refused_with_the_process_that_holds_it(tm
     RunLock(tmp_path)
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
     """As a terminal does it: every process of the group gets the signal."""
     out = tmp_path / "run"
@@ -501,7 +501,7 @@ def test_ctrl_c_while_the_processes_start_is_no_traceback(tmp_path):
     gone(Victim(out, []))
 
 
-@pytest.mark.weather
+@pytest.mark.faults
 def test_signals_end_a_run_with_a_checkpoint_and_the_second_at_once(tmp_path):
     """Ctrl-C twice, then SIGTERM, then a damaged checkpoint: every resume goes on, to the end."""
     run = begun(tmp_path / "run", "checkpoint.every=20")
