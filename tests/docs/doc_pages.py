@@ -19,8 +19,9 @@ PASTED = [
     ROOT / "README.md",
     ROOT / "docs/tutorial/README.md",
     ROOT / "docs/how-to/add-a-law.md",
-    ROOT / "docs/how-to/check-the-papers-numbers.md",
+    ROOT / "docs/how-to/check-forecasts.md",
     ROOT / "docs/how-to/compare-recipes.md",
+    ROOT / "docs/how-to/import-logs.md",
     ROOT / "docs/how-to/import-tables.md",
 ]
 
@@ -54,11 +55,10 @@ def commands(page):
             yield from (line for line in block.splitlines() if line.startswith("scalerl "))
 
 
-def write_assumed_files(page, folder):
-    """Put the files beside the page, and those that the how-tos assume, into a folder."""
-    if page.parent.name == "tutorial":
-        for path in page.parent.glob("*.csv"):
-            shutil.copy(path, folder)
+def write_assumed_files(folder):
+    """Put the tutorial's exports, and the files that the how-tos assume, into a folder."""
+    for path in (ROOT / "docs" / "tutorial").glob("*.csv"):
+        shutil.copy(path, folder)
     (folder / "runs.csv").write_text(
         "run,recipe,step,val_acc\n"
         + "\n".join(
@@ -78,7 +78,7 @@ def run_commands(page):
     done = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_assumed_files(page, folder)
+        write_assumed_files(folder)
         tool = folder / "bin" / "scalerl"
         tool.parent.mkdir()
         tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scalerl "$@"\n')

@@ -66,7 +66,7 @@ def test_a_page_quotes_what_its_commands_print(page):
 
 @pytest.mark.parametrize("page", PASTED, ids=page_id)
 def test_python_works_when_pasted(page, tmp_path):
-    write_assumed_files(page, tmp_path)
+    write_assumed_files(tmp_path)
     for block in blocks(page, "python"):
         done = subprocess.run(
             [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=900

@@ -220,8 +220,8 @@ def test_an_empty_directory_is_an_empty_list(tmp_path):
     assert page.ask("/api/runs").json() == [] and page.ask("/api/studies").json() == []
 
 
-def test_every_address_is_in_the_how_to(page):
-    text = (Path(__file__).parents[2] / "docs/how-to/watch-runs.md").read_text()
+def test_every_address_is_in_the_reference(page):
+    text = (Path(__file__).parents[2] / "docs/reference/http.md").read_text()
     paths = [route.path for route in page.site.routes]
     assert "/api/fit" in paths
     for path in paths:

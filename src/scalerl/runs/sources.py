@@ -234,7 +234,7 @@ def _aim_reader(folder: Path) -> Reader:
     def refuse() -> Tables:
         raise InputError(
             f"{folder}: Aim keeps its runs in RocksDB, which only aim reads: export them as CSV "
-            "(docs/how-to/import-other-logs.md)"
+            "(docs/how-to/import-logs.md)"
         )
 
     return refuse
