@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scalerl.curves.formula import Array
 from scalerl.curves.noise import BinnedCurve, bin_curve, mean_variance
-
-Array = npt.NDArray[np.float64]
 
 #: The tail must fall this many standard errors below the best earlier stretch ...
 ALARM_Z = 4.0

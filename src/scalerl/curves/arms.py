@@ -16,15 +16,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.curves.fit import fit
+from scalerl.curves.formula import Array
 from scalerl.curves.paths import law_error
 from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
 from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 from scalerl.runs.record import Run
-
-Array = npt.NDArray[np.float64]
 
 #: The paper's margin on A. Draws in which both ceilings lie this near to 1 are ties.
 MARGIN = 0.02

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.curves import paper
 from scalerl.curves.fit import fit
+from scalerl.curves.formula import Array
 from scalerl.curves.laws import ENSEMBLE, LINE, NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
 from scalerl.curves.paper import fit_from_cells
@@ -26,8 +26,6 @@ from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
-
-Array = npt.NDArray[np.float64]
 
 MIN_RUN = 9
 MIN_WINDOW = 6

@@ -16,7 +16,6 @@ from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.curves.arms import MARGIN, Arm, seed_spread, with_family_prior
 from scalerl.curves.compute_needed import ComputeNeeded, Continuations, search_compute
@@ -28,7 +27,7 @@ from scalerl.curves.decision import (
     p_same,
 )
 from scalerl.curves.fit import fit
-from scalerl.curves.formula import Sigmoid
+from scalerl.curves.formula import Array, Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.prediction import tails
 from scalerl.curves.predictive import sample_quantiles
@@ -37,7 +36,6 @@ from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
-Array = npt.NDArray[np.float64]
 Scope = Literal["runs", "recipes"]
 
 #: Beyond this many arms only pairs with the leader are worked out in full.

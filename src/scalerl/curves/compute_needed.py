@@ -24,16 +24,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scalerl.curves.formula import Array
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.prediction import tails
 from scalerl.curves.predictive import SigmoidPredictive
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 from scalerl.runs.record import Run
-
-Array = npt.NDArray[np.float64]
 
 #: Multiples of the compute so far at which a trial is fitted again: 1.2, then factors of the square
 #: root of 2 up to 16. The share of answered trials is interpolated in between.

@@ -31,14 +31,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.curves.arms import MARGIN, WINNER_PROBABILITY, Arm
 from scalerl.curves.fit import MIN_POINTS, fit
+from scalerl.curves.formula import Array
 from scalerl.curves.prediction import tails
 from scalerl.curves.verdict import VerdictName
-
-Array = npt.NDArray[np.float64]
 
 #: Ceilings count as the same when they are within MARGIN with at least this probability.
 SAME_PROBABILITY = 0.80

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves import paper
+from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
 from scalerl.curves.result import Fit, R0Choice
 from scalerl.curves.window import Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
-
-Array = npt.NDArray[np.float64]
 
 #: Fewer points than this cannot tell a law from noise.
 MIN_POINTS = 5

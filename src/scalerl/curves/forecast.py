@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.fit import MIN_POINTS, fit
+from scalerl.curves.formula import Array
 from scalerl.curves.noise import sampling_interval
 from scalerl.curves.prediction import Prediction, tails
 from scalerl.curves.predictive import sample_quantiles
@@ -17,8 +18,6 @@ from scalerl.curves.result import Fit, finite_or_none
 from scalerl.errors import InputError
 from scalerl.runs.amounts import on_axis
 from scalerl.runs.record import Run
-
-Array = npt.NDArray[np.float64]
 
 #: Targets are looked for up to this many times the compute spent so far.
 HORIZON = 100.0

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
 
 P = ParamSpec("P")
 T = TypeVar("T")

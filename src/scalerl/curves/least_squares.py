@@ -9,9 +9,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import PointFit, Sigmoid, log_compute, logistic, one_thread
-
-Array = npt.NDArray[np.float64]
+from scalerl.curves.formula import (
+    Array,
+    IntArray,
+    PointFit,
+    Sigmoid,
+    log_compute,
+    logistic,
+    one_thread,
+)
 
 #: Search ranges: B, and C_mid in multiples of the first and last compute.
 B_RANGE = (0.05, 200.0)
@@ -84,7 +90,7 @@ def _descend(
     return cells[rows, i], np.where(moved[:, None], step, step / 3.0), sse[rows, i]
 
 
-def _valleys(sse: Array) -> npt.NDArray[np.intp]:
+def _valleys(sse: Array) -> IntArray:
     """Flat indices of the deepest cells that are no higher than their neighbours."""
     padded = np.pad(sse, 1, constant_values=np.inf)
     around = [

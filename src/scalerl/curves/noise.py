@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from scalerl.curves.formula import Array, Flags
 
 #: Share of the binomial variance that evaluations on a fixed set of prompts show.
 PHI = 0.4
@@ -109,7 +109,7 @@ class BinnedCurve:
     score: Array
     variance: Array
     #: True where C = 0, so that the law's fraction is exactly 0 there.
-    at_zero: npt.NDArray[np.bool_]
+    at_zero: Flags
     #: Variance of a single evaluation.
     score_variance: float
     #: Where the curve stands now, how far it has risen, and the size that random walks scale with.
@@ -163,9 +163,7 @@ def _wild(score: Array, variance: float) -> Array:
     return need
 
 
-def _bins(
-    t: Array, y: Array, weight: Array, at_zero: npt.NDArray[np.bool_]
-) -> tuple[Array, Array, Array, npt.NDArray[np.bool_]]:
+def _bins(t: Array, y: Array, weight: Array, at_zero: Flags) -> tuple[Array, Array, Array, Flags]:
     """Weighted means in bins of ln C, and the variance of each in units of one score's."""
     inner, w = t[~at_zero], weight[~at_zero]
     edges = np.linspace(inner[0], inner[-1], MAX_BINS + 1)

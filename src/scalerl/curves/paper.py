@@ -16,16 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scalerl.curves.formula import Sigmoid, log_compute, logistic
+from scalerl.curves.formula import Array, Sigmoid, log_compute, logistic
 from scalerl.curves.prediction import tails
 from scalerl.curves.predictive import PointPredictive, normal_quantiles
 from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
 from scalerl.curves.window import Window
 from scalerl.errors import InputError
-
-Array = npt.NDArray[np.float64]
 
 #: The paper's cut and grids, all in GPU-hours of its own runs.
 PAPER_CUT = 1500.0

@@ -14,13 +14,10 @@ import functools
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.curves.alarm import Fall
+from scalerl.curves.formula import Array, Flags, IntArray
 from scalerl.curves.posterior import Posterior
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 #: Seed of the law's error, which all runs share. Any number would do; changing it would change
 #: every published interval in its last digits.
@@ -117,7 +114,7 @@ class FutureScenarios:
         n = len(self.onset)
         return replace(self, onset=np.full(n, np.inf), fallen=np.zeros(n, dtype=bool))
 
-    def only(self, chosen: slice | npt.NDArray[np.intp]) -> FutureScenarios:
+    def only(self, chosen: slice | IntArray) -> FutureScenarios:
         """The scenarios of the chosen draws."""
         return FutureScenarios(*(getattr(self, f.name)[chosen] for f in fields(self)))
 

@@ -15,14 +15,10 @@ import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from scalerl.curves.formula import log_compute, logistic
+from scalerl.curves.formula import Array, Flags, IntArray, log_compute, logistic
 from scalerl.curves.noise import BinnedCurve
 from scalerl.curves.residual_process import ResidualCovariance
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ class Draws:
     #: Index of the (tau, cut) hypothesis of each draw (residual_process.py).
     hypothesis: IntArray
     #: True where no gain is under way: A = R_0.
-    flat: npt.NDArray[np.bool_]
+    flat: Flags
 
     @property
     def b(self) -> Array:

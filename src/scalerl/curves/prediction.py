@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.formula import Array
 from scalerl.curves.noise import mean_variance
 from scalerl.curves.predictive import MAX_KNOTS, Predictive, levels_apart, sample_quantiles
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,11 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import Formula, log_compute, one_thread
+from scalerl.curves.formula import Array, Formula, IntArray, log_compute, one_thread
 from scalerl.curves.paths import FuturePriors, FutureScenarios, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
-
-Array = npt.NDArray[np.float64]
 
 #: A forecast at more amounts of compute than this is made at this many knots and interpolated in
 #: ln C: the curve is smooth, and 4,000 paths at hundreds of points would take seconds.
@@ -96,7 +94,7 @@ class SigmoidPredictive:
         """The same distribution given that the run stays healthy."""
         return replace(self, scenarios=self.scenarios.healthy())
 
-    def only(self, chosen: slice | npt.NDArray[np.intp]) -> SigmoidPredictive:
+    def only(self, chosen: slice | IntArray) -> SigmoidPredictive:
         """The distribution made of the chosen draws."""
         posterior, scenarios = self.posterior.only(chosen), self.scenarios.only(chosen)
         return replace(self, posterior=posterior, scenarios=scenarios)

@@ -19,12 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from scalerl.curves.formula import Array, IntArray
 from scalerl.curves.noise import BinnedCurve
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
 
 #: Extra speed of the clock at the cut. Values of 4 and 8 fit long healthy curves no better, and
 #: intervals of training rewards then hold less often (docs/explanation/calibration.md).

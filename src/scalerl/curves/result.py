@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.alarm import AlarmSpan, alarm_history
-from scalerl.curves.formula import Formula, PointFit
+from scalerl.curves.formula import Array, Formula, PointFit
 from scalerl.curves.prediction import Prediction, predict_at, tails
 from scalerl.curves.predictive import Predictive, sample_quantiles
 from scalerl.curves.warning_signs import WarningSign
@@ -19,7 +19,6 @@ from scalerl.runs.record import Run
 if TYPE_CHECKING:
     from scalerl.curves.laws.law import Law
 
-Array = npt.NDArray[np.float64]
 R0Choice = float | Literal["first", "fit"] | None
 
 #: The ceiling counts as identified when its 90 % interval is no wider than this.

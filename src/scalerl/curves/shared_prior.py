@@ -23,15 +23,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from scalerl.curves.formula import Array, Flags, IntArray
 from scalerl.curves.posterior import Posterior, Priors
 from scalerl.curves.prediction import tails
 from scalerl.curves.predictive import SigmoidPredictive, sample_quantiles
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
 
 #: Probability that a run has a shape and roughness of its own.
 OWN_PROBABILITY = 0.1
@@ -50,7 +47,7 @@ class _Member:
     hypothesis: IntArray
     log_b: Array
     #: False for draws without a gain, which say nothing about shape, roughness and B.
-    rising: npt.NDArray[np.bool_]
+    rising: Flags
     #: Posterior over prior probability of each hypothesis.
     factor: Array
 

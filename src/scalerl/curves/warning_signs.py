@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from scalerl.curves.formula import Array
 
 #: Evaluation intervals that count as "now".
 RECENT = 1

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.alarm import Fall, find_fall
+from scalerl.curves.formula import Array
 from scalerl.curves.noise import bin_curve
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.predictive import Predictive
@@ -21,7 +22,6 @@ from scalerl.runs.record import Run
 if TYPE_CHECKING:
     from scalerl.curves.laws.law import Law
 
-Array = npt.NDArray[np.float64]
 
 #: Fewer points than this are said to be few.
 FEW_POINTS = 10

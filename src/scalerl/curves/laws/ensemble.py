@@ -19,14 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import PointFit, log_compute
+from scalerl.curves.formula import Array, IntArray, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import bin_curve
 from scalerl.curves.predictive import NORMAL_DRAWS
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
-
-Array = npt.NDArray[np.float64]
 
 POWERS = np.geomspace(0.1, 4.0, 12)
 RATES = np.geomspace(0.1, 60.0, 14)
@@ -64,7 +62,7 @@ def fit_line(compute: Array, score: Array, r0: float | None = None) -> PointFit[
 class Families:
     """All cells of all families: which, its rate and power."""
 
-    family: npt.NDArray[np.intp]
+    family: IntArray
     rate: Array
     power: Array
 

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
-from scalerl.curves.formula import Formula, PointFit
+from scalerl.curves.formula import Array, Formula, PointFit
 from scalerl.curves.predictive import PointPredictive, normal_quantiles
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 from scalerl.registry import Registry
 
-Array = npt.NDArray[np.float64]
 #: (compute, score, R_0 if it is known) -> the formula that leaves the least sum of squares.
 Search = Callable[[Array, Array, float | None], PointFit[Formula]]
 Method = Callable[[Window], Fit]

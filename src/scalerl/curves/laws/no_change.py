@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import PointFit, log_compute
+from scalerl.curves.formula import Array, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import BinnedCurve, bin_curve
 from scalerl.curves.predictive import NORMAL_DRAWS, normal_quantiles
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

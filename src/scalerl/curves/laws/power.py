@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.formula import PointFit, log_compute, saturating_exp
+from scalerl.curves.formula import Array, PointFit, log_compute, saturating_exp
 from scalerl.curves.laws.law import Law, add_law
-
-Array = npt.NDArray[np.float64]
 
 #: Search range of B, its cells, and how often they are made finer around the best.
 B_RANGE = (1e-3, 20.0)
