@@ -1,1 +1,1 @@
-"""The law of a learning curve: fit, forecast, compare, back-test."""
+"""Learning curves: fit a law, forecast, compare runs, back-test."""

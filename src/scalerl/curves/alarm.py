@@ -1,12 +1,12 @@
-"""Falls: how far the last points lie below the best stretch of the run, and when that is an alarm.
+"""The decline alarm: how far the last points of a run lie below its best stretch.
 
-A run whose tail departs from its own best is not silently extrapolated: the more clearly it has
-fallen, the more of its futures begin where it is now, and go on falling, settle or recover.
+A declining run is not extrapolated as if it were healthy: the more clearly it has fallen, the more
+of its simulated futures start from its present level and keep falling, stay or recover (paths.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,52 +14,60 @@ import numpy as np
 from scalerl.curves.formula import Array
 from scalerl.curves.noise import BinnedCurve, bin_curve, mean_variance
 
-#: The tail must fall this many standard errors below the best earlier stretch ...
+# The alarm is raised when the mean of the last points is below the best earlier mean by ALARM_Z
+# standard errors, by ALARM_DROP, and by ALARM_SHARE of the rise. On real curves it was then on at
+# 1.5 % of the looks at healthy runs, and before the end of every declining one.
 ALARM_Z = 4.0
-#: ... and by at least this much, or this share of the rise.
 ALARM_DROP = 0.02
 ALARM_SHARE = 0.1
-#: A collapse so violent that it passes for noise: the tail is below all scores of the best stretch,
-#: by this much, this share of it, and this many standard errors.
+# A violent collapse inflates the noise estimate, and with it the standard error. So the alarm is
+# also raised when all last scores are below all scores of the best stretch and the drop exceeds
+# COLLAPSE_Z standard errors, COLLAPSE_DROP, and COLLAPSE_SHARE of the best mean.
 COLLAPSE_DROP = 0.1
 COLLAPSE_SHARE = 0.4
 COLLAPSE_Z = 2.0
-#: Probability that a fall is real when the alarm is raised; below that it grows with the size of
-#: the fall, and with its standard errors around HALF_Z.
-REAL = 0.95
+#: Probability that a fall is real, not noise, once the alarm is raised.
+ALARM_PROBABILITY = 0.95
+#: Standard errors at which a fall without an alarm is real with half of that probability.
 HALF_Z = 3.0
+#: Slope of the logistic in standard errors, about HALF_Z.
 Z_SLOPE = 1.5
-#: A history looks at this many prefixes of the curve at most, none shorter than this.
+#: Most looks at growing prefixes of a curve in an alarm history, for speed.
 MAX_LOOKS = 60
+#: Points in the shortest prefix of an alarm history.
 FIRST_LOOK = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """From the best stretch of the run to its last points; drop < 0 is a rise."""
+    """The fall from the best stretch of a run to its last points."""
 
+    #: Best mean minus last mean, in pass rate; negative if the run rises.
     drop: float
+    #: The drop in standard errors.
     z: float
-    #: drop in units of the smallest that may raise the alarm.
+    #: The drop in units of the smallest that may raise the alarm.
     size: float
-    #: Compute of the best stretch.
+    #: Mean compute of the best stretch.
     since: float
-    #: Mean of the last points and its standard error.
+    #: Mean of the last points.
     level: float
+    #: Standard error of `level`.
     level_sd: float
+    #: Whether the alarm is raised.
     alarm: bool
 
     @property
     def probability(self) -> float:
-        """That it is a fall, not noise.
+        """Probability that the fall is real, not noise.
 
         >>> Fall(.03, 3.0, 1.5, 100, .5, .01, alarm=False).probability
         0.475
         """
         if self.alarm:
-            return REAL
+            return ALARM_PROBABILITY
         clear = 1.0 / (1.0 + float(np.exp(Z_SLOPE * (HALF_Z - self.z))))
-        return REAL * float(np.clip(self.size, 0.0, 1.0)) ** 2 * clear
+        return ALARM_PROBABILITY * float(np.clip(self.size, 0.0, 1.0)) ** 2 * clear
 
     def __str__(self) -> str:
         return (
@@ -69,9 +77,9 @@ class Fall:
 
 
 def find_fall(compute: Array, score: Array, points: BinnedCurve) -> Fall | None:
-    """Compare the mean of the last k points with the best earlier, non-overlapping k-mean; None
-    where there are too few points for two such means."""
-    found = _drop(score)
+    """The fall of the last k points from the best earlier, non-overlapping k points; None where
+    there are too few points for two such means."""
+    found = _best_and_last(score)
     if found is None:
         return None
     k, best, earlier, level = found
@@ -96,9 +104,9 @@ def find_fall(compute: Array, score: Array, points: BinnedCurve) -> Fall | None:
     )
 
 
-def _drop(score: Array) -> tuple[int, int, float, float] | None:
-    """Length of the stretches that are compared, where the best earlier one begins, its mean and
-    that of the last."""
+def _best_and_last(score: Array) -> tuple[int, int, float, float] | None:
+    """Length k of the compared stretches, start of the best earlier one, its mean and the last
+    one's."""
     n = len(score)
     k = int(np.clip(round(0.12 * n), 2, 12))
     if n < 2 * k:
@@ -111,19 +119,19 @@ def _drop(score: Array) -> tuple[int, int, float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class AlarmSpan:
-    """An alarm as it would have been seen while the points came in."""
+    """An alarm, as a user would have seen it while the points came in."""
 
-    #: Compute at which it was raised, and at which it was cleared; None: it is on.
+    #: Compute at which it was raised.
     raised: float
+    #: Compute at which it was cleared; None: it is on.
     cleared: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"raised": self.raised, "cleared": self.cleared}
+        return asdict(self)
 
 
 def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[AlarmSpan, ...]:
-    """Every time the alarm was on, looking at the curve as it grew: one that was raised is not
-    forgotten because a later look cleared it.
+    """Every time the alarm was on while the curve grew, including alarms that were cleared later.
 
     >>> c = np.arange(1.0, 31.0)
     >>> dip = np.where((c > 15) & (c < 20), 0.2, 0.5) + 0.004 * (-1) ** np.arange(30)
@@ -134,7 +142,7 @@ def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[A
     n = len(score)
     ends = np.unique(np.linspace(min(FIRST_LOOK, n), n, min(MAX_LOOKS, n)).round().astype(int))
     for end in ends:
-        on = _alarming(compute[:end], score[:end], None if n_eval is None else n_eval[:end])
+        on = _alarm_is_on(compute[:end], score[:end], None if n_eval is None else n_eval[:end])
         if on and (not spans or spans[-1].cleared is not None):
             spans.append(AlarmSpan(float(compute[end - 1]), None))
         elif not on and spans and spans[-1].cleared is None:
@@ -142,9 +150,10 @@ def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[A
     return tuple(spans)
 
 
-def _alarming(compute: Array, score: Array, n_eval: Array | None) -> bool:
-    found = _drop(score)
+def _alarm_is_on(compute: Array, score: Array, n_eval: Array | None) -> bool:
+    # A drop this small never raises the alarm: most looks end here, without a noise estimate.
+    found = _best_and_last(score)
     if found is None or found[2] - found[3] <= ALARM_DROP:
-        return False  # too little for any alarm, whatever the noise: most looks end here
+        return False
     fall = find_fall(compute, score, bin_curve(compute, score, n_eval))
     return fall is not None and fall.alarm

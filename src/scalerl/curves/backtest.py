@@ -1,11 +1,11 @@
-"""Would you have been right? Fit the first part of known runs, predict the rest, and keep score.
+"""Back-test: fit the first part of finished runs, predict the rest, and score the predictions.
 
 For each run of at least MIN_RUN points and each fraction f: fit on compute <= f x the last compute
 (at least MIN_WINDOW points), predict the mean score of the last tenth of the points. Scores:
 absolute error of the median; CRPS as the mean of 2 x pinball loss over the levels 0.05 ... 0.95;
-how often the 50 % and 90 % intervals hold; their width; skill = 1 - CRPS / CRPS of "no change".
-Where a ceiling was called identified: whether the ceiling of the whole run, identified too, lies in
-the interval that was given. Whether the alarm was on at that look.
+coverage of the 50 % and 90 % intervals; their width; skill = 1 - CRPS / CRPS of "no change". Where
+a ceiling was called identified: whether the ceiling of the whole run, identified too, lies in its
+interval. Whether the alarm was on.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from scalerl.curves.window import Window
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 
+#: Fewest points of a run: enough to hold some back at every fraction.
 MIN_RUN = 9
+#: Fewest points of a window; see fit.MIN_POINTS, plus one.
 MIN_WINDOW = 6
+#: Quantile levels 0.05, 0.10 ... 0.95.
 LEVELS = np.arange(1, 20) / 20.0
 
 
 def _fit_paper_fast(run: Run) -> Fit:
-    """The paper's cells by the fast search, R_0 = first evaluation."""
+    """The paper's procedure by its fast search, with R_0 = first evaluation."""
     r0 = float(run.score[0])
     grids = paper.grids(run.compute, run.score, r0, paper_scale=False)
     cells = paper.fit_paper_fast(run.compute, run.score, r0, *grids)
@@ -62,33 +65,45 @@ class BacktestScore:
     """
 
     run: str
+    #: Group of the run.
     source: str
+    #: healthy, declining or flat.
     run_class: str
+    #: Share of the compute that was fitted.
     fraction: float
     method: str
+    #: Mean score of the last tenth of the points.
     truth: float
+    #: Median of its prediction.
     median: float
     crps: float
+    #: Whether the 50 % interval holds the truth.
     in50: bool
+    #: Whether the 90 % interval holds the truth.
     in90: bool
+    #: Width of the 90 % interval.
     width90: float
-    #: The same over every held-out point, one by one.
+    #: Mean CRPS over the held-out points, one by one.
     point_crps: float
+    #: Share of the held-out points inside their 90 % interval.
     point_in90: float
+    #: Whether the decline alarm was on.
     alarm: bool
-    #: The ceiling was called identified; and whether that of the whole run lies in its interval,
-    #: None where either is not identified.
+    #: Whether the ceiling was called identified.
     identified: bool
+    #: Whether the ceiling of the whole run lies in the interval; None where either is not
+    #: identified.
     ceiling_agrees: bool | None
 
     @property
     def error(self) -> float:
+        """Absolute error of the median."""
         return abs(self.truth - self.median)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BacktestResult:
-    """All scores, and their summary by any of their fields.
+    """The result of `backtest`: one score per run, fraction and method, and summaries of them.
 
     >>> from scalerl import backtest, load_runs
     >>> runs = load_runs("example:paper-8b")
@@ -147,7 +162,7 @@ class BacktestResult:
         }
 
     def plot(self, path: str | None = None) -> Any:
-        """Draw what was predicted against what came; returns the matplotlib figure."""
+        """Draw predictions against what was measured; returns the matplotlib figure."""
         from scalerl.report.comparison_figures import plot_backtest
 
         return plot_backtest(self, path)
@@ -179,8 +194,8 @@ def _share(found: Sequence[bool | None]) -> float | None:
 
 
 def classify(run: Run) -> str:
-    """healthy | declining | flat, judged from the whole run. Declining: its last tenth lies more
-    than 4 standard errors and 0.02 below its best tenth; flat: it never rose by more."""
+    """The class of a whole run: "declining" if its last tenth lies more than 4 standard errors and
+    0.02 below its best tenth, "flat" if it never rose by more, otherwise "healthy"."""
     k = max(2, len(run) // 10)
     sums = np.concatenate([[0.0], np.cumsum(run.score)])
     means = (sums[k:] - sums[:-k]) / k
@@ -199,7 +214,7 @@ def backtest(
     progress: Callable[[float], None] | None = None,
 ) -> BacktestResult:
     """Back-test the methods on these runs. `classes` gives each run's class by name where it is
-    known; otherwise `classify` judges it from the whole run.
+    known; otherwise `classify` finds it from the whole run.
 
     >>> from scalerl import load_runs
     >>> result = backtest(load_runs("example:paper-8b"), methods=["no change", "scalerl"])
@@ -230,6 +245,7 @@ def backtest(
             f"nothing to back-test: a run needs {MIN_RUN} points, {MIN_WINDOW} in the window"
         )
     scores = []
+    # Fits of whole runs by (run, method), since several fractions need the same one.
     wholes: dict[tuple[str, str], Fit] = {}
     for i, (run, f, window, rest) in enumerate(tasks):
         kind = (classes or {}).get(run.name) or classify(run)
@@ -250,6 +266,7 @@ def _score(
     last: int,
     wholes: dict[tuple[str, str], Fit],
 ) -> BacktestScore:
+    """One method fitted to `window` and scored on the `last` points of `rest`."""
     fitted = METHODS[method](window)
     agrees = None
     if fitted.identified:
@@ -269,6 +286,7 @@ def _score(
         fraction=fraction,
         method=method,
         truth=y,
+        # Indices into LEVELS: 9 is the median, 4 and 14 end the 50 %, 0 and 18 the 90 % interval.
         median=float(q[9]),
         crps=float(crps(q, y)),
         in50=bool(q[4] <= y <= q[14]),
@@ -283,6 +301,6 @@ def _score(
 
 
 def crps(quantiles: Array, truth: float) -> Array:
-    """Mean over LEVELS of twice the pinball loss."""
+    """CRPS of a forecast given by its quantiles at LEVELS: the mean of twice the pinball loss."""
     e = truth - quantiles
     return np.asarray(np.mean(2.0 * np.maximum(LEVELS * e, (LEVELS - 1.0) * e), axis=-1))

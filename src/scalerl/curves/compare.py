@@ -1,11 +1,11 @@
-"""Which recipe is better, and in what way: a higher ceiling, a faster climb, or cannot be told yet.
+"""Compare runs or recipes: which has the higher ceiling, which is faster, or undecided.
 
-Two verdicts side by side. The paper's works on point estimates: the ceilings differ by more than
-0.02, and the higher wins; or both are refitted with A fixed to their mean, and the larger B wins.
-It always decides. Ours works on the posterior, and may say that the runs do not decide.
+Every pair has two verdicts. The paper's rule works on point estimates: if the ceilings differ by
+more than 0.02, the higher wins; otherwise both are refitted with A fixed to their mean, and the
+larger B wins. It always decides. Ours works on the posterior and may be undecided (decision.py).
 
-A verdict on *runs* is about these two runs. A verdict on *recipes* allows for the difference that a
-mere change of seed makes (about 0.01 in the ceiling), learned from replicates where there are some.
+A verdict on *runs* is about these two runs. A verdict on *recipes* allows for the effect of the
+seed (about 0.01 in the ceiling), learned from replicates where there are some.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from scalerl.runs.record import Run
 
 Scope = Literal["runs", "recipes"]
 
-#: Beyond this many arms only pairs with the leader are worked out in full.
+#: With more arms than this only pairs with the leader are compared: all pairs would take minutes.
 MAX_ALL_PAIRS = 24
-#: The matrix of all pairs uses every MATRIX_THIN-th draw.
+#: The matrix of all pairs uses every MATRIX_THIN-th draw, since its memory grows with arms squared.
 MATRIX_THIN = 8
-#: Simulated continuations of an undecided pair: each takes about 50 ms.
+#: Simulated continuations of an undecided pair; each takes about 50 ms.
 PAIR_TRIALS = 24
-#: Arms and pairs that the plain repr shows.
+#: Most arms and pairs shown by `repr`.
 MAX_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What can be said of two runs or recipes; as text, the verdict in words.
+    """The comparison of two runs or recipes, a and b; `str` gives the verdict as a sentence.
 
     >>> from scalerl import compare, load_runs
     >>> pair = compare(load_runs("example:paper-8b", "example:paper-moe")).pairs[0]
@@ -60,32 +60,40 @@ class Pair:
 
     a: str
     b: str
+    #: Whether the verdict is about these runs or about their recipes.
     scope: Scope
     verdict: VerdictName
     winner: str | None
+    #: Verdict and winner by the paper's rule.
     paper_verdict: Literal["higher-ceiling", "faster"]
     paper_winner: str
-    #: A_b - A_a: median, interval, probability that it is negative, that it is positive (two
-    #: ceilings near 1 are in neither: decision.py) and that it is within MARGIN.
+    #: Median of A_b - A_a.
     delta_a: float
+    #: Interval of A_b - A_a.
     delta_a_interval: tuple[float, float]
+    #: Probability that a has the higher ceiling. Two ceilings near 1 count for neither side.
     p_a_higher: float
+    #: Probability that b has the higher ceiling.
     p_b_higher: float
+    #: Probability that the ceilings are within MARGIN.
     p_same_ceiling: float
-    #: ln of (compute of b / compute of a) to reach a score that both have reached.
+    #: Lower end, median and upper end of ln(compute of b / compute of a) to reach `speed_score`.
     speed: tuple[float, float, float] | None
+    #: A score that both have reached.
     speed_score: float | None
+    #: Probability that b needs less compute to reach it.
     p_b_faster: float | None
     #: The paper's rule: A fixed to the mean of both least-squares ceilings, and B of each with it;
-    #: among very many runs None where the rule does not need it.
+    #: None where very many runs are compared and the rule does not need it.
     fixed_a: dict[str, float] | None
     crossing: Crossing | None
-    #: Neither ceiling is identified, and both may be perfect: nothing is said about them.
+    #: Neither ceiling is identified and both may be 1, so no verdict is given.
     both_open: bool
-    #: Share of the compute at which it was decided, where the verdict is kept from there
-    #: (decision.py).
+    #: Share of the compute at which a kept verdict was first reached; None where it is not kept.
     decided_at: float | None = None
+    #: Compute that would decide an undecided pair, if it was simulated.
     need: ComputeNeeded | None = None
+    #: Which run declines, and by how much; None: neither.
     alarm: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +128,7 @@ class Pair:
 
     @property
     def kept(self) -> str:
-        """In words, that the verdict is kept from an earlier look; "" where it is not."""
+        """A clause that says that the verdict is kept from an earlier look; "" if it is not."""
         if self.decided_at is None:
             return ""
         share, now = 100.0 * self.decided_at, max(self.p_a_higher, self.p_b_higher)
@@ -139,7 +147,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Fits, the arms they belong to ranked by ceiling, and the pairs among them.
+    """The result of `compare`: fits, arms ranked by ceiling, and the pairs of arms.
 
     >>> from scalerl import compare, load_runs
     >>> compare(load_runs("example:paper-8b", "example:paper-moe"))  # doctest: +ELLIPSIS
@@ -151,11 +159,11 @@ class Comparison:
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
     scope: Scope
-    #: P(ceiling of row > ceiling of column), arms in order; ties are in neither.
+    #: P(ceiling of one arm > ceiling of another), (arms, arms); ties are in neither.
     p_higher: Array
-    #: Mean of the fits' ceilings (medians, as `Fit.params` has them), to which A is fixed in the
-    #: efficiency re-plot.
+    #: Mean of the fits' median ceilings, to which A is fixed in the efficiency re-plot.
     mean_a: float
+    #: sd of the ceiling between seeds that verdicts allow for; 0 for verdicts on runs.
     seed_sd: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,7 +207,7 @@ def compare(
     **options: Any,
 ) -> Comparison:
     """Compare runs or fits. With group_by="recipe", runs that share `group` are replicates and the
-    verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides what is assumed).
+    verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides its estimate).
     planning=True also simulates how much compute would decide an undecided pair (1 s a pair).
 
     >>> from scalerl import load_runs
@@ -209,7 +217,7 @@ def compare(
     """
     given = [f if isinstance(f, Fit) else fit(f, **options) for f in _flat(items)]
     _check(given)
-    # The paper's procedure has no posterior to judge by: such fits are refitted with ours.
+    # The paper's procedure has no posterior to compare: such fits are refitted with ours.
     fits = [
         f if f.method != "paper" else fit(f.run, law=f.law, lo=f.window[0], hi=f.end) for f in given
     ]
@@ -226,7 +234,7 @@ def compare(
     chosen: Iterable[tuple[Arm, Arm]] = combinations(arms, 2)
     count = len(arms) * (len(arms) - 1) // 2
     if not refit:
-        # Fresh arms, one after the other: what they keep for later would fill the memory.
+        # Fresh arms, one after the other: the paths that arms cache would fill the memory.
         chosen = ((arms[0], Arm(g.name, g.fits, g.prior)) for g in arms[1:])
         count = len(arms) - 1
     pairs = []
@@ -240,7 +248,7 @@ def compare(
 
 
 def compare_arms(a: Arm, others: Sequence[Arm], seed_sd: float) -> list[Pair]:
-    """What can be said of a recipe and each of the others, whose arms are there already."""
+    """The pairs of one recipe's arm with each of the others."""
     points = {id(f): _point(f) for g in (a, *others) for f in g.fits}
     found = []
     for b in others:
@@ -266,7 +274,7 @@ def _check(fits: list[Fit]) -> None:
 
 
 def comparable(fits: Sequence[Fit]) -> bool:
-    """Whether `compare` can work on these: several runs, one kind of compute, a law that allows."""
+    """Whether `compare` accepts these: several runs, one kind of compute, one comparable law."""
     kinds = {(f.run.x_kind, f.law) for f in fits}
     return len(fits) > 1 and len(kinds) == 1 and fits[0].law.comparable
 
@@ -292,7 +300,7 @@ def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
 
 
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
-    """P(ceiling of row > ceiling of column); memory and time grow with arms squared."""
+    """P(ceiling of one arm > ceiling of another); memory and time grow with arms squared."""
     draws = np.stack([g.ceiling[::MATRIX_THIN] for g in arms])
     rng = np.random.default_rng(31)
     counts = np.array([g.seeds for g in arms])
@@ -310,9 +318,10 @@ def _point(f: Fit) -> Sigmoid:
 
 
 def known_r0(f: Fit) -> float:
-    """R_0 as the paper has it: known. That of the fit where it was told, else the first score."""
-    told = f.r0_source in ("given", "first") or f.method == "paper"
-    return f.params["R_0"] if told and "R_0" in f.params else float(f.points.score[0])
+    """R_0 for the paper's rule, which takes it as known: the fit's where given, else the first
+    score."""
+    given = f.r0_source in ("given", "first") or f.method == "paper"
+    return f.params["R_0"] if given and "R_0" in f.params else float(f.points.score[0])
 
 
 def with_ceiling(f: Fit, r0: float, a: float) -> Sigmoid:
@@ -323,8 +332,9 @@ def with_ceiling(f: Fit, r0: float, a: float) -> Sigmoid:
 def _paper_rule(
     a: Arm, b: Arm, points: dict[int, Sigmoid], refit: bool
 ) -> tuple[Literal["higher-ceiling", "faster"], str, dict[str, float] | None]:
-    """|delta A| > MARGIN: the higher ceiling wins. Otherwise refit with A fixed to the mean of the
-    two, and the larger B wins. `refit` does so in either case, for the record."""
+    """Verdict, winner and refit by the paper's rule: if |delta A| > MARGIN, the higher ceiling
+    wins; otherwise both are refitted with A fixed to their mean, and the larger B wins. `refit`
+    refits in either case, for the record."""
     ceilings = [float(np.mean([points[id(f)].A for f in g.fits])) for g in (a, b)]
     differ = abs(ceilings[0] - ceilings[1]) > MARGIN
     higher = a.name if ceilings[0] > ceilings[1] else b.name
@@ -386,9 +396,9 @@ def _pair(
 
 
 def compute_to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
-    """The compute per run that would decide between two arms, if their runs stay healthy. The runs
-    of an arm are continued as the one curve that they are compared by; draws of the two arms are
-    paired by index, as in a verdict, so that they share the law's error."""
+    """The compute per run that would decide between two arms, if their runs stay healthy."""
+    # The runs of an arm are continued as the one curve they are compared by. Draws of the two arms
+    # are paired by index, as in a verdict, so that they share the law's error.
     simulated = [(g, Continuations.simulate(g.pooled_fit, i)) for i, g in enumerate((a, b))]
     # An arm of one curve counts as one seed: the noise of the seeds is scaled to what it was.
     sd = seed_sd * float(np.sqrt((1.0 / a.seeds + 1.0 / b.seeds) / 2.0))

@@ -1,12 +1,12 @@
-"""fit: from the points of a run to a Fit, which knows its law, how sure it is, and what comes next.
+"""fit: check the points of a run, cut them to a window and fit a law to them.
 
-Here the input is checked and cut to its window; how a law is fitted is its own (laws/).
+How a law is fitted is up to its methods (laws/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,46 +19,12 @@ from scalerl.curves.window import Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
 
-#: Fewer points than this cannot tell a law from noise.
+#: Fewest points of a fit: fewer cannot separate the law's parameters from noise.
 MIN_POINTS = 5
 
 
-@overload
 def fit(
-    compute: Run,
-    score: None = None,
-    n_eval: None = None,
-    r0: R0Choice = None,
-    *,
-    law: str | Law = ...,
-    method: str | None = ...,
-    level: float = ...,
-    lo: float | None = ...,
-    hi: float | None = ...,
-    a_grid: npt.ArrayLike | None = ...,
-    mid_grid: npt.ArrayLike | None = ...,
-    progress: Callable[[float], None] | None = ...,
-) -> Fit: ...
-@overload
-def fit(
-    compute: npt.ArrayLike,
-    score: npt.ArrayLike,
-    n_eval: npt.ArrayLike | None = None,
-    r0: R0Choice = None,
-    *,
-    law: str | Law = ...,
-    method: str | None = ...,
-    level: float = ...,
-    lo: float | None = ...,
-    hi: float | None = ...,
-    name: str = ...,
-    x_kind: ComputeKind = ...,
-    a_grid: npt.ArrayLike | None = ...,
-    mid_grid: npt.ArrayLike | None = ...,
-    progress: Callable[[float], None] | None = ...,
-) -> Fit: ...
-def fit(
-    compute: Any,
+    compute: Run | npt.ArrayLike,
     score: npt.ArrayLike | None = None,
     n_eval: npt.ArrayLike | None = None,
     r0: R0Choice = None,
@@ -78,7 +44,7 @@ def fit(
 
     law    "sigmoid", "power", "line", "ensemble", "no-change", one that was added to `LAWS`,
            `package.module:NAME`, or a Law.
-    method how: by default the law's first. The sigmoid has "posterior" (ours) and "paper" (the
+    method by default the law's first. The sigmoid has "posterior" (ours) and "paper" (the
            published procedure, to check published numbers).
     r0     a number: the score at zero compute is known; "first": it is the first score of the
            window; "fit": it is a free parameter. By default free, steadied by an evaluation at
@@ -96,14 +62,14 @@ def fit(
     run = compute if isinstance(compute, Run) else _as_run(compute, score, n_eval, name, x_kind)
     _check_options(r0, level)
     chosen = law if isinstance(law, Law) else LAWS[law]
-    way = next(iter(chosen.methods)) if method is None else method
-    if way not in chosen.methods:
+    used = next(iter(chosen.methods)) if method is None else method
+    if used not in chosen.methods:
         raise InputError(
-            f"the {chosen.title} has no method {way!r}, only {', '.join(chosen.methods)}: "
+            f"the {chosen.title} has no method {used!r}, only {', '.join(chosen.methods)}: "
             "drop --law or --method"
         )
     notes: list[str] = []
-    if lo is None and way == "paper" and len(run):
+    if lo is None and used == "paper" and len(run):
         lo = paper.cut(run.compute, run.score, run.x_kind)
         if lo is not None:
             notes.append(
@@ -113,8 +79,8 @@ def fit(
     if inside.n_eval is not None:
         inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)
-    window = Window(run, inside, chosen, way, level, r0, tuple(notes), a_grid, mid_grid, progress)
-    return chosen.methods[way](window)
+    window = Window(run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress)
+    return chosen.methods[used](window)
 
 
 def fit_all(

@@ -1,9 +1,9 @@
-"""Answers for people: when will it reach a score, what does a doubling buy, go on or stop?"""
+"""Forecasts: scores ahead, compute to a target, gain of the next doubling, stop or continue."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,15 @@ from scalerl.errors import InputError
 from scalerl.runs.amounts import on_axis
 from scalerl.runs.record import Run
 
-#: Targets are looked for up to this many times the compute spent so far.
+#: Targets are searched up to this multiple of the compute spent so far.
 HORIZON = 100.0
-#: Extra compute that a recommendation may ask for, as multiples of what was spent.
+#: Where a recommendation may continue to, in multiples of the compute spent so far.
 MULTIPLES = (1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When a score will be reached. Compute is inf where that many futures never get there.
+    """The compute at which a score will be reached; inf where that share of futures never does.
 
     >>> from scalerl import forecast, load_run
     >>> target = forecast(load_run("example:paper-8b"), target=[0.9]).targets[0]
@@ -36,9 +36,11 @@ class Target:
     """
 
     score: float
-    #: That the true pass rate reaches it within HORIZON times the compute spent.
+    #: Probability that the true pass rate reaches it within HORIZON times the compute spent.
     probability: float
+    #: Median of the compute.
     median: float
+    #: Interval of the compute.
     interval: tuple[float, float]
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What an amount of further compute buys, in pass rate.
+    """The gain in pass rate from continuing to an amount of compute.
 
     >>> from scalerl import forecast, load_run
     >>> gain = forecast(load_run("example:paper-8b")).next_doubling
@@ -73,32 +75,30 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Stop, or go on to `compute`, and what that is expected to be worth.
+    """Whether to stop or to continue to `compute`, and the expected value of doing so.
 
     >>> from scalerl import forecast, load_run
     >>> forecast(load_run("example:paper-8b"), price=2.0, value=1000.0).recommendation.action
     'stop'
     """
 
+    #: "stop" or "continue".
     action: str
+    #: Compute to continue to.
     compute: float
+    #: Expected value of the gain minus cost, in the currency of the price.
     expected_net: float
+    #: Probability that the gain is worth more than it costs.
     probability_pays: float
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "action": self.action,
-            "compute": self.compute,
-            "expected_net": self.expected_net,
-            "probability_pays": self.probability_pays,
-            "reason": self.reason,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last evaluation after the fitted window, beside what the window forecasts there.
+    """The last evaluation after the fitted window, with the forecast at its compute.
 
     >>> from scalerl import forecast, load_run
     >>> end = forecast(load_run("example:paper-8b"), hi=50_000).measured
@@ -108,12 +108,14 @@ class Measured:
 
     compute: float
     score: float
-    #: Where the true pass rate lies by the samples of this evaluation alone; None where their
-    #: number is not known.
+    #: Interval of the true pass rate by the sampling error of this evaluation only; None where its
+    #: number of samples is not known.
     sampling: tuple[float, float] | None
-    #: The forecast at this compute: median, interval of the true pass rate and of one evaluation.
+    #: Forecast of the true pass rate: median.
     median: float
+    #: Forecast of the true pass rate: interval.
     interval: tuple[float, float]
+    #: Forecast of one evaluation: interval.
     observed: tuple[float, float]
 
     @property
@@ -138,7 +140,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What `forecast` answers: scores ahead, targets, the next doubling, a recommendation.
+    """The result of `forecast`: scores ahead, targets, the next doubling, a recommendation.
 
     >>> from scalerl import forecast, load_run
     >>> ahead = forecast(load_run("example:paper-8b"), at=[100_000, 200_000])
@@ -217,9 +219,9 @@ def forecast(
 
     at      amounts of compute, as numbers or as texts: "300steps", "2x"; by default twice what
             was spent
-    target  scores whose compute is wanted
+    target  scores to find the compute for
     price, value   cost of a unit of compute and worth of one point (0.01) of pass rate, in the
-            same currency: adds a recommendation to stop or go on
+            same currency: adds a recommendation to stop or continue
 
     >>> from scalerl import load_run
     >>> ahead = forecast(load_run("example:paper-8b"), target=[0.6, 0.9])
@@ -275,7 +277,7 @@ def reach(f: Fit, scores: Sequence[float]) -> tuple[Target, ...]:
 
 
 def reached(levels: Array, log_knots: Array, score: float, level: float) -> Target:
-    """When each row of levels first reaches a score, all rows together."""
+    """The compute at which paths of the pass rate, (draws, knots), first reach a score."""
     above = levels >= score
     ever = above.any(axis=1)
     i = np.maximum(np.argmax(above, axis=1), 1)
@@ -285,19 +287,20 @@ def reached(levels: Array, log_knots: Array, score: float, level: float) -> Targ
     when = np.exp(log_knots[i - 1] + share * (log_knots[i] - log_knots[i - 1]))
     when = np.where(above[:, 0], np.exp(log_knots[0]), when)
     when = np.where(ever, when, np.inf)
-    low, mid, high = with_infinite(when, (tails(level)[0], 0.5, tails(level)[1]))
+    low, mid, high = quantiles_with_inf(when, (tails(level)[0], 0.5, tails(level)[1]))
     return Target(score, float(ever.mean()), mid, (low, high))
 
 
-def with_infinite(values: Array, levels: Sequence[float]) -> list[float]:
-    """Order statistics: interpolating towards inf would give nan."""
+def quantiles_with_inf(values: Array, levels: Sequence[float]) -> list[float]:
+    """Quantiles of values that may be infinite."""
+    # Order statistics without interpolation, which towards inf would give nan.
     ordered = np.sort(values)
     index = [min(int(np.ceil(p * (len(ordered) - 1))), len(ordered) - 1) for p in levels]
     return [float(ordered[i]) for i in index]
 
 
 def gain(f: Fit, multiple: float) -> Gain:
-    """What going on to `multiple` times the compute spent would add to the pass rate."""
+    """The gain in pass rate from continuing to `multiple` times the compute spent."""
     levels = f.predictive.levels(np.array([f.end, multiple * f.end]))
     low, mid, high = sample_quantiles(
         levels[:, 1] - levels[:, 0], (tails(f.level)[0], 0.5, tails(f.level)[1])
@@ -314,7 +317,7 @@ def beats(a: Fit, b: Fit, compute: float) -> float:
 
 
 def recommend(f: Fit, price: float, value: float) -> Recommendation:
-    """Stop or go on: the amount of compute with the best expected worth of gain minus cost."""
+    """Stop, or continue to the compute with the best expected value of gain minus cost."""
     if price < 0 or value < 0:
         raise InputError("price and value must be 0 or more")
     if f.alarm is not None:
@@ -352,8 +355,8 @@ class WindowCeiling:
 
 
 def sensitivity(f: Fit) -> list[WindowCeiling]:
-    """The ceiling when the first or the last 10 % or 25 % of the points are left out; nothing for a
-    law that has none."""
+    """The ceiling when the first or the last 10 % or 25 % of the points are left out; empty for a
+    law without a ceiling."""
     if "A" not in f.params:
         return []
     points = f.points

@@ -1,4 +1,4 @@
-"""Formulas of learning curves: a law with its numbers put in, as a pure function of compute.
+"""Formulas of learning curves: a law with its parameters, as a pure function of compute.
 
     R(C) = R_0 + (A - R_0) / (1 + (C_mid / C)^B)                       (Equation 1 of the paper)
 
@@ -74,7 +74,7 @@ def saturating_exp(exponent: Array) -> Array:
 
 
 class Formula(Protocol):
-    """A law with its numbers put in."""
+    """A law with its parameters: a score for every compute."""
 
     def value(self, compute: npt.ArrayLike) -> Array: ...
     def params(self) -> dict[str, float]: ...
@@ -93,7 +93,7 @@ class PointFit(Generic[F_co]):
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid:
-    """Equation 1.
+    """The sigmoid, Equation 1 of the paper.
 
     >>> sigmoid = Sigmoid(R_0=0.30, A=0.645, B=1.70, C_mid=8000)
     >>> sigmoid.value([2000, 8000, 20000, 50000]).round(4).tolist()

@@ -1,7 +1,7 @@
-"""The sigmoid of least squares, at the global optimum: the point estimates the paper works with.
+"""The least-squares sigmoid, at the global optimum: the point estimates of the paper's rules.
 
 Given (B, C_mid) the sigmoid is linear in (R_0, A), so only two parameters are searched: all cells
-of a grid at once, then ever finer grids around the best of them.
+of a grid at once, then ever finer grids around the best of them. No starting value can miss it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from scalerl.curves.formula import (
     one_thread,
 )
 
-#: Search ranges: B, and C_mid in multiples of the first and last compute.
+#: Search range of B: wide enough for steps and for nearly straight curves.
 B_RANGE = (0.05, 200.0)
+#: Search range of C_mid, in multiples of the first and of the last compute.
 MID_RANGE = (0.2, 30.0)
+#: Cells of the first grid, in ln B and in ln C_mid.
 CELLS = (44, 80)
-#: The deepest valleys of the grid are searched on together, then the best of them alone.
+#: Local minima of the first grid that are refined; the global one is among the deepest few.
 VALLEYS = 3
+#: Refinements of every valley, after which only the best is refined.
 ROUNDS_IN_ALL_VALLEYS = 5
+#: Further refinements of the best valley. Each divides the step by 3, down to about 1e-8 in ln B.
 ROUNDS_IN_THE_BEST = 10
-#: Cells looked at around a centre, in units of its step.
-_STAR = np.linspace(-1.0, 1.0, 7)
-AROUND = np.stack([g.ravel() for g in np.meshgrid(_STAR, _STAR, indexing="ij")], axis=1)
-#: Points the widest search looks at.
+#: Offsets of the cells that are tried around a centre, in units of its step.
+_OFFSETS = np.linspace(-1.0, 1.0, 7)
+AROUND = np.stack([g.ravel() for g in np.meshgrid(_OFFSETS, _OFFSETS, indexing="ij")], axis=1)
+#: Points used by the first grid; refinements of the best valley use all.
 SCAN_POINTS = 48
 
 
@@ -59,7 +63,7 @@ def fit_sigmoid(
             positive[0] + np.log(MID_RANGE[0]), positive[-1] + np.log(MID_RANGE[1]), CELLS[1]
         ),
     ]
-    # The wide search needs no more than every few points of a dense curve.
+    # Every few points of a dense curve are enough to find the valleys.
     thin = max(1, len(c) // SCAN_POINTS)
     seen = all_t[::thin], y[::thin]
     grid = np.stack([g.ravel() for g in np.meshgrid(*axes, indexing="ij")], axis=1)
@@ -80,8 +84,8 @@ def fit_sigmoid(
 def _descend(
     centres: Array, step: Array, t: Array, y: Array, r0: float | None, a: float | None
 ) -> tuple[Array, Array, Array]:
-    """Move each centre to the best of the cells around it; a centre that moved less than a whole
-    step looks closer next time. Returns centres, steps and sums of squares."""
+    """Move each centre to the best of the cells around it. Returns centres, steps (divided by 3
+    where the centre moved less than a whole step) and sums of squares."""
     cells = centres[:, None, :] + AROUND[None, :, :] * step[:, None, :]
     sse = _sums_of_squares(cells.reshape(-1, 2), t, y, r0, a)[:, 2].reshape(len(centres), -1)
     i = sse.argmin(axis=1)
@@ -109,8 +113,9 @@ def _sums_of_squares(cells: Array, t: Array, y: Array, r0: float | None, a: floa
 
 
 def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Array, Array, Array]:
-    """Best (R_0, A) within 0 <= R_0 <= A <= 1 for each row of f, and its sum of squares. Only the
-    sums of f, f^2 and f y are needed; scores are centred so that little is lost in differences."""
+    """Best (R_0, A) within 0 <= R_0 <= A <= 1 for each row of f, and its sum of squares."""
+    # Only the sums of f, f^2 and f y are needed. Scores are centred, because differences of large
+    # sums would lose digits.
     n, rows, centre = len(y), len(f), float(y.mean())
     d = y - centre
     yy = float(d @ d)
@@ -127,16 +132,16 @@ def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Arra
     if r0 is not None and a is not None:
         candidates.append((np.full(rows, r0), np.full(rows, a)))
     elif r0 is not None:
-        candidates.append((np.full(rows, r0), _ratio(sfy - (r0 - centre) * gf, sff) + centre))
+        candidates.append((np.full(rows, r0), safe_ratio(sfy - (r0 - centre) * gf, sff) + centre))
     elif a is not None:
-        candidates.append((_ratio(gy - (a - centre) * gf, gg) + centre, np.full(rows, a)))
+        candidates.append((safe_ratio(gy - (a - centre) * gf, gg) + centre, np.full(rows, a)))
     else:
         det = gg * sff - gf * gf
-        free = _ratio(sff * gy - gf * sfy, det), _ratio(gg * sfy - gf * gy, det)
+        free = safe_ratio(sff * gy - gf * sfy, det), safe_ratio(gg * sfy - gf * gy, det)
         candidates.append((free[0] + centre, free[1] + centre))
         # On the edges of the allowed region one of the two is fixed, or both are equal.
-        candidates.append((_ratio(gy - (1.0 - centre) * gf, gg) + centre, one))
-        candidates.append((zero, _ratio(sfy + centre * gf, sff) + centre))
+        candidates.append((safe_ratio(gy - (1.0 - centre) * gf, gg) + centre, one))
+        candidates.append((zero, safe_ratio(sfy + centre * gf, sff) + centre))
         candidates.append((full, full))
     best, best_low, best_high = np.full(rows, np.inf), zero, zero
     for low, high in candidates:
@@ -152,5 +157,6 @@ def _linear(f: Array, y: Array, r0: float | None, a: float | None) -> tuple[Arra
     return best_low, best_high, best
 
 
-def _ratio(top: Array, bottom: Array) -> Array:
+def safe_ratio(top: Array, bottom: Array) -> Array:
+    """top / bottom, with denominators near 0 replaced by a small number."""
     return top / np.where(np.abs(bottom) > 1e-12, bottom, 1e-12)

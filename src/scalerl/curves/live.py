@@ -1,7 +1,7 @@
-"""The curve of a run that is still going on: points as they come, and what to log about them.
+"""The curve of a run in progress: collect points as they come, forecast, and apply a stopping rule.
 
-Nothing here knows a trainer. `scalerl.callbacks` feeds it from Hugging Face and TRL, and
-`scalerl train` from its own validations.
+It is independent of the trainer: `scalerl.callbacks` adds points from Hugging Face and TRL,
+`scalerl train` adds its own validations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: How a logged value becomes a pass rate: as it is, (r + 1) / 2, r / 100, or a function.
 Scale = Literal["pm1", "percent"] | Callable[[float], float] | None
-#: Float error around 0 and 1 that is forgiven.
+#: Scores this far outside [0, 1] count as rounding errors and are clipped.
 _SLACK = 1e-6
 
 
@@ -39,21 +39,22 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class LiveForecast:
-    """What the points so far say: a fit, what to log of it, and why to stop (if so)."""
+    """The forecast from the points so far."""
 
     fit: Fit
     #: Compute at which training would end by itself, where known.
     end: float | None
+    #: Values to log, by name ("forecast/A" ...).
     numbers: dict[str, float]
+    #: Why the stopping rule holds; None: it does not.
     reason: str | None
 
 
 class LiveCurve:
     """Collects points by optimiser step; a step that is evaluated again replaces its point.
 
-    n_eval  samples behind each score, where a point does not bring its own
-    warn    who is told, once each, of a fit that failed and of points left out: whoever shows
-            things to the user; by default this module's logger
+    n_eval  samples behind each score, for points added without their own number
+    warn    called with the text of a warning, once per topic; by default this module's logger
 
     >>> curve = LiveCurve("eval_reward", "tokens", scale="pm1")
     >>> curve.add(step=10, compute=5000, value=-0.5)
@@ -95,7 +96,7 @@ class LiveCurve:
 
     @property
     def x_key(self) -> str:
-        """The name under which a point's compute is logged, so that a resumed run finds it."""
+        """Name under which a point's compute is logged, for `rebuild` after a resume."""
         return f"forecast/{self.x_kind}"
 
     @property
@@ -108,7 +109,8 @@ class LiveCurve:
 
     @property
     def run(self) -> Run:
-        # Of points at the same compute (a counter that stands still) the latest counts.
+        """The points so far."""
+        # Of points at the same compute (a counter that did not move) the latest counts.
         by_compute = {p.compute: p for p in self._points.values()}
         points = [by_compute[c] for c in sorted(by_compute)]
         sizes = [self.n_eval if p.n_eval is None else p.n_eval for p in points]
@@ -126,13 +128,14 @@ class LiveCurve:
         )
 
     def add(self, step: int, compute: float, value: Any, n_eval: int | None = None) -> bool:
-        """Take a point; False if it has no finite value (an evaluation that gave none). `n_eval` is
-        the number of samples behind this one, in place of the curve's own.
+        """Add a point; False if it has no finite value. `n_eval` is the number of samples behind
+        this score, in place of the curve's own.
 
-        A value that is no pass rate, or a size below 1, raises while the curve is empty: the scale
-        is wrong and the run is young. Later the point is left out with one warning: a stray value
-        may not end a long run.
+        A value outside [0, 1] after scaling, or n_eval below 1, raises InputError on an empty curve
+        and is left out with one warning later.
         """
+        # An error at the first point shows a wrong scale while nothing is lost; later, one stray
+        # value must not end a long run.
         if value is None or not math.isfinite(float(value)):
             return False
         try:
@@ -143,7 +146,7 @@ class LiveCurve:
                 raise
             self.warn_once("scale", f"{error}; the point at step {step} is left out")
             return False
-        # A run that goes back to an earlier step has been resumed: what came after is void.
+        # A run that goes back to an earlier step has been resumed: later points are void.
         self._points = {s: p for s, p in self._points.items() if s < step}
         self._points[step] = _Point(float(compute), score, n_eval)
         return True
@@ -170,10 +173,10 @@ class LiveCurve:
         history: Iterable[Mapping[str, Any]],
         compute_of: Callable[[Mapping[str, Any]], float | None],
     ) -> None:
-        """Take the points of an earlier part of the run from its log records.
+        """Add the points of an earlier part of the run from its log records.
 
-        A point's compute is what this callback logged for its step, else what `compute_of` makes
-        of the record; a point for which neither knows it is left out with a warning.
+        A point's compute is the value logged under `x_key` for its step, else
+        `compute_of(record)`; points without either are left out with a warning.
         """
         records = list(history)
         logged = {r["step"]: r[self.x_key] for r in records if self.x_key in r and "step" in r}
@@ -195,7 +198,7 @@ class LiveCurve:
             )
 
     def end(self, max_steps: int) -> float | None:
-        """Compute at which training ends, if each step to come costs what those so far cost."""
+        """Compute at which training ends, if later steps cost as much as those so far."""
         if self.last is None or self.last[0] <= 0 or max_steps <= 0:
             return None
         step, compute = self.last
@@ -204,7 +207,7 @@ class LiveCurve:
     def forecast(
         self, end: float | None = None, rule: StopRule | None = None
     ) -> LiveForecast | None:
-        """Fit the points so far; None before `min_points`, and when that fails."""
+        """The forecast from the points so far; None before `min_points`, or if the fit fails."""
         if len(self) < self.min_points:
             return None
         try:
@@ -212,11 +215,12 @@ class LiveCurve:
             reason = None if rule is None else rule.check(found, end)
             return LiveForecast(found, end, forecast_numbers(found, end), reason)
         except Exception as error:
-            # Whatever went wrong in a forecast, the training run it watches is worth more.
+            # A failed forecast must never end the training run that it watches.
             self.warn_once("fit", f"no forecast at {len(self)} points: {error}")
             return None
 
     def warn_once(self, topic: str, message: str) -> None:
+        """Warn, unless there was a warning about this topic before."""
         if topic not in self._warned:
             self._warned.add(topic)
             self._warn(message)
@@ -228,7 +232,7 @@ def _check_size(n_eval: int | None) -> None:
 
 
 def forecast_numbers(f: Fit, end: float | None = None) -> dict[str, float]:
-    """What is logged about a fit; `end` is the compute at which training will end.
+    """The values to log about a fit; `end` is the compute at which training will end.
 
     >>> from scalerl import fit, load_run
     >>> numbers = forecast_numbers(fit(load_run("example:paper-8b")), end=120_000)

@@ -1,8 +1,8 @@
-"""How noisy one evaluation is, and how many evaluations there really are.
+"""The noise of one evaluation, and a curve binned for fitting.
 
-Scores of a validation set scatter *less* than binomially, because the same questions are asked
-every time, and neighbouring evaluations are correlated, because they share most of their weights.
-So the variance of one score is read from the second differences of the curve, steadied by a
+Scores of a validation set scatter *less* than binomially, because every evaluation has the same
+prompts, and neighbouring evaluations are correlated, because they share most of their weights. So
+the variance of one score is estimated from the second differences of the curve, shrunk towards a
 fraction PHI of the binomial variance where the number of samples is known, and a mean of m
 neighbouring scores is given VIF times (less for small m) the variance of m independent ones.
 """
@@ -18,32 +18,34 @@ import numpy.typing as npt
 
 from scalerl.curves.formula import Array, Flags
 
-#: Share of the binomial variance that evaluations on a fixed set of prompts show.
+#: Share of the binomial variance that evaluations on a fixed set of prompts show. Real curves
+#: scatter about half as much as binomially.
 PHI = 0.4
-#: Pseudo-observations behind the binomial guess of the variance.
+#: Pseudo-observations behind the binomial estimate of the variance.
 NU_BINOMIAL = 4.0
 #: Variance inflation of a mean of many neighbouring evaluations (lag-1 correlation about 1/3).
 VIF = 2.0
-#: A denser curve is averaged into this many bins of equal width in ln C.
+#: A denser curve is averaged into this many bins of equal width in ln C: correlated neighbours
+#: would otherwise overstate the information, and the cost of a fit grows with points cubed.
 MAX_BINS = 40
-#: Variance of a score that the data say is noiseless.
+#: Smallest variance of one score, for curves without any scatter.
 MIN_VARIANCE = 1e-6
-#: Evaluations of very unequal size are weighted by it, within these limits.
+#: Limits of an evaluation's weight, which is its size over the median size.
 WEIGHT_RANGE = (0.01, 100.0)
-#: A score this many standard deviations off, with its neighbours on both sides agreeing without it,
-#: is a failed evaluation rather than a point of the curve: it is given the variance to be there.
-WILD = 6.0
+#: A score this many standard deviations away from neighbours that agree with each other counts as a
+#: failed evaluation: its variance is raised until the distance is plausible.
+OUTLIER_SD = 6.0
 #: Median of a chi-square variable with one degree of freedom.
 CHI2_MEDIAN = 0.455
 
 
 def tail_length(n: int) -> int:
-    """How many of the last points make up "the level now"."""
+    """Number of last points that make up the present level: 15 % of n, between 3 and 10."""
     return int(min(max(round(0.15 * n), 3), 10, n))
 
 
 def sampling_interval(score: float, n: float, level: float) -> tuple[float, float]:
-    """Where the true pass rate lies, given a score from n samples: Wilson's interval.
+    """Interval of the true pass rate given a score from n samples, by Wilson's formula.
 
     >>> [round(v, 3) for v in sampling_interval(0.8, 500, 0.9)]
     [0.769, 0.828]
@@ -62,7 +64,7 @@ def mean_variance(m: npt.ArrayLike) -> Array:
 
 
 def _robust_mean_square(d: Array) -> float:
-    """Mean of d^2 with each term clipped at 9 times its typical value."""
+    """Mean of d^2 with each term clipped at 9 times its typical value, against outliers."""
     squares = d * d
     typical = float(np.median(squares)) / CHI2_MEDIAN
     return (
@@ -81,6 +83,8 @@ def score_variance(score: Array, n_eval: Array | None) -> float:
         v = 1.0 / _weights(score, n_eval)
         expected = v[:-2] + 4.0 * v[1:-1] + v[2:]
         observed = _robust_mean_square(np.diff(score, 2) / np.sqrt(expected))
+    # Second differences miss noise that is correlated over several evaluations; on long curves the
+    # scatter about a 9-point running mean (8/9 of the variance, hence 9/8) sees it.
     if n >= 60:
         running = np.convolve(score, np.ones(9) / 9.0, mode="valid")
         observed = max(observed, _robust_mean_square(score[4:-4] - running) * 9.0 / 8.0)
@@ -88,6 +92,7 @@ def score_variance(score: Array, n_eval: Array | None) -> float:
         return max(observed, MIN_VARIANCE)
     size = float(np.median(n_eval))
     level = float(score[-max(n // 3, min(3, n)) :].mean())
+    # Shrunk away from 0 and 1, where the binomial variance would vanish.
     p = (3.0 * level * size + 0.5) / (3.0 * size + 1.0)
     binomial = PHI * p * (1.0 - p) / size
     seen = max(n - 3, 0)
@@ -95,7 +100,7 @@ def score_variance(score: Array, n_eval: Array | None) -> float:
 
 
 def _weights(score: Array, n_eval: Array | None) -> Array:
-    """Size of each evaluation in units of the median one."""
+    """Size of each evaluation over the median size."""
     if n_eval is None:
         return np.ones(len(score))
     return np.clip(n_eval / np.median(n_eval), *WEIGHT_RANGE)
@@ -103,18 +108,23 @@ def _weights(score: Array, n_eval: Array | None) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class BinnedCurve:
-    """A curve made ready: at most MAX_BINS points in t = ln C with the variance of each."""
+    """A curve of at most MAX_BINS points, with the variance of each."""
 
+    #: ln C of the points.
     t: Array
+    #: Mean score of each bin.
     score: Array
+    #: Variance of each mean score.
     variance: Array
     #: True where C = 0, so that the law's fraction is exactly 0 there.
     at_zero: Flags
     #: Variance of a single evaluation.
     score_variance: float
-    #: Where the curve stands now, how far it has risen, and the size that random walks scale with.
+    #: Mean of the last scores.
     level: float
+    #: Mean of the two highest minus the mean of the two lowest points.
     rise: float
+    #: Size that residuals scale with: the rise, but at least 0.1.
     scale: float
 
 
@@ -126,7 +136,7 @@ def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve
     positive = compute > 0
     t = np.log(np.where(positive, compute, 1.0))
     t = np.where(positive, t, t[positive][0] - np.log(2.0)) if positive.any() else t
-    y, relative = score, np.maximum(1.0 / weight, _wild(score, variance))
+    y, relative = score, np.maximum(1.0 / weight, _outlier_variance(score, variance))
     weight = 1.0 / relative
     at_zero = ~positive
     if len(t) > MAX_BINS:
@@ -145,26 +155,28 @@ def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve
     )
 
 
-def _wild(score: Array, variance: float) -> Array:
-    """What the variance of each score must be, in units of `variance`, for it to be where it is; 0
-    for all that do not stand alone. The last two may be the beginning of a fall: never wild.
+def _outlier_variance(score: Array, variance: float) -> Array:
+    """Variance that makes each outlier plausible, in units of `variance`; 0 for other scores.
 
-    >>> _wild(np.array([0.30, 0.31, 0.31, 0.02, 0.32, 0.32, 0.33]), 1e-4).round().tolist()
+    >>> score = np.array([0.30, 0.31, 0.31, 0.02, 0.32, 0.32, 0.33])
+    >>> _outlier_variance(score, 1e-4).round().tolist()
     [0.0, 0.0, 0.0, 870.0, 0.0, 0.0, 0.0]
     """
     need = np.zeros(len(score))
     if len(score) < 5:
         return need
+    # The last two scores are never outliers: they may be the beginning of a fall.
     around = np.stack([score[:-4], score[1:-3], score[3:-1], score[4:]])
     off = score[2:-2] - np.median(around, axis=0)
     agree = np.ptp(around, axis=0) < np.abs(off) / 2.0
     squares = off * off / variance
-    need[2:-2] = np.where(agree & (squares > WILD**2), squares, 0.0)
+    need[2:-2] = np.where(agree & (squares > OUTLIER_SD**2), squares, 0.0)
     return need
 
 
 def _bins(t: Array, y: Array, weight: Array, at_zero: Flags) -> tuple[Array, Array, Array, Flags]:
-    """Weighted means in bins of ln C, and the variance of each in units of one score's."""
+    """Weighted means of t and y in bins of ln C, the variance of each in units of one score's, and
+    which are at C = 0 (these are kept apart)."""
     inner, w = t[~at_zero], weight[~at_zero]
     edges = np.linspace(inner[0], inner[-1], MAX_BINS + 1)
     # A point at an edge belongs to the later bin, whatever the last digits of its compute are.

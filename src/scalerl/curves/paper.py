@@ -1,4 +1,4 @@
-"""The paper's own fitting procedure (arXiv 2510.13786, Appendix A.5), to the letter.
+"""The paper's own fitting procedure (arXiv 2510.13786, Appendix A.5), step by step.
 
 1. drop the points below about 1.5k GPU-hours;
 2. a grid over A in {0.450, 0.455, ..., 0.800} and 100 equally spaced C_mid in [100, 40000];
@@ -6,7 +6,7 @@
 4. keep the cell with the smallest sum of squared residuals.
 
 The grids are in the paper's unit and for its scores. For other data they are arguments, or
-rescaled: A from R_0 + 0.2 to R_0 + 2.5 times the rise seen, C_mid from 0.002 to 2 times the last
+rescaled: A from R_0 + 0.2 to R_0 + 2.5 times the rise so far, C_mid from 0.002 to 2 times the last
 compute.
 """
 
@@ -24,16 +24,20 @@ from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
 from scalerl.curves.window import Window
 from scalerl.errors import InputError
 
-#: The paper's cut and grids, all in GPU-hours of its own runs.
+#: Compute below which the paper leaves points out, in GPU-hours.
 PAPER_CUT = 1500.0
+#: The paper's grid over A.
 PAPER_A_GRID = np.linspace(0.450, 0.800, 71)
+#: The paper's grid over C_mid, in GPU-hours.
 PAPER_MID_GRID = np.linspace(100.0, 40000.0, 100)
-#: Rescaled grids: multiples of the rise above R_0, and of the last compute.
+#: Ends of the rescaled grid over A, in multiples of the rise above R_0.
 A_RISES = (0.2, 2.5)
+#: Ends of the rescaled grid over C_mid, in multiples of the last compute.
 MID_SPAN = (0.002, 2.0)
-#: The fast variant's bounds and steps for B.
+#: Range of B that the fast variant searches.
 FAST_B = (1e-3, 60.0)
-FAST_STEPS = 60
+#: Golden-section steps of the fast variant; each narrows ln B by 0.618, to 1e-4 of the bracket.
+FAST_STEPS = 20
 #: The window must end at this many C_mid for A to be identified: the paper's fits end at 1.4 to
 #: 4.6, and 3 is where A can be quoted.
 IDENTIFIED_END = 3.0
@@ -53,7 +57,7 @@ class PaperFit:
 
 
 def is_paper_scale(compute: Array, score: Array, x_kind: str) -> bool:
-    """Whether the paper's own cut and grids apply: its unit, runs of its size, scores it covers."""
+    """Whether the paper's own cut and grids apply: its unit, its run sizes, its range of scores."""
     return bool(
         x_kind == "gpu_hours"
         and 2 * PAPER_CUT <= compute[-1] <= 10 * PAPER_MID_GRID[-1]
@@ -62,7 +66,7 @@ def is_paper_scale(compute: Array, score: Array, x_kind: str) -> bool:
 
 
 def cut(compute: Array, score: Array, x_kind: str) -> float | None:
-    """Below which compute the paper leaves points out, on runs of its own scale."""
+    """Compute below which points are left out, on runs of the paper's scale; None elsewhere."""
     return PAPER_CUT if is_paper_scale(compute, score, x_kind) else None
 
 
@@ -87,7 +91,7 @@ def fit_paper(
     mid_grid: Array,
     progress: Callable[[float], None] | None = None,
 ) -> PaperFit:
-    """One curve_fit per cell. Takes seconds: see `fit_paper_fast` for the same optimum sooner."""
+    """One curve_fit per cell, which takes seconds; `fit_paper_fast` finds the same optimum."""
     import warnings
 
     from scipy.optimize import OptimizeWarning, curve_fit
@@ -112,7 +116,7 @@ def fit_paper(
 
 
 def _law_of_b(r0: float, a: float, z: Array) -> Callable[[Array, float], Array]:
-    """The law as a function of B alone, as curve_fit wants it: z = ln C - ln C_mid."""
+    """The law as a function of B only, in the form that curve_fit needs: z = ln C - ln C_mid."""
 
     def law(_compute: Array, b: float) -> Array:
         return r0 + (a - r0) * logistic(b * z)
@@ -123,8 +127,8 @@ def _law_of_b(r0: float, a: float, z: Array) -> Callable[[Array, float], Array]:
 def fit_paper_fast(
     compute: Array, score: Array, r0: float, a_grid: Array, mid_grid: Array
 ) -> PaperFit:
-    """The same cells with B found in all of them at once, by a safeguarded Newton search in ln B.
-    Used as the rival in back-tests; the tests hold it to `fit_paper`'s sum of squares."""
+    """The same cells as `fit_paper`, with B found in all of them at once by golden section. Used
+    in back-tests; a test compares its sum of squares with `fit_paper`'s."""
     t = log_compute(compute)
     finite = np.isfinite(t)
     base = float(((score[~finite] - r0) ** 2).sum())
@@ -137,7 +141,7 @@ def fit_paper_fast(
         sse: Array = ((gain[..., None] * f - y) ** 2).sum(axis=-1)
         return sse
 
-    # A coarse scan of B for each cell brackets the optimum; golden section does the rest.
+    # A coarse scan of B brackets the optimum of each cell for the golden section.
     scan = np.linspace(np.log(FAST_B[0]), np.log(FAST_B[1]), 24)
     f = logistic(np.exp(scan)[:, None, None] * z[None, :, :])
     ff, fy = (f * f).sum(axis=-1), f @ y
@@ -145,7 +149,7 @@ def fit_paper_fast(
     k = np.clip(np.argmin(sse, axis=-1), 1, len(scan) - 2)
     low, high = scan[k - 1], scan[k + 1]
     ratio = (np.sqrt(5.0) - 1.0) / 2.0
-    for _ in range(FAST_STEPS // 3):
+    for _ in range(FAST_STEPS):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         go_left = cost(left) < cost(right)
         low, high = np.where(go_left, low, left), np.where(go_left, right, high)
@@ -160,6 +164,7 @@ def _best(r0: float, a_grid: Array, mid_grid: Array, sse: Array, b_grid: Array) 
 
 
 def fit_paper_cells(w: Window) -> Fit:
+    """Method "paper": choose R_0 and grids as the paper does, and fit all cells."""
     inside = w.inside
     warnings = []
     if isinstance(w.r0, int | float):

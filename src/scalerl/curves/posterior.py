@@ -2,11 +2,11 @@
 
     y_i = R_0 (1 - f_i) + A f_i + u(t_i) + e_i,      f_i = logistic(B (t_i - ln C_mid)),  t = ln C
 
-e is the noise of an evaluation, variance s2 D_i. u is what the law does not explain: a random walk
-in ln C of unknown size tau, and before an unknown cut an early phase that is not the law's
+e is the noise of one evaluation, with variance s2 D_i. u is the residual process: a random walk in
+ln C of unknown size tau, and before an unknown cut an early phase that the law does not describe
 (residual_process.py). Given B, C_mid, tau and cut the model is linear in (R_0, A), so these and s2
 are integrated out exactly; what remains is a sum over B x C_mid x (tau, cut), computed as one
-batch.
+batch. No optimiser and no starting values: the same points always give the same posterior.
 """
 
 from __future__ import annotations
@@ -23,65 +23,79 @@ from scalerl.curves.residual_process import ResidualCovariance
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """What is believed of a learning curve before seeing it, with the numbers' reasons.
+    """Prior distributions of a learning curve's parameters.
 
     The back-test objective is flat around these values (docs/explanation/calibration.md): they are
     round numbers, not optima.
     """
 
-    #: ln B ~ N(ln 1.5, 0.5): the paper's runs lie between 1.1 and 2.4.
+    # ln B ~ N(ln b_median, b_log_sd): the paper's runs lie between 1.1 and 2.4.
     b_median: float = 1.5
     b_log_sd: float = 0.5
+    #: Range of B covered by the grid.
     b_range: tuple[float, float] = (0.25, 6.0)
+    #: Grid cells in ln B; the second grid has as many over the part that holds the weight.
     b_cells: int = 14
-    #: Shapes of the approach (Draws.law) and the weight of each: the sigmoid itself, and one that
-    #: nears its ceiling more sharply or more slowly than it left its start.
+    #: Shapes of the approach to the ceiling (`fraction`): the sigmoid, a sharper and a slower one.
     shapes: tuple[float, ...] = (1.0, 0.5, 2.0)
+    #: Prior probability of each shape. Real curves hardly tell them apart.
     shape_weight: tuple[float, ...] = (0.7, 0.1, 0.2)
-    #: Of "this is all there will be": no gain is under way.
+    #: Prior probability that no gain is under way (A = R_0). Less makes flat curves worse, more
+    #: misses training rewards that take off late.
     flat_weight: float = 0.35
-    #: ln(C_mid / last C) ~ N(0, 1.4): half of the gain lies behind or ahead, within a factor of 16.
+    #: sd of ln(C_mid / last C), mean 0: half of the gain lies within a factor of 16 of the window's
+    #: end, before or after it.
     mid_log_sd: float = 1.4
+    #: Grid cells in ln C_mid.
     mid_cells: int = 32
+    # The grid in ln C_mid runs from mid_margin below the first point, or mid_below before the end
+    # of a short window, to mid_above after the end.
     mid_below: float = 3.0
     mid_margin: float = 0.5
     mid_above: float = 3.5
-    #: R_0 ~ N(first score, 0.5), A ~ N(level now + 0.05 + 0.3 x the gain so far, 0.25), then
-    #: 0 <= R_0 <= A <= 1: what has risen may be expected to rise on.
+    #: sd of R_0 about the first score: wide, since the data fix it.
     r0_sd: float = 0.5
+    # A ~ N(level now + a_step + a_share x gain so far, a_sd), truncated to 0 <= R_0 <= A <= 1. The
+    # share is for late risers: a curve that has risen is expected to rise further.
     a_step: float = 0.05
     a_share: float = 0.3
     a_sd: float = 0.25
-    #: tau in units of the curve's rise, and the weight of each.
+    #: Sizes of the residual walk, tau, in units of the curve's rise.
     tau: tuple[float, ...] = (0.006, 0.02, 0.06, 0.18)
+    #: Prior probability of each tau.
     tau_weight: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
-    #: s2 ~ inverse gamma with this many degrees of freedom about 1.
+    #: Degrees of freedom of the inverse-gamma prior of s2, which has scale 1.
     nu0: float = 6.0
-    #: Shares of the compute that may not be the law's yet, the weight of each and of none of them;
-    #: points that a cut must leave, at least; and the walk before it, in units of the rise.
+    #: Shares of the compute after which the law may begin.
     cuts: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3)
+    #: Prior weight of each cut.
     cut_weight: float = 0.1
+    #: Prior weight of no cut: the law begins at the first point.
     no_cut_weight: float = 0.5
+    #: Fewest points that a cut must leave.
     cut_leaves: int = 6
+    #: Size of the residual walk before the cut, in units of the rise: so rough that the points
+    #: there hardly affect the law.
     rough: float = 0.3
 
 
 #: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
-#: or with fewer digits. Evaluations are often made at round shares of the compute, where the cuts
-#: are: without it the last digit of the compute would say on which side of a cut a point lies.
+#: or with fewer digits. Evaluations are often at round shares of the compute, as the cuts are:
+#: without the tolerance, rounding would decide on which side of a cut a point lies.
 SAME_LOG_COMPUTE = 1e-3
-#: Posterior draws behind every interval.
+#: Posterior draws behind every interval: 90 % limits are known to about 0.03 posterior sd.
 DRAWS = 4000
-#: With fewer survivors of 0 <= R_0 <= A <= 1 than this, all draws are projected onto it instead.
+#: With fewer draws than this inside 0 <= R_0 <= A <= 1, all are projected onto it instead of
+#: resampled from so few.
 MIN_SURVIVORS = 50
-#: Cells lighter than this share of the heaviest are left out of the second, finer grid ...
+#: Cells below this share of the heaviest are left out of the second, finer grid.
 ZOOM_WEIGHT = 1e-4
-#: ... and so are walks lighter than this share of all.
+#: (tau, cut) hypotheses below this share of the total weight are left out of the second grid.
 HYPOTHESIS_WEIGHT = 1e-3
 
 
 def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
-    """Share of the gain reached at ln C = t, half of it at C_mid, with a sigmoid's slope B there:
+    """Share of the gain reached at ln C = t: half of it at C_mid, with a sigmoid's slope B there.
 
         f = (1 + (2^(1/v) - 1) e^(-r (t - ln C_mid)))^-v,      r = B / (2 v (1 - 2^(-1/v)))
 
@@ -103,13 +117,17 @@ def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Samples from the posterior, one row each."""
+    """Samples of the law's parameters from the posterior; all arrays have one value per draw."""
 
     r0: Array
     a: Array
+    #: ln B.
     log_b: Array
+    #: ln C_mid.
     log_mid: Array
+    #: Factor on the variance of evaluations and residuals.
     s2: Array
+    #: Exponent v of `fraction`.
     shape: Array
     #: Index of the (tau, cut) hypothesis of each draw (residual_process.py).
     hypothesis: IntArray
@@ -124,7 +142,7 @@ class Draws:
         return len(self.a)
 
     def only(self, chosen: slice | IntArray) -> Draws:
-        """These of the draws."""
+        """The chosen draws."""
         return Draws(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     def law(self, t: Array) -> Array:
@@ -132,6 +150,7 @@ class Draws:
         t = -inf is C = 0."""
         t = np.broadcast_to(t, (len(self), t.shape[-1]))
         f = np.empty(t.shape)
+        # By shape: the sigmoid, most of the draws, needs no power, which is the slow part.
         for shape in np.unique(self.shape):
             rows = self.shape == shape
             f[rows] = fraction(
@@ -142,7 +161,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """Draws and what is needed to continue them beyond the window."""
+    """Posterior draws of one curve, with what is needed to continue them beyond the window."""
 
     points: BinnedCurve
     covariance: ResidualCovariance
@@ -161,20 +180,21 @@ class Posterior:
 
     @property
     def early(self) -> tuple[tuple[float, float], ...]:
-        """Where the law begins: share of the compute before each cut, and its probability."""
+        """Where the law begins: (share of the compute before the cut, probability) per cut."""
         cut, count = np.unique(self.covariance.cut[self.draws.hypothesis], return_counts=True)
         share = np.where(cut > self.points.t[0], np.exp(cut - self.t_end), 0.0)
         return tuple(zip(share.tolist(), (count / len(self.draws)).tolist(), strict=True))
 
     def median_law(self, compute: Array) -> Array:
-        """Median of the bare law, from every 16th draw, at up to 64 knots between."""
+        """Median of the law without residuals, for drawing."""
+        # Every 16th draw and 64 knots are enough for a picture, and take a millisecond.
         t = log_compute(np.maximum(compute, 1e-300))
         knots = t if len(t) <= 64 else np.linspace(max(t[0], t[-1] - 30.0), t[-1], 64)
         few = self.draws.only(slice(None, None, 16))
         return np.interp(t, knots, np.median(few.law(knots), axis=0))
 
     def only(self, chosen: slice | IntArray) -> Posterior:
-        """The posterior of these of its draws."""
+        """The posterior made of the chosen draws."""
         return replace(self, draws=self.draws.only(chosen), u_end=self.u_end[chosen])
 
     def inside_window(self, t: Array, rng: np.random.Generator) -> Array:
@@ -200,7 +220,8 @@ def _law_at_points(points: BinnedCurve, draws: Draws) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Per (tau, cell): the linear posterior of (R_0, A) and the cell's log weight."""
+    """Posterior of (R_0, A) in every grid cell under every (tau, cut) hypothesis, without s2:
+    precision matrix [[a11, a12], [a12, a22]], its determinant, the residual sum q, log weight."""
 
     mean_r0: Array
     mean_a: Array
@@ -224,13 +245,14 @@ def solve_cells(
     """Bayesian linear regression of the whitened score on (1 - f, f), for every cell at once.
 
     The last axis of `white_f` runs over cells; the one before over points. Returned weights are the
-    marginal likelihood without the priors of B, C_mid and tau. Checked against dense matrices in
-    the tests: a slip here would be hidden by the calibration constants.
+    marginal likelihood without the priors of B, C_mid and tau.
     """
+    # The tests check this against dense matrices: calibration constants would hide a slip here (a
+    # swapped variance once survived a thousand tuning runs).
     n = white_score.shape[-1]
     m1, m2 = prior_mean
-    y = white_score - m1 * white_one  # what is left to explain once R_0 = A = m1 ...
-    step = m2 - m1  # ... and once f adds the prior gain
+    y = white_score - m1 * white_one  # residual of R_0 = A = m1
+    step = m2 - m1  # prior gain, which multiplies f
     ff = np.einsum("...nc,...nc->...c", white_f, white_f)
     one_f = (white_one[..., None, :] @ white_f)[..., 0, :]
     yf = (y[..., None, :] @ white_f)[..., 0, :]
@@ -245,6 +267,7 @@ def solve_cells(
     det = a11 * a22 - a12 * a12
     d1 = (a22 * b1 - a12 * b2) / det
     d2 = (a11 * b2 - a12 * b1) / det
+    # A sum of squares by differences of products: rounding may take it below 0.
     q = np.maximum(yy - 2.0 * step * yf + step * step * ff - b1 * d1 - b2 * d2, 0.0)
     log_weight = -0.5 * (nu0 + n) * np.log(nu0 + q) - 0.5 * np.log(det) - log_det[..., None]
     return Cells(prior_mean[0] + d1, prior_mean[1] + d2, a11, a22, a12, det, q, log_weight)
@@ -258,8 +281,10 @@ def sample_posterior(
     priors: Priors,
     draws: int = DRAWS,
 ) -> Posterior:
-    """Draw from the posterior. `r0` given pins R_0 to it within an evaluation's noise;
-    None leaves it free around the first score."""
+    """Draw from the posterior. A number for `r0` pins R_0 to it within an evaluation's noise; None
+    leaves it free around the first score."""
+    # Two passes: a coarse grid over everything finds the region and the hypotheses that hold the
+    # weight, then a finer grid covers only that region.
     covariance, hypothesis_prior = _hypotheses(points, t_end, priors)
     grid = _Grid.whole(points, t_end, priors)
     cells, _ = _weigh(points, covariance, hypothesis_prior, grid, t_end, r0, priors)
@@ -284,6 +309,7 @@ def sample_posterior(
         a = np.clip(a, 0.0, 1.0)
         r0_draw = np.clip(r0_draw, 0.0, a)
         inside = np.arange(draws)
+    # Draws outside the truncation are replaced by copies of draws inside it.
     kept = np.concatenate([inside, rng.choice(inside, draws - len(inside))])
     cell, k, flat = cell[kept], k[kept], flat[kept]
     log_b, log_mid, shape = grid.at(cell)
@@ -312,7 +338,7 @@ def _hypotheses(
 
 def cuts(points: BinnedCurve, t_end: float, priors: Priors) -> Array:
     """ln C at which the law may begin: the first point, then those of `priors.cuts` that leave
-    enough of the points, each at the first point it keeps; two at one point count once."""
+    enough points, each at the first point it keeps; two cuts at one point count once."""
     start = np.searchsorted(points.t, t_end + np.log(priors.cuts) - SAME_LOG_COMPUTE)
     most = len(points.t) - max(priors.cut_leaves, len(points.t) // 4)
     inside = sorted({int(i) for i in start if 0 < i <= most})
@@ -321,7 +347,7 @@ def cuts(points: BinnedCurve, t_end: float, priors: Priors) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Cells of (shape, ln B, ln C_mid), flattened, and one more for a flat run."""
+    """Grid cells of (shape, ln B, ln C_mid), flattened, and one more cell for a flat run."""
 
     shapes: tuple[float, ...]
     log_b: Array
@@ -343,7 +369,7 @@ class _Grid:
 
     @staticmethod
     def whole(points: BinnedCurve, t_end: float, priors: Priors) -> _Grid:
-        """Of the first shape alone: the others lie about the same B and C_mid."""
+        """The coarse grid, of the first shape only: the others peak at similar B and C_mid."""
         low = min(points.t[0], t_end - priors.mid_below) - priors.mid_margin
         low_b, high_b = np.log(priors.b_range)
         b = np.linspace(low_b, high_b, priors.b_cells)
@@ -351,8 +377,8 @@ class _Grid:
         return _Grid.over((b, mid), priors.shapes[:1])
 
     def zoomed(self, log_weight: Array, shapes: tuple[float, ...]) -> _Grid:
-        """A grid of all shapes over the part that holds the weight. A long, clean run knows C_mid
-        to a few percent, which the whole grid's cells are too coarse for."""
+        """A finer grid of all shapes over the part that holds the weight: a long, clean run knows
+        C_mid to a few percent, and the cells of the whole grid are too coarse for that."""
         weight = np.exp(log_weight[:, :-1] - log_weight[:, :-1].max()).sum(axis=0)
         heavy = weight.reshape([len(a) for a in self.axes]) > ZOOM_WEIGHT * weight.max()
         finer: list[Array] = []
@@ -363,13 +389,13 @@ class _Grid:
         return _Grid.over((finer[0], finer[1]), shapes)
 
     def at(self, cell: IntArray) -> tuple[Array, Array, Array]:
-        """ln B, ln C_mid and shape of these cells; of the flat one, where they do not matter, those
-        of the first."""
+        """ln B, ln C_mid and shape of these cells; the flat cell, where they do not matter, has
+        those of the first."""
         shape, place = np.divmod(cell % (len(self) - 1), len(self.log_b))
         return self.log_b[place], self.log_mid[place], np.asarray(self.shapes)[shape]
 
     def fractions(self, points: BinnedCurve) -> Array:
-        """f at the points in each cell, (n, cells); 0 in the last."""
+        """f at the points in each cell, (n, cells); 0 in the last, flat one."""
         t = points.t[:, None]
         each = [fraction(t, self.log_b, self.log_mid, shape) for shape in self.shapes]
         f = np.column_stack([*each, np.zeros(len(t))])
@@ -377,8 +403,9 @@ class _Grid:
         return f
 
     def log_prior(self, t_end: float, priors: Priors) -> Array:
-        """ln of the prior mass of each cell: density times area, so that a finer grid over part of
-        the plane is weighed against the flat cell as the whole one was."""
+        """ln of the prior mass of each cell."""
+        # Density times area, so that a finer grid over part of the plane weighs as much against the
+        # flat cell as the coarse one did.
         b = (self.log_b - np.log(priors.b_median)) / priors.b_log_sd
         mid = (self.log_mid - t_end) / priors.mid_log_sd
         norm = math.prod(self.spacing) / (2.0 * math.pi * priors.b_log_sd * priors.mid_log_sd)
@@ -397,7 +424,7 @@ def _weigh(
     r0: float | None,
     priors: Priors,
 ) -> tuple[Cells, Array]:
-    """The linear posterior in every cell and its weight, priors included; and f per cell."""
+    """The posterior of (R_0, A) in every cell with its weight, priors included; and f per cell."""
     start = float(points.score[0]) if r0 is None else r0
     gained = max(points.level - start, 0.0)
     prior_mean = start, min(points.level + priors.a_step + priors.a_share * gained, 1.0)
@@ -418,13 +445,14 @@ def _weigh(
 
 
 def _likely(log_weight: Array) -> IntArray:
-    """The walks that hold nearly all of the weight."""
+    """The (tau, cut) hypotheses that hold nearly all of the weight."""
     weight = np.exp(log_weight - log_weight.max()).sum(axis=1)
     return np.flatnonzero(weight > HYPOTHESIS_WEIGHT * weight.sum())
 
 
 def _systematic(log_weight: Array, count: int, rng: np.random.Generator) -> IntArray:
-    """Indices drawn in proportion to the weights, with the least possible sampling noise."""
+    """Indices drawn in proportion to the weights by systematic resampling, which has the least
+    sampling noise, in random order."""
     weight = np.exp(log_weight - log_weight.max())
     total = np.cumsum(weight)
     position = (np.arange(count) + rng.random()) * (total[-1] / count)

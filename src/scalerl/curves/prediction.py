@@ -1,4 +1,4 @@
-"""What a run scores at any compute, inside the fitted window or beyond it, as a distribution."""
+"""Prediction: the distribution of a run's pass rate at any compute, inside the window or beyond."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalerl.curves.predictive import MAX_KNOTS, Predictive, levels_apart, sampl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What `Fit.predict` gives: the pass rate at some compute, as samples at a few knots.
+    """The result of `Fit.predict`: samples of the pass rate at some amounts of compute.
 
     >>> from scalerl import fit, load_run
     >>> run = load_run("example:paper-8b").window(1500, 25000)
@@ -24,18 +24,24 @@ class Prediction:
     (2, 3)
     """
 
+    #: Name of the run.
     run: str
+    #: Amounts of compute that were requested.
     compute: Array
+    #: Probability of the intervals.
     level: float
+    #: Amounts of compute at which samples are drawn; between them quantiles are interpolated.
     knots: Array
     #: Samples of the true pass rate, (draws, knots), each knot by itself (`levels_apart`): a column
-    #: does not depend on the other knots. And the noise of one evaluation, per draw.
+    #: does not depend on the other knots.
     samples: Array
+    #: sd of one evaluation about the true pass rate, per draw.
     noise_sd: Array
     seed: int
     predictive: Predictive = field(repr=False)
-    #: Of the fitted window.
+    #: Last compute of the fitted window.
     end: float
+    #: Why the decline alarm is on; None: it is off.
     alarm: str | None = None
 
     @property
@@ -45,7 +51,7 @@ class Prediction:
 
     @property
     def median_now(self) -> float:
-        """Median of `now`: the score that the run has now."""
+        """Median of `now`."""
         return float(sample_quantiles(self.now, [0.5])[0])
 
     def quantiles(self, levels: npt.ArrayLike, observed: bool = False) -> Array:
@@ -53,7 +59,7 @@ class Prediction:
         (len(compute), len(levels))."""
         samples = self.samples
         if observed:
-            # One number per draw for all knots: no knot depends on which others there are.
+            # One random number per draw for all knots, so that no knot depends on the others.
             z = np.random.default_rng((self.seed, 11)).standard_normal((len(samples), 1))
             samples = np.clip(samples + self.noise_sd[:, None] * z, 0.0, 1.0)
         return _between(self.knots, self.compute) @ sample_quantiles(samples, levels)
@@ -64,6 +70,7 @@ class Prediction:
         weights = _between(self.knots, self.compute).mean(axis=0)
         rng = np.random.default_rng((self.seed, 12))
         noise = self.noise_sd * np.sqrt(float(mean_variance(m)))
+        # A mean over compute needs joint paths, not independent columns.
         paths = self.predictive.levels(self.knots)
         mean = paths @ weights + noise * rng.standard_normal(len(paths))
         return sample_quantiles(np.clip(mean, 0.0, 1.0), levels)
@@ -115,38 +122,31 @@ class Prediction:
 
 
 def tails(level: float) -> tuple[float, float]:
-    """The two probabilities that a central interval of this level lies between."""
+    """Lower and upper tail probabilities of a central interval of this level.
+
+    >>> tails(0.5)
+    (0.25, 0.75)
+    """
     return (1.0 - level) / 2.0, (1.0 + level) / 2.0
 
 
-def predict_at(
-    predictive: Predictive,
-    compute: Array,
-    end: float,
-    *,
-    run: str,
-    level: float,
-    seed: int,
-    alarm: str | None,
-) -> Prediction:
-    """Sample the predictive at `compute` (or at knots between, if there are many)."""
+def choose_knots(compute: Array) -> Array:
+    """The amounts of compute to sample at: the distinct ones, or MAX_KNOTS between if more."""
     order = np.unique(compute)
-    knots = order
-    if len(order) > MAX_KNOTS:
-        positive = order[order > 0]
-        knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
-        knots[0], knots[-1] = positive[0], positive[-1]
-        knots = np.union1d(knots, order[order == 0])
-    samples = levels_apart(predictive, knots)
-    return Prediction(
-        run, compute, level, knots, samples, predictive.noise(), seed, predictive, end, alarm
-    )
+    if len(order) <= MAX_KNOTS:
+        return order
+    positive = order[order > 0]
+    knots = np.geomspace(positive[0], positive[-1], MAX_KNOTS)
+    # geomspace rounds its ends; interpolation must not have to extrapolate past them.
+    knots[0], knots[-1] = positive[0], positive[-1]
+    return np.union1d(knots, order[order == 0])
 
 
 def _between(knots: Array, compute: Array) -> Array:
     """Weights that interpolate linearly in ln C from the knots: (len(compute), len(knots))."""
     if len(knots) == 1:
         return np.ones((len(compute), 1))
+    # C = 0 has no logarithm: it is put three decades below the first knot.
     floor = knots[knots > 0][0] * 1e-3 if (knots > 0).any() else 1.0
     position = np.log(np.maximum(knots, floor))
     where = np.log(np.maximum(compute, floor))

@@ -1,4 +1,4 @@
-"""Fit: what came out of fitting a law to a run."""
+"""Fit: the result of fitting a law to a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from scalerl.curves.alarm import AlarmSpan, alarm_history
 from scalerl.curves.formula import Array, Formula, PointFit
-from scalerl.curves.prediction import Prediction, predict_at, tails
-from scalerl.curves.predictive import Predictive, sample_quantiles
+from scalerl.curves.prediction import Prediction, choose_knots, tails
+from scalerl.curves.predictive import Predictive, levels_apart, sample_quantiles
 from scalerl.curves.warning_signs import WarningSign
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
@@ -23,9 +23,10 @@ R0Choice = float | Literal["first", "fit"] | None
 
 #: The ceiling counts as identified when its 90 % interval is no wider than this.
 IDENTIFIED_WIDTH = 0.10
-#: From this probability on that no gain is under way, no ceiling is quoted.
+#: No ceiling is quoted from this probability on that no gain is under way.
 NO_GAIN = 0.5
-#: An upper end of C_mid beyond this many times the window is set by the prior, not by the data.
+#: An upper end of C_mid beyond this many times the window comes from the prior, not from the data,
+#: and is reported as unbounded.
 OPEN_MID = 12.0
 
 
@@ -44,24 +45,31 @@ class Fit:
 
     #: The whole run; the fit used only the points inside `window`.
     run: Run
+    #: First and last compute of the fitted points.
     window: tuple[float, float]
     law: Law
+    #: Name of the method, one of `law.methods`.
     method: str
+    #: Probability of the intervals, 0.9 by default.
     level: float
     #: "measured" (an evaluation at C = 0), "given", "first" (score of the window) or "fitted".
     r0_source: str
+    #: Median of each parameter.
     params: dict[str, float]
+    #: Whether the ceiling A may be quoted.
     identified: bool
+    #: Why the decline alarm is on; None: it is off.
     alarm: str | None
-    #: Error of the points about the law alone, without what it leaves unexplained.
+    #: RMSE of the points about the law, without residuals.
     law_rmse: float
+    #: Caveats, as sentences.
     warnings: tuple[str, ...]
-    #: Where the law begins: (share of the compute that is not its, probability), the smallest share
-    #: first; empty for methods that do not ask.
+    #: Where the law begins: (share of the compute before it, probability), the smallest share
+    #: first; empty for methods that assume it begins at the first point.
     early: tuple[tuple[float, float], ...] = ()
-    #: Probability that no gain is under way: "this is all there will be".
+    #: Probability that no gain is under way.
     no_gain: float = 0.0
-    #: Side metrics that are not what they used to be: a fall is likelier.
+    #: Side metrics that have left their usual range: a fall is likelier.
     signs: tuple[WarningSign, ...] = ()
     predictive: Predictive = field(repr=False, kw_only=True)
     seed: int = field(repr=False, default=0)
@@ -88,21 +96,21 @@ class Fit:
 
     @property
     def alarms(self) -> tuple[AlarmSpan, ...]:
-        """Every time the alarm was on, as it would have been seen while the points came in."""
+        """Every time the alarm was on while the points came in."""
         points = self.points
         return alarm_history(points.compute, points.score, points.n_eval)
 
     @property
     def rmse(self) -> float:
-        """Error of the points about the curve that is drawn through them: the median of `predict`,
-        at all compute above 0."""
+        """RMSE of the points above C = 0 about the curve drawn through them: the median of
+        `predict`."""
         points = self.points
         shown = points.compute > 0
         gap = self.predict(points.compute[shown]).median - points.score[shown]
         return float(np.sqrt(np.mean(gap**2)))
 
     def quantiles(self, name: str, levels: npt.ArrayLike) -> Array:
-        """Quantiles of "A" (where the run is heading), "B", "C_mid" or "R_0"."""
+        """Quantiles of "A" (the ceiling if the run stays healthy), "B", "C_mid" or "R_0"."""
         if name not in self.params:
             raise InputError(f"no parameter {name!r}: choose one of {', '.join(self.params)}")
         return sample_quantiles(self.predictive.parameter(name), levels)
@@ -119,18 +127,22 @@ class Fit:
         at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         if at.size == 0 or not np.isfinite(at).all() or (at < 0).any():
             raise InputError("predict needs one or more finite amounts of compute, 0 or more")
-        return predict_at(
-            self.predictive,
-            at,
-            self.end,
+        knots = choose_knots(at)
+        return Prediction(
             run=self.name,
+            compute=at,
             level=self.level,
+            knots=knots,
+            samples=levels_apart(self.predictive, knots),
+            noise_sd=self.predictive.noise(),
             seed=self.seed,
+            predictive=self.predictive,
+            end=self.end,
             alarm=self.alarm,
         )
 
     def least_squares(self) -> PointFit[Formula]:
-        """The law with the smallest sum of squares on the window, R_0 as in the fit."""
+        """The least-squares curve of the law on the window, with R_0 as in the fit."""
         points = self.points
         known = self.params["R_0"] if self.r0_source in ("given", "first") else None
         return self.law.least_squares(points.compute, points.score, known)
@@ -193,5 +205,5 @@ class Fit:
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value as JSON has it: no infinity or nan, but null."""
+    """The value, or None if it is infinite or nan, which JSON does not have."""
     return float(value) if np.isfinite(value) else None

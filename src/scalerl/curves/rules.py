@@ -1,4 +1,4 @@
-"""When to stop a run: a few words, parsed without eval, checked against a fit.
+"""Stopping rules: a small grammar, parsed without eval and checked against a fit.
 
     gain < NUMBER per doubling           even the upper end of the next doubling's gain is below it
     median gain < NUMBER per doubling    the median gain is below it
@@ -7,8 +7,8 @@
     P(end > NUMBER) < NUMBER             the probability that the final score exceeds it is small
     alarm                                a decline is in progress
 
-joined with " or ". The upper end is that of the central 90 % interval of the true pass rate: a
-run stops when the data have ruled out that going on is worth it, not when they are silent.
+joined with " or ". The upper end is that of the central 90 % interval of the true pass rate, so a
+run stops when the data rule out that continuing is worth it, not when there are too few data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from scalerl.curves.predictive import sample_quantiles
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 
-#: Upper end of the central 90 % interval.
+#: Quantile of the upper end of the central 90 % interval.
 UPPER = 0.95
 
+#: The conditions a rule may have, as error messages list them.
 GRAMMAR = (
     "gain < NUMBER per doubling",
     "median gain < NUMBER per doubling",
@@ -55,6 +56,7 @@ class Condition:
     score: float = 0.0
 
     def check(self, f: Fit, end: float | None) -> str | None:
+        """Why the condition holds; None if it does not, or if it needs `end` and has none."""
         if self.quantity == "alarm":
             return None if f.alarm is None else f"{self.text}: {f.alarm}"
         if self.quantity == "gain":
@@ -84,7 +86,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Conditions of which any one is enough.
+    """A stopping rule: it holds when any of its conditions holds.
 
     >>> rule = parse_rule("gain < 0.01 per doubling or P(end > 0.6) < 0.05")
     >>> len(rule.conditions)
@@ -95,7 +97,7 @@ class StopRule:
     conditions: tuple[Condition, ...]
 
     def check(self, f: Fit, end: float | None = None) -> str | None:
-        """Why to stop, or None. `end` is the compute at which training would end by itself;
+        """Why to stop; None: do not. `end` is the compute at which training would end by itself;
         conditions about the end never hold without it.
 
         >>> from scalerl import fit, load_run
@@ -113,7 +115,7 @@ class StopRule:
 
 
 def parse_rule(text: str) -> StopRule:
-    """Parse a stopping rule; one that is not in the grammar is refused with the grammar.
+    """Parse a stopping rule; text outside the grammar raises InputError with the grammar.
 
     >>> parse_rule("alarm").conditions[0].quantity
     'alarm'

@@ -1,4 +1,4 @@
-"""Window: the points that a method fits, and the Fit it makes of what it found."""
+"""Window: the points and options that a fitting method is given, and how it builds a Fit."""
 
 from __future__ import annotations
 
@@ -23,28 +23,35 @@ if TYPE_CHECKING:
     from scalerl.curves.laws.law import Law
 
 
-#: Fewer points than this are said to be few.
+#: A fit of fewer points than this carries a warning.
 FEW_POINTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The points to fit, and what every method needs to know of them."""
+    """The points and options that a method fits with."""
 
+    #: The whole run.
     run: Run
+    #: The points to fit.
     inside: Run
     law: Law
     method: str
+    #: Probability of the intervals.
     level: float
+    #: R_0 as `fit` was given it.
     r0: R0Choice = None
+    #: Caveats found before fitting.
     notes: tuple[str, ...] = ()
-    #: Only for method "paper": its grids, and who is told how far it has come.
+    #: Grid over A, for method "paper" only.
     a_grid: npt.ArrayLike | None = None
+    #: Grid over C_mid, for method "paper" only.
     mid_grid: npt.ArrayLike | None = None
+    #: Called with the share done, by method "paper" only: the others take milliseconds.
     progress: Callable[[float], None] | None = None
-    #: Posterior draws to make.
+    #: Number of posterior draws.
     draws: int = DRAWS
-    #: Seed of the draws; None: from the scores.
+    #: Seed of the draws; None: derived from the scores.
     fixed_seed: int | None = None
 
     @property
@@ -54,14 +61,15 @@ class Window:
 
     @property
     def seed(self) -> int:
-        """From the scores, to nine digits. The compute is left out, so that a curve has the same
-        draws in every unit of compute. Runs with other scores have other draws: draws of
-        different runs are paired by index, and must be independent."""
+        """Seed of the draws: `fixed_seed`, or a checksum of the scores to nine digits."""
         if self.fixed_seed is not None:
             return self.fixed_seed
+        # The compute is left out, so that a curve has the same draws in every unit of compute. Runs
+        # must have different seeds: their draws are paired by index and must be independent.
         return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
     def fall(self) -> Fall | None:
+        """The fall of the last points, if there are enough of them."""
         points = bin_curve(self.inside.compute, self.inside.score, self.inside.n_eval)
         return find_fall(self.inside.compute, self.inside.score, points)
 
@@ -78,7 +86,7 @@ class Window:
         no_gain: float = 0.0,
         signs: tuple[WarningSign, ...] = (),
     ) -> Fit:
-        """The Fit; `curve` is the law at the points, for the error of the fit."""
+        """The Fit; `curve` is the law at the points, for its RMSE."""
         found = [*self.notes, *warnings]
         alarm = fall is not None and fall.alarm
         if alarm:

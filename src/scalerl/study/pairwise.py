@@ -28,7 +28,7 @@ import numpy.typing as npt
 from scalerl.curves.arms import WINNER_PROBABILITY, Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.decision import SEED_LOG_COMPUTE_SD, seed_noise
-from scalerl.curves.forecast import HORIZON, Target, reached, with_infinite
+from scalerl.curves.forecast import HORIZON, Target, quantiles_with_inf, reached
 from scalerl.curves.prediction import tails
 from scalerl.curves.predictive import sample_quantiles
 from scalerl.errors import InputError
@@ -194,7 +194,7 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
         return CurveCrossing(0.0, 0.0, None, None, None)
     since = KNOTS - 1 - np.argmax(behind[:, ::-1], axis=1)
     where = _first_above(gap * end[:, None], np.log(knots), since)[crosses]
-    low, middle, high = with_infinite(where, (tails(LEVEL)[0], 0.5, tails(LEVEL)[1]))
+    low, middle, high = quantiles_with_inf(where, (tails(LEVEL)[0], 0.5, tails(LEVEL)[1]))
     winner = variant.name if float(end[crosses].mean()) > 0 else reference.name
     return CurveCrossing(float(within.mean()), float(crosses.mean()), winner, middle, (low, high))
 

@@ -1,15 +1,15 @@
-"""Rivals for the back-test: the straight line in ln C, and an ensemble of learning-curve families.
+"""Rival laws for the back-test: a line in ln C, and an ensemble of learning-curve families.
 
-The families are those that extrapolate learning curves of networks elsewhere, each linear in
+The families are those used elsewhere to extrapolate learning curves of networks, each linear in
 (c0, c1) once its shape is given, with x = C / last C:
 
     pow3        c0 + c1 x^-a                 log-power  c1 / (1 + (m / x)^a)
     exp3        c0 + c1 exp(-k x)            MMF        c0 + c1 / (1 + (k x)^a)
     Janoschek   c0 + c1 exp(-k x^a)
 
-Shapes are a grid; (c0, c1) and the noise of each cell are integrated out under a flat prior, and
-cells weigh by their evidence, families alike before the data. So the ensemble is a full posterior,
-not one curve: it loses, where it does, by its shapes and its noise, not for want of averaging.
+Shapes are a grid. In each cell (c0, c1) and the noise are integrated out under a flat prior; cells
+are weighted by their evidence, with equal prior weight for every family. So the ensemble is a full
+posterior: where it does worse, its shapes and noise model are the reason, not a lack of averaging.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from scalerl.curves.predictive import NORMAL_DRAWS
 from scalerl.curves.result import Fit
 from scalerl.curves.window import Window
 
+#: Grid of the exponents a.
 POWERS = np.geomspace(0.1, 4.0, 12)
+#: Grid of the rates k (or 1 / m), in units of 1 / last C.
 RATES = np.geomspace(0.1, 60.0, 14)
-#: Prior precision of c0 and c1, in scores: hardly any.
+#: Prior precision of c0 and c1: negligible, but it keeps degenerate cells solvable.
 RIDGE = 0.01
 
 
@@ -51,6 +53,7 @@ class LogLine:
 
 
 def fit_line(compute: Array, score: Array, r0: float | None = None) -> PointFit[LogLine]:
+    """The least-squares line in ln C through the points above C = 0."""
     positive = compute > 0
     t, y = np.log(compute[positive]), score[positive]
     b, a = np.polyfit(t - t[-1], y, 1)
@@ -60,7 +63,7 @@ def fit_line(compute: Array, score: Array, r0: float | None = None) -> PointFit[
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """All cells of all families: which, its rate and power."""
+    """Grid cells of the families: index of the family, rate and power of each."""
 
     family: IntArray
     rate: Array
@@ -80,7 +83,7 @@ class Families:
         return Families(self.family[at], self.rate[at], self.power[at])
 
     def basis(self, x: Array) -> tuple[Array, Array]:
-        """What c0 and c1 multiply: (cells, len(x)) each."""
+        """The basis functions that c0 and c1 multiply: (cells, len(x)) each."""
         family, k, a = self.family[:, None], self.rate[:, None], self.power[:, None]
         t = np.log(np.maximum(x, 1e-12))[None, :]
         power = np.exp(np.clip(a * t, -60.0, 60.0))
@@ -95,7 +98,7 @@ class Families:
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePredictive:
-    """Draws of a cell, its coefficients and its noise."""
+    """Predictive distribution of the ensemble: draws of a cell, its coefficients and its noise."""
 
     cells: Families
     c0: Array
@@ -119,7 +122,7 @@ class EnsemblePredictive:
 
 @dataclass(frozen=True, slots=True)
 class FamilyCurve:
-    """One cell with its coefficients."""
+    """The curve of one cell."""
 
     cell: Families
     c0: float
@@ -135,8 +138,8 @@ class FamilyCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class _Solved:
-    """Every cell's regression on the points."""
+class _Regressions:
+    """Linear regression on the points in every cell."""
 
     grid: Families
     gram: Array
@@ -144,36 +147,38 @@ class _Solved:
     sse: Array
 
     @staticmethod
-    def of(x: Array, y: Array) -> _Solved:
+    def from_points(x: Array, y: Array) -> _Regressions:
         grid = Families.grid()
         design = np.stack(grid.basis(x), axis=-1)  # (cells, points, 2)
         gram = design.transpose(0, 2, 1) @ design + RIDGE * np.eye(2)
         coefficients = np.linalg.solve(gram, design.transpose(0, 2, 1) @ y[:, None])[..., 0]
         sse = ((y - (design @ coefficients[..., None])[..., 0]) ** 2).sum(axis=1)
-        return _Solved(grid, gram, np.asarray(coefficients, dtype=np.float64), sse)
+        return _Regressions(grid, gram, np.asarray(coefficients, dtype=np.float64), sse)
 
 
 def fit_family(compute: Array, score: Array, r0: float | None = None) -> PointFit[FamilyCurve]:
-    """The one curve of all families that leaves the least sum of squares."""
+    """The curve of any family with the least sum of squares."""
     positive = compute > 0
     end = float(compute[-1])
-    found = _Solved.of(compute[positive] / end, score[positive])
+    found = _Regressions.from_points(compute[positive] / end, score[positive])
     best = int(np.argmin(found.sse))
     c0, c1 = (float(c) for c in found.coefficients[best])
     return PointFit(FamilyCurve(found.grid.only([best]), c0, c1, end), float(found.sse[best]))
 
 
 def fit_ensemble(w: Window) -> Fit:
+    """The posterior over all cells of all families."""
     inside = w.inside
     points = bin_curve(inside.compute, inside.score, inside.n_eval)
     end = float(inside.compute[-1])
     keep = ~points.at_zero
-    found = _Solved.of(np.exp(points.t[keep]) / end, points.score[keep])
+    found = _Regressions.from_points(np.exp(points.t[keep]) / end, points.score[keep])
     rng = np.random.default_rng((w.seed, 0))
     freedom = max(int(keep.sum()) - 2, 1)
     # One evaluation's variance as a prior observation of the noise, so that sse = 0 is finite.
     total = found.sse + points.score_variance
     log_weight = -0.5 * freedom * np.log(total) - 0.5 * np.linalg.slogdet(found.gram)[1]
+    # Families with more cells must not weigh more.
     log_weight -= np.log(np.bincount(found.grid.family)[found.grid.family])
     weight = np.exp(log_weight - log_weight.max())
     chosen = rng.choice(len(weight), NORMAL_DRAWS, p=weight / weight.sum())

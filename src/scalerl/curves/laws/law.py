@@ -1,11 +1,11 @@
-"""Law: a family of curves, how it is fitted, and what its fits may be asked.
+"""Law: a family of curves, its fitting methods, and whether its fits have a ceiling to compare.
 
 A new law is one object in one file. It needs a formula and a least-squares search:
 
     add_law(Law("log-linear", title="log-linear law", least_squares=fit_log_linear))
 
-and then `fit(run, law="log-linear")`, forecasts, reports and `--law log-linear` know it. From the
-command line `--law package.module:NAME` finds one that no imported file has added.
+and then `fit(run, law="log-linear")`, forecasts, reports and `--law log-linear` accept it. On the
+command line `--law package.module:NAME` imports a law from any module.
 tests/curves/test_own_law.py is a whole example.
 """
 
@@ -29,8 +29,8 @@ Method = Callable[[Window], Fit]
 
 
 def fit_least_squares(w: Window) -> Fit:
-    """The method of a law that brings no other: the best formula, with intervals from its residuals
-    as the power law has them, the same width everywhere."""
+    """The default method of a law: the least-squares formula, with intervals of one width from its
+    residuals."""
     inside = w.inside
     found = w.law.least_squares(inside.compute, inside.score, None)
     params = found.formula.params()
@@ -45,7 +45,7 @@ def fit_least_squares(w: Window) -> Fit:
             f"the {w.law.title} puts the ceiling at {params['A']:.3f}{bound}; it gives no honest "
             "interval, so the ceiling is not identified: compare the sigmoid's"
         )
-    # A law may diverge at C = 0: its value at the first positive compute stands in there.
+    # A law may diverge at C = 0: use its value at the first positive compute there.
     curve = found.formula.value(np.maximum(inside.compute, inside.compute[positive][0]))
     return w.build(
         PointPredictive(found.formula, sd, samples), params, curve, w.fall(), warnings=warnings

@@ -1,4 +1,4 @@
-"""No change: the level seen last, for ever. The reference that every forecast has to beat."""
+"""No change: the last level continues. The baseline that a forecast has to beat."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class NoChange:
 
 @dataclass(frozen=True, slots=True)
 class NoChangePredictive:
-    """The level stays what it is, and wanders like a random walk in ln C."""
+    """Predictive distribution: the last level, with a random walk in ln C."""
 
     level: float
     points: BinnedCurve
     t_end: float
-    #: sd of the walk after one unit of ln C, in units of the curve's rise; gives 90 % intervals
-    #: that hold 90 % on real healthy curves.
+    #: sd of the walk after one unit of ln C, in units of the curve's rise; calibrated so that 90 %
+    #: intervals held 90 % of real healthy curves.
     wander: float = 0.2
 
     def levels(self, compute: Array) -> Array:

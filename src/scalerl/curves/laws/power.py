@@ -1,19 +1,22 @@
-"""The power law, R = A - D / C^B: the sigmoid's large-C limit, which the paper measured the sigmoid
-against. It has no start: it diverges at small C."""
+"""The power law, R = A - D / C^B: the sigmoid's large-C limit, which the paper compares the sigmoid
+with. It has no R_0: it diverges at small C."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves.formula import Array, PointFit, log_compute, saturating_exp
 from scalerl.curves.laws.law import Law, add_law
+from scalerl.curves.least_squares import safe_ratio
 
-#: Search range of B, its cells, and how often they are made finer around the best.
+#: Search range of B.
 B_RANGE = (1e-3, 20.0)
+#: Cells of the first grid in ln B.
 CELLS = 200
+#: Refinements of the grid around the best cell; each narrows it about sevenfold.
 ROUNDS = 10
 
 
@@ -37,7 +40,7 @@ class PowerLaw:
         return np.asarray(self.A - distance)
 
     def params(self) -> dict[str, float]:
-        return {"A": self.A, "D": self.D, "B": self.B}
+        return asdict(self)
 
 
 def fit_power(compute: Array, score: Array, r0: float | None = None) -> PointFit[PowerLaw]:
@@ -66,17 +69,13 @@ def _linear(h: Array, y: Array) -> tuple[Array, Array, Array]:
     n = len(y)
     sh, hh, sy, hy = h.sum(1), (h * h).sum(1), y.sum(), h @ y
     det = n * hh - sh * sh
-    a = _ratio(hh * sy - sh * hy, det)
+    a = safe_ratio(hh * sy - sh * hy, det)
     a = np.where(np.abs(det) > 1e-9 * n * hh, a, 1.0)
     a = np.clip(a, 0.0, 1.0)
-    d = np.maximum(_ratio(a * sh - hy, hh), 0.0)
+    d = np.maximum(safe_ratio(a * sh - hy, hh), 0.0)
     a = np.where(d == 0.0, y.mean(), a)
     sse = ((a[:, None] - d[:, None] * h - y) ** 2).sum(1)
     return a, d, sse
-
-
-def _ratio(top: Array, bottom: Array) -> Array:
-    return top / np.where(np.abs(bottom) > 1e-12, bottom, 1e-12)
 
 
 POWER = add_law(Law("power", title="power law", least_squares=fit_power))

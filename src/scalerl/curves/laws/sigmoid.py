@@ -1,7 +1,7 @@
-"""The sigmoid, Equation 1 of the paper: the law of this package. Two methods.
+"""The sigmoid, Equation 1 of the paper: the default law. It has two methods.
 
-"posterior" (ours, the default) gives the exact posterior of the sigmoid with honest noise
-(posterior.py). "paper" is the paper's own procedure (paper.py), to check published numbers.
+"posterior" (the default) samples the posterior of the sigmoid with correlated noise (posterior.py).
+"paper" is the paper's own procedure (paper.py), to check published numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from scalerl.runs.record import Run
 
 @one_thread
 def fit_posterior(w: Window) -> Fit:
+    """The posterior of the sigmoid, with scenarios beyond the window."""
     inside = w.inside
     fixed: float | None = None
     source = "measured" if inside.compute[0] == 0 else "fitted"
@@ -78,7 +79,7 @@ def fit_posterior(w: Window) -> Fit:
 
 
 def _with_r0(run: Run, r0: float) -> Run:
-    """A given R_0 is an evaluation at C = 0, as noisy as the others, in place of any there."""
+    """The run with a given R_0 as its evaluation at C = 0, as noisy as the others."""
     positive = run.compute > 0
     n_eval = run.n_eval
     if n_eval is not None:
