@@ -913,9 +913,11 @@ def paired() -> str:
 
 def train_stream() -> str:
     """What `scalerl train --json` writes, by the module that writes it."""
-    from scalerl.cli.json_view import KINDS
+    from scalerl.cli.view import JSON_LINE_KINDS
 
-    return markdown(["kind", "holds"], [[f"`{kind}`", holds] for kind, holds in KINDS.items()])
+    return markdown(
+        ["kind", "holds"], [[f"`{kind}`", holds] for kind, holds in JSON_LINE_KINDS.items()]
+    )
 
 
 def toy_part(name: str) -> Callable[[], str]:

@@ -82,7 +82,7 @@ def test_a_study_that_has_not_begun_has_a_page(tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(["--to", "50%"], "--to is not for a study"), (["example:paper-8b"], "alone")],
+    [(["--to", "50%"], "--to does not apply to a study"), (["example:paper-8b"], "alone")],
 )
 def test_what_a_study_has_no_use_for_is_refused(made, capsys, more, said):
     asked = ["report", str(made / "study"), *more, "-o", str(made / "other")]

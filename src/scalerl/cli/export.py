@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scalerl.cli.train import step
+from scalerl.cli import options
 
+if TYPE_CHECKING:
+    from scalerl.curves.result import Fit
+    from scalerl.recipe.schema import Recipe
+    from scalerl.runs.lines import EvalLine
+
+#: File of the learning curve in an export.
+FIGURE = "curve.png"
 #: Files of a checkpoint that only a resume needs; the others are the model and its tokenizer.
 TRAINING_STATE = ("manifest.json", "run.json", "trainer.json", "groups.*", "optimiser*")
 #: Files of the run that tell how the model was made.
@@ -30,7 +40,7 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="directory of a run")
     command.add_argument(
         "--step",
-        type=step,
+        type=options.step,
         metavar="STEP|healthy",
         help="the checkpoint of this step, or the last one without an alarm (default: the newest)",
     )
@@ -45,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def export(run: Path, step: int | str | None, to: Path) -> int:
     """The model of a checkpoint, in a directory that is made for it; its step."""
-    from scalerl.cli.model_card import write_card
     from scalerl.errors import InputError
     from scalerl.pipeline import checkpoints
 
@@ -86,3 +95,107 @@ def checkpoint_of(run: Path, step: int | str | None) -> Path:
     if not (found / "config.json").exists():
         raise InputError(f"{found} holds no model: it was written by a trainer without one")
     return found
+
+
+# -- the model card -------------------------------------------------------------------------------
+
+
+def write_card(run: Path, step: int, to: Path) -> None:
+    """README.md, and the figure that it shows where there are points enough for a curve."""
+    from scalerl.pipeline.branches import recipe_of
+
+    recipe, fitted = recipe_of(run), _fit(run)
+    if fitted is not None:
+        fitted.plot(str(to / FIGURE))
+    lines = [*_head(recipe), *_about(run, step, recipe), *_curve(fitted), *_recipe(recipe)]
+    (to / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _head(recipe: Recipe) -> Iterator[str]:
+    """What the hub reads: YAML, in which JSON is a way to write a string."""
+    yield "---"
+    yield "library_name: transformers"
+    yield "pipeline_tag: text-generation"
+    if _is_hub_id(recipe.model.path):
+        yield f"base_model: {json.dumps(recipe.model.path)}"
+    yield "tags: [scalerl, reinforcement-learning]"
+    yield "---"
+
+
+def _is_hub_id(path: str) -> bool:
+    """OWNER/NAME, and no directory."""
+    return path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
+
+
+def _about(run: Path, step: int, recipe: Recipe) -> Iterator[str]:
+    from scalerl import __version__
+    from scalerl.report import words
+    from scalerl.runs.lines import EvalLine
+    from scalerl.runs.store import RunStore
+
+    lines = [line for line in RunStore(run, resume=True).read(EvalLine) if line.step <= step]
+    scored = [line for line in lines if line.pass_rate is not None]
+    yield f"# {recipe.name}, step {step}"
+    yield ""
+    yield f"Trained by reinforcement learning with scalerl {__version__}."
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    model = recipe.model.path if _is_hub_id(recipe.model.path) else Path(recipe.model.path).name
+    yield f"| starting model | {model} |"
+    yield f"| task | {recipe.task.name} |"
+    yield f"| optimiser steps | {step} |"
+    if scored:
+        last = scored[-1]
+        yield f"| pass rate on held-out prompts | {_score(last)} |"
+        used = last.compute
+        yield f"| device-hours | {words.compute(used.device_hours)} |"
+        yield f"| FLOPs | {words.compute(used.flops)} |"
+        yield f"| tokens generated | {words.compute(float(used.generated_tokens))} |"
+    yield ""
+
+
+def _score(line: EvalLine) -> str:
+    error = "" if line.stderr is None else f" ± {line.stderr:.3f}"
+    return f"{line.pass_rate:.3f}{error} at step {line.step} ({line.n_prompts} prompts)"
+
+
+def _fit(run: Path) -> Fit | None:
+    """The fit of the run's curve; None where there are too few points for one."""
+    from scalerl.curves.fit import fit
+    from scalerl.errors import InputError
+    from scalerl.runs import load_run
+
+    try:
+        return fit(load_run(str(run)))
+    except InputError:
+        return None
+
+
+def _curve(fitted: Fit | None) -> Iterator[str]:
+    from scalerl.curves.forecast import forecast
+    from scalerl.report import words
+
+    yield "## Learning curve and forecast"
+    yield ""
+    if fitted is None:
+        yield "The run has too few validations for a fit; `evals.jsonl` holds them."
+    else:
+        yield f"![Pass rate against compute, with the fitted law]({FIGURE})"
+        yield ""
+        yield f"{words.ceiling_in_words(fitted)} `evals.jsonl` holds the points."
+        yield ""
+        yield "```"
+        yield repr(forecast(fitted))
+        yield "```"
+    yield ""
+
+
+def _recipe(recipe: Recipe) -> Iterator[str]:
+    yield "## Recipe"
+    yield ""
+    yield "`scalerl train recipe.toml --out RUN` repeats the run."
+    yield ""
+    yield "```toml"
+    yield recipe.to_toml().rstrip()
+    yield "```"

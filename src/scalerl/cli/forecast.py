@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scalerl.cli import amounts, notes, options
+from scalerl.cli import notes, options
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = "Example: scalerl forecast example:paper-8b --to 25k --at 50k --target 0.65"
     options.add_sources(command)
     ask = command.add_argument_group("what to ask")
-    ask.add_argument("--at", nargs="+", metavar="C", default=[], help=amounts.AT)
+    ask.add_argument("--at", nargs="+", metavar="C", default=[], help=options.AT)
     ask.add_argument("--target", nargs="+", metavar="R", default=[], help="scores to reach")
     ask.add_argument("--price", type=options.number, help="cost of one unit of compute (GPU-hour)")
     ask.add_argument("--value", type=options.number, help="worth of one point (0.01) of pass rate")
@@ -30,13 +30,13 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    at, target = amounts.amounts(args, args.at), amounts.scores(args, args.target)
+    at, target = options.amounts(args, args.at), options.scores(args, args.target)
     fits = options.fits(args, options.load(args))
     from scalerl.curves.forecast import forecast
     from scalerl.report import sorting
     from scalerl.report.json_results import forecast_results, win_probabilities
 
-    where = [amounts.amounts_on(f, at) for f in fits]
+    where = [options.amounts_on(f, at) for f in fits]
     forecasts = [
         forecast(f, here or None, target, price=args.price, value=args.value)
         for f, (here, _) in zip(fits, where, strict=True)
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     said = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
     forecasts = sorting.sort_by(forecasts, sorting.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]
-    fought = win_probabilities(fits, amounts.shared_by_all([here for here, _ in where]))
+    fought = win_probabilities(fits, options.shared_by_all([here for here, _ in where]))
     if args.json:
         found = forecast_results(forecasts, fought)
         for answer, f in zip(found, fits, strict=True):

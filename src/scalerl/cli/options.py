@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from scalerl.runs.amounts import Amount
     from scalerl.runs.record import Run
 
+#: What `--at` takes.
+AT = (
+    "amounts of compute: 50k, or in another unit that the record counts: 300steps, 2Mtokens; 2x is "
+    "twice the compute spent"
+)
+
 
 def number(text: str) -> float:
     """A number, with a suffix if that is handier.
@@ -142,6 +148,16 @@ def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: st
     )
 
 
+def step(text: str) -> int | str:
+    """The step of a checkpoint, or `healthy`."""
+    if text == "healthy":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `healthy`") from None
+
+
 def add_measure(command: argparse.ArgumentParser) -> None:
     """Options of a dry run that measures."""
     command.add_argument(
@@ -237,6 +253,46 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
 
 def _resolved(value: Amount | None, run: Run) -> float | None:
     return None if value is None else value.on(run, float(run.compute[-1]))[0]
+
+
+def amounts(args: argparse.Namespace, items: list[str]) -> list[Amount]:
+    """The amounts among the items, commas allowed; what is none was meant as a source."""
+    from scalerl.errors import InputError
+
+    found: list[Amount] = []
+    for item in items:
+        try:
+            found += [amount(part) for part in item.split(",") if part]
+        except argparse.ArgumentTypeError as error:
+            if ":" in item or "/" in item or "." in item:
+                args.source.append(item)
+            else:
+                raise InputError(str(error)) from None
+    return found
+
+
+def scores(args: argparse.Namespace, items: list[str]) -> list[float]:
+    """As `amounts`, of scores to reach."""
+    from scalerl.errors import InputError
+
+    found = amounts(args, items)
+    for each in found:
+        if each.unit:
+            raise InputError(f"--target {each.text}: a target is a score in (0, 1]")
+    return [each.value for each in found]
+
+
+def amounts_on(
+    fit: Fit, asked: Sequence[Amount], flag: str = "--at"
+) -> tuple[list[float], list[str]]:
+    """The amounts on the axis of a fit's run, and a line for each that was converted."""
+    found = [each.checked_on(fit.run, fit.end, flag) for each in asked]
+    return [value for value, _ in found], [how for _, how in found if how]
+
+
+def shared_by_all(each: Sequence[Sequence[float]]) -> list[float]:
+    """The amounts that are the same for every run: only there can runs be compared."""
+    return [values[0] for values in zip(*each, strict=True) if len(set(values)) == 1]
 
 
 def print_json(value: Any) -> None:

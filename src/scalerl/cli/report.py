@@ -7,7 +7,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from scalerl.cli import amounts, notes, options
+from scalerl.cli import notes, options
+from scalerl.errors import InputError
+
+#: Options that do not apply to a study: its runs are fitted as they are for its table.
+NOT_FOR_STUDIES = (
+    "run", "x", "gpus", "seconds_per_step", "y", "n_eval", "scale", "group_by", "at", "r0", "lo",
+    "hi", "method",
+)  # fmt: skip
+#: Options with other names than the attributes that they set.
+OPTION_NAMES = {"lo": "from", "hi": "to"}
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -22,7 +31,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
     command.add_argument("--title", help="heading of the page")
     command.add_argument("--group-by", metavar="NAME", help="replicates, as in compare")
-    command.add_argument("--at", nargs="+", default=[], metavar="C", help=amounts.AT)
+    command.add_argument("--at", nargs="+", default=[], metavar="C", help=options.AT)
     command.add_argument("--target", nargs="+", default=[], metavar="R", help="scores to reach")
     command.add_argument(
         "--downstream",
@@ -37,13 +46,11 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.cli import study_report
-
-    said: list[str] = []
-    if study_report.is_study(args):
-        files = study_report.write(args)
+    lines: list[str] = []
+    if _is_study(args):
+        files = _of_study(args)
     else:
-        files, said = _of_runs(args)
+        files, lines = _of_runs(args)
     if args.json:
         options.print_json([str(path) for path in files])
         return 0
@@ -51,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
         print(path)
     from scalerl.report import terminal
 
-    for line in said:
+    for line in lines:
         terminal.say(terminal.wrap(line))
     return 0
 
 
 def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """The files written, and the measured end of each run beside its forecast."""
-    at, target = amounts.amounts(args, args.at), amounts.scores(args, args.target)
+    at, target = options.amounts(args, args.at), options.scores(args, args.target)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import comparable, compare
     from scalerl.curves.forecast import forecast
@@ -67,7 +74,7 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     from scalerl.report.run_record import find_evaluations, read_records
 
     further = find_evaluations(args.downstream)
-    where = [amounts.amounts_on(f, at) for f in fits]
+    where = [options.amounts_on(f, at) for f in fits]
     forecasts = [
         forecast(f, here or None, target) for f, (here, _) in zip(fits, where, strict=True)
     ]
@@ -91,3 +98,43 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
         records=read_records([f.run for f in fits], further),
     )
     return files, [f"{a.fit.name}: {line}" for a in forecasts for line in words.measured(a)]
+
+
+def _is_study(args: argparse.Namespace) -> bool:
+    """Whether the source is a study. A study takes no other source and no options of a fit:
+    InputError says so."""
+    studies = [s for s in args.source if (Path(s) / "study.toml").is_file()]
+    if not studies:
+        return False
+    if len(args.source) > 1:
+        raise InputError(f"{studies[0]} is a study, which has a report of its own: give it alone")
+    given = [name for name in NOT_FOR_STUDIES if getattr(args, name)]
+    if args.law != "sigmoid":
+        given.append("law")
+    if args.level != 0.9:
+        given.append("level")
+    if given:
+        name = OPTION_NAMES.get(given[0], given[0]).replace("_", "-")
+        raise InputError(
+            f"--{name} does not apply to a study, because its runs are fitted as in its table: "
+            f"leave it out, or report its runs: {studies[0]}/runs/*"
+        )
+    return True
+
+
+def _of_study(args: argparse.Namespace) -> list[Path]:
+    """The files written for a study."""
+    from scalerl.report.study_page import write_study_report
+    from scalerl.report.study_report_data import collect
+    from scalerl.study.study import Study
+
+    study = Study(args.source[0])
+    study.target = _one_target(options.scores(args, args.target))
+    command = shlex.join(["scalerl", *sys.argv[1:]])
+    return write_study_report(collect(study, args.downstream, args.title, command), args.out)
+
+
+def _one_target(targets: list[float]) -> float | None:
+    if len(targets) > 1:
+        raise InputError("the table of a study has one target: give one score")
+    return targets[0] if targets else None

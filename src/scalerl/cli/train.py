@@ -27,7 +27,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--from",
         dest="from_step",
-        type=step,
+        type=options.step,
         metavar="STEP|healthy",
         help="with --resume: go on from the checkpoint of this step, or from the last one written "
         "without an alarm; the record as it was is kept in RUN/branches",
@@ -58,16 +58,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "ended; words go to stderr",
     )
     command.set_defaults(handler=run)
-
-
-def step(text: str) -> int | str:
-    """A step, or `healthy`."""
-    if text == "healthy":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `healthy`") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,8 +140,7 @@ def _check_own_loss(recipe: Recipe) -> None:
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
-    from scalerl.cli.json_view import JsonView
-    from scalerl.cli.view import make_view
+    from scalerl.cli.view import JsonView, make_view
     from scalerl.errors import InputError, PipelineError
     from scalerl.streams import redirect_unread_streams
 
