@@ -104,7 +104,7 @@ def train(
     names as on the command line: `train(["scalerl", "tiny", "budget.steps=5"], "runs/first")`.
 
     resume     go on from the last checkpoint; where the recipe is another than the run had, what
-               changed is recorded (`scalerl.recipe.changes` says what may)
+               changed is recorded (`scalerl.recipe.diff` says what may)
     from_step  with resume: go on from the checkpoint of this step, or the last `healthy` one; the
                record as it was is kept in `branches/N`
     stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation

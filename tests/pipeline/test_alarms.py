@@ -8,7 +8,7 @@ import pytest
 from scalerl.cli import parser
 from scalerl.pipeline.alarms import MAX_CHECK_WAIT, START, WINDOW, Alarms
 from scalerl.recipe import Recipe
-from scalerl.recipe.changes import allowed_changes
+from scalerl.recipe.diff import allowed_changes
 from scalerl.runs.lines import EvalLine, StepLine
 
 HEALTHY = {

@@ -147,7 +147,7 @@ REFUSALS = {
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),
     "placement.device": ("placement.device=cuda", [], "no GPU"),
     "placement.backend": ("placement.backend=ray", [], "needs Ray: pip install"),
-    "placement.address": ("placement.address=auto", [], "is about Ray"),
+    "placement.address": ("placement.address=auto", [], "is used by Ray only"),
     "placement.engine": ("placement.engine=vllm", [], "needs vLLM: install"),
     "placement.weights": (
         "placement.weights=direct", ["placement.backend=local"], "within one process"),

@@ -1,10 +1,10 @@
-"""One rule about what may change while a run goes on."""
+"""One rule about what may change when a run is resumed."""
 
 import pytest
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
-from scalerl.recipe.changes import FIXED, FIXED_PHASES, allowed_changes
+from scalerl.recipe.diff import FIXED, FIXED_PHASES, allowed_changes
 from scalerl.recipe.problems import known_fields
 
 TINY = Recipe.load("scalerl", "tiny")
@@ -28,10 +28,10 @@ def test_knobs_may_be_turned(change):
     ("change", "why"),
     [("seed=1", "random draw"), ("model.path=other", "weights of this model"),
      ("model.dtype=bfloat16", "weights of this model"), ("task.name=math", "different questions"),
-     ("task.options.prompts=7", "different questions"), ("curriculum.threshold=0.5", "retired"),
+     ("task.options.prompts=7", "different questions"), ("curriculum.threshold=0.5", "dropped"),
      ("compute.count_validation=true", "compute before and after"),
      ("optimiser.name=my.module:sgd", "state of this optimiser"),
-     ("schedule.name=off-policy", "under way")],
+     ("schedule.name=off-policy", "in progress")],
 )  # fmt: skip
 def test_what_makes_the_continuation_meaningless_is_refused_with_the_reason(change, why):
     with pytest.raises(InputError, match=f"cannot change from .* {why}.* --out$"):

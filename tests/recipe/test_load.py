@@ -141,8 +141,8 @@ def test_text_lists_and_tables_that_are_unset_are_empty():
 
 def test_float16_is_refused_with_the_reason():
     assert refusal("model.dtype=float16") == (
-        "model.dtype = float16 needs its loss scaled, which no part here does, and small "
-        "gradients would vanish: set bfloat16, or float32"
+        "model.dtype = float16 needs loss scaling, which scalerl does not have: small gradients "
+        "would become 0; set bfloat16 or float32"
     )
 
 
@@ -167,7 +167,7 @@ def test_task_options_are_free():
 def test_several_tasks_and_their_shares():
     recipe = Recipe.load("scalerl", overrides=["task.name=math+code", "task.weights=[3, 1]"])
     assert recipe.task.names == ("math", "code") and recipe.task.weights == (3.0, 1.0)
-    assert "one each" in refusal("task.weights=[1, 2]")
+    assert "one number for each task" in refusal("task.weights=[1, 2]")
 
 
 @pytest.mark.parametrize(

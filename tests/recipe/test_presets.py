@@ -1,21 +1,35 @@
-"""Presets: complete, in step with what generates them, and saying what the paper says."""
+"""Presets: what they resolve to, where each number comes from, and what the paper says."""
 
+import hashlib
 import tomllib
 
 import pytest
 
+from scalerl.cli import main
+from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff, presets
-from scalerl.recipe.load import PRESETS
-from scalerl.recipe.make_presets import PRESETS as DEFINITIONS
-from scalerl.recipe.make_presets import main
+from scalerl.recipe.load import annotated, preset_text, provenance, read_preset
 from scalerl.recipe.problems import fields_of
 
 OVERLAYS = {"tiny", "tiny-noisy"}
 COMPLETE = [name for name in presets() if name not in OVERLAYS]
-
-
-def raw(name):
-    return tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
+MARKS = ("paper", "derived", "community", "not stated", "ours")
+#: Of the numbers that are from the paper, or derived from it, each with its mark.
+DIGESTS = {
+    "scalerl": "d829887710d03064",
+    "base": "e3f129124be975b0",
+    "deepseek-grpo": "e81087d9fbd0e17c",
+    "qwen-dapo": "40134ace9fb2a6b4",
+    "magistral": "6c2b54c08bfb08b0",
+    "minimax-m1": "b794728ef2cb9c81",
+    "scalerl-32k": "21ff8839ca19f1c1",
+    "scalerl-bs512": "91a1d59137184e5f",
+    "scalerl-bs2048": "2f86f6a948e5aefb",
+    "scalerl-8gen": "0f360ad93f2b4cb5",
+    "scalerl-24gen": "bd352fdba03ff27e",
+    "scalerl-32gen": "04304cd614f3515e",
+    "scalerl-scout": "2c0eb15a6c7252f6",
+}
 
 
 def differences(a, b):
@@ -29,24 +43,37 @@ def test_the_presets_that_were_promised_exist():
         "tiny-noisy"
     )
     assert set(presets()) == set(promised.split())
-    assert set(COMPLETE) == set(DEFINITIONS)
+    assert set(COMPLETE) == set(DIGESTS)
 
 
-def test_files_are_what_the_definitions_generate(capsys):
-    assert main(["--check"]) == 0, "run python -m scalerl.recipe.make_presets"
+def test_show_prints_the_complete_recipe_with_and_without_provenance(capsys):
+    assert main(["recipe", "show", "minimax-m1"]) == 0
+    plain = capsys.readouterr().out
+    assert plain == Recipe.load("minimax-m1").to_toml()
+    assert main(["recipe", "show", "minimax-m1", "--provenance"]) == 0
+    marked = capsys.readouterr().out
+    assert tomllib.loads(marked) == tomllib.loads(plain)
+    assert "prompts = 80  # paper: 1,280 completions\n" in marked
+    assert 'control = "interruption"  # not stated: kept as in scalerl\n' in marked
+    assert main(["recipe", "show", "scalerl", "tiny", "--provenance"]) == 0
+    assert "prompts = 32  # changed here: 48 in scalerl\n" in capsys.readouterr().out
+
+
+def test_provenance_of_a_file_is_refused():
+    with pytest.raises(InputError, match=r"my\.toml is not a preset"):
+        annotated(Recipe(), "my.toml")
 
 
 @pytest.mark.parametrize("name", COMPLETE)
-def test_a_preset_lists_every_field_and_round_trips(name):
+def test_a_preset_sets_every_field_and_round_trips(name):
     recipe = Recipe.load(name)
-    data = raw(name)
-    text = (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
+    data = read_preset(name)
     for path in fields_of(recipe):
         section, _, leaf = path.rpartition(".")
         given = (data[section] if section else data).get(leaf)
         value = getattr(getattr(recipe, section), leaf) if section else getattr(recipe, leaf)
         assert (given is None) == (value is None), path
-        assert given is not None or f"# {leaf} is unset" in text
+        assert given is not None or f"# {leaf} is unset" in recipe.to_toml()
     assert tomllib.loads(recipe.to_toml()) == data
     assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
     assert recipe.name == name and "2510.13786" in recipe.source
@@ -54,20 +81,50 @@ def test_a_preset_lists_every_field_and_round_trips(name):
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_every_number_of_a_preset_says_where_it_comes_from(name):
-    text = (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    for line in text.split("\n\n", 1)[1].splitlines():
+    for line in annotated(Recipe.load(name), name).splitlines():
         if line and not line.startswith(("#", "[", "name = ", "description = ", "source = ")):
-            marks = ("paper", "derived", "community", "not stated", "ours")
-            assert line.rpartition("  # ")[2].startswith(marks), line
+            assert line.rpartition("  # ")[2].startswith(MARKS), line
 
 
 @pytest.mark.parametrize("name", COMPLETE)
-def test_presets_differ_only_in_declared_fields(name):
-    declared = set(DEFINITIONS[name].changes)
+def test_every_value_in_a_preset_file_has_a_mark(name):
+    _, _, sections = preset_text(name).partition("\n[")
+    values = [line for line in sections.splitlines()[1:] if line and not line.startswith("[")]
+    assert values
+    for line in values:
+        assert line.rpartition("  # ")[2].startswith(MARKS), line
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_papers_numbers_are_what_they_were(name):
+    recipe = Recipe.load(name)
+    marks = provenance(name)
+    lines = []
+    for path in fields_of(recipe):
+        section, _, leaf = path.rpartition(".")
+        value = getattr(getattr(recipe, section), leaf) if section else getattr(recipe, leaf)
+        if value is not None and marks.get(path, "").startswith(("paper", "derived")):
+            lines.append(f"{path} = {value!r}  # {marks[path]}")
+    assert len(lines) > 20
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[name]
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_presets_differ_only_in_the_fields_of_their_file(name):
+    data = tomllib.loads(preset_text(name))
+    declared = {f"{s}.{k}" for s, keys in data.items() if isinstance(keys, dict) for k in keys}
     found = set(differences("scalerl", name))
-    # A change of loss or curriculum takes the constants of the old one with it.
+    # A change of loss or curriculum drops the constants of the old one.
     follow = {"loss.ratio_cap", "curriculum.threshold", "curriculum.history"}
     assert found - follow <= declared
+
+
+@pytest.mark.parametrize("upper", COMPLETE)
+def test_a_preset_over_another_overrides_all_of_it(upper):
+    over = Recipe.load("base", "tiny", upper)
+    own = Recipe.load(upper)
+    unset = {"budget.steps", "validation.also_temperatures"}
+    assert {d.path for d in diff(over, own)} <= unset and over.name == upper
 
 
 @pytest.mark.parametrize("name", COMPLETE)

@@ -8,10 +8,10 @@ from scalerl.recipe import Recipe
 PENALTY = ["length.control=penalty", "length.max_tokens=14336"]
 CASES = [
     # one-sided FP32, either way
-    (["precision.trainer_head=model"], "set both to fp32, or neither"),
-    (["precision.generator_head=bf16-emulated"], "set both to fp32, or neither"),
+    (["precision.trainer_head=model"], "set both to fp32 or neither"),
+    (["precision.generator_head=bf16-emulated"], "set both to fp32 or neither"),
     # every generator has the same share of the k batches of a phase
-    (["schedule.name=off-policy", "schedule.k=3", "batch.prompts=50"], "3 x 800 = 2400 rollouts"),
+    (["schedule.name=off-policy", "schedule.k=3", "batch.prompts=50"], "3 x 800 = 2400 cannot be"),
     (["schedule.name=off-policy", "filter.zero_variance=refill"], "none are left to refill"),
     (["schedule.k=0"], "schedule.k must be greater than or equal to 1"),
     # constants of another loss
@@ -26,7 +26,7 @@ CASES = [
     (["loss.name=nonsense"], "is no loss; choose from cispo"),
     # lengths
     (["length.think_tokens_min=13000"], "is above length.think_tokens_max"),
-    (["length.max_tokens=14000"], "limited there by length.think_tokens_max and length.answer_tok"),
+    (["length.max_tokens=14000"], "length.think_tokens_max and length.answer_tok"),
     (["length.control=none"], "needs length.max_tokens"),
     (
         ["length.control=penalty"],
@@ -48,16 +48,16 @@ CASES = [
     (["validation.prompts=0"], "validation.prompts must be greater than 0"),
     (["curriculum.threshold=1.5"], "curriculum.threshold must be less than or equal to 1"),
     (["curriculum.name=uniform", "curriculum.threshold=0.9"], "is not used by uniform"),
-    (["task.reward_wrong=1"], "task.reward_correct must be above"),
-    (["optimiser.betas=[0.9, 1.0]"], "from 0 to below 1"),
+    (["task.reward_wrong=1"], "task.reward_correct = 1 must be above"),
+    (["optimiser.betas=[0.9, 1.0]"], "give two numbers of 0 or more, below 1"),
     (["optimiser.betas=[0.9]"], "optimiser.betas = [0.9] has the wrong number of values"),
     (["optimiser.betas=[1, 2, 3]"], "has the wrong number of values"),
     # a decay of the learning rate
     (["optimiser.decay=linear"], "needs an end: set budget.steps (--steps N), or"),
     (["optimiser.decay=cosine", "budget.gpu_hours=5"], "needs an end"),
     (["optimiser.decay=cosine", "budget.steps=100"], "leaves no step for optimiser.decay"),
-    (["optimiser.decay_steps=100"], "optimiser.decay_steps is about decay, but optimiser.decay is"),
-    (["optimiser.min_lr_ratio=0.1"], "is about decay"),
+    (["optimiser.decay_steps=100"], "optimiser.decay_steps has no effect with optimiser.decay = "),
+    (["optimiser.min_lr_ratio=0.1"], "has no effect with"),
     (["optimiser.decay=linear", "optimiser.decay_start=50", "budget.steps=500"], "end of the warm"),
     (["optimiser.decay=linear", "budget.steps=500", "optimiser.min_lr_ratio=2"], "less than or eq"),
     (["optimiser.decay=step"], 'not "step"'),
@@ -68,7 +68,7 @@ CASES = [
     (["compute.axis=hours"], 'not "hours"'),
     # one device learns, or several do
     (["model.lora_rank=8"], "model.lora_rank: LoRA is not in this version"),
-    (["placement.trainer=local"], "learns on one device, but placement.trainers = 16"),
+    (["placement.trainer=local"], "uses one device, but placement.trainers = 16"),
     (["placement.checkers=0"], "placement.checkers must be greater than or equal to 1"),
 ]
 

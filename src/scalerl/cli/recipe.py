@@ -35,6 +35,11 @@ def add(command: argparse.ArgumentParser) -> None:
         "scalerl recipe show scalerl tiny loss.ratio_cap=4",
     )
     show.add_argument("source", nargs="+", metavar="NAME|KEY=VALUE", help=SOURCES)
+    show.add_argument(
+        "--provenance",
+        action="store_true",
+        help="say after each number where it comes from; the first NAME has to be a preset",
+    )
     diff = _add(
         actions,
         "diff",
@@ -113,6 +118,10 @@ def run_show(args: argparse.Namespace) -> int:
     recipe = _load(args.source)
     if args.json:
         options.print_json(recipe.to_dict())
+    elif args.provenance:
+        from scalerl.recipe.load import annotated
+
+        print(annotated(recipe, args.source[0]), end="")
     else:
         print(recipe.to_toml(), end="")
     return 0

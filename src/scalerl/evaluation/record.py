@@ -22,8 +22,7 @@ from scalerl.errors import InputError
 from scalerl.evaluation.subjects import Subject
 from scalerl.files import write_atomic
 from scalerl.recipe import Recipe
-from scalerl.recipe.changes import with_date_of
-from scalerl.recipe.diff import diff
+from scalerl.recipe.diff import diff, with_date_of
 from scalerl.runs.lines import AnswerLine, AnswerSample, EvalAnswers, EvalLine
 from scalerl.runs.store import RunStore
 from scalerl.runs.tail import parse_line

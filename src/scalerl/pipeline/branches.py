@@ -28,7 +28,7 @@ from scalerl.errors import InputError
 from scalerl.files import flush_to_disk
 from scalerl.pipeline import checkpoints
 from scalerl.recipe import Difference, Recipe
-from scalerl.recipe.changes import allowed_changes, shown, with_date_of
+from scalerl.recipe.diff import allowed_changes, shown, with_date_of
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, KnobChange, StepLine
 from scalerl.runs.store import RunStore
 

@@ -1,4 +1,4 @@
-"""How a field of a recipe is written down: default, meaning, unit, and source of the default."""
+"""Definition of a field of a recipe: default, meaning, unit, and where the default comes from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 Scalar = str | bool | int | float
-#: What an option that scalerl itself knows nothing of may be.
+#: The value of an option that scalerl passes on (to a task, or to a loss of your own).
 Option = Scalar | list[Scalar]
 
 #: Where a number comes from. "paper" is arXiv 2510.13786 (ScaleRL); "derived" is arithmetic on it;
@@ -17,16 +17,25 @@ Option = Scalar | list[Scalar]
 MARKS = ("paper", "derived", "community", "not stated", "ours")
 
 
+#: A constant without a default: the user has to set it.
+REQUIRED = object()
+#: Why a choice does not use a constant, where the reason helps: (key, choice) → reason.
+REASONS = {
+    ("length.max_tokens", "interruption"): "length.think_tokens_max and length.answer_tokens limit "
+    "a rollout",
+}
+
+
 class Section(BaseModel):
-    """A part of a recipe: frozen, strict about types, and closed to unknown keys."""
+    """A section of a recipe: frozen, strict about types; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _unset(cls, data: Any) -> Any:
-        """A key that is unset (`task.dataset=` on the command line) is empty, where its kind has
-        something empty: text, a list, a table."""
+        """An unset key (`task.dataset=` on the command line) becomes the empty text, list or table;
+        a key of another type stays None."""
         if not isinstance(data, Mapping):
             return data
         unset = {k: i for k, i in cls.model_fields.items() if k in data and data[k] is None}
@@ -44,3 +53,28 @@ def field(default: Any, meaning: str, source: str, *, unit: str = "", **limits: 
         raise ValueError(f"{source!r} must start with one of {', '.join(MARKS)}")
     about: dict[str, Any] = {"unit": unit, "source": source}
     return Field(default, description=meaning, json_schema_extra=about, **limits)
+
+
+def with_constants(data: Any, path: str, table: dict[str, dict[str, Any]], default: str) -> Any:
+    """`data` with the constants of its choice filled in; ValueError for those of other choices."""
+    if not isinstance(data, dict):
+        return data
+    section, switch = path.split(".")
+    data = {key: value for key, value in data.items() if value is not None}
+    choice = data.get(switch, default)
+    if not isinstance(choice, str) or choice not in table:
+        return data
+    others = {k for constants in table.values() for k in constants} - set(table[choice])
+    for key in sorted(others):
+        if key in data:
+            users = " and ".join(name for name, constants in table.items() if key in constants)
+            why = REASONS.get((f"{section}.{key}", choice))
+            raise ValueError(
+                f"{section}.{key} is not used by {choice}, only by {users}: leave it out"
+                + (f" ({why})" if why else "")
+            )
+    constants = {**table[choice], **data}
+    missing = [f"{section}.{key}" for key, value in constants.items() if value is REQUIRED]
+    if missing:
+        raise ValueError(f'{path} = "{choice}" needs {" and ".join(missing)}: set them')
+    return constants

@@ -7,6 +7,7 @@ learning rate, the constants of the old choice go with it: an epsilon of 0.2 mea
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -15,13 +16,18 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.files import read_limited
-from scalerl.recipe.choices import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
-from scalerl.recipe.length import LengthSection
+from scalerl.recipe.diff import diff, shown
 from scalerl.recipe.losses import LossSection
-from scalerl.recipe.problems import known_keys, loss_named, nearest, not_yet, unknown_key
-from scalerl.recipe.schema import Recipe
-from scalerl.recipe.sections_algorithm import CurriculumSection
+from scalerl.recipe.problems import fields_of, known_keys, loss_named, nearest, not_yet, unknown_key
+from scalerl.recipe.schema import IDENTITY, Recipe
+from scalerl.recipe.sections_algorithm import (
+    CURRICULUM_CONSTANTS,
+    LENGTH_CONSTANTS,
+    CurriculumSection,
+    LengthSection,
+)
 from scalerl.recipe.sections_runtime import DECAY_CONSTANTS, OptimiserSection
+from scalerl.recipe.toml import write
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
 
@@ -38,6 +44,8 @@ SWITCHES: dict[str, tuple[str, set[str]]] = {
     "optimiser": ("decay", set(OptimiserSection.model_fields) - set(DECAY_CONSTANTS)),
     "curriculum": ("name", set(CurriculumSection.model_fields) - _constants(CURRICULUM_CONSTANTS)),
 }
+#: Key of a preset: the fields about which the paper is silent, kept as in `scalerl`.
+NOT_STATED = "not_stated"
 #: The order in which presets are listed; any others follow.
 ORDER = (
     *("scalerl", "base", "deepseek-grpo", "qwen-dapo", "magistral", "minimax-m1"),
@@ -47,14 +55,81 @@ ORDER = (
 
 
 def presets() -> dict[str, str]:
-    """Names of the presets that come with the package, each with its one-line summary."""
+    """The presets that come with the package: name → one-line summary."""
     found = {}
     for path in PRESETS.iterdir():
         if path.name.endswith(".toml"):
-            first = path.read_text(encoding="utf-8").splitlines()[0]
-            found[path.name.removesuffix(".toml")] = first.removeprefix("# ")
+            name = path.name.removesuffix(".toml")
+            found[name] = preset_text(name).splitlines()[0].removeprefix("# ")
     rank = {name: i for i, name in enumerate(ORDER)}
-    return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], 99), item[0])))
+    return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], len(rank)), item[0])))
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset: a summary in its first line, then what it changes."""
+    return (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The keys of a preset. A file with a `source` is a recipe of its own and is returned complete:
+    the preset in `over`, or else the schema's defaults, with the file's keys laid over it. A file
+    without one (`tiny`) is an overlay: only the keys that it sets."""
+    text = preset_text(name)
+    layer = tomllib.loads(text)
+    layer.pop(NOT_STATED, None)
+    if "source" not in layer:
+        return layer
+    below = layer.pop("over", None)
+    lower = read_preset(below) if below else _set_keys(Recipe().to_dict())
+    summary = text.splitlines()[0].removeprefix("# ")
+    return merge(lower, {**layer, "name": name, "description": summary})
+
+
+def _set_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data without the keys that are None, as TOML would hold it."""
+    sections = {k: _set_keys(v) if isinstance(v, Mapping) else v for k, v in data.items()}
+    return {key: value for key, value in sections.items() if value is not None}
+
+
+def provenance(name: str) -> dict[str, str]:
+    """Where each number of a preset comes from: dotted key → mark. A mark is the comment after the
+    value in the preset's file; for keys that no file sets, it is that of the schema.
+
+    >>> provenance("minimax-m1")["batch.prompts"]
+    'paper: 1,280 completions'
+    """
+    marks = {}
+    for path, info in fields_of(load(name)).items():
+        extra = info.json_schema_extra
+        if path not in IDENTITY and isinstance(extra, dict):
+            marks[path] = str(extra["source"])
+    return marks | _marks_in_file(name)
+
+
+def _marks_in_file(name: str) -> dict[str, str]:
+    text = preset_text(name)
+    data = tomllib.loads(text)
+    marks = _marks_in_file(data["over"]) if "over" in data else {}
+    marks |= dict.fromkeys(data.get(NOT_STATED, ()), "not stated: kept as in scalerl")
+    section = ""
+    for line in text.splitlines():
+        if found := re.fullmatch(r"\[(\w+)\]", line):
+            section = f"{found[1]}."
+        elif found := re.fullmatch(r"(\w+) = .*?  # (.+)", line):
+            marks[section + found[1]] = found[2]
+    return marks
+
+
+def annotated(recipe: Recipe, preset: str) -> str:
+    """The recipe as TOML, with where each number comes from as a comment: the preset's mark, or
+    "changed here" where the recipe differs from the preset. An overlay is compared with scalerl."""
+    if preset not in presets():
+        raise InputError(f"{preset} is not a preset, so where its numbers come from is not known")
+    base = preset if "source" in tomllib.loads(preset_text(preset)) else "scalerl"
+    marks = provenance(base)
+    for changed in diff(load(base), recipe):
+        marks[changed.path] = f"changed here: {shown(changed.a)} in {base}"
+    return write(recipe.to_dict(), marks)
 
 
 def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
@@ -123,22 +198,19 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return "", dict(source)
     names = presets()
     if isinstance(source, str) and source in names:
-        label, text = source, (PRESETS / f"{source}.toml").read_text(encoding="utf-8")
-    else:
-        path = Path(source)
-        if not path.is_file():
-            close = nearest(str(source), names)
-            hint = f"did you mean {close}?" if close else "see `scalerl recipe list`"
-            raise InputError(f"{source} is neither a preset nor a file; {hint}")
-        try:
-            label, text = path.stem, read_limited(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(
-                f"{path} cannot be read as text ({reason}); give a TOML file"
-            ) from None
+        return source, read_preset(source)
+    path = Path(source)
+    if not path.is_file():
+        close = nearest(str(source), names)
+        hint = f"did you mean {close}?" if close else "see `scalerl recipe list`"
+        raise InputError(f"{source} is neither a preset nor a file; {hint}")
     try:
-        return label, tomllib.loads(text)
+        text = read_limited(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read as text ({reason}); give a TOML file") from None
+    try:
+        return path.stem, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source} is not TOML: {error}") from None
 

@@ -1,9 +1,9 @@
 """The [loss] section: which loss, and the constants that it brings.
 
-The constants of the built-in losses are stated here once: the functions in `algorithm/losses` take
-the defaults of their signatures from here. (Here and not there, because a recipe is read without
-torch.) A loss of one's own states its constants in its own signature; `algorithm/options.py`
-compares the recipe with it before a run starts.
+The constants of the built-in losses are stated here once; the functions in `algorithm/losses` take
+their defaults from here (and not the other way round, because a recipe is read without torch). A
+custom loss has its constants in its signature; `algorithm/options.py` compares the recipe with it
+before a run starts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from pydantic import (
 
 from scalerl.recipe.fields import Option, Section, field
 from scalerl.recipe.names import Names
+from scalerl.text import listed
 
 
 def _clip_low(default: float, source: str) -> Any:
     return field(
-        default, "ratios are clipped below at 1 - clip_low", source, unit="ratio", gt=0, le=1
+        default, "ratios are clipped to at least 1 - clip_low", source, unit="ratio", gt=0, le=1
     )
 
 
 def _clip_high(default: float, source: str) -> Any:
-    return field(default, "ratios are clipped above at 1 + clip_high", source, unit="ratio", gt=0)
+    return field(default, "ratios are clipped to at most 1 + clip_high", source, unit="ratio", gt=0)
 
 
 class CispoConstants(Section):
     ratio_cap: float = field(
         5.0,
-        "absolute, one-sided cap on the ratio: 5 means min(ratio, 5), not 1 + 5",
+        "absolute cap on the ratio: 5 means min(ratio, 5), not 1 + 5",
         "community: 5 in TRL; the paper finds 4, 5 and 8 alike",
         unit="ratio",
         ge=1,
@@ -46,7 +47,7 @@ class CispoConstants(Section):
 class ReinforceConstants(Section):
     ratio_cap: float | None = field(
         None,
-        "absolute, one-sided cap on the ratio; without it the ratio is ignored",
+        "absolute cap on the ratio; unset: the ratio is ignored",
         "ours",
         unit="ratio",
         ge=1,
@@ -61,8 +62,9 @@ class GrpoConstants(Section):
     def _symmetric(self) -> GrpoConstants:
         if self.clip_low != self.clip_high:
             raise ValueError(
-                "grpo clips symmetrically but loss.clip_low and loss.clip_high differ: "
-                'make them equal, or set loss.name = "dapo"'
+                f"grpo clips symmetrically, but loss.clip_low = {self.clip_low:g} and "
+                f"loss.clip_high = {self.clip_high:g} differ: make them equal, or set loss.name = "
+                '"dapo"'
             )
         return self
 
@@ -96,48 +98,47 @@ AGGREGATION_NAMES = Names("aggregation", "prompt", "sample", "token", "constant"
 
 
 class LossSection(Section):
-    """What is minimised. Ratios are the trainer's probability over the generator's own. Any key
-    that is not in this table is a constant of the loss: of the built-in ones, those below; of your
-    own, the keyword arguments of its function."""
+    """The loss. Ratios are the trainer's probability of a token over the generator's. Any key that
+    is not in this table is a constant of the loss: for a built-in loss, those in the second table;
+    for your own, the keyword arguments of its function."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     __pydantic_extra__: dict[str, Option | None] = Field(init=False)
 
     name: str = field(
         "cispo",
-        "cispo, grpo, dapo, gspo, dr-grpo, reinforce, or your own: a registered name, or "
+        "cispo, grpo, dapo, gspo, dr-grpo, reinforce, a registered name, or "
         "package.module:function",
         "paper, Eq. 4",
     )
     aggregation: str = field(
         "prompt",
-        "how token losses are averaged: within prompts (prompt), samples (sample), the whole batch "
-        "(token), by a constant, the longest rollout allowed (constant), or your own: a registered "
-        "name, or package.module:function",
+        "average of token losses: per prompt, per sample, per token of the batch, divided by the "
+        "longest rollout allowed (constant), a registered name, or package.module:function",
         "paper",
     )
     count_forced_tokens: bool = field(
         False,
-        "whether tokens written by the length control count in the length of an answer, that is in "
-        "the denominators of the average; a loss of their own they never have",
+        "whether tokens appended by the length control count in the denominators of the average; "
+        "they never have a loss",
         "not stated: left out, since the policy did not sample them",
     )
     kl_coefficient: float = field(
-        0.0, "weight of the KL term towards the starting model; 0 is off", "paper: no KL", ge=0
+        0.0, "weight of the KL term towards the starting model; 0: off", "paper: no KL", ge=0
     )
     kl_estimator: Literal["k1", "k2", "k3"] = field(
-        "k3", "estimator of the KL term, where there is one", "community: k3 in GRPO code"
+        "k3", "estimator of the KL term", "community: k3 in GRPO code"
     )
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What the loss is called with, beside log-probs and batch."""
+        """Keyword arguments of the loss function, besides log-probs and batch."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: Any) -> Any:
-        """Constants of a built-in loss are checked and filled in; those of others stay as given."""
+        """Check and complete the constants of a built-in loss; keep those of others as given."""
         if not isinstance(data, dict):
             return data
         given = {k: v for k, v in data.items() if k not in cls.model_fields and v is not None}
@@ -149,8 +150,8 @@ class LossSection(Section):
         for key in given:
             if key not in known.model_fields:
                 users = [n for n, other in LOSS_CONSTANTS.items() if key in other.model_fields]
-                only = f", only by {' and '.join(users)}" if users else ""
-                raise ValueError(f"loss.{key} is not used by {name}{only}")
+                only = f", only by {listed(users, last=' and ')}" if users else ""
+                raise ValueError(f"loss.{key} is not used by {name}{only}: leave it out")
         return data | known.model_validate(given).model_dump()
 
     @model_serializer(mode="wrap")
@@ -167,7 +168,7 @@ class LossSection(Section):
     def _used(self) -> LossSection:
         if self.kl_estimator != "k3" and not self.kl_coefficient:
             raise ValueError(
-                "loss.kl_estimator does nothing without a KL term: set loss.kl_coefficient above 0"
+                "loss.kl_estimator has no effect without a KL term: set loss.kl_coefficient above 0"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""docs/reference/recipe.md, from the schema."""
+"""Generates docs/reference/recipe.md from the schema."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from scalerl.recipe.toml import value
 
 HEAD = """# Recipes
 
-A recipe is everything that decides what a run does. It is TOML; what a file leaves out has the
-default below, which is ScaleRL's. `scalerl recipe show` prints a recipe complete, `scalerl recipe
-check` says whether one is possible, and unknown keys are errors.
+A recipe is the complete description of a run, as TOML. Keys that a file leaves out have the
+defaults below, which are ScaleRL's; unknown keys are errors.
 
 ```sh
-scalerl recipe show scalerl tiny loss.ratio_cap=4
+scalerl recipe show scalerl tiny loss.ratio_cap=4   # the complete recipe
+scalerl recipe show minimax-m1 --provenance         # with the source of every number
 scalerl recipe diff scalerl minimax-m1
+scalerl recipe check my.toml
 ```
 
 ```python
@@ -34,43 +35,40 @@ recipe.batch.completions, recipe.to_toml()
 [name for name, variant in leave_one_out(recipe)]
 ```
 
-Presets and files are laid over each other key by key, then overrides, `dotted.key=value` with the
-value as TOML (a bare word is a string; nothing after the `=` unsets a field that may be unset).
-Where a layer chooses another loss, length control, curriculum or decay of the learning rate, the
-constants of the old choice go with it. A file whose first line is `over = "tiny"` is laid over that
-preset, which need not be named then.
+Later presets and files override earlier ones, key by key; overrides come last. An override is
+`dotted.key=value` with a TOML value; a bare word is a string, and an empty value unsets the key. A
+layer that chooses another loss, length control, curriculum or decay drops the constants of the old
+choice. A file with `over = "tiny"` brings that preset along.
 """
-MARKS = """Each preset is a complete file that marks every number with where it comes from, as the
-tables below do for the defaults: *paper* is the ScaleRL paper,
+MARKS = """Every number is marked with its source: *paper* is the ScaleRL paper,
 [arXiv 2510.13786](https://arxiv.org/abs/2510.13786); *derived* is arithmetic on it; *community* is
-other projects' code; *not stated* means that the paper is silent and this is our choice; *ours* has
-no counterpart in it.
+other projects' code; *not stated*: the paper is silent, and we chose; *ours*: the paper has no such
+setting. A preset file holds only what differs from `scalerl`, each number with its mark.
 """
 REFUSED = """## What is refused
 
 Besides wrong types and values out of range:
 
-- an FP32 head on one side only, unless `precision.one_sided` asks for it;
-- constants of a loss, length control or curriculum that is not the chosen one; for a loss of your
-  own, constants that its function does not take, or lacks (found when a run is put together);
+- an FP32 head on one side only, without `precision.one_sided`;
+- constants of a loss, length control, curriculum or decay that was not chosen; for your own loss,
+  constants that its function does not take, or needs (found when a run is prepared);
 - a `loss.ratio_cap` below 1: it is the cap itself, not an epsilon added to 1;
-- `grpo` with two different clips (that is `dapo`), and `dr-grpo` without `loss.aggregation =
+- `grpo` with two different clips (that is `dapo`); `dr-grpo` without `loss.aggregation =
   "constant"` and `advantage.normalisation = "none"`;
-- `schedule.name = "off-policy"` where the rollouts of a generation phase (`schedule.k` batches)
-  cannot be split evenly among `placement.generators`, or with `filter.zero_variance = "refill"`;
-- `length.max_tokens` under interruption, where `length.think_tokens_max` and
-  `length.answer_tokens` limit a rollout, and its absence elsewhere;
+- `off-policy` if the rollouts of a phase (`schedule.k` batches) cannot be split evenly among
+  `placement.generators`, or with `filter.zero_variance = "refill"`;
+- `length.max_tokens` under interruption, and its absence otherwise;
 - a length penalty without its two lengths, or one that would never act;
-- `optimiser.decay` without an end (`budget.steps`, or `optimiser.decay_steps` for a run of open
-  length) or with one before the warm-up is over, and constants of a decay at a constant rate;
-- several `placement.trainers` with `placement.trainer = "local"`, which learns on one device;
+- `optimiser.decay` without an end (`budget.steps` or `optimiser.decay_steps`), or with one before
+  the warm-up is over;
+- `placement.trainer = "local"` with several `placement.trainers`;
 - `placement.address` without `placement.backend = "ray"`;
-- groups of one rollout, which have no advantage.
+- one rollout per prompt: its advantage is always 0.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """The reference page, as Markdown."""
     parts = [HEAD, "## Presets\n\n" + _presets(), MARKS]
     top = {n: i for n, i in Recipe.model_fields.items() if not _section(i)}
     parts.append("## Top level\n\n" + _table(top, ""))
@@ -86,10 +84,10 @@ def page() -> str:
 
 def _presets() -> str:
     rows = [f"| `{name}` | {summary} |" for name, summary in presets().items()]
-    return "\n".join(["| preset | what it is |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join(["| preset | what it is |", "|---|---|", *rows]) + "\n"
 
 
-HEADINGS = "key | type | default | meaning | default from"
+HEADINGS = "key | type | default | meaning | source"
 
 
 def _table(fields: dict[str, FieldInfo], section: str) -> str:
@@ -102,12 +100,14 @@ def _table(fields: dict[str, FieldInfo], section: str) -> str:
 
 
 def _loss_constants() -> str:
-    rows = [
-        [f"`{loss}`", *_row(f"loss.{name}", info, info.default)]
-        for loss, constants in LOSS_CONSTANTS.items()
-        for name, info in constants.model_fields.items()
-    ]
-    return _lines(f"loss | {HEADINGS}", rows)
+    """One row for each constant, with the default of every loss that has it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for loss, constants in LOSS_CONSTANTS.items():
+        for name, info in constants.model_fields.items():
+            key, kind_of, default, about, source = _row(f"loss.{name}", info, info.default)
+            row = rows.setdefault((key, about), [key, kind_of, "", about])
+            row[2] += f"{', ' if row[2] else ''}{loss} {default} ({source})"
+    return _lines("key | type | default of each loss | meaning", list(rows.values()))
 
 
 def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
@@ -118,25 +118,26 @@ def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
 
 
 def meaning(info: FieldInfo) -> str:
-    """What a field decides, and its unit.
+    """The meaning of a field, with its unit unless the meaning names it.
 
     >>> meaning(Recipe.model_fields["seed"])
     'seed of every random choice'
     """
     extra = info.json_schema_extra
     unit = extra.get("unit") if isinstance(extra, dict) else None
-    return (info.description or "") + (f" [{unit}]" if unit else "")
+    about = info.description or ""
+    return f"{about} [{unit}]" if unit and str(unit) not in about else about
 
 
 def _lines(headings: str, rows: list[list[str]]) -> str:
-    lines = [f"| {headings} |", "| " + " | ".join(["---"] * len(headings.split(" | "))) + " |"]
+    lines = [f"| {headings} |", "|" + "---|" * len(headings.split(" | "))]
     for cells in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def kind(info: FieldInfo) -> str:
-    """The type of a field in words, with its limits."""
+    """The type of a field, with its limits."""
     limits = []
     for limit in info.metadata:
         for attribute, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
@@ -159,7 +160,7 @@ def _type(annotation: Any) -> str:
         return "table"
     if origin is typing.Annotated:
         return _type(inside[0])
-    return {str: "text", int: "whole number", float: "number", bool: "true, false"}[annotation]
+    return {str: "text", int: "integer", float: "number", bool: "boolean"}[annotation]
 
 
 def _section(info: FieldInfo) -> type[Section] | None:

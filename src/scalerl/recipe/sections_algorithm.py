@@ -1,4 +1,8 @@
-"""The sections of a recipe that say what is learned from: model, task, batch, curriculum …"""
+"""The sections of a recipe that say what is learned: model, task, batch, advantages, length …
+
+Some choices bring constants of their own (a length control, a curriculum; losses are in
+`losses.py`). The tables below hold them: a constant of a choice that was not made is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,51 @@ from typing import Any, Literal
 
 from pydantic import StrictFloat, field_validator, model_validator
 
-from scalerl.recipe.choices import CURRICULUM_CONSTANTS, with_constants
-from scalerl.recipe.fields import Option, Section, field
+from scalerl.recipe.fields import REQUIRED, Option, Section, field, with_constants
+
+#: The paper's phrase (main text). Its appendix leaves out the last "now".
+PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+
+#: Constants of each length control.
+LENGTH_CONSTANTS: dict[str, dict[str, Any]] = {
+    "interruption": {
+        "phrase": PHRASE,
+        "think_tokens_min": 10240,
+        "think_tokens_max": 12288,
+        "answer_tokens": 2048,
+    },
+    "penalty": {"max_tokens": REQUIRED, "penalty_max": REQUIRED, "penalty_cache": REQUIRED},
+    "none": {"max_tokens": REQUIRED},
+}
+#: Constants of each curriculum.
+CURRICULUM_CONSTANTS: dict[str, dict[str, Any]] = {
+    "no-positive-resampling": {"threshold": 0.9, "history": "latest"},
+    "uniform": {},
+}
 
 
 class ModelSection(Section):
-    """The policy that is trained."""
+    """The model that is trained."""
 
     path: str = field(
         "meta-llama/Llama-3.1-8B-Instruct",
-        'Hugging Face id or directory of a causal language model, or "tiny" or "tiny-noisy"',
+        'Hugging Face id or directory of a causal language model, "tiny" or "tiny-noisy"',
         'not stated: an unnamed "8B dense", fine-tuned on reasoning traces first',
         min_length=1,
     )
     dtype: Literal["bfloat16", "float32"] = field(
-        "bfloat16", "dtype of the weights in trainer and generator", "not stated"
+        "bfloat16", "dtype of the weights in trainers and generators", "not stated"
     )
     trust_remote_code: bool = field(
         False,
-        "run Python code that the model brings along, with all your rights; else such a model is "
-        "refused",
+        "whether to run Python code that comes with the model, with your rights; if not, such a "
+        "model is refused",
         "ours",
     )
     chat_date: str | None = field(
         None,
-        "date that the chat template is given, as 2026-01-31; unset: a run whose template writes "
-        "the date into prompts sets the day of its start, and keeps it",
+        "date for the chat template, as 2026-01-31; unset: the day the run started, if the "
+        "template uses a date",
         "ours",
     )
 
@@ -46,7 +69,7 @@ class ModelSection(Section):
                 return date.fromisoformat(chat_date).isoformat()
             except ValueError:
                 raise ValueError(
-                    f"model.chat_date = {chat_date!r} is not a date: write it as 2026-01-31"
+                    f"model.chat_date = {chat_date!r} is not a date: write it like 2026-01-31"
                 ) from None
         return chat_date
 
@@ -55,51 +78,50 @@ class ModelSection(Section):
     def _no_half(cls, dtype: Any) -> Any:
         if dtype == "float16":
             raise ValueError(
-                "model.dtype = float16 needs its loss scaled, which no part here does, and small "
-                "gradients would vanish: set bfloat16, or float32"
+                "model.dtype = float16 needs loss scaling, which scalerl does not have: small "
+                "gradients would become 0; set bfloat16 or float32"
             )
         return dtype
 
 
 class TaskSection(Section):
-    """What is asked, and what an answer earns."""
+    """The prompts, and the reward of an answer."""
 
     name: str = field(
         "math",
-        "task to draw prompts from; several are joined by +, as in math+code",
+        "task that gives the prompts; several joined by +, as in math+code",
         "paper",
         min_length=1,
     )
     weights: tuple[StrictFloat, ...] = field(
         (),
-        "share of prompts drawn from each task, in the order of name; empty for equal shares",
+        "share of the prompts from each task, in the order of name; empty: equal shares",
         "not stated",
         strict=False,
     )
     dataset: str = field(
         "POLARIS-Project/Polaris-Dataset-53K",
-        "file or Hugging Face dataset with the prompts; empty for tasks that make their own",
+        "file or Hugging Face dataset of the prompts; empty for tasks that make their own",
         "paper: Polaris-53K",
     )
     system_prompt: str = field(
         "",
-        "system message before every question, in training and validation, through the model's "
-        "chat template; empty for none",
+        "system message before every question, in training and validation; empty: none",
         "not stated",
     )
     reward_correct: float = field(1.0, "reward of a correct answer", "paper", unit="reward")
     reward_wrong: float = field(-1.0, "reward of any other answer", "paper", unit="reward")
     think_open: str = field(
         "<think>",
-        "what opens a thought; an answer whose thought was opened and not closed is wrong",
+        "tag that opens a thought; an answer with an open thought is wrong",
         "paper",
     )
     think_close: str = field(
-        "</think>", "what closes the thought; only text after it is checked", "paper", min_length=1
+        "</think>", "tag that closes a thought; only text after it is scored", "paper", min_length=1
     )
     options: dict[str, Option | dict[str, Option | dict[str, Option]]] = field(
         {},
-        "passed to the task as they are; a table named after a task goes to that task only",
+        "options passed to the task; a table named after a task goes to that task only",
         "ours",
     )
 
@@ -120,45 +142,48 @@ class TaskSection(Section):
         if self.weights and len(self.weights) != len(self.names):
             raise ValueError(
                 f"task.weights has {len(self.weights)} numbers for {len(self.names)} tasks "
-                f"({', '.join(self.names)}): give one each, or none"
+                f"({', '.join(self.names)}): give one number for each task, or none"
             )
         if self.weights and (min(self.weights) < 0 or sum(self.weights) <= 0):
-            raise ValueError("task.weights must not be negative, and not all zero")
+            raise ValueError(
+                f"task.weights = {list(self.weights)}: give numbers of 0 or more, not all 0"
+            )
         if self.reward_correct <= self.reward_wrong:
-            raise ValueError("task.reward_correct must be above task.reward_wrong")
+            raise ValueError(
+                f"task.reward_correct = {self.reward_correct:g} must be above task.reward_wrong = "
+                f"{self.reward_wrong:g}"
+            )
         return self
 
 
 class SamplingSection(Section):
-    """How the generator samples rollouts for training."""
+    """How generators sample rollouts for training."""
 
-    temperature: float = field(
-        1.0, "softmax temperature; log-probs are of the tempered distribution", "not stated", gt=0
-    )
+    temperature: float = field(1.0, "softmax temperature; log-probs include it", "not stated", gt=0)
     top_p: float = field(
-        1.0, "nucleus mass to sample from; 1 is off", "not stated", unit="probability", gt=0, le=1
+        1.0, "nucleus sampling mass; 1: off", "not stated", unit="probability", gt=0, le=1
     )
     top_k: int = field(
-        0, "sample from the k likeliest tokens only; 0 is off", "not stated", unit="tokens", ge=0
+        0, "number of likeliest tokens to sample from; 0: all", "not stated", unit="tokens", ge=0
     )
     max_prompt_tokens: int = field(
-        2048, "longer prompts are left out of the data", "paper", unit="tokens", gt=0
+        2048, "longest prompt; longer ones are left out", "paper", unit="tokens", gt=0
     )
 
 
 class BatchSection(Section):
-    """What one optimiser step learns from."""
+    """The rollouts of one optimiser step."""
 
     prompts: int = field(
         48,
-        "prompts per optimiser step, under either schedule",
+        "prompts per optimiser step",
         "paper",
         unit="prompts",
         gt=0,
     )
     generations: int = field(
         16,
-        "rollouts per prompt: the group that advantages are centred in",
+        "rollouts per prompt; advantages are centred within them",
         "paper",
         unit="rollouts",
         ge=2,
@@ -171,14 +196,14 @@ class BatchSection(Section):
 
 
 class AdvantageSection(Section):
-    """How rewards become advantages. They are always centred within the prompt first."""
+    """How rewards become advantages: centred within each prompt, then divided."""
 
     normalisation: Literal["batch", "prompt", "none"] = field(
-        "batch", "divide centred rewards by the std of the batch, of the prompt, or by 1", "paper"
+        "batch", "divisor: std of the batch, std of the prompt, or 1 (none)", "paper"
     )
     population: Literal["kept", "all"] = field(
         "kept",
-        "prompts the batch std is taken over: those kept by the filters, or all",
+        "prompts in the batch std: those kept by the filters, or all",
         "not stated",
     )
     ddof: Literal[0, 1] = field(
@@ -192,35 +217,35 @@ class AdvantageSection(Section):
     def _used(self) -> AdvantageSection:
         if self.normalisation != "batch" and self.population != "kept":
             raise ValueError(
-                "advantage.population chooses what the std of the batch is taken over: it needs "
-                'advantage.normalisation = "batch"'
+                f'advantage.population = "{self.population}" needs advantage.normalisation = '
+                '"batch": only the std of the batch is taken over a population'
             )
         if self.normalisation == "none" and (self.ddof, self.epsilon) != (0, 1e-6):
             raise ValueError(
-                'advantage.normalisation = "none" divides by nothing: leave advantage.ddof and '
-                "advantage.epsilon as they are"
+                'advantage.normalisation = "none" uses no std: leave out advantage.ddof and '
+                "advantage.epsilon"
             )
         return self
 
 
 class FilterSection(Section):
-    """Which rollouts never reach the loss."""
+    """Which rollouts are left out of the loss."""
 
     zero_variance: Literal["drop", "keep", "refill"] = field(
         "drop",
-        "prompts whose rewards are all equal: drop (the batch shrinks), keep, or refill (drop, and "
-        "wait until others have filled the batch)",
+        "prompts with equal rewards: drop them (a smaller batch), keep them, or refill the batch "
+        "with others",
         "paper",
     )
     truncated: Literal["keep", "drop"] = field(
         "drop",
-        "rollouts cut off before their end: keep them in the loss or drop them",
+        "rollouts cut off before their end: keep or drop them",
         "paper: implied",
     )
     empty_steps: int = field(
         10,
-        "steps in a row without a prompt whose rewards differ, after which the run ends: it learns "
-        "nothing, and by chance only a batch of a few prompts is so ten times; 0 is never",
+        "steps in a row without any difference in rewards after which the run stops, since it "
+        "learns nothing; 0: never",
         "ours",
         unit="steps",
         ge=0,
@@ -228,14 +253,14 @@ class FilterSection(Section):
 
 
 class CurriculumSection(Section):
-    """Which prompts come back in later epochs."""
+    """Which prompts return in later epochs."""
 
     name: Literal["no-positive-resampling", "uniform"] = field(
-        "no-positive-resampling", "leave solved prompts out for good, or draw all alike", "paper"
+        "no-positive-resampling", "drop solved prompts for good, or draw all alike", "paper"
     )
     threshold: float | None = field(
         None,
-        "pass rate from which a prompt is left out of later epochs",
+        "pass rate from which a prompt counts as solved",
         "paper: 0.9",
         unit="pass rate",
         gt=0,
@@ -243,7 +268,7 @@ class CurriculumSection(Section):
     )
     history: Literal["latest", "mean"] | None = field(
         None,
-        "pass rate that is compared with the threshold: of the latest group or the running mean",
+        "pass rate compared with threshold: that of the latest group, or the running mean",
         "not stated: latest, as in TRL",
     )
 
@@ -253,3 +278,112 @@ class CurriculumSection(Section):
         return with_constants(
             data, "curriculum.name", CURRICULUM_CONSTANTS, "no-positive-resampling"
         )
+
+
+class LengthSection(Section):
+    """How long a rollout may get, and what happens to longer ones."""
+
+    control: Literal["interruption", "penalty", "none"] = field(
+        "interruption", "end a long thought with a phrase, penalise length, or neither", "paper"
+    )
+    phrase: str | None = field(
+        None,
+        "text appended to a thought that reaches its budget; it closes the thought",
+        "paper",
+        min_length=1,
+    )
+    think_tokens_min: int | None = field(
+        None,
+        "smallest thinking budget; each rollout draws its own, uniformly",
+        "paper: 10k; 10,240 as read by TRL",
+        unit="tokens",
+        gt=0,
+    )
+    think_tokens_max: int | None = field(
+        None, "largest thinking budget", "paper: 12,288", unit="tokens", gt=0
+    )
+    answer_tokens: int | None = field(
+        None,
+        "tokens for the answer after the thought; a longer rollout is truncated",
+        "paper: 2,048",
+        unit="tokens",
+        gt=0,
+    )
+    max_tokens: int | None = field(
+        None,
+        "tokens of a rollout under penalty or none; a longer one is truncated",
+        "paper: 14k, read as 14,336",
+        unit="tokens",
+        gt=0,
+    )
+    penalty_max: int | None = field(
+        None,
+        "L_max of Eq. 9: a correct rollout of this length loses 1 reward",
+        "paper: 14k, read as 14,336",
+        unit="tokens",
+        gt=0,
+    )
+    penalty_cache: int | None = field(
+        None,
+        "L_cache of Eq. 9: the penalty starts this far before penalty_max",
+        "paper: 2k, read as 2,048",
+        unit="tokens",
+        gt=0,
+    )
+    truncation_warn: float = field(
+        0.05,
+        "truncated share of a batch from which the run warns",
+        "derived",
+        unit="fraction",
+        ge=0,
+        le=1,
+    )
+    truncation_critical: float = field(
+        0.10,
+        "truncated share of a batch that is an alarm; training destabilises at 0.10 to 0.15",
+        "derived: the paper sees trouble from 10 %",
+        unit="fraction",
+        ge=0,
+        le=1,
+    )
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a rollout may sample at most, under any control. Under interruption: the
+        longest thought and the longest answer (the phrase is appended, not sampled)."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return (self.think_tokens_max or 0) + (self.answer_tokens or 0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants(cls, data: Any) -> Any:
+        return with_constants(data, "length.control", LENGTH_CONSTANTS, "interruption")
+
+    @model_validator(mode="after")
+    def _possible(self) -> LengthSection:
+        if self.control == "interruption":
+            low, high = self.think_tokens_min or 0, self.think_tokens_max or 0
+            if low > high:
+                raise ValueError(
+                    f"length.think_tokens_min = {low} is above length.think_tokens_max = {high}: "
+                    "lower the one or raise the other"
+                )
+        if self.control == "penalty":
+            top, cache = self.penalty_max or 0, self.penalty_cache or 0
+            if cache > top:
+                raise ValueError(
+                    f"length.penalty_cache = {cache} is above length.penalty_max = {top}, so even "
+                    "an empty answer would be penalised: lower penalty_cache"
+                )
+            if top - cache >= self.longest:
+                raise ValueError(
+                    f"the penalty starts at {top - cache} tokens, but length.max_tokens = "
+                    f"{self.longest}, so it would never act: lower length.penalty_max"
+                )
+        if self.truncation_warn > self.truncation_critical:
+            raise ValueError(
+                f"length.truncation_warn = {self.truncation_warn:g} is above "
+                f"length.truncation_critical = {self.truncation_critical:g}: lower it"
+            )
+        return self

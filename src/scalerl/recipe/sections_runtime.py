@@ -1,7 +1,7 @@
-"""The sections of a recipe that say how a run is run: precision, schedule, optimiser, budget …
+"""The sections of a recipe that say how a run is executed: precision, schedule, optimiser, budget …
 
-What runs is found by name in registries that a user can extend (engines, trainers, placements,
-weight channels, optimisers): here a name only has to look like one.
+Engines, trainers, backends, weight channels and optimisers are found by name in registries that a
+user can extend. Here a name only has to have the form of one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,24 @@ from scalerl.recipe.names import name_or_path
 
 Name = Annotated[str, AfterValidator(name_or_path)]
 Head = Literal["fp32", "model", "bf16-emulated"]
-#: Fields of the optimiser that mean nothing to a constant rate.
+#: Fields of the optimiser that a constant rate does not use.
 DECAY_CONSTANTS = ("decay_start", "decay_steps", "min_lr_ratio")
 
 
 class PrecisionSection(Section):
-    """The precision of the language-model head, which decides how well the ratio is known."""
+    """Precision of the language-model head, which limits how exact the ratio is."""
 
     trainer_head: Head = field(
-        "fp32", "head of the trainer: fp32, the model's dtype, or bf16 rounding emulated", "paper"
+        "fp32", "head of the trainer: fp32, the model's dtype, or emulated bf16 rounding", "paper"
     )
-    generator_head: Head = field(
-        "fp32", "head of the generator; fp32 on one side only is refused", "paper"
-    )
+    generator_head: Head = field("fp32", "head of the generator, as trainer_head", "paper")
     one_sided: bool = field(
-        False, "allow fp32 on one side only, to see what it does to the ratios", "ours"
+        False, "whether fp32 on one side only is allowed, to measure its effect", "ours"
     )
-
     routing: Literal["own", "replay"] = field(
         "own",
-        "of a mixture of experts: trainer and generator each choose a token's experts by "
-        "themselves, or the trainer takes those that the generator took",
+        "experts of a token in a mixture of experts: chosen by each side (own), or the trainer "
+        "reuses the generator's (replay)",
         "ours",
     )
 
@@ -45,28 +42,27 @@ class PrecisionSection(Section):
         if differ and not self.one_sided:
             raise ValueError(
                 f"precision.trainer_head is {self.trainer_head} and precision.generator_head is "
-                f"{self.generator_head}: with an FP32 head on one side only, the log-probs of "
-                "trainer and generator stay apart; set both to fp32, or neither (or, to measure "
-                "what that does, precision.one_sided = true)"
+                f"{self.generator_head}: with fp32 on one side only, the log-probs of trainer and "
+                "generator differ; set both to fp32 or neither, or precision.one_sided = true to "
+                "measure the effect"
             )
         return self
 
 
 class ScheduleSection(Section):
-    """Who waits for whom. Under off-policy, a generation phase makes k batches of prompts
-    (B = k x batch.prompts) with one set of weights, and k optimiser steps follow; its rollouts must
-    split evenly among the generators. Under pipeline, generators never stop, and the trainer waits
-    before a token would be more than k steps old."""
+    """When generators and trainer wait for each other. Under pipeline, generators never stop, and
+    the trainer waits before a token would be more than k steps old. Under off-policy, one set of
+    weights generates k batches, then k optimiser steps follow."""
 
     name: Literal["pipeline", "off-policy"] = field(
         "pipeline",
-        "generators stream (pipeline) or take turns with the trainer (off-policy)",
+        "generators run all the time (pipeline), or in turn with the trainer (off-policy)",
         "paper",
     )
     k: int = field(
         8,
-        "pipeline: most optimiser steps the weights may be ahead of a token; "
-        "off-policy: steps per generation phase",
+        "pipeline: largest age of a token when it is trained on; off-policy: optimiser steps per "
+        "generation phase",
         "paper",
         unit="steps",
         ge=1,
@@ -74,7 +70,7 @@ class ScheduleSection(Section):
 
 
 class OptimiserSection(Section):
-    """The optimiser. Its rate rises linearly, then stays constant; it may decay to the end."""
+    """The optimiser. Its rate rises linearly, stays constant, and may decay at the end."""
 
     name: Name = field("adamw", "adamw, or your own as package.module:function", "paper")
     lr: float = field(5e-7, "learning rate after warm-up, before any decay", "paper", gt=0)
@@ -82,29 +78,27 @@ class OptimiserSection(Section):
         100, "steps over which the rate rises linearly from 0", "paper", unit="steps", ge=0
     )
     decay: Literal["constant", "linear", "cosine"] = field(
-        "constant", "how the rate falls after warm-up: not at all, linearly, by a cosine", "paper"
+        "constant", "shape of the rate after warm-up", "paper"
     )
     decay_start: int | None = field(
         None,
-        "steps before the rate begins to fall; unset: warmup_steps",
+        "step at which the decay begins; unset: warmup_steps",
         "ours",
         unit="steps",
         ge=0,
     )
     decay_steps: int | None = field(
         None,
-        "steps over which the rate falls; unset: up to budget.steps, as it is when the run begins",
+        "steps of the decay; unset: up to budget.steps, as set when the run started",
         "ours",
         unit="steps",
         gt=0,
     )
-    min_lr_ratio: float = field(
-        0.0, "rate at the end of the decay, as a share of lr", "ours", ge=0, le=1
-    )
+    min_lr_ratio: float = field(0.0, "rate after the decay, as a share of lr", "ours", ge=0, le=1)
     weight_decay: float = field(0.01, "decoupled weight decay", "paper", ge=0)
     eps: float = field(
         1e-15,
-        "added to the root of the second moment; small, so that updates survive",
+        "term added to the root of the second moment; small, since gradients are small",
         "paper",
         gt=0,
     )
@@ -113,7 +107,7 @@ class OptimiserSection(Section):
     )
     grad_clip: float = field(
         1.0,
-        "largest norm of the gradient; longer ones are scaled down; 0 is off",
+        "largest norm of the gradient; larger ones are scaled down; 0: off",
         "not stated",
         ge=0,
     )
@@ -121,7 +115,9 @@ class OptimiserSection(Section):
     @model_validator(mode="after")
     def _betas_below_one(self) -> OptimiserSection:
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("optimiser.betas must both be from 0 to below 1")
+            raise ValueError(
+                f"optimiser.betas = {list(self.betas)}: give two numbers of 0 or more, below 1"
+            )
         return self
 
     @model_validator(mode="after")
@@ -129,8 +125,8 @@ class OptimiserSection(Section):
         for key in DECAY_CONSTANTS:
             if self.decay == "constant" and getattr(self, key):
                 raise ValueError(
-                    f'optimiser.{key} is about decay, but optimiser.decay is "constant": set '
-                    'optimiser.decay to "linear" or "cosine", or leave it out'
+                    f'optimiser.{key} has no effect with optimiser.decay = "constant": set decay '
+                    'to "linear" or "cosine", or leave it out'
                 )
         if self.decay_start is not None and self.decay_start < self.warmup_steps:
             raise ValueError(
@@ -141,23 +137,23 @@ class OptimiserSection(Section):
 
 
 class ValidationSection(Section):
-    """How the pass rate of the curve is measured: mean over k answers to held-out prompts."""
+    """How the pass rate of the curve is measured: k answers to each held-out prompt."""
 
     prompts: int = field(1000, "prompts held out of training", "paper", unit="prompts", gt=0)
     k: int = field(16, "rollouts per held-out prompt (mean@k)", "paper", unit="rollouts", gt=0)
     every: int = field(100, "optimiser steps between validations", "paper", unit="steps", gt=0)
     temperature: float = field(
-        1.0, "softmax temperature of validation; 0 is greedy", "not stated: as in training", ge=0
+        1.0, "softmax temperature in validation; 0: greedy", "not stated: as in training", ge=0
     )
     also_temperatures: tuple[Annotated[StrictFloat, Field(ge=0)], ...] = field(
         (),
-        "further temperatures at which the held-out prompts are answered, each a curve of its own; "
-        "at 0 one answer per prompt is asked, since all would be the same",
+        "further temperatures, each with its own curve; at 0 there is one answer per prompt, since "
+        "all would be the same",
         "ours",
         strict=False,
     )
     length_control: bool = field(
-        True, "whether interruption acts in validation as well", "not stated: as in training"
+        True, "whether validation uses interruption too", "not stated: as in training"
     )
 
     @model_validator(mode="after")
@@ -166,38 +162,37 @@ class ValidationSection(Section):
         twice = next((t for i, t in enumerate(every) if t in every[:i]), None)
         if twice is not None:
             raise ValueError(
-                f"validation.also_temperatures: {twice:g} is asked for twice; "
-                "validation.temperature is always measured, give further ones only"
+                f"validation.also_temperatures: {twice:g} is given twice (validation.temperature "
+                "is always measured): leave one out"
             )
         return self
 
 
 class ComputeSection(Section):
-    """What the curve is plotted against."""
+    """The x-axis of the curve."""
 
     axis: Literal["gpu_hours", "flops", "tokens", "samples", "steps"] = field(
-        "gpu_hours", "compute that the forecast is made on; the others are recorded too", "paper"
+        "gpu_hours", "unit of compute in forecasts; all units are recorded", "paper"
     )
     count_validation: bool = field(
-        False, "whether time spent on validation counts as compute", "not stated"
+        False, "whether the time of validation counts as compute", "not stated"
     )
 
 
 class BudgetSection(Section):
-    """When to stop: at whichever comes first of those given, or at the end of the curriculum."""
+    """When the run stops: at the first limit reached, or when the curriculum has no prompts."""
 
     steps: int | None = field(None, "optimiser steps", "ours", unit="steps", gt=0)
     gpu_hours: float | None = field(
         None,
-        "device-hours times devices, as the compute axis counts them",
+        "hours times devices, counted as on the compute axis",
         "ours",
         unit="GPU-h",
         gt=0,
     )
     minutes: float | None = field(
         None,
-        "minutes on the clock since the run began to train, validation included, time between two "
-        "parts of a run left out",
+        "minutes of training and validation, without the time between two sessions of a run",
         "ours",
         unit="minutes",
         gt=0,
@@ -205,12 +200,12 @@ class BudgetSection(Section):
 
 
 class CheckpointSection(Section):
-    """What a run that ends early goes on from."""
+    """The states from which an interrupted run continues."""
 
     every: int = field(50, "optimiser steps between checkpoints", "not stated", unit="steps", gt=0)
     keep: int = field(
         2,
-        "checkpoints kept, beside the last healthy one",
+        "newest checkpoints kept; the last healthy one is kept too",
         "ours",
         unit="checkpoints",
         ge=1,
@@ -218,76 +213,74 @@ class CheckpointSection(Section):
 
 
 class PlacementSection(Section):
-    """Where the parts run."""
+    """Where the workers run."""
 
     generators: int = field(64, "devices that generate", "paper", unit="devices", ge=1)
     trainers: int = field(16, "devices that train", "paper", unit="devices", ge=1)
     device: Literal["auto", "cpu", "cuda"] = field("cuda", "kind of device", "paper: GB200")
     backend: Name = field(
         "ray",
-        "where parts live: processes on this machine (local), Ray over many (ray), one process on "
-        "a virtual clock (inline), or package.module:name",
+        "where workers run: processes on this machine (local), Ray (ray), one process on a virtual "
+        "clock (inline), or package.module:name",
         "not stated",
     )
     address: str = field(
         "local",
-        "Ray cluster to live in: one of this machine that is started and stopped (local), the one "
-        "this machine belongs to (auto), or ray://HOST:PORT",
+        "Ray cluster: a new one here (local), the one this machine belongs to (auto), or "
+        "ray://HOST:PORT",
         "ours",
         min_length=1,
     )
     engine: Name = field(
         "vllm",
-        "who writes the text: the engine that comes with scalerl (local), vLLM (vllm), or "
-        "package.module:name",
+        "inference engine: scalerl's own (local), vLLM (vllm), or package.module:name",
         "not stated",
     )
     trainer: Name = field(
         "fsdp",
-        "who learns: plain torch on one device (local), FSDP2 over all trainers (fsdp), the one "
-        "that suits their number (auto), or package.module:function",
+        "trainer: torch on one device (local), FSDP2 over all trainers (fsdp), by the number of "
+        "trainers (auto), or package.module:function",
         "not stated",
     )
     activations: Literal["keep", "recompute"] = field(
         "keep",
-        "what the trainer does with activations between its two passes: keep them, or compute them "
-        "again, block by block, for less memory and a third more work",
+        "activations in the backward pass: kept, or recomputed block by block, which needs less "
+        "memory and a third more work",
         "not stated",
     )
     idle_cores: Literal["help", "wait"] = field(
         "help",
-        "on one machine without a GPU: the core of a part that waits helps the other side, or it "
-        "waits; no bit of any result depends on it",
+        "cores of a waiting worker on a machine without a GPU: used by the other side, or idle; "
+        "results are the same bit for bit",
         "ours",
     )
     weights: Name = field(
         "auto",
-        "how new weights travel: what suits the backend (auto), shared-memory, Ray objects (ray), "
-        "a broadcast by gloo or NCCL (collective), between processes on one GPU (cuda-ipc), "
-        "direct, or package.module:Class",
+        "transport of new weights: by the backend (auto), shared-memory, Ray objects (ray), a gloo "
+        "or NCCL broadcast (collective), cuda-ipc on one GPU, direct, or package.module:Class",
         "not stated",
     )
     checkers: int = field(
         64,
-        "answers, or calls of a reward function, that are checked at once",
+        "answers, or calls of a reward function, scored at the same time",
         "not stated",
         ge=1,
     )
     check_seconds: float = field(
         60.0,
-        "an answer whose check takes longer stays unscored",
+        "time limit for scoring an answer; after it the answer stays unscored",
         "not stated",
         unit="seconds",
         gt=0,
     )
     deterministic: bool = field(
         False,
-        "keep both sides in step: one seed then gives the same run bit for bit; slower",
+        "whether a seed gives the same run bit for bit; slower",
         "ours",
     )
     patience: float = field(
         600.0,
-        "a process that says nothing for so long is taken for dead",
+        "silence after which a worker counts as lost",
         "ours",
         unit="seconds",
         gt=0,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
-from scalerl.recipe.changes import with_date_of
+from scalerl.recipe.diff import with_date_of
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import is_locked

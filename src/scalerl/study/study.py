@@ -21,7 +21,7 @@ from scalerl.errors import InputError
 from scalerl.files import write_atomic
 from scalerl.machine import cores
 from scalerl.recipe import Recipe, diff
-from scalerl.recipe.changes import shown
+from scalerl.recipe.diff import shown
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
