@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -33,6 +34,10 @@ from scalerl.report.theme import drawing, inline_svg, render
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Scripts of the page, each after those that it imports.
+MODULES = ("base.js", "chart.js", "report.js", "tables.js")
+#: Files that the live page uses as well.
+SHARED_ASSETS = ("base.js", "chart.js", "report.css", "uplot.css", "uplot.js")
 #: Runs that get figures of their own as files.
 MAX_FIGURES = 12
 #: What figures are written as; those of single runs only up to so many runs as PDF, which takes
@@ -133,8 +138,8 @@ def page_files(
     filled = {
         **parts,
         "main": Template(asset(main)).substitute(parts),
-        "css": asset("report.css"),
-        "js": asset("report.js") + asset("tables.js"),
+        "css": asset("uplot.css") + asset("report.css"),
+        "js": scripts(),
     }
     document = Template(asset("template.html")).substitute(filled)
     return {
@@ -155,6 +160,19 @@ def write_files(content: Mapping[str, bytes], out: Path) -> list[Path]:
 def asset(name: str) -> str:
     """A file of the page's style and scripts."""
     return (files("scalerl.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def scripts() -> str:
+    """The page's scripts as one, so that the page needs no other file.
+
+    The modules are joined in the order of their imports, inside one function: their names stay
+    apart from those of the page. uPlot's licence asks that its notice goes with every copy.
+    """
+    modules = "".join(asset(name) for name in MODULES)
+    joined = re.sub(r"^import .*\n|^export (?=\w)", "", modules, flags=re.MULTILINE)
+    notice = asset("uplot-licence.txt").replace("*/", "")
+    body = f'(function () {{\n"use strict";\n{joined}}})();\n'
+    return f"/*\n{notice}*/\n{asset('uplot.js')}\n{body}"
 
 
 def _title(fits: Sequence[Fit]) -> str:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from scalerl import __version__
 from scalerl.errors import InputError
 from scalerl.report.files import slug
-from scalerl.report.html import asset
+from scalerl.report.html import SHARED_ASSETS, asset
 from scalerl.report.series import downsample
 from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
@@ -387,7 +387,7 @@ def _pages() -> dict[str, bytes]:
         for each in folder.iterdir()
         if each.name.rpartition(".")[2] in TYPES
     }
-    return found | {"report.css": asset("report.css").encode()}
+    return found | {name: asset(name).encode() for name in SHARED_ASSETS}
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -1,5 +1,6 @@
 // Which view is shown, and the keys that work everywhere.
-import { ask, el } from "./dom.js";
+import { el } from "./base.js";
+import { ask } from "./dom.js";
 import { listView } from "./list.js";
 import { connect, hear } from "./live.js";
 import { here } from "./place.js";

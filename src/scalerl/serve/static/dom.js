@@ -1,16 +1,5 @@
-// Elements. Text from runs only ever becomes text.
-const SVG = "http://www.w3.org/2000/svg";
-
-export function el(name, attributes = {}, ...children) {
-  const node = name[0] === "*" ? document.createElementNS(SVG, name.slice(1)) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value === true ? "" : value);
-  }
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined));
-  return node;
-}
+// Elements from the server, questions to it, and links to downloads.
+import { el } from "./base.js";
 
 // Markup that the server made with the report's own functions, where everything from data is
 // escaped. Style attributes come as data-style, since the page's policy refuses them in markup.

@@ -1,9 +1,10 @@
 // The list of runs: sorted, filtered, grouped; and the ones that are chosen, over each other.
-import { ask, el, setText } from "./dom.js";
+import { amount, el, short } from "./base.js";
+import { ask, setText } from "./dom.js";
 import { hear, runs, told } from "./live.js";
 import { overlay } from "./overlay.js";
 import { here, link, note } from "./place.js";
-import { ago, amount, parse, score, short, signed, waits } from "./words.js";
+import { ago, parse, score, signed, waits } from "./words.js";
 
 const PAGE = 200, MOST = 12;
 const collator = new Intl.Collator(undefined, { numeric: true });

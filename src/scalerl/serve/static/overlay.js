@@ -1,10 +1,11 @@
 // Chosen runs over each other: window and budget of all of them, and the verdict.
 import { Chart, swatch } from "./chart.js";
-import { ask, downloads, el, setText } from "./dom.js";
+import { amount, el, short } from "./base.js";
+import { ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
 import { runs } from "./live.js";
 import { link } from "./place.js";
-import { amount, parse, short } from "./words.js";
+import { parse } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget"];
 
@@ -62,7 +63,7 @@ export function overlay(section, state, keep) {
       box,
       el("div", { class: "scroll" }, el("table", { class: "chosen" }, el("caption", { class: "skip" }, "Chosen runs"), el("thead", {}, head), rows)),
     );
-    chart = new Chart(box, { height: 340, moved, label: "Pass rate against compute of the chosen runs, with fits, bands and forecasts" });
+    chart = new Chart(box, { height: 340, moved, names: true, label: "Pass rate against compute of the chosen runs, with fits, bands and forecasts" });
     window.overlayChart = chart;
   }
 
@@ -103,7 +104,7 @@ export function overlay(section, state, keep) {
     logs.setAttribute("aria-pressed", String(!state.linear));
     const xs = [...new Set(latest.runs.flatMap((r) => [...r.curve.used[0], ...r.curve.held[0]]))].sort((a, b) => a - b);
     const marks = chart.holding ? { ...chart.marks, points: xs } : { lo: state.from ?? xs[0], hi: state.to ?? xs.at(-1), budget: state.budget ?? latest.budget[0], points: xs };
-    chart.show(latest.runs.map((r, i) => ({ ...r, colour: i, ceiling: null })), marks, !state.linear);
+    chart.show(latest.runs.map((r, i) => ({ ...r, colour: i, ceiling: null })), marks, !state.linear, { bands: latest.runs.length <= 3 });
   }
 
   function tell(found) {

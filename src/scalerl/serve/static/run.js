@@ -1,10 +1,11 @@
 // One run: its curve with everything that can be handled, and what is inside.
-import { Chart } from "./chart.js";
-import { adopt, ask, downloads, el, setText } from "./dom.js";
+import { Chart, valueAt } from "./chart.js";
+import { amount, el, short } from "./base.js";
+import { adopt, ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
-import { ago, amount, parse, short, waits } from "./words.js";
+import { ago, parse, waits } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
 
@@ -185,13 +186,9 @@ export function runView(main, id) {
   }
 
   function read(x) {
-    const c = latest.curve;
-    if (x < c.x[0] || x > c.x.at(-1)) return " ";
-    let k = 1;
-    while (k < c.x.length - 1 && c.x[k] < x) k++;
-    const t = Math.log(x / c.x[k - 1]) / Math.log(c.x[k] / c.x[k - 1]);
-    const mix = (a) => (a[k - 1] + t * (a[k] - a[k - 1])).toFixed(3);
-    return `At ${amount(+x.toPrecision(3))} ${c.unit}: ${mix(c.median)} (${mix(c.low)} to ${mix(c.high)})${x > c.end ? ", forecast" : ""}`;
+    const c = latest.curve, v = valueAt(c, x);
+    if (!v) return " ";
+    return `At ${amount(+x.toPrecision(3))} ${c.unit}: ${v.median.toFixed(3)} (${v.low.toFixed(3)} to ${v.high.toFixed(3)})${x > c.end ? ", forecast" : ""}`;
   }
 
   // ---- handling

@@ -1,5 +1,6 @@
 // Studies: the list of them, and one with its table, its knob map and what the race does next.
-import { adopt, ask, el, setText } from "./dom.js";
+import { el } from "./base.js";
+import { adopt, ask, setText } from "./dom.js";
 import { hear, runs } from "./live.js";
 import { link } from "./place.js";
 import { score } from "./words.js";

@@ -1,18 +1,6 @@
-// Numbers and times as the report writes them (report/words.py).
-const SUFFIXES = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"];
-
-export function amount(v) {
-  if (v === null || v === undefined || Number.isNaN(v)) return "–";
-  if (!Number.isFinite(v)) return "never";
-  if (v === 0) return "0";
-  if (Math.abs(v) < 1e-3) return String(+v.toPrecision(3));
-  const power = Math.min(Math.max(Math.floor(Math.log10(Math.abs(v)) / 3 + 1e-9), 0), 8);
-  return String(+(v / 1000 ** power).toPrecision(3)) + SUFFIXES[power];
-}
-
+// Numbers, times and states as the live page writes them.
 export const score = (v) => v === null || v === undefined ? "–" : v.toFixed(3);
 export const signed = (v) => v === null || v === undefined ? "–" : (v < 0 ? "" : "+") + v.toFixed(3);
-export const short = (name, n) => name.length > n ? name.slice(0, n >> 1) + "…" + name.slice(1 - (n >> 1)) : name;
 
 export function ago(seconds) {
   const s = Math.max(0, Date.now() / 1000 - seconds);
