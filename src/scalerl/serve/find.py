@@ -13,7 +13,8 @@ from typing import Literal
 
 from scalerl.errors import InputError
 from scalerl.files import confined, is_file, is_folder, is_inside
-from scalerl.runs.sources import MAX_DEPTH, Reader, find_logs, part_of_a_run
+from scalerl.runs.importers import Reader
+from scalerl.runs.sources import MAX_DEPTH, find_logs, part_of_a_run
 
 STUDY = "study.toml"
 #: Of these a directory has one, and recipe.toml, as soon as a run of ours is begun in it.

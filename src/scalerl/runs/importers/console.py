@@ -23,7 +23,10 @@ from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.text_files import Lines
+from scalerl.runs.importers import LIKELY, Importer, by_suffix
+from scalerl.runs.importers.delimited import looks_delimited
+from scalerl.runs.importers.json_logs import opens_list, opens_object
+from scalerl.runs.importers.text_files import Lines, is_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
@@ -162,3 +165,20 @@ def _json(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _sniff(path: Path, head: bytes) -> float:
+    # The first tests are cheap; the last ones read the file, up to MAX_LOOK lines of it.
+    if not is_text(head) or opens_object(head) or opens_list(head):
+        return 0.0
+    return LIKELY if not looks_delimited(path) and looks_printed(path) else 0.0
+
+
+_is_named_log = by_suffix(".log", ".out", ".txt", ".err")
+
+IMPORTER = Importer(
+    read=lambda path: [read_console(path, path.stem)],
+    sniff=_sniff,
+    # Of files with these names only few hold metrics.
+    is_log=lambda path: _is_named_log(path) and looks_printed(path),
+)

@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.text_files import Lines
+from scalerl.runs.importers import FALLBACK, Importer, by_suffix
+from scalerl.runs.importers.text_files import Lines, is_text
 from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, to_float
 
@@ -116,3 +117,11 @@ def _header(row: list[str], path: Path) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         unique.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
     return unique
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_delimited(path, path.stem)],
+    # Any text may be a table: its errors name the line that is none.
+    sniff=lambda path, head: FALLBACK if is_text(head) else 0.0,
+    is_log=by_suffix(".csv", ".tsv"),
+)

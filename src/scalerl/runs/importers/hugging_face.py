@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.json_logs import load_json
+from scalerl.runs.importers import LIKELY, Collected, Importer
+from scalerl.runs.importers.json_logs import load_json, opens_object
 from scalerl.runs.table import Table, from_rows
 
 FILE = "trainer_state.json"
@@ -24,11 +25,6 @@ def find_trainer_state(directory: Path) -> Path | None:
         if (match := _CHECKPOINT.fullmatch(child.name)) and (child / FILE).is_file()
     ]
     return max(steps)[1] / FILE if steps else None
-
-
-def states_below(directory: Path) -> list[Path]:
-    """Trainer states in folders of this one, whatever the folders are called."""
-    return sorted(directory.glob(f"*/{FILE}"))
 
 
 def read_states(paths: list[Path]) -> list[Table]:
@@ -86,3 +82,30 @@ def read_trainer_state(path: Path, name: str | None = None) -> Table:
     # A renamed file says in its name what it is of.
     own = "" if path.name == FILE else path.stem.replace("trainer_state", "").strip("_-. ")
     return Table(name or own or folder.name, columns, str(path))
+
+
+def collect(folder: Path, entries: list[Path]) -> Collected | None:
+    """Trainer states in folders of this one, whatever the folders are called."""
+    states = sorted(folder.glob(f"*/{FILE}"))
+    used = {entry for entry in entries if entry / FILE in states}
+    return (lambda: read_states(states), used) if states else None
+
+
+def _read(path: Path) -> list[Table]:
+    state = find_trainer_state(path) if path.is_dir() else path
+    if state is None:
+        raise InputError(f"{path}: no {FILE} in the directory any more")
+    return [read_trainer_state(state)]
+
+
+def _sniff(path: Path, head: bytes) -> float:
+    named = path.name == FILE or b'"log_history"' in head
+    return LIKELY if named and opens_object(head) else 0.0
+
+
+IMPORTER = Importer(
+    read=_read,
+    sniff=_sniff,
+    is_run=lambda folder: find_trainer_state(folder) is not None,
+    collect=collect,
+)

@@ -7,6 +7,7 @@ not JSON objects are left out and noted up to one in ten; more, and the file is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain, islice
@@ -15,8 +16,9 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
+from scalerl.runs.importers import FALLBACK, LIKELY, Importer, by_suffix
 from scalerl.runs.importers.harness_results import step_in_name
-from scalerl.runs.importers.text_files import Lines, read_text
+from scalerl.runs.importers.text_files import Lines, is_text, read_head, read_text
 from scalerl.runs.limits import ImportLimits
 from scalerl.runs.table import Table, from_rows
 
@@ -163,3 +165,44 @@ def _columns(rows: Iterable[dict[str, Any]], path: Path) -> dict[str, list[objec
         return from_rows(rows, path)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply for a log of metrics") from None
+
+
+def opens_object(head: bytes) -> bool:
+    """Whether a file with these first bytes is text that opens with a JSON object. A dict that
+    Python printed (`{'loss': …}`) is none."""
+    start = _start(head)
+    return is_text(head) and start.startswith(b"{") and not start.startswith(b"{'")
+
+
+def opens_list(head: bytes) -> bool:
+    """Whether a file with these first bytes is text that opens with a JSON list. A console log may
+    open with a bracket as well: `[2026-01-01 10:00:00] [INFO] …`."""
+    start = _start(head)
+    return is_text(head) and bool(
+        re.match(rb"\[\s*(?:[{\[\]\d\"-][^ ]|\])", start) and not re.match(rb"\[\d+-\d", start)
+    )
+
+
+def _start(head: bytes) -> bytes:
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def _sniff_json(path: Path, head: bytes) -> float:
+    if opens_object(head) or opens_list(head):
+        return LIKELY
+    return FALLBACK if is_text(head) and _start(head).startswith(b"[") else 0.0
+
+
+#: A JSON file in a directory is read if it opens as a list, a trainer's state, or steps.
+_JSON_LOG = re.compile(rb'\s*(?:\[|\{\s*"[a-z_\-]*\d+"\s*:\s*\{|\{.*"log_history")', re.DOTALL)
+
+LINES_IMPORTER = Importer(
+    read=lambda path: [read_jsonl(path, path.stem)],
+    sniff=lambda path, head: LIKELY if opens_object(head) and is_json_lines(path) else 0.0,
+    is_log=by_suffix(".jsonl", ".ndjson"),
+)
+IMPORTER = Importer(
+    read=lambda path: read_json(path, path.stem),
+    sniff=_sniff_json,
+    is_log=lambda path: path.suffix.lower() == ".json" and bool(_JSON_LOG.match(read_head(path))),
+)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers.sqlite import columns_of, database
+from scalerl.runs.importers import CERTAIN, Importer
+from scalerl.runs.importers.sqlite import MAGIC, columns_of, database
 from scalerl.runs.importers.text_files import Lines, read_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows, to_float
@@ -134,3 +135,10 @@ def _table(
             rows.append(row)
         row[key] = value
     return Table(name, from_rows(rows, source), source, facts=facts, id=run)
+
+
+IMPORTER = Importer(
+    read=lambda path: read_run(path) if path.is_dir() else read_store(path),
+    sniff=lambda path, head: CERTAIN if head.startswith(MAGIC) and is_store(path) else 0.0,
+    is_run=is_run,
+)

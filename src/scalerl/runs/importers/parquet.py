@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.runs.importers import CERTAIN, Importer, by_suffix
 from scalerl.runs.importers.text_files import check_file
 from scalerl.runs.limits import ImportLimits, Meter
 from scalerl.runs.table import Table, from_rows
@@ -93,3 +94,10 @@ def _cells(column: Any) -> list[object]:
         return list(column.to_pylist())
     values = column.dictionary.to_pylist()
     return [None if i is None else values[i] for i in column.indices.to_pylist()]
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_parquet(path, path.stem)],
+    sniff=lambda path, head: CERTAIN if head.startswith(b"PAR1") else 0.0,
+    is_log=by_suffix(".parquet", ".pq"),
+)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers import harness_results
+from scalerl.runs.importers import Collected, Importer, Tables, harness_results
 from scalerl.runs.importers.json_logs import parse, parse_document
 from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
@@ -57,6 +57,12 @@ class StepFiles:
                 if stage == "validation" or (stage == "training" and "step" not in part):
                     return stage
         return "unknown"
+
+
+def collect(folder: Path, entries: Iterable[Path]) -> Collected | None:
+    """The series among these entries of a directory, as one reader."""
+    series, used = find_series(folder, entries)
+    return (lambda: read_series(series), used) if series else None
 
 
 def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[StepFiles], set[Path]]:
@@ -268,3 +274,10 @@ def _value_or_none(file: Path) -> object:
         return _value(file)
     except InputError:
         return None
+
+
+def _read_folder(folder: Path) -> Tables:
+    return read_series(find_series(folder, sorted(folder.iterdir()))[0])
+
+
+IMPORTER = Importer(read=_read_folder, collect=collect)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from scalerl.runs.importers import CERTAIN, Importer
 from scalerl.runs.importers.json_logs import read_jsonl
+from scalerl.runs.importers.text_files import is_text
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.reader import RunReader, StepHealthRow, read_step_health
 from scalerl.runs.table import Table, to_float
@@ -137,3 +139,10 @@ def run_name(directory: Path) -> str:
     if directory.parent.name != "branches":
         return directory.name
     return f"{directory.parent.parent.name}, branch {directory.name}"
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_run_directory(path if path.is_dir() else path.parent)],
+    sniff=lambda path, head: CERTAIN if path.name == FILE and is_text(head) else 0.0,
+    is_run=lambda folder: (folder / FILE).is_file(),
+)

@@ -25,6 +25,9 @@ from scalerl.errors import InputError
 from scalerl.runs.importers.text_files import check_file
 from scalerl.runs.limits import ImportLimits, Meter
 
+#: The first bytes of every SQLite file.
+MAGIC = b"SQLite format 3\0"
+
 
 @contextmanager
 def database(path: Path) -> Iterator[sqlite3.Connection]:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import protobuf
+from scalerl.runs.importers import CERTAIN, Importer, by_suffix, protobuf
 from scalerl.runs.importers.json_logs import parse
 from scalerl.runs.importers.protobuf import leveldb_records
 from scalerl.runs.importers.text_files import read_text
@@ -86,3 +86,10 @@ def _read_config(path: Path, table: Table) -> None:
         value = re.search(r"^  value: (.+)$", body, re.MULTILINE)
         if value:
             table.facts[key.strip("'\"")] = value[1].strip().strip("'\"")
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_swanlab(path)],
+    sniff=lambda path, head: CERTAIN if head.startswith(MAGIC) else 0.0,
+    is_log=by_suffix(".swanlab"),
+)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import protobuf
+from scalerl.runs.importers import CERTAIN, Collected, Importer, protobuf
 from scalerl.runs.importers.text_files import open_binary
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
@@ -137,3 +137,17 @@ def _masked_crc(data: bytes) -> int:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def collect(folder: Path, entries: list[Path]) -> Collected | None:
+    """The event files of a directory are one run: a resumed job leaves several."""
+    events = [entry for entry in entries if "tfevents" in entry.name and entry.is_file()]
+    name = folder.resolve().name
+    return (lambda: [read_events(events, name)], set()) if events else None
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_events([path], path.resolve().parent.name)],
+    sniff=lambda path, head: CERTAIN if is_event_file(head) else 0.0,
+    collect=collect,
+)

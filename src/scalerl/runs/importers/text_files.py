@@ -23,11 +23,8 @@ __all__ = ["Lines", "check_file", "confined", "is_inside", "open_binary", "read_
 #: Longer lines are refused: a line of a log is a row of numbers.
 MAX_LINE = 10_000_000
 
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), *((mark, "utf-16") for mark in _UTF_16))
 
 
 def check_file(path: Path) -> int:
@@ -66,6 +63,17 @@ def read_head(path: Path, size: int = 4096) -> bytes:
     """The first bytes of a file: enough to tell its format."""
     with open_binary(path) as (file, _):
         return file.read(size)
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file with these first bytes is text: it is not compressed and has no NUL byte, but
+    for those of UTF-16."""
+    return not is_compressed(head) and (b"\0" not in head or head.startswith(_UTF_16))
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether a file with these first bytes is gzip or ZIP (a spreadsheet is a ZIP file)."""
+    return head.startswith((b"\x1f\x8b", b"PK\x03\x04"))
 
 
 def read_text(path: Path) -> str:

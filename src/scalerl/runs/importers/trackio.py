@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl.errors import InputError
+from scalerl.runs.importers import LIKELY, Importer, by_suffix
 from scalerl.runs.importers.json_logs import parse
-from scalerl.runs.importers.sqlite import columns_of, database
+from scalerl.runs.importers.sqlite import MAGIC, columns_of, database
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows
 
@@ -79,3 +80,11 @@ def _json(cell: object) -> object:
         except UnicodeDecodeError:
             return None
     return parse(cell) if isinstance(cell, str) else None
+
+
+IMPORTER = Importer(
+    read=read_trackio,
+    # Any SQLite file that is not MLflow's: where it has no table of metrics, reading it says so.
+    sniff=lambda path, head: LIKELY if head.startswith(MAGIC) else 0.0,
+    is_log=by_suffix(".db", ".sqlite"),
+)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import protobuf
+from scalerl.runs.importers import CERTAIN, Importer, by_suffix, protobuf
 from scalerl.runs.importers.json_logs import parse
 from scalerl.runs.importers.protobuf import leveldb_records
 from scalerl.runs.limits import Meter
@@ -151,3 +151,10 @@ def _has_key() -> bool:
         return netrc.netrc(str(file)).authenticators(server) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+IMPORTER = Importer(
+    read=lambda path: [read_wandb(path)],
+    sniff=lambda path, head: CERTAIN if head.startswith(MAGIC) else 0.0,
+    is_log=by_suffix(".wandb"),
+)
