@@ -22,8 +22,7 @@ from scalerl.curves.formula import Array
 from scalerl.curves.laws import ENSEMBLE, LINE, NO_CHANGE, POWER, SIGMOID
 from scalerl.curves.noise import score_variance
 from scalerl.curves.paper import fit_from_cells
-from scalerl.curves.result import Fit
-from scalerl.curves.window import Window
+from scalerl.curves.result import Fit, Window
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
 

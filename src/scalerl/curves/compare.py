@@ -29,8 +29,7 @@ from scalerl.curves.decision import (
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array, Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError

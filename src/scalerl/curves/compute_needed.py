@@ -27,10 +27,8 @@ import numpy as np
 
 from scalerl.curves.formula import Array
 from scalerl.curves.posterior import DRAWS
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import SigmoidPredictive
-from scalerl.curves.result import Fit
-from scalerl.curves.window import Window
+from scalerl.curves.prediction import SigmoidPredictive, tails
+from scalerl.curves.result import Fit, Window
 from scalerl.runs.record import Run
 
 #: Multiples of the compute so far at which a trial is fitted again: 1.2, then factors of the square

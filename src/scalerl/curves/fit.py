@@ -14,8 +14,7 @@ import numpy.typing as npt
 from scalerl.curves import paper
 from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
-from scalerl.curves.result import Fit, R0Choice
-from scalerl.curves.window import Window
+from scalerl.curves.result import Fit, R0Choice, Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
 

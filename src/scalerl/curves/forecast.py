@@ -12,8 +12,7 @@ import numpy.typing as npt
 from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.formula import Array
 from scalerl.curves.noise import sampling_interval
-from scalerl.curves.prediction import Prediction, tails
-from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.prediction import Prediction, sample_quantiles, tails
 from scalerl.curves.result import Fit, finite_or_none
 from scalerl.errors import InputError
 from scalerl.runs.amounts import on_axis

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curves.formula import Array, Sigmoid, log_compute, logistic
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import PointPredictive, normal_quantiles
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
-from scalerl.curves.window import Window
+from scalerl.curves.prediction import PointPredictive, normal_quantiles, tails
+from scalerl.curves.result import IDENTIFIED_WIDTH, Fit, Window
 from scalerl.errors import InputError
 
 #: Compute below which the paper leaves points out, in GPU-hours.

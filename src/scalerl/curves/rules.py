@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.prediction import sample_quantiles
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 

@@ -26,8 +26,7 @@ import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray
 from scalerl.curves.posterior import Posterior, Priors
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import SigmoidPredictive, sample_quantiles
+from scalerl.curves.prediction import SigmoidPredictive, sample_quantiles, tails
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
 
 #: Probability that a run has a shape and roughness of its own.

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from scalerl.curves.fit import fit as fit_run
 from scalerl.curves.laws import POWER
 from scalerl.curves.laws.power import PowerLaw
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import MAX_KNOTS, SigmoidPredictive
+from scalerl.curves.prediction import MAX_KNOTS, SigmoidPredictive, tails
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]

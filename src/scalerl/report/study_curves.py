@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import MAX_KNOTS, sample_quantiles
+from scalerl.curves.prediction import MAX_KNOTS, sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.markup import text

@@ -29,8 +29,7 @@ from scalerl.curves.arms import WINNER_PROBABILITY, Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.decision import SEED_LOG_COMPUTE_SD, seed_noise
 from scalerl.curves.forecast import HORIZON, Target, quantiles_with_inf, reached
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.errors import InputError
 from scalerl.runs.lines import EvalLine
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from scalerl.curves.arms import Arm, seed_spread, with_family_prior
 from scalerl.curves.compare import Pair, comparable, compare_arms
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import sample_quantiles
+from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run

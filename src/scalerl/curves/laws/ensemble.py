@@ -22,9 +22,8 @@ import numpy.typing as npt
 from scalerl.curves.formula import Array, IntArray, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import bin_curve
-from scalerl.curves.predictive import NORMAL_DRAWS
-from scalerl.curves.result import Fit
-from scalerl.curves.window import Window
+from scalerl.curves.prediction import NORMAL_DRAWS
+from scalerl.curves.result import Fit, Window
 
 #: Grid of the exponents a.
 POWERS = np.geomspace(0.1, 4.0, 12)

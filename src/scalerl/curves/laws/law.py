@@ -18,9 +18,8 @@ from types import MappingProxyType
 import numpy as np
 
 from scalerl.curves.formula import Array, Formula, PointFit
-from scalerl.curves.predictive import PointPredictive, normal_quantiles
-from scalerl.curves.result import Fit
-from scalerl.curves.window import Window
+from scalerl.curves.prediction import PointPredictive, normal_quantiles
+from scalerl.curves.result import Fit, Window
 from scalerl.registry import Registry
 
 #: (compute, score, R_0 if it is known) -> the formula that leaves the least sum of squares.

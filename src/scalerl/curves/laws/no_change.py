@@ -10,9 +10,8 @@ import numpy.typing as npt
 from scalerl.curves.formula import Array, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import BinnedCurve, bin_curve
-from scalerl.curves.predictive import NORMAL_DRAWS, normal_quantiles
-from scalerl.curves.result import Fit
-from scalerl.curves.window import Window
+from scalerl.curves.prediction import NORMAL_DRAWS, normal_quantiles
+from scalerl.curves.result import Fit, Window
 
 
 @dataclass(frozen=True, slots=True)

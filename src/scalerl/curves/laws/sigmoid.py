@@ -16,11 +16,9 @@ from scalerl.curves.noise import bin_curve
 from scalerl.curves.paper import fit_paper_cells
 from scalerl.curves.paths import FuturePriors, FutureScenarios
 from scalerl.curves.posterior import Priors, sample_posterior
-from scalerl.curves.prediction import tails
-from scalerl.curves.predictive import SigmoidPredictive, sample_quantiles
-from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
+from scalerl.curves.prediction import SigmoidPredictive, sample_quantiles, tails
+from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit, Window
 from scalerl.curves.warning_signs import find_signs, hazard_factor
-from scalerl.curves.window import Window
 from scalerl.runs.record import Run
 
 
