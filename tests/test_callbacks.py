@@ -107,17 +107,19 @@ def test_a_value_off_the_scale_never_ends_a_run_later_on(caplog: pytest.LogCaptu
     assert len(curve) == 6
 
 
-def test_the_first_look_comes_at_min_points() -> None:
-    assert filled(7, min_points=8).look() is None
-    assert filled(8, min_points=8).look() is not None
+def test_the_first_forecast_comes_at_min_points() -> None:
+    assert filled(7, min_points=8).forecast() is None
+    assert filled(8, min_points=8).forecast() is not None
 
 
-def test_a_fit_that_fails_is_a_warning_once_and_no_look(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fit_that_fails_is_a_warning_once_and_no_forecast(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     curve = LiveCurve("eval_reward", "tokens")
     with caplog.at_level(logging.WARNING, logger="scalerl.curves.live"):
         for step in range(1, 9):
             curve.add(step, 500.0, 0.3)  # a counter that stands still: one point for the fit
-            assert curve.look() is None
+            assert curve.forecast() is None
     assert len(caplog.records) == 1
     assert "no forecast at 6 points" in caplog.text
 
@@ -134,8 +136,8 @@ def test_who_shows_things_to_the_user_is_told_of_a_fit_that_failed(
     told: list[str] = []
     curve = LiveCurve("eval_reward", "tokens", warn=told.append)
     stand_still(curve)
-    assert curve.look() is None
-    assert curve.look() is None
+    assert curve.forecast() is None
+    assert curve.forecast() is None
     assert len(told) == 1 and told[0].startswith("no forecast at 8 points: run 'run' has 1 points")
     assert not caplog.records
 
@@ -156,7 +158,7 @@ def test_a_forecast_that_fails_in_a_trainer_is_logged_by_the_callback(
 
     curve = ForecastCallback()._curve
     stand_still(curve)
-    assert curve.look() is None
+    assert curve.forecast() is None
     assert [record.name for record in caplog.records] == ["scalerl.callbacks"]
 
 
@@ -174,11 +176,11 @@ def test_the_run_that_is_fitted_has_the_sizes_of_its_points() -> None:
     for step in range(10, 210, 10):
         sized.add(step, step, score(step), n_eval=16 if step < 100 else 4096)
         constant.add(step, step, score(step))
-    look, other = sized.look(), constant.look()
-    assert look is not None and other is not None
-    assert look.fit.points.n_eval is not None
-    assert look.fit.points.n_eval.tolist() == [16.0] * 9 + [4096.0] * 11
-    assert look.fit.interval("A") != other.fit.interval("A")
+    found, other = sized.forecast(), constant.forecast()
+    assert found is not None and other is not None
+    assert found.fit.points.n_eval is not None
+    assert found.fit.points.n_eval.tolist() == [16.0] * 9 + [4096.0] * 11
+    assert found.fit.interval("A") != other.fit.interval("A")
 
 
 def test_points_of_unknown_size_count_as_the_median_of_the_others() -> None:
@@ -187,9 +189,9 @@ def test_points_of_unknown_size_count_as_the_median_of_the_others() -> None:
         curve.add(step, step, score(step), n_eval=512 if step > 30 else None)
         known.add(step, step, score(step))
     assert curve.run.n_eval is not None and np.isnan(curve.run.n_eval[:3]).all()
-    look, other = curve.look(), known.look()
-    assert look is not None and other is not None
-    assert look.fit.params == other.fit.params
+    found, other = curve.forecast(), known.forecast()
+    assert found is not None and other is not None
+    assert found.fit.params == other.fit.params
 
 
 def test_an_impossible_size_is_refused_at_first_and_left_out_later() -> None:
@@ -202,18 +204,18 @@ def test_an_impossible_size_is_refused_at_first_and_left_out_later() -> None:
     assert len(curve) == 1 and "step 20 is left out" in told[0]
 
 
-def test_a_look_has_the_numbers_for_the_end_of_training_and_a_reason_to_stop() -> None:
+def test_a_forecast_has_the_numbers_for_the_end_of_training_and_a_reason_to_stop() -> None:
     curve = filled(20)
     end = curve.end(max_steps=800)
     assert end == 800
-    look = curve.look(end, parse_rule("end < 0.99"))
-    assert look is not None and look.reason is not None
-    assert look.numbers == forecast_numbers(look.fit, end)
-    low, mid, high = (look.numbers[f"forecast/at_end{tail}"] for tail in ("_low", "", "_high"))
+    found = curve.forecast(end, parse_rule("end < 0.99"))
+    assert found is not None and found.reason is not None
+    assert found.numbers == forecast_numbers(found.fit, end)
+    low, mid, high = (found.numbers[f"forecast/at_end{tail}"] for tail in ("_low", "", "_high"))
     assert low < mid < high
     assert low < score(800) < high
-    assert set(look.numbers.values()) >= {0.0} and look.numbers["forecast/alarm"] == 0.0
-    assert all(isinstance(v, float) and np.isfinite(v) for v in look.numbers.values())
+    assert set(found.numbers.values()) >= {0.0} and found.numbers["forecast/alarm"] == 0.0
+    assert all(isinstance(v, float) and np.isfinite(v) for v in found.numbers.values())
 
 
 def test_the_end_is_in_proportion_to_the_steps_and_unknown_without_them() -> None:

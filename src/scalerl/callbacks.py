@@ -1,13 +1,12 @@
-"""A forecast inside somebody else's training loop: Hugging Face `Trainer` and TRL trainers.
+"""Forecasts inside the training loop of a Hugging Face `Trainer` or a TRL trainer.
 
     ForecastCallback(metric="eval_reward", x="tokens").attach(trainer)
 
-How the numbers reach the trackers. A Transformers callback is handed no trainer, and the reporting
-callbacks (TensorBoard, W&B, trackio, ...) run before those of the user, so changing `logs` in
-`on_log` comes too late for them. `attach` therefore keeps the trainer, and a forecast is published
-by the base class's `Trainer.log`: one record in `state.log_history` and one `on_log` event for
-every callback. The base class's, because TRL's own `log` would flush half-filled averages with it.
-That event comes back to this callback and is ignored there.
+How the numbers reach the trackers: Transformers passes no trainer to a callback, and the reporting
+callbacks (TensorBoard, W&B, trackio, ...) run before the user's, so changing `logs` in `on_log`
+comes too late for them. `attach` therefore keeps the trainer, and a forecast is published by
+`Trainer.log`: one record in `state.log_history` and one `on_log` event for every callback. That
+event comes back to this callback and is ignored there.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ log = logging.getLogger("scalerl.callbacks")
 XName = Literal["steps", "tokens", "samples", "hours"]
 
 _AXES = ("steps", "tokens", "samples", "hours")
-#: Where trainers put the tokens seen so far: TRL (with its evaluation prefix), Transformers.
+#: Ends of the names under which TRL and Transformers log the tokens seen so far.
 _TOKEN_KEYS = ("num_tokens", "num_input_tokens_seen")
 
 
 class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     """Fits the run's own curve after every evaluation, logs the forecast, stops by a rule.
 
-    metric      what to follow. A name that starts with "eval_" is read from evaluations, any
+    metric      name of the score. One that starts with "eval_" is read from evaluations, any
                 other ("reward") from the training logs.
     x           "steps"; "tokens"; "samples" (rows of the training batches: for GRPO completions);
                 "hours" of wall clock, or GPU-hours when `devices` says how many there are.
@@ -53,8 +52,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     n_eval      samples behind each score (prompts x generations), if known.
     min_points  points before the first fit.
     stop_when   a rule of `scalerl.curves.rules`, such as "gain < 0.01 per doubling".
-    patience    the rule must hold at this many points in a row: it is looked at often, and one
-                lucky look is not enough.
+    patience    points in a row at which the rule must hold: with many looks, one holds by chance.
 
     >>> callback = ForecastCallback(x="tokens", stop_when="gain < 0.01 per doubling or alarm")
     >>> callback.run
@@ -97,9 +95,11 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         }
         self._curve = self._new_curve()
         self._trainer: Any = None
-        self._found: LiveForecast | None = None
+        self._latest: LiveForecast | None = None
+        #: Points in a row at which the stopping rule has held.
         self._streak = 0
-        #: Moment at which this run's clock would have shown zero; None outside of training.
+        # time.monotonic() at which the run would have begun, had it not been interrupted, so that
+        # hours go on after a resume; None outside of training.
         self._zero_hour: float | None = None
 
     @property
@@ -110,17 +110,17 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     @property
     def fit(self) -> Fit | None:
         """The latest fit, on the main process; None before `min_points`."""
-        return None if self._found is None else self._found.fit
+        return None if self._latest is None else self._latest.fit
 
     def forecast(self) -> Forecast | None:
         """The forecast for the end of training and the next doubling; None before the first fit."""
-        if self._found is None:
+        if self._latest is None:
             return None
-        end = self._found.end
-        return forecast(self._found.fit, at=None if end is None else [end])
+        end = self._latest.end
+        return forecast(self._latest.fit, at=None if end is None else [end])
 
     def attach(self, trainer: Any) -> Self:
-        """Join a trainer's callbacks and log through its trackers. Call it before `train()`."""
+        """Add this callback to a trainer and log to its trackers. Call it before `train()`."""
         if not isinstance(trainer, Trainer):
             raise InputError(f"attach needs a transformers.Trainer, not {type(trainer).__name__}")
         if self not in trainer.callback_handler.callbacks:
@@ -130,14 +130,14 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._curve = self._new_curve()
-        self._found, self.stop_reason, self._streak = None, None, 0
+        self._latest, self.stop_reason, self._streak = None, None, 0
         self._curve.rebuild(state.log_history, lambda record: self._past_compute(args, record))
         self._zero_hour = time.monotonic() - 3600.0 * self._hours_before(state)
         if not state.is_world_process_zero:
             return
         if len(self._curve):
             log.info("forecast resumed with %d points from the log", len(self._curve))
-            self._found = self._curve.forecast(self._curve.end(state.max_steps))
+            self._latest = self._curve.forecast(self._curve.end(state.max_steps))
         if self._trainer is None:
             log.warning(
                 "forecasts go to trainer.state.log_history only: "
@@ -151,32 +151,34 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
         if self.metric.startswith("eval_"):
-            self._look(args, state, control, metrics or {})
+            self._update(args, state, control, metrics or {})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        # Only records of training: neither an evaluation's, nor this callback's own.
+        # Training records only: evaluations and this callback's own records have neither key.
         if not self.metric.startswith("eval_") and logs and ("loss" in logs or self.metric in logs):
-            self._look(args, state, control, logs)
+            self._update(args, state, control, logs)
 
-    def _look(self, args: Any, state: Any, control: Any, record: Mapping[str, Any]) -> None:
-        """Take the point of this record, if it has one; then fit, publish, and maybe stop."""
-        if self._zero_hour is None:  # trainer.evaluate() before or after training
+    def _update(self, args: Any, state: Any, control: Any, record: Mapping[str, Any]) -> None:
+        """Add the point of this record, if it has one; then fit, publish, and maybe stop."""
+        if self._zero_hour is None:  # trainer.evaluate() was called before or after training
             return
         if self.metric not in record:
-            self._say_missing(record)
+            self._warn_missing(record)
             return
         step = int(state.global_step)
         compute = self._compute(args, state, record)
         numbers: dict[str, float] = {}
         reason = None
+        # Only the main process fits; the others receive its forecast below.
         if self._curve.add(step, compute, record[self.metric]) and state.is_world_process_zero:
             numbers[self._curve.x_key] = compute
             found = self._curve.forecast(self._curve.end(state.max_steps), self.rule)
             if found is not None:
-                self._found = found
+                self._latest = found
                 numbers |= found.numbers
                 self._streak = 0 if found.reason is None else self._streak + 1
                 reason = found.reason if self._streak >= self.patience else None
+        # Collective: every process must reach this line for every point, or the others hang.
         numbers, reason = _from_main_process(numbers, reason)
         if reason is not None:
             numbers["forecast/stop"] = 1.0
@@ -190,6 +192,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def _publish(self, state: Any, numbers: dict[str, float]) -> None:
         if self._trainer is not None:
+            # The base class's `log`: TRL's own would flush its half-filled averages with it.
             Trainer.log(self._trainer, dict(numbers))
         else:
             state.log_history.append({**numbers, "step": state.global_step})
@@ -219,14 +222,15 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         return None if self.x == "hours" else _tokens(record)
 
     def _hours_before(self, state: Any) -> float:
-        """Wall-clock hours that the run had behind it at the checkpoint it resumes from."""
+        """Wall-clock hours of the run before the checkpoint that it resumes from."""
         last = self._curve.last
         if self.x != "hours" or last is None:
             return 0.0
+        # The checkpoint may be before or after the last point: hours are scaled by steps.
         step, compute = last
         return compute / (self.devices or 1) * (state.global_step / step if step else 1.0)
 
-    def _say_missing(self, record: Mapping[str, Any]) -> None:
+    def _warn_missing(self, record: Mapping[str, Any]) -> None:
         if len(self._curve) == 0:
             names = ", ".join(sorted(k for k, v in record.items() if isinstance(v, int | float)))
             self._curve.warn_once("metric", f"no {self.metric!r} to forecast among: {names}")
@@ -239,7 +243,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _batch(args: Any) -> int:
-    """Rows that one optimiser step learns from, over all devices."""
+    """Samples per optimiser step, over all devices."""
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
@@ -253,7 +257,7 @@ def _tokens(record: Mapping[str, Any]) -> float | None:
 def _from_main_process(
     numbers: dict[str, float], reason: str | None
 ) -> tuple[dict[str, float], str | None]:
-    """What the main process found, on every process: all log it, and all stop at the same step."""
+    """The main process's forecast on every process: all log it, and all stop at the same step."""
     distributed = importlib.import_module("torch.distributed")
     if not (distributed.is_available() and distributed.is_initialized()):
         return numbers, reason

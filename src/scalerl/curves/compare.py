@@ -138,7 +138,7 @@ class Pair:
             return f"{self.winner} has the higher ceiling (by {abs(self.delta_a):.3f}){self.kept}"
         if self.verdict == "faster":
             ratio = np.exp(abs(self.speed[1])) if self.speed is not None else float("nan")
-            return f"same ceiling; {self.winner} climbs faster (1/{ratio:.2f} of the compute)"
+            return f"same ceiling, {self.winner} is faster (1/{ratio:.2f} of the compute)"
         if self.verdict == "same":
             return f"no difference between {self.a} and {self.b}"
         return f"undecided between {self.a} and {self.b}" + (f": {self.need}" if self.need else "")
