@@ -13,7 +13,7 @@ REFUSED = ["scalerl", "tiny", "model.path=/no/such/model"]
 
 
 def test_a_refused_start_leaves_nothing_that_serve_could_list(tmp_path):
-    from scalerl.serve.find import Roots, find
+    from scalerl.serve.discovery import Roots, find
 
     out = tmp_path / "runs" / "first"
     with pytest.raises(InputError, match="no such"):

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from scalerl.serve.app import make_app
 from scalerl.serve.catalogue import Catalogue
-from scalerl.serve.find import Roots
+from scalerl.serve.discovery import Roots
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -33,20 +33,20 @@ class Answer:
 
 
 class Page:
-    """Looked at by hand: `look()` does what the watching thread does."""
+    """Refreshed by hand: `refresh()` does what the refreshing thread does."""
 
     def __init__(self, *directories, host="127.0.0.1", token=None, origin=None):
         self.catalogue = Catalogue(Roots(directories))
         self.app, self.site = make_app(self.catalogue, host, token, origin)
-        self.told = []
-        self.catalogue.tell = self.told.append
-        self.look()
+        self.events = []
+        self.catalogue.publish = self.events.append
+        self.refresh()
 
-    def look(self):
+    def refresh(self):
         self.catalogue._searched = float("-inf")
         self.catalogue._count = 0
-        for _ in range(5):  # those that are over are looked at every fifth time
-            self.catalogue.look()
+        for _ in range(5):  # runs that have ended are read every fifth time
+            self.catalogue.refresh()
         for entry in self.catalogue.entries.values():
             entry.fitted_at = 0.0
         self.catalogue.fit_some(60.0)

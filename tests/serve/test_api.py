@@ -13,7 +13,7 @@ from serving import Page
 
 from made_study import made_study
 from scalerl.cli import main
-from scalerl.serve.questions import Fits, Question
+from scalerl.serve.queries import FitCache, Query
 
 
 @pytest.fixture(scope="module")
@@ -102,27 +102,27 @@ def test_a_budget_is_asked_of_the_fit_there_is(page, monkeypatch):
     key = page.runs()["first"]["id"]
     page.ask("/api/fit", {"run": key, "to": 2.2e12, "quick": True})
     fits = []
-    monkeypatch.setattr("scalerl.serve.questions.fit", lambda *a, **k: fits.append(a))
+    monkeypatch.setattr("scalerl.serve.queries.fit", lambda *a, **k: fits.append(a))
     found = page.ask("/api/fit", {"run": key, "to": 2.2e12, "budget": 5e12, "quick": True})
     assert found.status == 200 and not fits
 
 
 def test_fits_of_a_run_that_grows_do_not_pile_up(page, monkeypatch):
     (run,) = (e.run for e in page.catalogue.entries.values() if e.name == "first")
-    monkeypatch.setattr("scalerl.serve.questions.KEPT_POINTS", 3 * len(run))
-    kept = Fits()
+    monkeypatch.setattr("scalerl.serve.queries.MAX_FIT_POINTS", 3 * len(run))
+    kept = FitCache()
     for end in (1.2e12, 1.4e12, 1.6e12, 1.8e12, 2.0e12):
-        kept.of(run, Question(hi=end))
-    assert len(kept._kept) == 3
+        kept.get(run, Query(hi=end))
+    assert len(kept._cached) == 3
 
 
 def test_answers_are_kept_by_content(page):
     key = page.runs()["second"]["id"]
-    before = page.site._kept.hits
+    before = page.site._cache.hits
     a = page.ask("/api/fit", {"run": key, "to": 2.1e12, "quick": True}).body
     window = [None, 2.1e12]
     b = page.ask("/api/fit", {"run": key, "window": window, "quick": True}).body
-    assert a == b and page.site._kept.hits == before + 1
+    assert a == b and page.site._cache.hits == before + 1
 
 
 def test_runs_over_each_other_come_with_a_verdict(page):

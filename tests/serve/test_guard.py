@@ -285,7 +285,7 @@ def test_no_request_writes_anything(runs, page):
     page.ask("/api/fit", {"run": key, "quick": True})
     for file in ("figure.svg", "data.csv", "data.json"):
         assert page.ask(f"/api/export/{file}?run={key}").status == 200
-    page.look()
+    page.refresh()
     assert state() == before
 
 

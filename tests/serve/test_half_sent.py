@@ -15,8 +15,8 @@ from serving import get, process, wait_for
 QUICK = """
 import scalerl.serve.app as app
 import scalerl.serve.connections as connections
-import scalerl.serve.replies as replies
-replies.BODY_SECONDS = 1.0
+from scalerl.serve import responses
+responses.BODY_SECONDS = 1.0
 connections.HEADER_SECONDS = 1.0
 connections.STALLED_SECONDS = 3.0
 connections.MAX_CONNECTIONS = 40

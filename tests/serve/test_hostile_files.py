@@ -12,7 +12,7 @@ import pytest
 from made_records import made_run
 from serving import Page, get, process, wait_for
 
-from scalerl.serve.workers import Call
+from scalerl.serve.threads import Call
 
 #: Files of a run that the server opens.
 FILES = ["steps.jsonl", "events.jsonl", "status.json", "recipe.json", "lock", "recipe.toml",
@@ -163,7 +163,7 @@ def test_a_search_that_hangs_is_named_and_known_runs_are_read_on(tmp_path):
     slow = """
 import time
 from pathlib import Path
-import scalerl.serve.find as find
+import scalerl.serve.discovery as find
 real = find.is_run
 def is_run(folder):
     while folder.name == "deep":

@@ -11,8 +11,8 @@ from serving import Page, quote
 
 from made_study import made_study
 from scalerl.errors import InputError
-from scalerl.serve.reading import read
 from scalerl.serve.sources import OwnRun
+from scalerl.serve.watchdog import read
 
 #: A log of another framework.
 CSV = "step,val_acc\n" + "".join(f"{i},0.{i}\n" for i in range(10, 30))
@@ -86,10 +86,10 @@ def test_a_directory_that_goes_between_the_list_and_the_question(tmp_path):
     everything(page)
     for source in page.catalogue._sources.values():  # before the next search has noticed
         assert read(source, True).runs is not None
-    page.look()
+    page.refresh()
     assert page.runs() == {}
     shutil.rmtree(runs)
-    page.look()
+    page.refresh()
     (left,) = page.runs().values()
     assert left["problem"] == "runs: no such file or directory" and not left["points"]
 
@@ -97,14 +97,14 @@ def test_a_directory_that_goes_between_the_list_and_the_question(tmp_path):
 def test_one_source_that_fails_does_not_keep_the_others_from_being_read(tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         made_run(tmp_path / name, n=12, steps=40)
-    look = OwnRun.look
+    refresh = OwnRun.refresh
 
     def fails(self):
         if self.place.name.endswith("a"):
             raise ZeroDivisionError("in a reader")
-        return look(self)
+        return refresh(self)
 
-    monkeypatch.setattr(OwnRun, "look", fails)
+    monkeypatch.setattr(OwnRun, "refresh", fails)
     runs = Page(tmp_path).runs()
     assert runs["b"]["points"] == runs["c"]["points"] == 12
     assert "ZeroDivisionError" in runs["a"]["problem"]

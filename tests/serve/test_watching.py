@@ -51,11 +51,11 @@ def test_a_run_that_grows_is_told_of_with_its_new_points_alone(tmp_path):
     lines = (whole / "evals.jsonl").read_text().splitlines(keepends=True)
     (run / "evals.jsonl").write_text("".join(lines[:10]))
     page = Page(tmp_path / "runs")
-    page.told.clear()
+    page.events.clear()
     with (run / "evals.jsonl").open("a") as file:
         file.write("".join(lines[10:12]) + lines[12][:20])
-    page.look()
-    news = [n for n in page.told if n["kind"] == "run"]
+    page.refresh()
+    news = [n for n in page.events if n["kind"] == "run"]
     assert news[0]["from"] == 10 and len(news[0]["new"][0]) == 2
     assert news[0]["run"]["points"] == 12
     assert news[-1]["run"]["forecast"] is not None
@@ -65,13 +65,13 @@ def test_new_runs_are_noticed_and_gone_ones_let_go(tmp_path):
     made_run(tmp_path / "one", n=8, steps=20)
     page = Page(tmp_path)
     made_run(tmp_path / "two", n=8, steps=20, seed=1)
-    page.look()
+    page.refresh()
     assert set(page.runs()) == {"one", "two"}
     shutil.rmtree(tmp_path / "one")
-    page.told.clear()
-    page.look()
+    page.events.clear()
+    page.refresh()
     assert set(page.runs()) == {"two"}
-    assert [n["kind"] for n in page.told] == ["gone"]
+    assert [n["kind"] for n in page.events] == ["gone"]
 
 
 def test_a_csv_that_grows_is_read_on_by_offset_and_is_what_is_read_whole(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_csv_that_grows_is_read_on_by_offset_and_is_what_is_read_whole(tmp_pat
     for start in (30, 31, 60):
         with log.open("a") as file:
             file.write(csv_rows(start, start + 29 if start > 30 else 31))
-        page.look()
+        page.refresh()
     assert not whole
     (entry,) = page.catalogue.entries.values()
     expected = load_run(log)
@@ -96,7 +96,7 @@ def test_a_csv_that_grows_is_read_on_by_offset_and_is_what_is_read_whole(tmp_pat
     with log.open("a") as file:  # the run was started again: that is no going on
         file.write(csv_rows(1, 20))
     entry.source._due = 0.0
-    page.look()
+    page.refresh()
     assert whole
 
 
@@ -120,7 +120,7 @@ def test_logs_of_others_grow_on_the_page(tmp_path, kind):
     write(15)
     for entry in page.catalogue.entries.values():
         entry.source._due = 0.0
-    page.look()
+    page.refresh()
     assert [r["points"] for r in page.runs().values()] == [14]
 
 
@@ -143,13 +143,13 @@ def test_a_broken_log_says_why_and_leaves_the_others_alone(tmp_path):
 
 
 def test_an_opened_run_of_any_length_keeps_few_lines(tmp_path, monkeypatch):
-    from scalerl.serve import inside
+    from scalerl.serve import run_details
 
-    monkeypatch.setattr(inside, "LINES", 40)
+    monkeypatch.setattr(run_details, "MAX_LINES", 40)
     run = made_run(tmp_path / "long", n=10, steps=900)
     page = Page(tmp_path)
     (entry,) = page.catalogue.entries.values()
-    opened = page.site._rooms.open(entry)
+    opened = page.site._open_runs.open(entry)
     record = opened.record()
     assert len(record.steps) <= 42 and record.steps[-1].step == 900 == record.total_steps
     apart = {b.step - a.step for a, b in zip(record.steps[:-2], record.steps[1:-1], strict=True)}

@@ -1,20 +1,20 @@
-"""The live page: runs, forecasts and verdicts in a browser while they go.
+"""The live page: `scalerl serve` shows runs, forecasts and verdicts in a browser while runs go on.
 
-    find        what lies under the directories: runs of ours, logs of others, studies
-    sources     files that are read on from where one was, and the runs in them
-    reading     a look at a source by another thread, and the watchdog over it
-    workers     threads for calls that may never return
-    catalogue   all of it, watched by one thread; who changed is told to the events
-    questions   what is asked of a run (window, axis, budget, target …), and the answer
-    inside      the panels of a run that somebody has opened
-    studies     table, knob map and race of a study
-    exports     figures, data and the offline report
-    guard       who may ask: host, origin, token; and the headers of every answer
-    connections deadlines for requests that are half sent and answers that are not read
-    replies     bodies of requests, and answers as they are sent
-    app         the addresses
-    server      the port
+    discovery    finds runs, logs of other frameworks and studies under the served directories
+    sources      reads the files of one run or log, from where the last reading stopped
+    watchdog     waits a bounded time for a read that may hang
+    threads      daemon threads for calls that may never return
+    catalogue    all runs, refreshed by one thread; changes are published as events
+    queries      a request for a fit, forecast or comparison, and its result
+    run_details  the panels of a run that a visitor has opened
+    studies      table, knob map and race of a study
+    exports      figures, data and the offline report
+    guard        access: host, origin, token; security headers
+    connections  deadlines for requests that arrive slowly and responses that are not read
+    responses    bodies of requests and of responses
+    app          the routes
+    server       the port
 
-No request writes anything, and nothing outside of the directories is read. Fits are those of the
-commands, in threads, kept by their content.
+Requests change nothing on disk, and files outside of the served directories are never read. Fits
+are those of the commands, computed in threads and cached by content.
 """

@@ -1,4 +1,4 @@
-"""The addresses. What is asked for goes by ids, never by paths; files of the page are read once."""
+"""Routes of the live page. Requests name runs by id, never by path; static files are read once."""
 
 from __future__ import annotations
 
@@ -27,31 +27,39 @@ from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
 from scalerl.serve.catalogue import Catalogue, Entry
-from scalerl.serve.events import Hub
+from scalerl.serve.events import EventHub
 from scalerl.serve.guard import COOKIE, Guard
-from scalerl.serve.inside import Rooms, difference
-from scalerl.serve.questions import (
+from scalerl.serve.queries import (
     MAX_RUNS,
-    Kept,
-    Question,
-    answer,
+    Query,
+    ResponseCache,
+    compare_runs,
     content,
-    together,
+    fit_response,
 )
-from scalerl.serve.replies import NoAnswer, body, download, raw, reply, said
+from scalerl.serve.responses import (
+    RequestError,
+    download,
+    error_response,
+    json_response,
+    raw_json,
+    request_body,
+)
+from scalerl.serve.run_details import OpenRunCache, difference
 from scalerl.serve.studies import DRAWING, Studies
-from scalerl.serve.workers import Workers
+from scalerl.serve.threads import DaemonThreads
 
 T = TypeVar("T")
 #: Seconds that a request waits for the files of a run.
 READ_SECONDS = 20.0
-#: Seconds that a request waits for a computation. The computation goes on, and its answer is kept
-#: for the next request.
+#: Seconds that a request waits for a computation. The computation continues after that, and its
+#: result is cached for the next request.
 WORK_SECONDS = 120.0
-#: Requests that are worked on at once, and requests that read files at once.
+#: Threads that compute fits and figures for requests; most of them wait for a lock.
 MAX_WORKING = 40
+#: Threads that read files for requests; a read that hangs keeps its thread.
 MAX_READING = 40
-#: What the page is made of, by its suffix.
+#: Content types of the page's own files, by suffix.
 TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -62,27 +70,27 @@ TYPES = {
 
 
 class Site:
-    """The page and what it asks."""
+    """The handlers of all routes, with the caches that they share."""
 
     def __init__(self, catalogue: Catalogue, token: str | None) -> None:
         self.catalogue = catalogue
-        self._readers = Workers("read for a request", MAX_READING)
-        self._workers = Workers("work", MAX_WORKING)
-        self.hub = Hub(catalogue.listed)
+        self._read_threads = DaemonThreads("read for a request", MAX_READING)
+        self._compute_threads = DaemonThreads("work", MAX_WORKING)
+        self.hub = EventHub(catalogue.listed)
         self._token = token
-        self._kept = Kept()
-        self._rooms = Rooms()
+        self._cache = ResponseCache()
+        self._open_runs = OpenRunCache()
         self._studies = Studies(catalogue)
         self._pages = _pages()
         self.routes: list[Route] = []
-        catalogue.tell = self.hub.tell
+        catalogue.publish = self.hub.publish
 
     @property
     def busy(self) -> bool:
         """Whether threads are still at work."""
-        return self.catalogue.busy or self._readers.busy or self._workers.busy
+        return self.catalogue.busy or self._read_threads.busy or self._compute_threads.busy
 
-    # -- the page ---------------------------------------------------------------------------------
+    # -- static files and login -------------------------------------------------------------------
 
     async def page(self, request: Request) -> Response:
         return self._file("index.html")
@@ -95,29 +103,29 @@ class Site:
 
     def _file(self, name: str) -> Response:
         if name not in self._pages:
-            raise NoAnswer(404, "no such file")
+            raise RequestError(404, "no such file")
         return Response(self._pages[name], media_type=TYPES[name.rpartition(".")[2]])
 
     async def health(self, request: Request) -> Response:
-        """Whether runs are read: `ok`, `degraded` where files of some do not answer, `stalled` (and
-        HTTP 503) where nothing is read any more. Names of runs need the token."""
+        """`ok`; `degraded` where reads of some runs hang; `stalled` (HTTP 503) where no run is read
+        any more. Names of runs are sent only where no token is needed: this route is open."""
         late, stalled = self.catalogue.waits_for(), self.catalogue.stalled
         if not late and not stalled:
-            return reply({"status": "ok"})
+            return json_response({"status": "ok"})
         found: dict[str, Any] = {"status": "stalled" if stalled else "degraded", "late": len(late)}
         if self._token is None:
             found["waits_for"] = _since(late)
-        return reply(found, 503 if stalled else 200)
+        return json_response(found, 503 if stalled else 200)
 
     async def login(self, request: Request) -> Response:
-        """Takes the token once and puts it into a cookie that no script can read."""
-        given = (await body(request)).get("token")
+        """Exchange the token for a cookie that scripts cannot read (HttpOnly)."""
+        given = (await request_body(request)).get("token")
         guard = Guard(_no_app, token=self._token)
         if self._token is None:
-            raise NoAnswer(404, "no token is needed here")
-        if not isinstance(given, str) or not guard.right(given[:300]):
-            raise NoAnswer(401, "this is not the token")
-        response = reply({"status": "ok"})
+            raise RequestError(404, "no token is needed here")
+        if not isinstance(given, str) or not guard.is_token(given[:300]):
+            raise RequestError(401, "wrong token")
+        response = json_response({"status": "ok"})
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
             COOKIE, given, httponly=True, samesite="strict", path="/", secure=secure
@@ -127,10 +135,10 @@ class Site:
     # -- runs -------------------------------------------------------------------------------------
 
     async def runs(self, request: Request) -> Response:
-        return raw(self.catalogue.listed())
+        return raw_json(self.catalogue.listed())
 
     async def about(self, request: Request) -> Response:
-        return reply(
+        return json_response(
             {
                 "version": __version__,
                 "directories": self.catalogue.roots.names,
@@ -143,15 +151,15 @@ class Site:
 
     async def run(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
-        q = Question.of(dict(request.query_params))
+        q = Query.from_request(dict(request.query_params))
         try:
             axes = await self._read(entry, entry.source.axes)
-        except NoAnswer:  # what is known is shown
+        except RequestError:  # the files hang: show what is known without them
             axes = []
-        run = None if entry.run is None else await self._on(entry, q.axis)
-        return reply(self._whole(entry, run, axes))
+        run = None if entry.run is None else await self._run_on_axis(entry, q.axis)
+        return json_response(self._run_response(entry, run, axes))
 
-    def _whole(self, entry: Entry, run: Run | None, axes: Sequence[str]) -> dict[str, Any]:
+    def _run_response(self, entry: Entry, run: Run | None, axes: Sequence[str]) -> dict[str, Any]:
         named = [{"name": name, "label": KIND.get(name, name)} for name in axes]
         found = entry.summary() | {"axes": named, "curve": None}
         if run is not None:
@@ -163,8 +171,8 @@ class Site:
             found["notes"] = [self.catalogue.roots.without_paths(note) for note in run.notes]
         return found
 
-    async def _on(self, entry: Entry, axis: str | None) -> Run:
-        """The run on an axis of compute, by default its own."""
+    async def _run_on_axis(self, entry: Entry, axis: str | None) -> Run:
+        """The run against a kind of compute, by default its own."""
         run = entry.run
         if run is None:
             raise InputError(entry.problem or f"{entry.name} has no points yet")
@@ -181,7 +189,9 @@ class Site:
     def _entry(self, key: Any) -> Entry:
         found = self.catalogue.entries.get(key) if isinstance(key, str) else None
         if found is None:
-            raise NoAnswer(404, "no such run: it may be gone; GET /api/runs has the list")
+            raise RequestError(
+                404, "no such run: it may have been removed; GET /api/runs lists all"
+            )
         return found
 
     def _chosen(self, keys: Any) -> list[Entry]:
@@ -189,75 +199,75 @@ class Site:
             raise InputError(f"runs is a list of 1 to {MAX_RUNS} ids")
         return [self._entry(key) for key in dict.fromkeys(map(str, keys))]
 
-    # -- questions --------------------------------------------------------------------------------
+    # -- fits and comparisons ---------------------------------------------------------------------
 
     async def fit(self, request: Request) -> Response:
-        asked = await body(request)
+        asked = await request_body(request)
         entry = self._entry(asked.pop("run", None) or asked.pop("id", None))
         asked.pop("id", None)
-        q = Question.of(asked)
-        run = await self._on(entry, q.axis)
-        return raw(await self._work(self._answer, run, q))
+        q = Query.from_request(asked)
+        run = await self._run_on_axis(entry, q.axis)
+        return raw_json(await self._work(self._fit, run, q))
 
-    def _answer(self, run: Run, q: Question) -> bytes:
+    def _fit(self, run: Run, q: Query) -> bytes:
         key = content([run], "fit", q)
-        found = self._kept.get(key)
-        return found if found is not None else self._kept.put(key, answer(run, q))
+        found = self._cache.get(key)
+        return found if found is not None else self._cache.put(key, fit_response(run, q))
 
     async def compare(self, request: Request) -> Response:
-        asked = await body(request)
+        asked = await request_body(request)
         entries = self._chosen(asked.pop("runs", None))
-        q = Question.of(asked)
+        q = Query.from_request(asked)
         runs: list[Run] = []
         ids, left_out = [], []
         for entry in entries:
             try:
-                runs.append(_alone(await self._on(entry, q.axis), runs))
+                runs.append(_unique_name(await self._run_on_axis(entry, q.axis), runs))
                 ids.append(entry.id)
-            except (InputError, NoAnswer) as error:
+            except (InputError, RequestError) as error:
                 left_out.append(self.catalogue.roots.without_paths(str(error)))
         if not runs:
             raise InputError(left_out[0])
-        return raw(await self._work(self._together, runs, ids, left_out, q))
+        return raw_json(await self._work(self._compare, runs, ids, left_out, q))
 
-    def _together(self, runs: list[Run], ids: list[str], left_out: list[str], q: Question) -> bytes:
+    def _compare(self, runs: list[Run], ids: list[str], left_out: list[str], q: Query) -> bytes:
         key = content(runs, "compare", ids, left_out, q)
-        kept = self._kept.get(key)
+        kept = self._cache.get(key)
         if kept is not None:
             return kept
-        found = together(runs, q)
+        found = compare_runs(runs, q)
         names = {run.name: key for run, key in zip(runs, ids, strict=True)}
         for each in found["runs"]:
             each["id"] = names[each["name"]]
         found["left_out"] += left_out
-        return self._kept.put(key, found)
+        return self._cache.put(key, found)
 
-    async def inside(self, request: Request) -> Response:
+    async def details(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         step = request.query_params.get("step")
         if step is not None and not re.fullmatch(r"\d{1,12}", step, re.ASCII):
             raise InputError("step is a whole number")
         at = None if step is None else int(step)
-        return reply(await self._read(entry, self._rooms.panels, entry, at))
+        return json_response(await self._read(entry, self._open_runs.panels, entry, at))
 
     async def difference(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         other = self._entry(request.query_params.get("with"))
-        recipes = [await self._read(each, self._rooms.recipe, each) for each in (entry, other)]
-        return reply({"html": difference(entry.name, other.name, recipes[0], recipes[1])})
+        recipes = [await self._read(each, self._open_runs.recipe, each) for each in (entry, other)]
+        return json_response({"html": difference(entry.name, other.name, recipes[0], recipes[1])})
 
     # -- studies ----------------------------------------------------------------------------------
 
     async def studies(self, request: Request) -> Response:
-        return reply(await self._work(self._studies.list))
+        return json_response(await self._work(self._studies.list))
 
     async def study(self, request: Request) -> Response:
-        return reply(await self._work(self._studies.show, self._study_key(request)))
+        return json_response(await self._work(self._studies.show, self._study_key(request)))
 
     def _study_key(self, request: Request) -> str:
         key: str = request.path_params["id"]
         if key not in self.catalogue.studies:
-            raise NoAnswer(404, "no such study")
+            raise RequestError(404, "no such study")
         return key
 
     async def study_report(self, request: Request) -> Response:
@@ -266,30 +276,32 @@ class Site:
         def make() -> bytes:
             data = self._studies.report_data(key)
             with DRAWING:
-                return exports.packed(study_files(data))
+                return exports.zipped(study_files(data))
 
         return download(await self._work(make), "zip", "study-report")
 
-    # -- to take away -----------------------------------------------------------------------------
+    # -- exports ----------------------------------------------------------------------------------
 
     async def export(self, request: Request) -> Response:
         """/api/export/figure.png?run=ID&run=ID&from=…"""
         what, kind = request.path_params["what"], request.path_params["kind"]
         makers = {"figure": ("png", "svg"), "data": ("csv", "json"), "report": ("zip",)}
         if kind not in makers.get(what, ()):
-            raise NoAnswer(404, "there are figure.png, figure.svg, data.csv, data.json, report.zip")
+            raise RequestError(
+                404, "there are figure.png, figure.svg, data.csv, data.json, report.zip"
+            )
         entries = self._chosen(request.query_params.getlist("run"))
         theme = request.query_params.get("theme", "light")
         given = dict(request.query_params)
-        q = Question.of({k: v for k, v in given.items() if k not in ("run", "theme")})
+        q = Query.from_request({k: v for k, v in given.items() if k not in ("run", "theme")})
 
         runs: list[Run] = []
         for entry in entries:
-            run = _alone(await self._on(entry, q.axis), runs)
+            run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
             runs.append(run.replace(source=entry.source.place.name))
         records = []
         if what == "report":
-            records = [await self._read(entry, self._rooms.record, entry) for entry in entries]
+            records = [await self._read(entry, self._open_runs.record, entry) for entry in entries]
 
         def make() -> bytes:
             if what == "figure":
@@ -308,59 +320,61 @@ class Site:
 
     async def events(self, request: Request) -> Response:
         if self.hub.full:
-            raise NoAnswer(503, "too many listen already")
+            raise RequestError(503, "too many pages are open: close one")
         return StreamingResponse(self.hub.stream(), media_type="text/event-stream")
 
     async def _work(self, work: Callable[..., T], *given: Any) -> T:
-        """Off the event loop; the list's own fits wait meanwhile."""
-        late = f"not done within {WORK_SECONDS:.0f} s: it goes on, ask again later"
-        return await self._wait(self._workers, partial(work, *given), WORK_SECONDS, late)
+        """Run a computation in a thread. Fits for the list of runs pause meanwhile."""
+        late = f"not done within {WORK_SECONDS:.0f} s: it continues, ask again later"
+        return await self._wait(self._compute_threads, partial(work, *given), WORK_SECONDS, late)
 
     async def _read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
-        """Work that reads files of a run. Files that do not answer hold up no other run: one thread
-        waits for them, with no lock but that of their source."""
-        late = f"{entry.name}: its files do not answer: ask again later"
+        """Run a function that reads files of a run in a thread. A read that hangs (a lost network
+        file system) blocks that thread and the run's own lock, no other run."""
+        late = f"{entry.name}: reading its files takes too long: ask again later"
         if entry.late is not None:
-            raise NoAnswer(503, late)
+            raise RequestError(503, late)
         source = entry.source
 
         def read() -> T:
             if not source.lock.acquire(timeout=READ_SECONDS):
-                raise NoAnswer(503, late)
+                raise RequestError(503, late)
             try:
                 with source.roots.confined():
                     return work(*given)
             except OSError as error:
                 why = error.strerror or type(error).__name__
-                raise NoAnswer(404, f"{entry.name}: cannot be read: {why}") from None
+                raise RequestError(404, f"{entry.name}: cannot be read: {why}") from None
             finally:
                 source.lock.release()
 
-        return await self._wait(self._readers, read, READ_SECONDS, late)
+        return await self._wait(self._read_threads, read, READ_SECONDS, late)
 
-    async def _wait(self, workers: Workers, work: Callable[[], T], seconds: float, late: str) -> T:
+    async def _wait(
+        self, workers: DaemonThreads, work: Callable[[], T], seconds: float, late: str
+    ) -> T:
         self.catalogue.waiting += 1
         try:
             return await workers.submit(work).finished(seconds)
         except TimeoutError:
-            raise NoAnswer(503, late) from None
+            raise RequestError(503, late) from None
         except asyncio.CancelledError:
-            raise NoAnswer(503, "the server is being stopped") from None
+            raise RequestError(503, "the server is being stopped") from None
         finally:
             self.catalogue.waiting -= 1
 
     async def refused(self, request: Request, error: Exception) -> Response:
-        """One line for what cannot be answered, without paths of this machine."""
+        """The response to an error: one line, without paths of this machine."""
         if isinstance(error, HTTPException):
-            return said(error.status_code, error.detail)
+            return error_response(error.status_code, error.detail)
         status, why = 400, str(error)
-        if isinstance(error, NoAnswer):
+        if isinstance(error, RequestError):
             status = error.status
         elif isinstance(error, OSError):
             status, why = 404, f"cannot be read: {error.strerror or type(error).__name__}"
         elif not isinstance(error, InputError):
-            status, why = 500, "the server failed at this request: its log says why"
-        return said(status, self.catalogue.roots.without_paths(why))
+            status, why = 500, "the server failed at this request: see its log"
+        return error_response(status, self.catalogue.roots.without_paths(why))
 
 
 async def _no_app(*_: Any) -> None: ...
@@ -371,7 +385,7 @@ def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
-def _alone(run: Run, others: Sequence[Run]) -> Run:
+def _unique_name(run: Run, others: Sequence[Run]) -> Run:
     """The run under a name that no other has."""
     names = {other.name for other in others}
     name, count = run.name, 2
@@ -399,7 +413,7 @@ def make_app(
     token: str | None = None,
     origin: str | None = None,
 ) -> tuple[Guard, Site]:
-    """The app with its guard, and the site for who runs it."""
+    """The ASGI app behind its guard, and the site with its state."""
     site = Site(catalogue, token)
 
     @asynccontextmanager
@@ -417,7 +431,7 @@ def make_app(
         "/api/about": site.about,
         "/api/runs": site.runs,
         "/api/runs/{id}": site.run,
-        "/api/runs/{id}/inside": site.inside,
+        "/api/runs/{id}/inside": site.details,
         "/api/runs/{id}/diff": site.difference,
         "/api/studies": site.studies,
         "/api/studies/{id}": site.study,
@@ -439,7 +453,7 @@ def make_app(
         routes=routes,
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(
-            (NoAnswer, InputError, HTTPException, OSError, Exception), site.refused
+            (RequestError, InputError, HTTPException, OSError, Exception), site.refused
         ),
     )
     app.router.redirect_slashes = False

@@ -1,13 +1,13 @@
-"""Everything that was found, watched by one thread.
+"""The list of all runs, kept up to date by one thread.
 
-    look for new places ─► read what has come ─► tell ─► fit who changed ─► tell
-          every 3 s            every second              a while, then again from the start
+    search for new places ─► read new lines ─► publish ─► fit changed runs ─► publish
+          every 3 s             every second              up to 0.6 s, then from the start
 
-The watching thread itself touches no file: another thread reads each source (`reading`), and where
-its files do not answer, the watching thread goes on with the next. No lock is held meanwhile.
+The refreshing thread itself opens no file: other threads read each source (`watchdog`), and where a
+read hangs, it continues with the next source. No lock is held meanwhile.
 
-A forecast of the list is worked out here, one run after the other, those that somebody waits for
-(`questions`) always first.
+Forecasts of the list are computed here, one run after the other; requests of visitors (`queries`)
+go first.
 """
 
 from __future__ import annotations
@@ -31,57 +31,68 @@ from scalerl.files import to_json_bytes
 from scalerl.report.markup import ceiling
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
-from scalerl.serve.find import Place, Roots
+from scalerl.serve.discovery import Place, Roots
 from scalerl.serve.memory import give_back_memory
-from scalerl.serve.reading import Reading, Searched, Watchdog, key_of, read, search
 from scalerl.serve.sources import OwnRun, Source, source_of
+from scalerl.serve.watchdog import Reading, SearchResult, Watchdog, key_of, read, search
 from scalerl.text import shorten
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two searches for new places, between two looks at the files, and of fits between.
-SEARCH, LOOK, FITTING = 3.0, 1.0, 0.6
-#: Looks between two at a run that is over.
-SELDOM = 5
-#: A run that grows without pause is fitted anew at most this often.
-REFIT = 2.0
-#: Seconds for which the fits of the list give way to requests that are being answered.
-GIVE_WAY = 5.0
-#: Seconds without any progress of the watching thread after which it is called stalled. The longest
-#: step of its work is one fit, which takes seconds.
-STALLED = 60.0
-#: Points of the small curve in the list, and points that are sent as news.
-SPARK, NEWS = 24, 200
+#: Seconds between two searches for new runs: a search walks all directories.
+SEARCH_SECONDS = 3.0
+#: Seconds between two refreshes: a run writes its status about once a second.
+REFRESH_SECONDS = 1.0
+#: Seconds of fitting in each refresh, so that new lines are read between two batches of fits.
+FIT_SECONDS = 0.6
+#: A run that has ended is read once in so many refreshes.
+ENDED_EVERY = 5
+#: Seconds between two fits of a run that keeps growing.
+REFIT_SECONDS = 2.0
+#: Seconds for which the fits of the list pause while requests are being served.
+YIELD_SECONDS = 5.0
+#: Seconds without progress after which the refreshing thread counts as stalled. The longest step of
+#: its work is one fit, which takes seconds.
+STALLED_SECONDS = 60.0
+#: Points of the small curve in the list.
+SPARK_POINTS = 24
+#: New points that are sent with an event; a page that missed more reads the run again.
+EVENT_POINTS = 200
 
 
 @dataclass
 class Entry:
-    """One run."""
+    """One run of the list."""
 
     id: str
     source: Source
     run: Run | None
     name: str
-    #: Counts what has changed about its points.
+    #: Number of times that its points have changed.
     version: int = 0
     problem: str | None = None
     forecast: dict[str, Any] | None = None
+    #: The version that `forecast` was computed from; -1 before the first fit.
     fitted: int = -1
+    #: Time of the last fit, by the monotonic clock.
     fitted_at: float = 0.0
+    #: Time of the last change, in seconds since 1970.
     changed: float = field(default_factory=time.time)
-    told: dict[str, Any] = field(default_factory=dict)
-    #: What was told, as it is sent.
+    #: The summary that was published last.
+    published: dict[str, Any] = field(default_factory=dict)
+    #: `published` as JSON, made once for all visitors.
     text: bytes = b""
-    #: Points that were told of.
+    #: Number of points that have been published.
     sent: int = 0
+    #: Status and other facts from the run's files.
     about: dict[str, Any] = field(default_factory=dict)
-    #: Of the study that it is a member of.
+    #: Id of the study that the run is a member of.
     study: str | None = None
-    #: Since when its files have not answered, in seconds since 1970.
+    #: Time since which reading its files hangs, in seconds since 1970; None while it does not.
     late: float | None = None
 
     def summary(self) -> dict[str, Any]:
-        """The line of the list."""
+        """The entry as the list shows it."""
         run = self.run
         last = None if run is None or not len(run) else run
         return {
@@ -102,7 +113,7 @@ class Entry:
             "budget": None,
             "recipe": None,
             **self.about,
-            "problem": None if (said := self._problem()) is None else shorten(said, 400),
+            "problem": None if (problem := self._problem()) is None else shorten(problem, 400),
             "forecast": self.forecast,
             "changed": self.changed,
             "version": self.version,
@@ -112,18 +123,18 @@ class Entry:
     def _problem(self) -> str | None:
         if self.late is not None:
             since = time.strftime("%H:%M:%S", time.localtime(self.late))
-            return f"its files have not answered since {since}: they are tried on"
+            return f"its files have not answered since {since}; still trying"
         return self.problem or self.about.get("unread")
 
 
 def spark(run: Run) -> list[float]:
-    """A few scores along the compute."""
-    pick = np.unique(np.linspace(0, len(run) - 1, min(SPARK, len(run))).round().astype(int))
+    """A few scores for the small curve in the list, evenly spaced."""
+    pick = np.unique(np.linspace(0, len(run) - 1, min(SPARK_POINTS, len(run))).round().astype(int))
     return [round(float(v), 3) for v in run.score[pick]]
 
 
-def outlook(run: Run) -> dict[str, Any]:
-    """What the list says of where a run goes."""
+def list_forecast(run: Run) -> dict[str, Any]:
+    """The forecast of a run as the list shows it."""
     f = fit(run)
     ahead = forecast(f)
     words, spread = ceiling(f)
@@ -143,20 +154,20 @@ def outlook(run: Run) -> dict[str, Any]:
 
 
 class Catalogue:
-    """All entries by id. `tell(news)` is called from the watching thread."""
+    """All runs by id. `publish(event)` is called from the refreshing thread."""
 
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
         self.entries: dict[str, Entry] = {}
         self.studies: dict[str, Place] = {}
         self.problem: str | None = None
-        self.tell: Callable[[dict[str, Any]], None] = lambda news: None
-        #: How many people wait for an answer just now.
+        self.publish: Callable[[dict[str, Any]], None] = lambda event: None
+        #: Requests that are being served.
         self.waiting = 0
         self._sources: dict[str, Source] = {}
         self._readings: Watchdog[Reading] = Watchdog()
-        self._searches: Watchdog[Searched] = Watchdog()
-        #: When the watching thread last got on with its work, by the monotonic clock.
+        self._searches: Watchdog[SearchResult] = Watchdog()
+        #: Time of the refreshing thread's last progress, by the monotonic clock.
         self._progress = time.monotonic()
         self._searched = -math.inf
         self._count = 0
@@ -164,10 +175,10 @@ class Catalogue:
         self._gave_back = time.monotonic()
         self._thread: threading.Thread | None = None
 
-    # -- the thread -------------------------------------------------------------------------------
+    # -- the refreshing thread --------------------------------------------------------------------
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._refresh_forever, name="refresh", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -175,29 +186,29 @@ class Catalogue:
         if self._thread is not None:
             self._thread.join(timeout=3)
 
-    def _watch(self) -> None:
+    def _refresh_forever(self) -> None:
         while not self._stop.is_set():
             begun = time.monotonic()
             try:
-                self.look()
-                self.fit_some(FITTING)
+                self.refresh()
+                self.fit_some(FIT_SECONDS)
             except Exception as error:
-                # Whatever a file holds, the others are worth watching on.
-                log.error("while looking: %s: %s", type(error).__name__, error)
-            rest = LOOK - (time.monotonic() - begun)
+                # A fault in one file must not end the thread that all other runs depend on.
+                log.error("while refreshing: %s: %s", type(error).__name__, error)
+            rest = REFRESH_SECONDS - (time.monotonic() - begun)
             self._stop.wait(max(rest, 0.02 if self._behind() else 0.2))
 
     def waits_for(self) -> dict[str, float]:
-        """By name: runs whose files do not answer, and since when, in seconds since 1970."""
+        """Runs with reads that hang, by name, and since when, in seconds since 1970."""
         late = {self._sources[k].place.name: t for k, t in self._readings.waits_for.items()
                 if k in self._sources}  # fmt: skip
-        searching = {f"the search in {self.roots.looking_at}": t
+        searching = {f"the search in {self.roots.searching}": t
                      for t in self._searches.waits_for.values()}  # fmt: skip
         return late | searching
 
     @property
     def busy(self) -> bool:
-        """Whether threads are still at work."""
+        """Whether threads are still running."""
         alive = self._thread is not None and self._thread.is_alive()
         return alive or self._readings.busy or self._searches.busy
 
@@ -205,14 +216,14 @@ class Catalogue:
     def stalled(self) -> bool:
         """Whether nothing is read any more."""
         gone = self._thread is not None and not self._thread.is_alive()
-        return gone or time.monotonic() - self._progress > STALLED
+        return gone or time.monotonic() - self._progress > STALLED_SECONDS
 
     def _behind(self) -> bool:
         return any(e.fitted != e.version and e.run is not None for e in self.entries.values())
 
-    def look(self) -> None:
-        """Search (now and then), read what is new, and tell of it."""
-        if time.monotonic() - self._searched > SEARCH:
+    def refresh(self) -> None:
+        """Search now and then, read new lines, and publish what changed."""
+        if time.monotonic() - self._searched > SEARCH_SECONDS:
             self._search()
             self._searched = time.monotonic()
         self._count += 1
@@ -224,25 +235,25 @@ class Catalogue:
                 return
             mine = entries.get(id(source), [])
             over = mine and all(e.about.get("status") in ("ended", "failed", "quiet") for e in mine)
-            if over and (self._count + hash(key)) % SELDOM:
+            if over and (self._count + hash(key)) % ENDED_EVERY:
                 continue
             whole = not mine or mine[0].about["status"] == "reading"
             found = self._readings.ask(key, source.place.name, partial(read, source, whole))
-            self._take(source, mine, found, self._readings.waits_for.get(key))
+            self._apply(source, mine, found, self._readings.waits_for.get(key))
             self._progress = time.monotonic()
 
-    def _take(
+    def _apply(
         self, source: Source, mine: Sequence[Entry], found: Reading | None, late: float | None
     ) -> None:
-        """What a look has found, if it has come back."""
+        """Update the entries of a source from a reading, if one has returned."""
         for entry in mine:
             entry.late = late
             entry.about = entry.about if found is None else found.about
         if found is not None and found.runs is not None:
-            self._renew(source, mine, found, found.runs)
+            self._update(source, mine, found, found.runs)
         else:
             for entry in mine:
-                self._say(entry)
+                self._publish_entry(entry)
 
     def _search(self) -> None:
         where = f"the search in {self.roots.names[0]}"
@@ -255,43 +266,43 @@ class Catalogue:
         studies = {id_of("study", p.name): p for p in found.places if p.kind == "study"}
         if studies.keys() != self.studies.keys():
             self.studies = studies
-            self.tell({"kind": "studies"})
+            self.publish({"kind": "studies"})
         now = {key_of(p): p for p in found.places if p.kind != "study"}
         for key in self._sources.keys() - now.keys():
             gone = self._sources.pop(key)
             self._readings.forget(key)
             for entry in [e for e in self.entries.values() if e.source is gone]:
                 del self.entries[entry.id]
-                self.tell({"kind": "gone", "id": entry.id})
+                self.publish({"kind": "gone", "id": entry.id})
         for key, place in now.items():
             if key not in self._sources:
                 source = self._sources[key] = source_of(place, self.roots)
                 if isinstance(source, OwnRun):
-                    self._expect(source, found.new.get(key, time.time()))
+                    self._add_unread(source, found.new.get(key, time.time()))
 
-    def _expect(self, source: OwnRun, changed: float) -> None:
-        """A run is in the list before it is read: many take a while."""
+    def _add_unread(self, source: OwnRun, changed: float) -> None:
+        """List a run before it is read: reading many takes a while."""
         entry = Entry(id_of(source.place.name, ""), source, None, source.place.path.name)
         entry.about = {"kind": "run", "status": "reading"}
         entry.changed = changed
         study = id_of("study", source.place.name.rpartition("/runs/")[0])
         entry.study = study if study in self.studies else None
         line = entry.summary()
-        entry.text = as_sent(line)
+        entry.text = to_json_bytes(line)
         self.entries[entry.id] = entry
-        self.tell({"kind": "run", "run": line})
+        self.publish({"kind": "run", "run": line})
 
-    def _renew(
+    def _update(
         self, source: Source, mine: Sequence[Entry], found: Reading, runs: Sequence[Run]
     ) -> None:
-        """The entries of a source that has changed."""
+        """Update, add and remove the entries of a source that has changed."""
         known = {e.id: e for e in mine}
         names = [run.name for run in runs] or [source.place.path.name]
         ids = [id_of(source.place.name, "" if isinstance(source, OwnRun) else n) for n in names]
         for entry in mine:
             if entry.id not in ids:
                 del self.entries[entry.id]
-                self.tell({"kind": "gone", "id": entry.id})
+                self.publish({"kind": "gone", "id": entry.id})
         for i, (key, name) in enumerate(zip(ids, names, strict=True)):
             entry = known.get(key) or Entry(key, source, None, name)
             run = runs[i] if runs else None
@@ -303,61 +314,57 @@ class Catalogue:
                 if run is None:
                     entry.forecast = None
             self.entries[key] = entry
-            self._say(entry)
+            self._publish_entry(entry)
 
-    def _say(self, entry: Entry) -> None:
-        """Tell what has changed about an entry, and its new points."""
+    def _publish_entry(self, entry: Entry) -> None:
+        """Publish an entry that has changed, with its new points."""
         line = entry.summary()
-        if line == entry.told:
+        if line == entry.published:
             return
-        news: dict[str, Any] = {"kind": "run", "run": line}
-        if entry.run is not None and entry.told:
+        event: dict[str, Any] = {"kind": "run", "run": line}
+        if entry.run is not None and entry.published:
             count = len(entry.run)
-            if entry.sent < count <= entry.sent + NEWS:
-                news["from"] = entry.sent
-                news["new"] = [
+            if entry.sent < count <= entry.sent + EVENT_POINTS:
+                event["from"] = entry.sent
+                event["new"] = [
                     entry.run.compute[entry.sent :].tolist(),
                     entry.run.score[entry.sent :].tolist(),
                 ]
         entry.sent = 0 if entry.run is None else len(entry.run)
-        entry.told, entry.text = line, as_sent(line)
-        self.tell(news)
+        entry.published, entry.text = line, to_json_bytes(line)
+        self.publish(event)
 
     def listed(self) -> bytes:
-        """The whole list as JSON, of lines that were made when they changed."""
+        """The whole list as JSON, joined from entries that are encoded when they change."""
         return b"[" + b",".join(e.text for e in list(self.entries.values()) if e.text) + b"]"
 
     # -- forecasts of the list --------------------------------------------------------------------
 
     def fit_some(self, seconds: float) -> None:
-        """Fit those that changed, the longest waiting first, for about so long."""
+        """Fit runs that changed, the least recently fitted first, for about `seconds`."""
         until = time.monotonic() + seconds
         late = [e for e in self.entries.values() if e.fitted != e.version and e.run is not None]
-        late = [e for e in late if time.monotonic() - e.fitted_at > REFIT]
+        late = [e for e in late if time.monotonic() - e.fitted_at > REFIT_SECONDS]
         for entry in sorted(late, key=lambda e: e.fitted_at):
-            give_way = time.monotonic() + GIVE_WAY
-            while self.waiting and not self._stop.is_set() and time.monotonic() < give_way:
+            yield_until = time.monotonic() + YIELD_SECONDS
+            while self.waiting and not self._stop.is_set() and time.monotonic() < yield_until:
                 time.sleep(0.01)
             if self._stop.is_set() or time.monotonic() > until:
                 return
             run, version = entry.run, entry.version
             assert run is not None
             try:
-                found, problem = outlook(run), None
+                found, problem = list_forecast(run), None
             except InputError as error:
                 found, problem = None, self.roots.without_paths(str(error))
             entry.forecast, entry.problem = found, problem
             entry.fitted, entry.fitted_at = version, time.monotonic()
             if entry.id in self.entries:
-                self._say(entry)
+                self._publish_entry(entry)
             self._progress = time.monotonic()
-        if late and time.monotonic() - self._gave_back > REFIT:
+        if late and time.monotonic() - self._gave_back > REFIT_SECONDS:
             self._gave_back = time.monotonic()
             give_back_memory()
-
-
-def as_sent(found: Any) -> bytes:
-    return to_json_bytes(found)
 
 
 def same(a: Run | None, b: Run | None) -> bool:

@@ -1,8 +1,8 @@
 """Connections with deadlines.
 
-uvicorn closes a connection that is idle between two requests (`timeout_keep_alive`), and waits for
-ever for the rest of a request once its first byte has come, and for a client that does not read its
-answer. Each of these holds a file descriptor, of which a process has about a thousand.
+uvicorn closes a connection that is idle between two requests (`timeout_keep_alive`), but waits for
+ever for the rest of a request once its first byte has arrived, and for a client that does not read
+its response. Each of these holds a file descriptor, of which a process has about a thousand.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Connections at once; further ones are closed when they are made. A browser has up to seven for
+#: Connections at once; further ones are closed at once. A browser has up to seven for
 #: each page that is open.
 MAX_CONNECTIONS = 256
-#: Seconds from the first moment of a connection, or the first byte of a further request, to the end
-#: of the headers; also for the rest of a body after its answer. (`replies.BODY_SECONDS` is the time
-#: of a body that is waited for.)
+#: Seconds from the start of a connection, or from the first byte of a further request, to the end
+#: of the headers; also for the rest of a body after its response. (`responses.BODY_SECONDS` bounds a
+#: body that is waited for.)
 HEADER_SECONDS = 10.0
 #: Seconds that a client may read nothing while its answer waits to be sent.
 STALLED_SECONDS = 60.0
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn's, by h11: of its two parsers the one that limits the headers."""
+    """uvicorn's connection by h11, the one of its two parsers that limits the size of headers."""
 
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -62,7 +62,7 @@ class Connection(H11Protocol):
         self._expect_reading()
 
     def _expect_reading(self, unsent: int | None = None) -> None:
-        """Drop the connection where no byte of `unsent` was taken since the last time."""
+        """Drop the connection if the client has read no byte of `unsent` since the last call."""
         now = self.transport.get_write_buffer_size()
         if unsent is not None and now >= unsent:
             self.transport.abort()

@@ -1,6 +1,8 @@
-"""Server-sent events: each listener is told everything, and from then on what has changed since it
-was last told, however slow it is. News about one run replaces older news about it, so nothing piles
-up."""
+"""Server-sent events: a page receives the whole list first, then only changes.
+
+A newer event about a run replaces an older one that was not sent yet, so that a slow page never
+piles up events.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,31 @@ from typing import Any
 
 from scalerl.files import to_json_bytes
 
-#: Seconds of silence after which a line is sent that says nothing, so that a lost connection is
-#: noticed on both sides.
-BEAT = 10.0
-#: Listeners at once.
+#: Seconds without events after which a comment line is sent, so that both sides notice a lost
+#: connection.
+HEARTBEAT_SECONDS = 10.0
+#: Open event streams; each page has one.
 MAX_LISTENERS = 64
 
 
 class _Listener:
     def __init__(self) -> None:
-        self.news: dict[str, dict[str, Any]] = {}
-        self.some = asyncio.Event()
+        self.pending: dict[str, dict[str, Any]] = {}
+        self.ready = asyncio.Event()
 
-    def add(self, news: dict[str, Any]) -> None:
-        key = news.get("id") or news.get("run", {}).get("id") or news["kind"]
-        old = self.news.pop(key, None)
+    def add(self, event: dict[str, Any]) -> None:
+        key = event.get("id") or event.get("run", {}).get("id") or event["kind"]
+        old = self.pending.pop(key, None)
         if old is not None and "new" in old:
-            # New points that were not sent: their run is read again as a whole.
-            news = {k: v for k, v in news.items() if k not in ("new", "from")}
-        self.news[key] = news
-        self.some.set()
+            # New points of the older event are dropped, so that the page must read the run again:
+            # without "from" it does.
+            event = {k: v for k, v in event.items() if k not in ("new", "from")}
+        self.pending[key] = event
+        self.ready.set()
 
 
-class Hub:
-    """Who listens."""
+class EventHub:
+    """All open event streams."""
 
     def __init__(self, everything: Callable[[], bytes]) -> None:
         self._everything = everything
@@ -48,36 +51,36 @@ class Hub:
         """End every stream, so that the server can stop."""
         self._closed = True
         for listener in self._listeners:
-            listener.some.set()
+            listener.ready.set()
 
     @property
     def full(self) -> bool:
         return len(self._listeners) >= MAX_LISTENERS
 
-    def tell(self, news: dict[str, Any]) -> None:
-        """From any thread."""
+    def publish(self, event: dict[str, Any]) -> None:
+        """Send an event to every stream; callable from any thread."""
         if self._loop is not None and self._listeners and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell, news)
+            self._loop.call_soon_threadsafe(self._add_to_all, event)
 
-    def _tell(self, news: dict[str, Any]) -> None:
+    def _add_to_all(self, event: dict[str, Any]) -> None:
         for listener in self._listeners:
-            listener.add(news)
+            listener.add(event)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The events for one listener, until it goes."""
+        """The events for one page, until it disconnects."""
         mine = _Listener()
         self._listeners.add(mine)
         try:
             yield b"retry: 1000\nevent: all\ndata: " + self._everything() + b"\n\n"
             while not self._closed:
                 try:
-                    await asyncio.wait_for(mine.some.wait(), BEAT)
+                    await asyncio.wait_for(mine.ready.wait(), HEARTBEAT_SECONDS)
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
-                mine.some.clear()
-                news, mine.news = list(mine.news.values()), {}
-                for each in news:
+                mine.ready.clear()
+                events, mine.pending = list(mine.pending.values()), {}
+                for each in events:
                     text = to_json_bytes(each)
                     yield b"event: " + each["kind"].encode() + b"\ndata: " + text + b"\n\n"
         finally:

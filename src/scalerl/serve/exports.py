@@ -1,4 +1,4 @@
-"""Take it with you: figures, data and the offline report, made in memory."""
+"""Downloads: figures, data and the offline report, made in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalerl.report.run_record import RunRecord
 from scalerl.report.series import series_of_runs
 from scalerl.report.theme import drawing, get_theme, render
 from scalerl.runs.record import Run
-from scalerl.serve.questions import Question, answer, asked, fitted, together
+from scalerl.serve.queries import Query, compare_runs, fit_response, fitted, forecast_for
 from scalerl.serve.studies import DRAWING
 
 TYPES = {
@@ -31,10 +31,10 @@ TYPES = {
 }
 
 
-def figure(runs: Sequence[Run], q: Question, kind: str, theme: str = "light") -> bytes:
-    """The picture of the report: of one run with what was asked, or of several."""
+def figure(runs: Sequence[Run], q: Query, kind: str, theme: str = "light") -> bytes:
+    """The figure of the report, for one run or several, as PNG or SVG."""
     get_theme(theme)
-    fits = _alike(runs, q)
+    fits = _on_one_axis(runs, q)
     with DRAWING, drawing(theme):
         if len(fits) == 1:
             to = max(q.at, default=None)
@@ -45,9 +45,9 @@ def figure(runs: Sequence[Run], q: Question, kind: str, theme: str = "light") ->
         return render(made, kind)
 
 
-def data_csv(runs: Sequence[Run], q: Question) -> bytes:
-    """Points and curves, one a line: fitted, left out, or the law with its band."""
-    fits = _alike(runs, q)
+def data_csv(runs: Sequence[Run], q: Query) -> bytes:
+    """Points and curves as CSV: points that were fitted or left out, the law with its band."""
+    fits = _on_one_axis(runs, q)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["run", "kind", runs[0].x_kind, "pass_rate", "low", "high", "n_eval"])
@@ -65,7 +65,7 @@ def data_csv(runs: Sequence[Run], q: Question) -> bytes:
 
 
 def _cell(name: str) -> str:
-    """A name that no spreadsheet takes for a formula.
+    """A name that no spreadsheet reads as a formula.
 
     >>> _cell("first"), _cell("=1+1")
     ('first', "'=1+1")
@@ -73,17 +73,17 @@ def _cell(name: str) -> str:
     return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
 
 
-def data_json(runs: Sequence[Run], q: Question) -> bytes:
-    """The points and the whole answer of a run; of several a list of them, and the verdicts."""
-    each: list[dict[str, Any]] = [{"run": run.to_dict(), **answer(run, q)} for run in runs]
+def data_json(runs: Sequence[Run], q: Query) -> bytes:
+    """Points, fit and forecast of a run as JSON; for several runs a list, and the verdicts."""
+    each: list[dict[str, Any]] = [{"run": run.to_dict(), **fit_response(run, q)} for run in runs]
     found: dict[str, Any] = each[0]
     if len(runs) > 1:
-        found = {"runs": each, "pairs": together(runs, q)["pairs"]}
+        found = {"runs": each, "pairs": compare_runs(runs, q)["pairs"]}
     return to_json_bytes(found, indent=1)
 
 
-def _alike(runs: Sequence[Run], q: Question) -> list[Fit]:
-    """Fits on one axis."""
+def _on_one_axis(runs: Sequence[Run], q: Query) -> list[Fit]:
+    """Fits of all runs, refused where their kinds of compute differ."""
     fits = [fitted(run, q) for run in runs]
     if len({f.run.x_kind for f in fits}) > 1:
         raise InputError("these runs count different kinds of compute: choose an axis")
@@ -91,19 +91,19 @@ def _alike(runs: Sequence[Run], q: Question) -> list[Fit]:
 
 
 def report_zip(
-    runs: Sequence[Run], q: Question, records: Sequence[RunRecord | None], command: str
+    runs: Sequence[Run], q: Query, records: Sequence[RunRecord | None], command: str
 ) -> bytes:
-    """`scalerl report`, packed."""
+    """The files of `scalerl report` as a zip."""
     fits = [fitted(run, q) for run in runs]
     with DRAWING:
         made = report_files(
-            fits, forecasts=[asked(f, q) for f in fits], records=records, command=command
+            fits, forecasts=[forecast_for(f, q) for f in fits], records=records, command=command
         )
-    return packed(made)
+    return zipped(made)
 
 
-def packed(content: Mapping[str, bytes]) -> bytes:
-    """The files in a zip, the same for the same files."""
+def zipped(content: Mapping[str, bytes]) -> bytes:
+    """Files as a zip, byte for byte the same for the same files."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
         for name, data in content.items():

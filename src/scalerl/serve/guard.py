@@ -1,12 +1,11 @@
-"""Who may ask, and the headers of every answer.
+"""Access control of the live page, and the security headers of every response.
 
-- *Host*: a page of somebody else whose name is made to point here (DNS rebinding) sends its own
-  name, and is refused.
-- *Origin*: requests that a page of another origin makes are refused, and there are no CORS headers
-  for it to read an answer by. An https origin is another than the http one of the same name, unless
-  `--origin` says that a proxy serves the page there.
-- *Token*: where the server is reached from elsewhere; in a cookie, compared in constant time.
-- *Content-Security-Policy*: scripts and styles of our own files alone, and nothing from elsewhere.
+- *Host*: refused unless it names this server. A foreign page with a DNS name that was made to
+  resolve to this machine (DNS rebinding) sends its own name.
+- *Origin*: requests from pages of another origin are refused, and no CORS headers let them read a
+  response. https and http are different origins, unless `--origin` names the address of a proxy.
+- *Token*: required where other machines can connect; kept in a cookie, compared in constant time.
+- *Content-Security-Policy*: scripts and styles from our own files only.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 COOKIE = "scalerl_token"
-#: Bytes of the file with the token, which has at most 256 characters.
+#: Bytes of the token file. A token has at most 256 characters; the rest is room for line ends.
 MAX_TOKEN_FILE = 4096
 ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
-#: Answered without a token: that the server lives, the page that asks for one, and what it needs.
+#: Paths that need no token: the health check, and the login page with its files.
 OPEN = ("/healthz", "/api/login", "/login", "/static/")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -51,7 +50,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
+    """Whether only this machine can connect to an address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -65,7 +64,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: str | Path) -> str:
-    """The token in a file."""
+    """Read the token from a file."""
     try:
         text = read_limited(path, MAX_TOKEN_FILE).decode().strip()
     except (OSError, UnicodeError) as error:
@@ -80,7 +79,7 @@ def read_token(path: str | Path) -> str:
 
 
 def check_origin(given: str) -> str:
-    """An origin as browsers send it; InputError where it is none.
+    """An origin in the form that browsers send; InputError for anything else.
 
     >>> check_origin("https://Runs.example.org/")
     'https://runs.example.org'
@@ -99,7 +98,7 @@ def _host_of(origin: str) -> str:
 
 
 class Guard:
-    """In front of the app."""
+    """ASGI middleware that refuses requests by host, origin or token before they reach the app."""
 
     def __init__(
         self,
@@ -151,9 +150,9 @@ class Guard:
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self.knows(hosts[0].decode("latin-1")):
-            return 403, "not by this name\n"
+            return 403, "this server has another name: open the address that it printed\n"
         if not self._same_origin(scope, hosts[0].decode("latin-1")):
-            return 403, "not from another page\n"
+            return 403, "requests from other pages are refused\n"
         path = scope["path"]
         is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
         if self._token is not None and not is_open and not self.holds_token(scope):
@@ -161,7 +160,7 @@ class Guard:
         return None
 
     def knows(self, host: str) -> bool:
-        """Whether the server goes by this name: with whatever port, since ports are forwarded."""
+        """Whether a Host header names this server; with any port, since ports may be forwarded."""
         match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?", host)
         if match is None:
             return False
@@ -170,7 +169,7 @@ class Guard:
             return True
         if not self._everywhere:
             return False
-        try:  # No other page's name is a plain number.
+        try:  # a plain address cannot be a DNS name that was made to point here
             ipaddress.ip_address(name)
         except ValueError:
             return False
@@ -184,7 +183,7 @@ class Guard:
         site = _header(scope, b"sec-fetch-site")
         if site in (b"", b"same-origin", b"none"):
             return True
-        # A link elsewhere may lead to the page, which then asks for everything else itself.
+        # A link on another site may open the page; the page then makes its own requests.
         opens = _header(scope, b"sec-fetch-mode") == b"navigate"
         return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
 
@@ -197,10 +196,10 @@ class Guard:
                 except CookieError:
                     continue
                 given = found.value if found is not None else given
-        return self.right(given)
+        return self.is_token(given)
 
-    def right(self, given: str) -> bool:
-        """Whether a token is the token, in the same time for every wrong one."""
+    def is_token(self, given: str) -> bool:
+        """Whether a token is right, compared in constant time."""
         token = self._token or ""
         return bool(token) and hmac.compare_digest(
             given.encode("utf-8", "surrogatepass"), token.encode()

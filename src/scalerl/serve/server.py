@@ -1,4 +1,4 @@
-"""The server: one port, one process."""
+"""`scalerl serve`: one process that listens on one port."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scalerl.errors import InputError
 from scalerl.serve.app import Site, make_app
 from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.connections import Connection
-from scalerl.serve.find import Roots
+from scalerl.serve.discovery import Roots
 from scalerl.serve.guard import check_origin, is_loopback, read_token
 from scalerl.serve.memory import one_heap
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of events before it waits for requests to end."""
+    """Closes event streams before it waits for open requests, which would otherwise never end."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
@@ -41,19 +41,19 @@ def serve(
     open_page: bool = False,
     origin: str | None = None,
 ) -> bool:
-    """Serve until interrupted. The first line on stdout is the address. `origin`: where a proxy
-    serves the page. Returns whether threads are still at work: they may wait for files for ever."""
+    """Serve until interrupted. The first line on stdout is the address. `origin`: the page's
+    address behind a proxy. Returns whether threads are still running: a read may hang for ever."""
     token = None if token_file is None else read_token(token_file)
     origin = None if origin is None else check_origin(origin)
     if origin is not None and token is None:
         raise InputError(
-            f"--origin {origin} lets others in: give --token-file F as well, a file with a token "
-            "that they need"
+            f"--origin {origin} lets other machines connect: give --token-file F as well, a file "
+            "with the token that visitors need"
         )
     if not is_loopback(host) and token is None:
         raise InputError(
-            f"--host {host} lets others in: give --token-file F as well, a file with a token that "
-            "they need"
+            f"--host {host} lets other machines connect: give --token-file F as well, a file "
+            "with the token that visitors need"
         )
     one_heap()
     roots = Roots(directories)
@@ -68,18 +68,19 @@ def serve(
         timeout_graceful_shutdown=2,
         http=Connection,
         ws="none",
-        # A proxy's word about who asks is not taken.
+        # X-Forwarded-For could be forged by any client: addresses are not used for access.
         proxy_headers=False,
     )
     address = url(host, listening.getsockname()[1])
     print(address, flush=True)
     if token is not None:
-        print(f"asks for the token in {token_file}", file=sys.stderr)
+        print(f"visitors need the token in {token_file}", file=sys.stderr)
     if open_page:
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    # A fit holds the interpreter: who asks meanwhile should not wait 5 ms at every turn.
+    # A fit holds the interpreter lock: other requests would wait Python's default of 5 ms at each
+    # switch, dozens of times a response.
     sys.setswitchinterval(0.001)
-    with listening, suppress(KeyboardInterrupt):  # how a server is ended
+    with listening, suppress(KeyboardInterrupt):  # Ctrl-C is the usual way to end it
         _Server(config, site).run(sockets=[listening])
     return site.busy
 
@@ -101,7 +102,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def url(host: str, port: int) -> str:
-    """As a browser takes it.
+    """The address as a browser accepts it.
 
     >>> url("127.0.0.1", 8000), url("::1", 80), url("0.0.0.0", 8000)
     ('http://127.0.0.1:8000/', 'http://[::1]:80/', 'http://127.0.0.1:8000/')

@@ -1,4 +1,4 @@
-"""Sources of runs that are watched: a look costs what was written since the last one."""
+"""Files that hold runs: refreshing one costs what was written since the last time."""
 
 from __future__ import annotations
 
@@ -26,47 +26,51 @@ from scalerl.runs.load import load_runs
 from scalerl.runs.lock import is_locked
 from scalerl.runs.record import Run
 from scalerl.runs.table import Table
-from scalerl.serve.find import Place, Roots
+from scalerl.serve.discovery import Place, Roots
 
-#: A run of ours writes its status every second; older, it does something else or is gone.
-FRESH = 30.0
-#: A log of others that grew within these seconds is growing.
-GROWING = 60.0
-#: A log that has to be read whole is read so many times its own reading time later at the soonest.
-PATIENCE = 8.0
-#: Compute axes offered of a log, and files looked at in a directory.
-MAX_AXES, MAX_FILES = 8, 2000
-#: Files of a run that are read.
+#: Seconds for which a status file shows that a run is alive. Runs write it every second; a long
+#: pause of the machine must not make them look dead.
+FRESH_SECONDS = 30.0
+#: Seconds since its last growth for which a log counts as growing.
+GROWING_SECONDS = 60.0
+#: A log that has to be read whole waits this many times its own reading time before the next
+#: reading, so that reading takes at most a ninth of a thread.
+REREAD_FACTOR = 8.0
+#: Kinds of compute offered for a log.
+MAX_AXES = 8
+#: Files of a directory that are watched for changes.
+MAX_FILES = 2000
+#: Files of a run directory that are read.
 FILES = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "recipe.json", "recipe.toml")
-#: Bytes that a log may have grown by to be read on; after more it is read whole.
+#: Bytes of growth up to which only the new lines of a log are read.
 MAX_NEW = 16_000_000
 
 
 class Source(Protocol):
-    """Something that holds runs."""
+    """A file or directory that holds one or more runs."""
 
     place: Place
     roots: Roots
-    #: Held while its files are read: a file is followed by one reader at a time.
+    #: Held while its files are read: the position in a file belongs to one reader at a time.
     lock: threading.Lock
 
-    def look(self) -> bool:
-        """Read what is new; whether there was anything."""
+    def refresh(self) -> bool:
+        """Read what is new; returns whether there was anything."""
         ...
 
     def runs(self) -> list[Run]: ...
     def on(self, run: Run, axis: str) -> Run:
-        """The same run on another axis of compute."""
+        """The same run against another kind of compute."""
         ...
 
     def axes(self) -> list[str]: ...
     def about(self) -> dict[str, Any]:
-        """Status, step and what else is known of all its runs."""
+        """Status, step and other facts about its runs."""
         ...
 
 
 class OwnRun:
-    """A run directory of ours."""
+    """A run directory written by `scalerl train`."""
 
     def __init__(self, place: Place, roots: Roots) -> None:
         self.place = place
@@ -75,7 +79,7 @@ class OwnRun:
         self.live = LiveRun(place.path)
         self._locked = (0.0, False)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         return self.live.refresh()
 
     def runs(self) -> list[Run]:
@@ -99,7 +103,7 @@ class OwnRun:
             status = "running"
         elif end is not None:
             status, why = "ended", end.reason
-        told = run.status
+        status_file = run.status
         budget = run.recipe.get("budget")
         use = None
         if isinstance(budget, dict):
@@ -111,7 +115,7 @@ class OwnRun:
             "why": why,
             "step": run.step,
             "pass_rate": run.pass_rate,
-            "waits_for": told.waits_for if told is not None and status == "running" else None,
+            "waits_for": status_file.waits_for if status_file and status == "running" else None,
             "warnings": run.warnings,
             "budget": None if use is None else {"share": min(use.share, 1.0), "text": use.text},
             "recipe": run.recipe.get("name") or self._recipe(),
@@ -119,19 +123,20 @@ class OwnRun:
         }
 
     def _recipe(self) -> str | None:
-        """Named by its file, where the record has no name of it."""
+        """The name of the recipe file, where the record does not name its recipe."""
         name = "recipe.toml"
         return name if is_file(self.place.path / name) else None
 
     def _alive(self) -> bool:
-        told = self.live.status
-        age = time.time() - (told.time or 0.0) if told is not None else None
+        status = self.live.status
+        age = time.time() - (status.time or 0.0) if status is not None else None
         # A status from the future was written before the clock was set back: its age is unknown.
-        if age is not None and 0.0 <= age < FRESH:
+        if age is not None and 0.0 <= age < FRESH_SECONDS:
             return self.live.ended is None
-        # Whether a lock is held can only be found out by trying it, so it is asked seldom.
+        # A lock can only be tested by trying to take it, which could make a run that starts just
+        # now fail: so it is tested seldom.
         asked, locked = self._locked
-        if time.monotonic() - asked > FRESH:
+        if time.monotonic() - asked > FRESH_SECONDS:
             locked = is_locked(self.place.path)
             self._locked = time.monotonic(), locked
         return locked
@@ -143,8 +148,8 @@ def _positive(value: Any) -> Any:
 
 
 @dataclass
-class SomeLines(Lines):
-    """Lines that are given, as if they were the file."""
+class TextAsLines(Lines):
+    """Text that is read as if it were the file."""
 
     text: str = ""
 
@@ -154,20 +159,23 @@ class SomeLines(Lines):
 
 @dataclass
 class _End:
-    """Where reading stopped in a file of lines, and what lies before that place."""
+    """Where the last reading of a file of lines stopped."""
 
+    #: Position in bytes.
     at: int
     inode: int
+    #: The bytes before the position: if they have changed, the file was rewritten.
     mark: bytes
+    #: The header line of a table; empty for JSONL.
     header: str
     read: Callable[[Path, str, Lines], Table]
 
 
 @dataclass
 class Log:
-    """A log of somebody else's, by the importers. A file of lines that holds one run is read on
-    from where one was, as long as what comes goes on with the curve; everything else is read whole
-    again, and the more seldom the longer that takes."""
+    """A log of another framework, read by the importers. Of a file of lines that holds one run,
+    only new lines are read, as long as they continue its curve; everything else is read whole
+    again, the less often the longer that takes."""
 
     place: Place
     roots: Roots
@@ -180,13 +188,13 @@ class Log:
     _due: float = 0.0
     _end: _End | None = None
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return False
         if self._stamp is not None:
             self._grew = time.time()
-        if self._read_on():
+        if self._read_new_lines():
             self._stamp = stamp
             return True
         if time.monotonic() < self._due:
@@ -212,7 +220,7 @@ class Log:
         return self._axes
 
     def about(self) -> dict[str, Any]:
-        growing = time.time() - self._grew < GROWING
+        growing = time.time() - self._grew < GROWING_SECONDS
         return {"kind": "log", "status": "growing" if growing else "quiet"}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -249,10 +257,10 @@ class Log:
             self._end = end if len(self.found) == 1 and not self.found[0].signs else None
         except InputError as error:
             self.found, self.problem = [], str(error)
-        self._due = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+        self._due = time.monotonic() + REREAD_FACTOR * (time.monotonic() - begun)
 
     def _mark(self) -> _End | None:
-        """The end of the file, where it is a file of lines that ends in a whole one."""
+        """The end of a file of lines that ends in a whole line; None for other files."""
         if len(self.place.files) != 1 or self.place.files[0].is_dir():
             return None
         path = self.place.files[0]
@@ -272,8 +280,8 @@ class Log:
         read = read_jsonl if jsonl else read_delimited
         return _End(size, inode, mark, text, read) if mark.endswith(b"\n") else None
 
-    def _read_on(self) -> bool:
-        """Take the lines that have come; False where they do not simply go on with the curve."""
+    def _read_new_lines(self) -> bool:
+        """Add the new lines; False where they do not simply continue the curve."""
         end, path = self._end, self.place.files[0]
         if end is None or self.problem is not None:
             return False
@@ -292,14 +300,14 @@ class Log:
         if not new:
             return True
         try:
-            lines = SomeLines(path)
+            lines = TextAsLines(path)
             lines.text = end.header + new.decode()
             run = self.found[0]
             table = end.read(path, run.name, lines)
             (piece,) = load_runs([table], x=run.x_name, y=run.y_name)
         except (InputError, UnicodeError, ValueError):
             return False
-        if not _goes_on(run, piece):
+        if not _continues(run, piece):
             return False
         self.found = [_joined(run, piece)]
         end.at += len(new)
@@ -308,7 +316,7 @@ class Log:
 
 
 def _files(folder: Path) -> list[str]:
-    """Files in a directory and in those below it, some of them where there are many."""
+    """Files in a directory and below it, at most MAX_FILES."""
     found: list[str] = []
     for top, below, names in os.walk(folder):
         below.sort()
@@ -328,7 +336,7 @@ def _axes(found: Sequence[Run], tables: Sequence[Table]) -> list[str]:
     return list(dict.fromkeys([*own[:1], *known]))[:MAX_AXES]
 
 
-def _goes_on(run: Run, piece: Run) -> bool:
+def _continues(run: Run, piece: Run) -> bool:
     return bool(
         len(run)
         and len(piece)
@@ -352,5 +360,5 @@ def _joined(run: Run, piece: Run) -> Run:
 
 
 def source_of(place: Place, roots: Roots) -> Source:
-    """Its reader."""
+    """The source that reads a place."""
     return OwnRun(place, roots) if place.kind == "run" else Log(place, roots)

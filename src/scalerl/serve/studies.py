@@ -1,4 +1,4 @@
-"""Studies: the table that fills as members finish, the knob map, and what the race does next."""
+"""Studies on the live page: table, knob map and the race, updated as members finish."""
 
 from __future__ import annotations
 
@@ -18,47 +18,45 @@ from scalerl.report.study_report_data import StudyReportData, collect
 from scalerl.report.theme import drawing, render
 from scalerl.runs.live_run import file_stamp
 from scalerl.serve.catalogue import Catalogue
-from scalerl.serve.find import STUDY, Place, Roots
-from scalerl.serve.inside import fragment
+from scalerl.serve.discovery import STUDY, Place, Roots
+from scalerl.serve.run_details import fragment
 from scalerl.serve.sources import FILES
 from scalerl.study.study import Study
 
-#: Matplotlib's settings belong to the process: one picture at a time.
+#: Matplotlib's settings belong to the process: one figure at a time.
 DRAWING = threading.Lock()
+#: Seconds that the list of studies waits for a study that another request is reading.
+LIST_SECONDS = 2.0
+#: Seconds that a request for one study waits for another request that is reading it.
+STUDY_SECONDS = 60.0
 
 
-#: Seconds that the list waits for a study that another request reads, and that a request for the
-#: study itself waits.
-SHORTLY = 2.0
-LONG = 60.0
-
-
-class Late(InputError):
-    """Another request has been reading the files of this study for long."""
+class StudyBusy(InputError):
+    """Another request is still reading the files of this study."""
 
 
 class Studies:
-    """The studies of the catalogue, each worked out again only when its files have changed."""
+    """The studies of the catalogue, each recomputed only when its files have changed."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._made: dict[str, tuple[Any, Study]] = {}
         self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._lines: dict[str, dict[str, Any]] = {}
-        #: Of each study: held while its files are read.
+        #: By study: held while its files are read.
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def list(self) -> list[dict[str, Any]]:
-        """All, by name: how many members of each are where."""
+        """All studies by name, with the number of members in each state."""
         out = []
         for key, place in list(self._catalogue.studies.items()):
             line: dict[str, Any] = {"id": key, "name": place.path.name, "where": place.name}
             line |= {"problem": None, "members": 0, "status": {}}
             try:
-                with self._reading(key, place, SHORTLY):
+                with self._reading(key, place, LIST_SECONDS):
                     self._count(key, place, line)
                     self._lines[key] = line
-            except Late as error:  # as it was when it was last read
+            except StudyBusy as error:  # show it as it was last read
                 line = self._lines.get(key, line | {"problem": str(error)})
             except InputError as error:
                 problem = self._catalogue.roots.without_paths(str(error))
@@ -77,10 +75,10 @@ class Studies:
 
     @contextmanager
     def _reading(self, key: str, place: Place, seconds: float) -> Iterator[None]:
-        """Files that do not answer hold up this study alone."""
+        """Read a study's files; a read that hangs blocks this study only."""
         lock = self._locks[key]
         if not lock.acquire(timeout=seconds):
-            raise Late(f"{place.name}: its files do not answer: ask again later")
+            raise StudyBusy(f"{place.name}: reading its files takes too long: ask again later")
         try:
             with self._catalogue.roots.confined():
                 yield
@@ -91,21 +89,21 @@ class Studies:
             lock.release()
 
     def show(self, key: str) -> dict[str, Any]:
-        """One study whole."""
+        """Everything that the page shows about one study."""
         place = self._place(key)
-        with self._reading(key, place, LONG):
+        with self._reading(key, place, STUDY_SECONDS):
             study = self._study(key, place)
             stamp = self._stamp(study)
             kept = self._shown.get(key)
             if kept is None or kept[0] != stamp:
-                kept = self._shown[key] = stamp, self._work_out(key, place, study)
+                kept = self._shown[key] = stamp, self._compute(key, place, study)
             return kept[1]
 
     def report_data(self, key: str) -> StudyReportData:
-        """What its report is made of."""
+        """The data of a study's report, without paths of this machine."""
         place = self._place(key)
         roots = self._catalogue.roots
-        with self._reading(key, place, LONG):
+        with self._reading(key, place, STUDY_SECONDS):
             found = collect(self._study(key, place))
         return replace(
             found,
@@ -125,7 +123,7 @@ class Studies:
         return found
 
     def _study(self, key: str, place: Place) -> Study:
-        """Read anew when its plan or its recipes are others."""
+        """The study, read again when its definition or recipes have changed."""
         self._check(place.path)
         files = [place.path / STUDY, *sorted((place.path / "recipes").glob("*.toml"))]
         stamp = tuple(file_stamp(path) for path in files)
@@ -135,7 +133,7 @@ class Studies:
         return kept[1]
 
     def _check(self, path: Path) -> None:
-        """No file of the study lies elsewhere."""
+        """Refuse a study with a link that leads out of the served directories."""
         roots = self._catalogue.roots
         files = [path / STUDY, *(path / "recipes").glob("*.toml")]
         for member in (path / "runs").glob("*"):
@@ -154,7 +152,7 @@ class Studies:
             for name in names
         )
 
-    def _work_out(self, key: str, place: Place, study: Study) -> dict[str, Any]:
+    def _compute(self, key: str, place: Place, study: Study) -> dict[str, Any]:
         found = study.to_dict()
         shown = StudyReportData(
             path=place.name, reference=study.reference, found=found, curves=[], differs={}
@@ -189,7 +187,7 @@ class Studies:
 
 
 def _without_paths(value: Any, roots: Roots) -> Any:
-    """JSON in which no text has a path of this machine."""
+    """A JSON value without paths of this machine in its texts."""
     if isinstance(value, str):
         return roots.without_paths(value)
     if isinstance(value, dict):

@@ -1,5 +1,7 @@
-"""What lies under the directories: runs of ours, logs of others, studies. Nothing outside of them
-is found, whatever links lead there."""
+"""Finds runs, logs of other frameworks and studies under the served directories.
+
+Links that lead out of the directories are not followed.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,34 @@ from scalerl.runs.importers import Reader
 from scalerl.runs.sources import MAX_DEPTH, find_logs, part_of_a_run
 
 STUDY = "study.toml"
-#: Of these a directory has one, and recipe.toml, as soon as a run of ours is begun in it.
-BEGUN = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "lock")
-#: Directories that are looked into, at most.
+#: A directory with recipe.toml and one of these holds a run that has started.
+STARTED = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "lock")
+#: Directories that a search visits: bounds the time of one on a home directory.
 MAX_FOLDERS = 20_000
-#: Bytes of a log of another framework that is read whole: as rows it takes several times as much
-#: memory. The commands read larger ones.
+#: Bytes of a log of another framework. In memory its rows take several times as much, and a server
+#: holds many; the commands read larger ones.
 MAX_LOG = 200_000_000
-#: An absolute path of several parts in a message, and its last part.
+#: An absolute path with several components in a message; the group is its last component.
 ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])/(?:[^\s/'\":]+/)+([^\s/'\":]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was found. `name` is its path as people see it, from the directory that was
-    given on; it is what links are made of, so it stays the same from start to start."""
+    """Where a run, a log or a study was found."""
 
     kind: Literal["run", "log", "study"]
     path: Path
+    #: Its path as the page shows it, relative to the served directory. Ids and links are made from
+    #: it, so it is the same after a restart.
     name: str
+    #: Importers for a log.
     readers: tuple[Reader, ...] = ()
+    #: Files of a log.
     files: tuple[Path, ...] = ()
 
 
 class Roots:
-    """The directories (or files) that were given."""
+    """The served directories (or files)."""
 
     def __init__(self, given: Sequence[str | Path]) -> None:
         self.given = [Path(each).expanduser() for each in given]
@@ -50,19 +55,18 @@ class Roots:
                 raise InputError(f"{each}: no such file or directory: give what holds runs")
         self.real = [os.path.realpath(each) for each in self.given]
         self.names = _names(self.real)
-        #: The directory that a search looks into just now, by its name.
-        self.looking_at = ""
+        #: Name of the directory that a search is visiting.
+        self.searching = ""
 
     def confined(self) -> AbstractContextManager[None]:
-        """Inside this, nothing outside of the directories is read, and no log that is too large for
-        a server that holds many."""
+        """A context that refuses files outside of the directories and logs above MAX_LOG."""
         return confined(self.real, MAX_LOG)
 
     def holds(self, path: str | Path) -> bool:
         return is_inside(path, self.real)
 
     def name(self, path: Path) -> str:
-        """Relative to the root it is under, with the root's own name before it."""
+        """The path relative to its root, with the root's name before it."""
         for each, first in zip(self.given, self.names, strict=True):
             if path == each or each in path.parents:
                 inside = path.relative_to(each).as_posix()
@@ -70,8 +74,8 @@ class Roots:
         return path.name
 
     def without_paths(self, text: str) -> str:
-        """A message as the page shows it: what lies under the directories by its name there, and of
-        any other absolute path the last part alone."""
+        """A message without paths of this machine: served paths by their names, the last component
+        of any other absolute path."""
         for real, given, name in zip(self.real, self.given, self.names, strict=True):
             for start in {real, str(given.absolute())} - {os.sep}:
                 text = text.replace(start, name)
@@ -79,7 +83,7 @@ class Roots:
 
 
 def _names(real: Sequence[str]) -> list[str]:
-    """The last part of each path, and the part before it where two would have one name.
+    """The last component of each path, or the last two where the last would repeat.
 
     >>> _names(["/data/a/runs", "/data/b/runs", "/old"])
     ['a/runs', 'b/runs', 'old']
@@ -94,34 +98,34 @@ def _names(real: Sequence[str]) -> list[str]:
 
 
 def find(roots: Roots) -> list[Place]:
-    """All places, in the order of their names; a place reached twice counts once."""
+    """All places, ordered by name; a place reached by two paths counts once."""
     found: list[Place] = []
     seen: set[str] = set()
     for root in roots.given:
-        ours = list(_ours(root, roots, seen, 0)) if is_folder(root) else []
-        found += ours
-        found += _logs(root, roots, ours, seen)
+        own = list(_own_places(root, roots, seen, 0)) if is_folder(root) else []
+        found += own
+        found += _logs(root, roots, own, seen)
     return found
 
 
 def is_run(folder: Path) -> bool:
-    """A run of ours, also one that has only just begun."""
+    """Whether a directory holds a run of `scalerl train`, also one that has just started."""
     if is_file(folder / "evals.jsonl"):
         return True
-    return _is_there(folder / "recipe.toml") and any(_is_there(folder / n) for n in BEGUN)
+    return _exists(folder / "recipe.toml") and any(_exists(folder / n) for n in STARTED)
 
 
-def _is_there(path: Path) -> bool:
-    """Also as something else than a file: its run says that it cannot be read."""
+def _exists(path: Path) -> bool:
+    """Whether the name exists, also as a broken link or a pipe, which reading then reports."""
     return os.path.lexists(path)
 
 
-def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Place]:
+def _own_places(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Place]:
     real = os.path.realpath(folder)
     if depth > MAX_DEPTH or real in seen or not roots.holds(real) or len(seen) > MAX_FOLDERS:
         return
     seen.add(real)
-    roots.looking_at = roots.name(folder)
+    roots.searching = roots.name(folder)
     if is_run(folder):
         yield Place("run", folder, roots.name(folder))
         return
@@ -136,18 +140,18 @@ def _ours(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Pl
             continue
         for child in children:
             if is_folder(child.path) and not child.name.startswith("."):
-                yield from _ours(Path(child.path), roots, seen, depth + 1)
+                yield from _own_places(Path(child.path), roots, seen, depth + 1)
 
 
-def _logs(root: Path, roots: Roots, ours: Sequence[Place], seen: set[str]) -> Iterator[Place]:
-    """What the importers read: files that are parts of one run are one place."""
-    taken = {os.path.realpath(place.path) for place in ours}
+def _logs(root: Path, roots: Roots, own: Sequence[Place], seen: set[str]) -> Iterator[Place]:
+    """Logs that the importers read; files that belong to one run are one place."""
+    taken = {os.path.realpath(place.path) for place in own}
 
     def leave_out(path: Path) -> bool:
         real = os.path.realpath(path)
         return real in taken or not roots.holds(real)
 
-    together: dict[str, list[tuple[Path, Reader]]] = {}
+    by_run: dict[str, list[tuple[Path, Reader]]] = {}
     with roots.confined():
         logs = find_logs(root, leave_out)
     for where, reader in logs:
@@ -157,14 +161,14 @@ def _logs(root: Path, roots: Roots, ours: Sequence[Place], seen: set[str]) -> It
             continue
         seen.add(real)
         home = None if is_folder(path) else part_of_a_run(path)
-        together.setdefault(str(home or path), []).append((path, reader))
-    for parts in together.values():
-        first = parts[0][0]
-        path = first if len(parts) == 1 else first.parent
+        by_run.setdefault(str(home or path), []).append((path, reader))
+    for files in by_run.values():
+        first = files[0][0]
+        path = first if len(files) == 1 else first.parent
         yield Place(
             "log",
             path,
             roots.name(path),
-            tuple(reader for _, reader in parts),
-            tuple(each for each, _ in parts),
+            tuple(reader for _, reader in files),
+            tuple(each for each, _ in files),
         )

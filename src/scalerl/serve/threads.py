@@ -2,7 +2,7 @@
 
 A read of a file on a network file system that is gone waits in the kernel, and no signal ends it.
 The calls that read files are therefore made by daemon threads: the caller stops waiting after a
-while, and the process can end without them. (The threads of `concurrent.futures` and of anyio are
+while, and the process can exit without them. (The threads of `concurrent.futures` and of anyio are
 waited for when the interpreter ends.)
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """A call that is made by another thread."""
+    """A call that another thread makes."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -35,11 +35,11 @@ class Call(Generic[T]):
         return self._done.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it for so long; whether it is done."""
+        """Wait up to `seconds`; returns whether the call is done."""
         return self._done.wait(seconds)
 
     def result(self) -> T:
-        """What the call returned, or its error raised; only once it is done."""
+        """The call's return value, or its exception raised; only once it is done."""
         if self._error is not None:
             raise self._error
         return self._found
@@ -53,21 +53,21 @@ class Call(Generic[T]):
         self._then()
 
     async def finished(self, seconds: float) -> T:
-        """The result, for the event loop; TimeoutError after so many seconds."""
+        """The result, awaited by the event loop; TimeoutError after `seconds`."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+        def notify() -> None:
+            with suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(ready.set)
 
-        self._then = tell
+        self._then = notify
         if not self.done:
             await asyncio.wait_for(ready.wait(), seconds)
         return self.result()
 
 
-class Workers:
-    """Daemon threads, at most `most`, started when they are needed. Calls beyond that wait."""
+class DaemonThreads:
+    """Up to `most` daemon threads, started as needed. Further calls wait in a queue."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -91,7 +91,7 @@ class Workers:
 
     @property
     def busy(self) -> bool:
-        """Whether a call has not come back."""
+        """Whether a call has not returned."""
         return self._idle < self._threads
 
     def _work(self) -> None:

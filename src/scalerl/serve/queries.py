@@ -1,5 +1,8 @@
-"""What is asked of a run, and the answer: the numbers of `fit --json` and `forecast --json`, the
-curve as it is drawn, and the words of the report. Answers are kept by content."""
+"""Requests for fits, forecasts and comparisons, and their results, cached by content.
+
+A result holds the numbers of `fit --json` and `forecast --json`, the curve to draw, and the
+sentences of the report.
+"""
 
 from __future__ import annotations
 
@@ -24,47 +27,60 @@ from scalerl.report.payload import amount, scores
 from scalerl.report.series import downsample, drawn_until, quick_curve
 from scalerl.runs.record import Run
 
-#: Points of a run that are sent to be drawn.
+#: Points of a run that are sent to be drawn: about one a pixel.
 MAX_POINTS = 1500
-#: Answers that are kept, and bytes of them together. (Those on a run that has grown since are asked
-#: for by nobody.)
-KEPT, KEPT_BYTES = 400, 3_000_000
-#: Fits that are kept, and points of them together: a fit takes half a megabyte, and more with
-#: every point.
-KEPT_FITS, KEPT_POINTS = 24, 20_000
-#: Runs beside each other, and amounts or targets in one question.
-MAX_RUNS, MAX_ASKED = 12, 16
+#: Responses in the cache. Those of a run that has grown since are never asked for again.
+MAX_RESPONSES = 400
+#: Bytes of all responses in the cache.
+MAX_RESPONSE_BYTES = 3_000_000
+#: Fits in the cache: each takes half a megabyte, and more with every point.
+MAX_FITS = 24
+#: Points of all fits in the cache.
+MAX_FIT_POINTS = 20_000
+#: Runs in one comparison: the page has as many colours.
+MAX_RUNS = 12
+#: Amounts of compute, or targets, in one query.
+MAX_AMOUNTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """`lo`, `hi`: the window. `known`: as if nothing after this compute had happened. `quick`:
-    without what takes longer than a hand that drags would wait (other windows, what would identify
-    the ceiling, past alarms)."""
+class Query:
+    """What a page asks about one run or several. Amounts of compute are on `axis`."""
 
+    #: Kind of compute; None for the run's own.
     axis: str | None = None
+    #: Start of the fitted window.
     lo: float | None = None
+    #: End of the fitted window.
     hi: float | None = None
+    #: Points after this compute are treated as not yet measured.
     known: float | None = None
+    #: Amounts of compute to forecast at.
     at: tuple[float, ...] = ()
+    #: Scores to reach.
     target: tuple[float, ...] = ()
+    #: Cost of one unit of compute.
     price: float | None = None
+    #: What one point of score is worth, in the unit of `price`.
     value: float | None = None
+    #: Probability that intervals hold, 0 to 1.
     level: float = 0.9
+    #: Without the slow parts (other windows, compute that would identify the ceiling, past alarms):
+    #: asked while the visitor drags a handle.
     quick: bool = False
 
     @staticmethod
-    def of(asked: Mapping[str, Any]) -> Question:
-        """From the fields of a request; InputError says which one is wrong.
+    def from_request(asked: Mapping[str, Any]) -> Query:
+        """A query from the fields of a request; InputError names a field that is wrong.
 
-        >>> Question.of({"window": [10, None], "budget": "200", "target": [0.5]})
+        >>> Query.from_request({"window": [10, None], "budget": "200", "target": [0.5]})
         ... # doctest: +ELLIPSIS
-        Question(axis=None, lo=10.0, hi=None, known=None, at=(200.0,), target=(0.5,), ...)
+        Query(axis=None, lo=10.0, hi=None, known=None, at=(200.0,), target=(0.5,), ...)
         """
         unknown = asked.keys() - FIELDS
         if unknown:
             raise InputError(
-                f"no field {sorted(map(str, unknown))[0][:40]!r} in a question: it has "
+                f"no field {sorted(map(str, unknown))[0][:40]!r} in a query: it has "
                 f"{', '.join(sorted(FIELDS))}"
             )
         window = asked.get("window")
@@ -75,7 +91,7 @@ class Question:
         if axis is not None and not (isinstance(axis, str) and 0 < len(axis) <= 200):
             raise InputError("axis is the name of a kind of compute")
         level = _number("level", asked.get("level"))
-        return Question(
+        return Query(
             axis=axis,
             lo=_amount("from", lo),
             hi=_amount("to", hi),
@@ -124,45 +140,45 @@ def _numbers(name: str, value: Any) -> tuple[float, ...]:
     if value is None or value == "":
         return ()
     items = value if isinstance(value, list) else str(value).split(",")
-    if len(items) > MAX_ASKED:
-        raise InputError(f"{name}: at most {MAX_ASKED} at a time")
+    if len(items) > MAX_AMOUNTS:
+        raise InputError(f"{name}: at most {MAX_AMOUNTS} at a time")
     found = [_number(name, each) for each in items]
     return tuple(v for v in found if v is not None)
 
 
-# -- answers --------------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------
 
 
-class Fits:
-    """The last fits, by content: a budget, a target or a price is asked of the fit there is."""
+class FitCache:
+    """The last fits, by content: another budget, target or price needs no new fit."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, Fit] = OrderedDict()
+        self._cached: OrderedDict[bytes, Fit] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, run: Run, q: Question) -> Fit:
+    def get(self, run: Run, q: Query) -> Fit:
         key = content([run], q.lo, q.end, q.level)
         with self._lock:
-            found = self._kept.get(key)
+            found = self._cached.get(key)
         if found is None:
             found = fit(run, lo=q.lo, hi=q.end, level=q.level)
         with self._lock:
-            self._kept[key] = found
-            self._kept.move_to_end(key)
-            while len(self._kept) > 1 and self._full():
-                self._kept.popitem(last=False)
+            self._cached[key] = found
+            self._cached.move_to_end(key)
+            while len(self._cached) > 1 and self._full():
+                self._cached.popitem(last=False)
         return found
 
     def _full(self) -> bool:
-        points = sum(len(each.run) for each in self._kept.values())
-        return len(self._kept) > KEPT_FITS or points > KEPT_POINTS
+        points = sum(len(each.run) for each in self._cached.values())
+        return len(self._cached) > MAX_FITS or points > MAX_FIT_POINTS
 
 
-fitted = Fits().of
+fitted = FitCache().get
 
 
-def asked(f: Fit, q: Question) -> Forecast:
-    """The forecast; a price without a value is no question of whether to go on."""
+def forecast_for(f: Fit, q: Query) -> Forecast:
+    """The forecast that a query asks for. Advice on whether to continue needs price and value."""
     both = q.price is not None and q.value is not None
     return forecast(
         f,
@@ -173,10 +189,10 @@ def asked(f: Fit, q: Question) -> Forecast:
     )
 
 
-def answer(run: Run, q: Question) -> dict[str, Any]:
-    """Everything that the page shows of one run."""
+def fit_response(run: Run, q: Query) -> dict[str, Any]:
+    """Everything that the page shows about one run."""
     f = fitted(run, q)
-    ahead = asked(f, q)
+    ahead = forecast_for(f, q)
     out: dict[str, Any] = {
         "quick": q.quick,
         "curve": drawn(f, q),
@@ -200,8 +216,8 @@ def answer(run: Run, q: Question) -> dict[str, Any]:
     return out | {"fit": fit_results([f], planned)[0], "words": [s for s in said if s]}
 
 
-def _cost(ahead: Forecast, q: Question) -> dict[str, Any] | None:
-    """What going on costs: price times compute still to be spent."""
+def _cost(ahead: Forecast, q: Query) -> dict[str, Any] | None:
+    """Cost of continuing: price times the compute that is still to be spent."""
     if q.price is None:
         return None
     end = ahead.fit.end
@@ -216,7 +232,7 @@ def _cost(ahead: Forecast, q: Question) -> dict[str, Any] | None:
     }
 
 
-def drawn(f: Fit, q: Question, to: float | None = None) -> dict[str, Any]:
+def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
     """The curve with its band, and the points: used for the fit, and not."""
     far = max([drawn_until(f), *(1.02 * c for c in q.at), to or 0.0])
     x, median, band = quick_curve(f, far)
@@ -238,9 +254,8 @@ def drawn(f: Fit, q: Question, to: float | None = None) -> dict[str, Any]:
     }
 
 
-def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
-    """Several runs beside each other, each with its forecast, and the verdict on them (unless
-    `quick`)."""
+def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
+    """Several runs with their forecasts, and the verdicts on them (unless `quick`)."""
     fits, left_out = [], []
     for run in runs:
         try:
@@ -256,7 +271,7 @@ def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
             "axis that they share"
         )
     far = max(drawn_until(f) for f in fits)
-    # Asked of all at one place: twice the compute of the longest, unless it is said.
+    # All runs are forecast at the same compute, by default twice that of the longest.
     at = list(q.at) or [2.0 * max(f.end for f in fits)]
     said: list[str] = []
     pairs: list[dict[str, Any]] = []
@@ -289,41 +304,41 @@ def together(runs: Sequence[Run], q: Question) -> dict[str, Any]:
     }
 
 
-# -- kept by content ------------------------------------------------------------------------------
+# -- cache by content -----------------------------------------------------------------------------
 
 
-class Kept:
-    """The last answers as JSON, by what was asked of which points: equal points give equal answers,
-    whoever asks, and however the run is called in the list."""
+class ResponseCache:
+    """The last responses as JSON, by query and points: equal points give equal responses, whatever
+    the run's id."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._cached: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self.hits = 0
 
     def get(self, key: bytes) -> bytes | None:
         with self._lock:
-            found = self._kept.get(key)
+            found = self._cached.get(key)
             if found is not None:
-                self._kept.move_to_end(key)
+                self._cached.move_to_end(key)
                 self.hits += 1
             return found
 
     def put(self, key: bytes, found: Mapping[str, Any]) -> bytes:
         text = to_json_bytes(found)
         with self._lock:
-            if key not in self._kept:
+            if key not in self._cached:
                 self._bytes += len(text)
-            self._kept[key] = text
-            while len(self._kept) > KEPT or self._bytes > KEPT_BYTES:
-                _, old = self._kept.popitem(last=False)
+            self._cached[key] = text
+            while len(self._cached) > MAX_RESPONSES or self._bytes > MAX_RESPONSE_BYTES:
+                _, old = self._cached.popitem(last=False)
                 self._bytes -= len(old)
         return text
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:
-    """A hash of all that an answer depends on."""
+    """A hash of everything that a response depends on."""
     made = hashlib.sha256(repr(more).encode("utf-8", "surrogatepass"))
     for run in runs:
         made.update(

@@ -1,4 +1,4 @@
-"""What a search and a look at a source give, and the watchdog over looks that do not come back."""
+"""Reading sources and searching directories, with a bounded wait for reads that hang."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any, Generic, TypeVar
 from scalerl.errors import InputError
 from scalerl.runs.live_run import file_stamp
 from scalerl.runs.record import Run
-from scalerl.serve.find import Place, Roots, find
+from scalerl.serve.discovery import Place, Roots, find
 from scalerl.serve.sources import Source
-from scalerl.serve.workers import Call, Workers
+from scalerl.serve.threads import Call, DaemonThreads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Seconds that the watching thread waits for the files of one run. Local files answer within
-#: milliseconds; a log of a gigabyte that is read for the first time takes longer.
+#: Seconds that the refreshing thread waits for the files of one run. Local files take milliseconds;
+#: the first reading of a log of a gigabyte takes longer.
 PATIENCE = 5.0
-#: Looks that are left waiting at once; beyond that no further source is looked at, so that a dead
-#: file system with a thousand runs does not take a thousand threads.
+#: Reads that may hang at once. Beyond that no further source is read, so that a lost file system
+#: with a thousand runs does not take a thousand threads.
 MAX_LATE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one look at a source found. `runs` is None where nothing has changed."""
+    """The result of reading a source."""
 
+    #: None where nothing has changed.
     runs: list[Run] | None
     problem: str | None
     about: dict[str, Any]
@@ -38,14 +39,14 @@ class Reading:
 
 
 def read(source: Source, whole: bool) -> Reading:
-    """Look at a source; with `whole`, give its runs even if nothing has changed. What goes wrong
-    with one source is its own problem."""
+    """Read a source; with `whole`, return its runs even if nothing has changed. Errors become the
+    reading's `problem`."""
     runs: list[Run] | None = None
     problem = None
     about: dict[str, Any] = {}
     try:
         with source.roots.confined(), source.lock:
-            if source.look() or whole:
+            if source.refresh() or whole:
                 runs = []
                 about = source.about()
                 runs = source.runs()
@@ -56,38 +57,38 @@ def read(source: Source, whole: bool) -> Reading:
     except OSError as error:  # the directory has gone, or may not be read
         runs, problem = [], f"cannot be read: {error.strerror or type(error).__name__}"
     except Exception as error:
-        # Whatever a file holds, the other sources are worth reading.
+        # Importers meet files of any content; a fault in one must not stop the other sources.
         log.error("%s: %s: %s", source.place.name, type(error).__name__, error)
-        runs, problem = [], f"cannot be read: {type(error).__name__}; the server's log says more"
+        runs, problem = [], f"cannot be read: {type(error).__name__}; see the server's log"
     about = about or {"kind": source.place.kind, "status": "stopped"}
     return Reading(runs, problem, about, written(source.place))
 
 
 def written(place: Place) -> float:
-    """When the files of a place were last written to."""
+    """Time of the last write to the files of a place, in seconds since 1970."""
     files = place.files or tuple(place.path / name for name in ("evals.jsonl", "steps.jsonl"))
     stamps = [found[1] / 1e9 for path in files if (found := file_stamp(path)) is not None]
     return max(stamps, default=time.time())
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    """What a search has found. `new`: by key, when a place that was not known before was last
-    written to, in seconds since 1970."""
+class SearchResult:
+    """The result of a search."""
 
     places: list[Place]
+    #: For places that were not known before, by key: time of the last write, in seconds since 1970.
     new: dict[str, float]
     problem: str | None = None
 
 
-def search(roots: Roots, known: Sequence[str]) -> Searched:
-    """Everything under the directories."""
+def search(roots: Roots, known: Sequence[str]) -> SearchResult:
+    """Find everything under the served directories."""
     try:
         places = find(roots)
     except InputError as error:
-        return Searched([], {}, roots.without_paths(str(error)))
+        return SearchResult([], {}, roots.without_paths(str(error)))
     new = {key: written(p) for p in places if (key := key_of(p)) not in known}
-    return Searched(places, new)
+    return SearchResult(places, new)
 
 
 def key_of(place: Place) -> str:
@@ -96,25 +97,25 @@ def key_of(place: Place) -> str:
 
 @dataclass
 class Watchdog(Generic[T]):
-    """Makes calls that read files, one for each key at a time, and waits for each PATIENCE seconds
-    at most. A call that takes longer goes on; its result is given when it is asked for again."""
+    """Makes calls that read files, one at a time for each key, and waits up to PATIENCE seconds for
+    each. A call that takes longer continues; its result is returned by a later `ask`."""
 
-    workers: Workers = field(default_factory=lambda: Workers("read", MAX_LATE + 1))
+    threads: DaemonThreads = field(default_factory=lambda: DaemonThreads("read", MAX_LATE + 1))
     _late: dict[str, Call[T]] = field(default_factory=dict)
-    #: Late calls for what is gone: their results are dropped.
+    #: Late calls for sources that have been removed: their results are dropped.
     _gone: list[Call[T]] = field(default_factory=list)
-    #: Keys that were warned of: files that are slow every time fill no log.
+    #: Keys that a warning was logged for, so that files that are always slow do not fill the log.
     _warned: set[str] = field(default_factory=set)
 
     def ask(self, key: str, name: str, call: Callable[[], T]) -> T | None:
-        """The result of the call, or of the last one for this key that came late; None while there
-        is none."""
+        """The result of the call, or of an earlier late one for this key; None while there is
+        none."""
         job = self._late.get(key)
         if job is None:
             self._gone = [each for each in self._gone if not each.done]
             if len(self._late) + len(self._gone) >= MAX_LATE:
                 return None
-            job = self.workers.submit(call)
+            job = self.threads.submit(call)
             if not job.wait(PATIENCE):
                 self._late[key] = job
                 self._warn(key, name)
@@ -132,17 +133,17 @@ class Watchdog(Generic[T]):
             log.warning(text, name, PATIENCE)
 
     def forget(self, key: str) -> None:
-        """What the key stood for is gone; a call for it may still come back, to no effect."""
+        """Drop the key of a source that was removed; the result of a late call is ignored."""
         self._warned.discard(key)
         if key in self._late:
             self._gone.append(self._late.pop(key))
 
     @property
     def busy(self) -> bool:
-        """Whether a call has not come back."""
-        return self.workers.busy
+        """Whether a call has not returned."""
+        return self.threads.busy
 
     @property
     def waits_for(self) -> dict[str, float]:
-        """By key: since when, in seconds since 1970, of the calls that have not come back."""
+        """Calls that have not returned, by key: their start, in seconds since 1970."""
         return {key: job.begun for key, job in list(self._late.items()) if not job.done}

@@ -1,5 +1,8 @@
-"""The panels of a run that somebody has opened: kept for the last few, read on from where one was,
-and thinned, so that a run of any length takes the same memory."""
+"""The panels of a run that a visitor has opened.
+
+The last few opened runs are cached; new lines are read from where the last reading stopped, and
+downsampled, so that a run of any length takes the same memory.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,31 @@ from scalerl.runs.tail import TailReader
 from scalerl.serve.catalogue import Entry
 from scalerl.serve.sources import OwnRun
 
-#: Runs that are kept open, and lines of each file that are kept of one.
-OPEN, LINES = 8, 480
-#: Bytes that are read in one look.
-MOST = 4_000_000
-#: Bytes of a file that are read for one question. A longer record takes several.
-MAX_LOOK = 64_000_000
-#: Validations whose answers can be chosen.
+#: Runs in the cache.
+MAX_OPEN_RUNS = 8
+#: Lines of each file that are kept for a run: more than the panels have pixels for.
+MAX_LINES = 480
+#: Bytes that are read at a time.
+BLOCK_BYTES = 4_000_000
+#: Bytes of a file that are read for one request. A longer record takes several requests.
+MAX_READ_BYTES = 64_000_000
+#: Validations offered to read answers of.
 MAX_STEPS = 200
 
 L = TypeVar("L", bound=Line)
 
 
-class Thinned(Generic[L]):
-    """Evenly picked lines of a file, the last one always: of twice as many every second is kept.
+class DownsampledLines(Generic[L]):
+    """Evenly spaced lines of a growing file, and its last line. When there are too many, every
+    second one is dropped.
 
-    lines  1 2 3 4 5 6 7 8 9          LINES = 4
+    lines  1 2 3 4 5 6 7 8 9          MAX_LINES = 4
     kept   1 2 3 4 | 1 3 5 7 | 1 5 9
     """
 
     def __init__(self, path: Path, kind: type[L], slim: Callable[[L], L] = lambda x: x) -> None:
         self._slim = slim
-        self._follower: TailReader[L] = TailReader(path, kind.from_dict, MOST)
+        self._reader: TailReader[L] = TailReader(path, kind.from_dict, BLOCK_BYTES)
         self._clear()
 
     def _clear(self) -> None:
@@ -54,20 +60,21 @@ class Thinned(Generic[L]):
         self._every = 1
         self.count = 0
 
-    def look(self) -> None:
-        end = self._follower.bytes_read + MAX_LOOK
-        while self._follower.bytes_read < end:
-            at = self._follower.at
-            new = self._follower.new()
-            if self._follower.at == at and not self._follower.restarted:
+    def refresh(self) -> None:
+        """Read the new lines."""
+        end = self._reader.bytes_read + MAX_READ_BYTES
+        while self._reader.bytes_read < end:
+            at = self._reader.at
+            new = self._reader.new()
+            if self._reader.at == at and not self._reader.restarted:
                 return
-            if self._follower.restarted:
+            if self._reader.restarted:
                 self._clear()
             for line in new:
                 slim = self._slim(line)
                 if self.count % self._every == 0:
                     self._kept.append(slim)
-                    if len(self._kept) > LINES:
+                    if len(self._kept) > MAX_LINES:
                         self._kept = self._kept[::2]
                         self._every *= 2
                 self._last = slim
@@ -82,26 +89,26 @@ def _slim(line: StepLine) -> StepLine:
     return replace(line, prompts=())
 
 
-class Opened:
-    """One run that is looked into."""
+class OpenRun:
+    """The record of one opened run, refreshed as the run goes on."""
 
     def __init__(self, path: Path, name: str, where: str) -> None:
         self.path, self.name, self.where = path, name, where
-        self._steps = Thinned(path / StepLine.FILE, StepLine, _slim)
-        self._evals = Thinned(path / EvalLine.FILE, EvalLine)
-        self._events = Thinned(path / EventLine.FILE, EventLine)
+        self._steps = DownsampledLines(path / StepLine.FILE, StepLine, _slim)
+        self._evals = DownsampledLines(path / EvalLine.FILE, EvalLine)
+        self._events = DownsampledLines(path / EventLine.FILE, EventLine)
         self._store = RunStore(path, resume=True)
 
     def answered(self) -> list[int]:
-        """Steps whose answers can be read, the latest of many."""
+        """The latest steps with answers to read."""
         inside = is_inside(self.path / EvalAnswers.FOLDER)
         return self._store.answered()[-MAX_STEPS:] if inside else []
 
     def record(self, step: int | None = None) -> RunRecord:
-        """What is known now, with the answers of a validation, by default the last. Its path is the
-        name of the directory: the page shows no paths of this machine."""
+        """The record as of now, with the answers of one validation, by default the last. Its path
+        is the directory's name: the page shows no paths of this machine."""
         for each in (self._steps, self._evals, self._events):
-            each.look()
+            each.refresh()
         at = step if step is not None else next(reversed(self.answered()), None)
         steps = self._steps.lines()
         found = make_record(
@@ -116,15 +123,15 @@ class Opened:
         return replace(found, path=Path(self.where))
 
 
-class Rooms:
+class OpenRunCache:
     """The runs that were opened last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._open: OrderedDict[str, OpenRun] = OrderedDict()
 
-    def open(self, entry: Entry) -> Opened | None:
-        """None for a log of others, which has no inside."""
+    def open(self, entry: Entry) -> OpenRun | None:
+        """The open run of an entry; None for a log of another framework, which has no panels."""
         if not isinstance(entry.source, OwnRun):
             return None
         if not is_file(entry.source.place.path / "recipe.toml"):
@@ -132,11 +139,11 @@ class Rooms:
         found = self._open.get(entry.id)
         if found is None:
             path = entry.source.place.path
-            found = Opened(path, entry.name, entry.source.place.name)
+            found = OpenRun(path, entry.name, entry.source.place.name)
         with self._lock:
             found = self._open.setdefault(entry.id, found)
             self._open.move_to_end(entry.id)
-            while len(self._open) > OPEN:
+            while len(self._open) > MAX_OPEN_RUNS:
                 self._open.popitem(last=False)
         return found
 
@@ -153,14 +160,14 @@ class Rooms:
         return found
 
     def panels(self, entry: Entry, step: int | None) -> dict[str, Any]:
-        """The panels of the report, and the validations whose answers can be chosen."""
+        """The panels of the report, and the validations with answers to choose from."""
         found = self.open(entry)
         notes = [] if entry.run is None else list(entry.run.notes)
         notes = [entry.source.roots.without_paths(note) for note in notes]
         read = f"<h3>How it was read</h3>{items(notes)}" if notes else ""
         if found is None:
-            told = "" if entry.problem is None else f"<p>{text(entry.problem)}</p>"
-            return {"html": told + read, "answered": [], "answers": ""}
+            problem = "" if entry.problem is None else f"<p>{text(entry.problem)}</p>"
+            return {"html": problem + read, "answered": [], "answers": ""}
         one = found.record(step)
         return {
             "html": fragment(panels.panels(replace(one, answers=None)) + read),
@@ -171,14 +178,15 @@ class Rooms:
 
 
 def difference(name: str, other: str, mine: Recipe, theirs: Recipe) -> str:
-    """What the recipe of a run does otherwise than that of another."""
+    """The table of differences between two recipes."""
     rows = diff(theirs, mine)
     if not rows:
         return "<p>The same recipe.</p>"
-    caption = f"What {name} does otherwise than {other}"
+    caption = f"Settings of {name} that differ from {other}"
     return fragment(panels.differences_table(caption, (other, name), rows))
 
 
 def fragment(html: str) -> str:
-    """Markup for a page whose policy refuses style attributes: its script sets them."""
+    """Markup with style attributes renamed: the page's Content-Security-Policy refuses inline
+    styles, and its script sets them."""
     return re.sub(r'(<[^<>]*?)\sstyle="', r'\1 data-style="', html)
