@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 #: each page that is open.
 MAX_CONNECTIONS = 256
 #: Seconds from the start of a connection, or from the first byte of a further request, to the end
-#: of the headers; also for the rest of a body after its response. (`responses.BODY_SECONDS` bounds a
-#: body that is waited for.)
+#: of the headers; also for the rest of a body after its response. (`responses.BODY_SECONDS` bounds
+#: a body that is waited for.)
 HEADER_SECONDS = 10.0
 #: Seconds that a client may read nothing while its answer waits to be sent.
 STALLED_SECONDS = 60.0
