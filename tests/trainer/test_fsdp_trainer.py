@@ -97,7 +97,7 @@ def gradients(t, groups):
 
 
 def several(place, specs, groups):
-    """One step of a trainer of each spec; they share the meeting of this process."""
+    """One step of a trainer of each spec; they share the process group of this process."""
     import scalerl.trainer.fsdp as fsdp
 
     joined, out = [], []
@@ -107,12 +107,12 @@ def several(place, specs, groups):
             joined.append(real(spec))
         return joined[0]
 
-    real, fsdp.join = fsdp.join, join
+    real, fsdp.join_process_group = fsdp.join_process_group, join
     try:
         for spec in specs:
             out.append(gradients(TRAINERS["fsdp"](replace(spec, ranks=place)), groups))
     finally:
-        fsdp.join = real
+        fsdp.join_process_group = real
     return out
 
 
