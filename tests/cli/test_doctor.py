@@ -53,8 +53,8 @@ def test_a_finished_run_is_well(capsys, out):
     event(out, "end", reason="budget of 30 steps")
     code, text = run(capsys, out)
     assert code == 0
-    assert "verdict     ended at step 30: budget of 30 steps" in text
-    assert "(usually one every 0.8 s)" in text and "newest whole one: step_30" in text
+    assert "diagnosis   ended at step 30: budget of 30 steps" in text
+    assert "(usually one every 0.8 s)" in text and "newest complete one: step_30" in text
 
 
 def test_processes_of_a_finished_run_are_not_listed_unless_one_is_left(capsys, out):
@@ -78,8 +78,8 @@ def test_a_dead_run_is_resumed_from_its_newest_whole_checkpoint(capsys, out):
     (out / "checkpoints" / "step_30" / "run.json").write_text("[]")
     code, text = run(capsys, out)
     assert code == 1
-    assert "the run died at step 30 without a word" in text
-    assert f"it goes on from step 20: scalerl train --resume {out}" in text
+    assert "the run died at step 30 without an error" in text
+    assert f"continue from step 20: scalerl train --resume {out}" in text
     assert "checkpoint step_30 is damaged (the content of run.json has changed)" in text
 
 
@@ -87,7 +87,7 @@ def test_without_a_whole_checkpoint_it_says_so(capsys, out):
     for path in (out / "checkpoints").glob("*/manifest.json"):
         path.unlink()
     code, text = run(capsys, out)
-    assert code == 1 and "it starts anew: there is no whole checkpoint" in text
+    assert code == 1 and "start again: there is no complete checkpoint" in text
 
 
 def test_a_failure_is_told_with_its_reason(capsys, out):
@@ -141,7 +141,7 @@ def test_no_run_is_one_line_and_exit_code_2(capsys, tmp_path):
 def test_garbage_in_any_file_is_survived(capsys, out, name, garbage):
     (out / name).write_bytes(garbage)
     code, text = run(capsys, out)
-    assert code == 1 and "verdict" in text
+    assert code == 1 and "diagnosis" in text
 
 
 def living(out, **changes):
@@ -163,7 +163,7 @@ def living(out, **changes):
         ({"status": Status(30, "x", stopping=True)}, "healthy", "ending, with a checkpoint"),
         ({"status_age": 90.0, "saving": True}, "healthy", "a checkpoint is being written"),
         ({"step_age": 400.0}, "stuck", "no step for 400 s, usually 0.7 s; the run waits for 2"),
-        ({"step_age": 400.0, "pace": 60.0}, "healthy", "goes on"),
+        ({"step_age": 400.0, "pace": 60.0}, "healthy", "is training"),
         ({"processes": [Process("main", 7, "stopped", 0.0)]}, "stuck", "main process 7 is stopped"),
         ({"processes": [Process("main", 7, "sleeping", 0.0), Process("trainer", 8, "stopped")]},
          "stuck", "trainer is stopped"),
@@ -237,7 +237,7 @@ def test_a_real_run_from_its_start_to_its_violent_end(capsys, tmp_path):
         wait_for(lambda: (out / "status.json").exists())
         assert run(capsys, out)[0] == 0
         wait_for(lambda: len(RunStore(out, resume=True).read(StepLine)) >= 3)
-        wait_for(lambda: "the run goes on" in run(capsys, out)[1])
+        wait_for(lambda: "the run is training" in run(capsys, out)[1])
         code, text = run(capsys, out)
         assert code == 0 and f"process {process.pid}" in text
         os.kill(process.pid, signal.SIGSTOP)

@@ -89,7 +89,7 @@ def test_a_run_of_few_points_has_a_card_without_a_forecast(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["{run}", "--to", "{run}"], "is there already and not empty"),
+        (["{run}", "--to", "{run}"], "exists and is not empty"),
         (["{run}/nothing", "--to", "{run}/x"], "holds no run"),
         (["{run}", "--to", "{run}/x", "--step", "7"], "no whole checkpoint of step 7"),
     ],

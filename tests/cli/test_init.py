@@ -64,7 +64,7 @@ def test_tasks_that_make_their_own_prompts_have_no_dataset(here, capsys):
         (["mine.toml"], "write section.key=value"),
         (["--steps", "0"], "budget.steps must be greater than 0"),
         (["budget.steps="], "budget.steps cannot be unset in a file over the preset tiny"),
-        (["--out", "there.toml"], "is there already: give --force"),
+        (["--out", "there.toml"], "exists: give --force"),
         (["--out", "there.toml/mine.toml"], "choose another --out"),
     ],
 )

@@ -65,3 +65,9 @@ def test_a_cell_in_one_line():
 )
 def test_the_verdict_is_said_from_the_side_of_the_variant(verdict, winner, words):
     assert verdict_text(replace(ROW, verdict=verdict, winner=winner)) == words
+
+
+def test_the_old_name_of_the_pairwise_summary_works_and_warns():
+    with pytest.warns(DeprecationWarning, match="StudyRow.beside is now StudyRow.pairwise"):
+        assert ROW.beside is ROW.pairwise
+    assert not hasattr(ROW, "nothing")

@@ -56,7 +56,7 @@ def test_leave_one_out_is_the_eight_variants_and_the_recipe_itself(tmp_path, cap
     assert changes["loo-dapo"]["loss.name"] == "dapo"
     assert found["compute"]["steps"] == 27 * 300
     assert found["compute"]["rollouts"] == 27 * 300 * 512
-    assert found["hours"] is None and "not known until" in found["compute"]["rate"]
+    assert found["hours"] is None and "unknown until" in found["compute"]["rate"]
     assert found["screening"] == {"steps": 80}, "a quarter, up to the next validation"
     assert not out.exists(), "a dry run writes nothing"
 
@@ -373,3 +373,13 @@ def test_planning_and_reading_a_study_need_no_torch(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout.strip() == "False"
+
+
+def test_old_names_of_a_study_work_and_warn(tmp_path):
+    study = Study(tmp_path / "study", ["scalerl", "tiny"])
+    with pytest.warns(DeprecationWarning, match="Study.plan is now Study.definition"):
+        assert study.plan is study.definition
+    with pytest.warns(DeprecationWarning, match="dry_run_dict"):
+        assert study.plan_dict() == study.dry_run_dict()
+    with pytest.warns(DeprecationWarning, match="Study.finding"):
+        assert study.judged(study.members[0]) == study.finding(study.members[0])

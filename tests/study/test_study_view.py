@@ -121,5 +121,5 @@ def test_a_log_says_once_what_a_race_does_next(study):
 def test_the_end_names_what_failed_and_how_to_go_on(study):
     said = closing(study, StudyEnd({"loo-lp-s0": "no space left"}))
     assert "failed: loo-lp-s0: no space left" in said
-    assert said.splitlines()[-1] == f"to go on: scalerl study {study.path}"
-    assert "to go on" not in closing(study, StudyEnd())
+    assert said.splitlines()[-1] == f"to continue: scalerl study {study.path}"
+    assert "to continue" not in closing(study, StudyEnd())

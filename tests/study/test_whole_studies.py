@@ -205,7 +205,7 @@ def test_ctrl_c_ends_with_checkpoints_and_says_how_to_go_on(tmp_path):
     until_begun(study, folder, random.Random(1))
     os.kill(study.pid, signal.SIGINT)
     said, _ = ended(study, 128 + signal.SIGINT)
-    assert said.splitlines()[-1] == f"to go on: scalerl study {folder}"
+    assert said.splitlines()[-1] == f"to continue: scalerl study {folder}"
     assert not alive(folder)
 
 

@@ -7,7 +7,6 @@ convention that the mapping bridges are listed in docs/explanation/losses.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,7 @@ from torch import Tensor
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.objective import objective
-from scalerl.algorithm.options import options_from_recipe
-from scalerl.recipe import Recipe
-
-#: The options of the default recipe.
-SCALERL = options_from_recipe(Recipe())
+from scalerl.algorithm.options import Options
 
 pytestmark = pytest.mark.trl
 
@@ -107,7 +102,7 @@ def test_loss_and_gradient_equal_trls(tmp_path: Path, name: str) -> None:
     expected = trainer._compute_loss(model, given)
     expected_gradient = gradients(model, expected)
 
-    options = replace(SCALERL, **{"constants": {}} | ours)
+    options = Options(**ours)
     mask_BT = given["completion_mask"].bool()
     batch = LossBatch(
         generator_logprobs_BT=given["old_per_token_logps"],

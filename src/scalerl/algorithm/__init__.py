@@ -1,2 +1,1 @@
-"""The algorithm of a recipe: advantages, losses, filters, curriculum and length control, as pure
-functions and small frozen objects."""
+"""What a recipe computes, as pure functions and small frozen objects."""

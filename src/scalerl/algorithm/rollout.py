@@ -1,5 +1,5 @@
-"""Rollouts and groups, the data that workers exchange: an engine generates rollouts, a checker
-scores them, the trainer learns from groups."""
+"""A rollout and its group: the data every part works on, from the draw of a prompt to its
+gradient. An engine writes rollouts, a checker rewards them, the trainer learns from groups."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ import numpy.typing as npt
 
 #: Why a rollout ended. "stop": the model ended it; "length": a token budget cut it off;
 #: "interrupted": the thinking budget forced the closing phrase, and an answer followed; "aborted":
-#: its request was aborted; "failed": no usable text (engine or verifier error).
+#: somebody dropped it; "failed": no usable text (engine or verifier error).
 FinishReason = Literal["stop", "length", "interrupted", "aborted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled answer. All arrays have one entry per generated token, except `experts`."""
+    """One sampled answer. All arrays have one entry per generated token."""
 
     token_ids: npt.NDArray[np.int64]
-    #: Log-prob under the distribution that the token was sampled from (after temperature, top-k
-    #: and top-p), computed by the engine that sampled it; 0 for forced and for greedy tokens, which
-    #: have probability 1.
+    #: Log-prob under the distribution the token was really drawn from (after temperature, top-k,
+    #: top-p), by the sampler that drew it; 0 for forced tokens and for greedy ones: certain.
     logprobs: npt.NDArray[np.float32]
-    #: Version of the weights that sampled each token: the optimiser steps behind them.
+    #: Number of optimiser steps behind the weights that wrote the token.
     versions: npt.NDArray[np.int64]
-    #: Tokens that the length control wrote, not the policy: out of the loss.
+    #: Written by the length control, not by the policy: out of the loss.
     forced: npt.NDArray[np.bool_]
     finish: FinishReason
-    #: Reward; None before the answer is checked, and where no verifier could score it.
+    #: None before it is checked, and where no verifier could score it.
     reward: float | None = None
     correct: bool | None = None
-    #: For a mixture of experts with recorded routing: the experts of each token of prompt and
-    #: answer, (tokens, layers, experts per token), without the last token, which is never fed to
-    #: the model.
+    #: Of a mixture, where it is asked for: the experts that the sampler sent each token of prompt
+    #: and answer to, but the last, which nothing follows: (tokens, layers, experts of a token).
     experts: npt.NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
@@ -46,8 +44,8 @@ class Rollout:
         return len(self.token_ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Hundreds of rollouts a step are pickled from generator to loop to trainer. As one block of
-        # memory that takes a tenth of the time of pickling the arrays one by one.
+        # Rollouts travel from generator to loop to trainer, hundreds a step: as one piece of memory
+        # they take a tenth of the time that their arrays would take one by one.
         one = bytearray().join(
             np.asarray(each, kind).tobytes()
             for each, kind in zip(
@@ -64,7 +62,7 @@ class Rollout:
 
     @property
     def scored(self) -> bool:
-        """Whether the rollout has a finite reward."""
+        """Whether it has a finite reward."""
         return self.reward is not None and bool(np.isfinite(self.reward))
 
     def with_reward(self, reward: float | None, correct: bool | None) -> Rollout:
@@ -75,8 +73,8 @@ class Rollout:
         )  # fmt: skip
 
 
-#: Element types of a packed rollout: tokens, versions, log-probs, forced. The widest come first, so
-#: that each array begins at an offset that its type is aligned to.
+#: Of a packed rollout: tokens, versions, log-probs, forced; the widest first, so that each begins
+#: where its type may.
 _KINDS = (np.int64, np.int64, np.float32, np.bool_)
 
 
@@ -88,7 +86,7 @@ def _unpacked(
     correct: bool | None,
     experts: npt.NDArray[np.int16] | None,
 ) -> Rollout:
-    """The rollout from its packed form; its arrays share one block of memory."""
+    """A rollout that was packed; its arrays share one piece of memory."""
     tokens, versions = np.frombuffer(one, np.int64, 2 * n).reshape(2, n)
     logprobs = np.frombuffer(one, np.float32, n, 16 * n)
     forced = np.frombuffer(one, np.bool_, n, 20 * n)
@@ -105,10 +103,10 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated for the group, forced ones included."""
+        """Tokens written for it."""
         return sum(map(len, self.rollouts))
 
     @property
     def oldest(self) -> int | None:
-        """The oldest version among the group's tokens; None without tokens."""
+        """The oldest version among its tokens; None without any."""
         return min((int(r.versions.min()) for r in self.rollouts if len(r)), default=None)

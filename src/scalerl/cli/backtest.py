@@ -19,11 +19,9 @@ def add(command: argparse.ArgumentParser) -> None:
         type=options.numbers,
         default=[0.25, 0.5, 0.75],
         metavar="F,F…",
-        help="parts of the compute that are shown to the fit",
+        help="shares of the compute that the fit sees",
     )
-    command.add_argument(
-        "--group-by", metavar="NAME", help="column that names where a run comes from"
-    )
+    command.add_argument("--group-by", metavar="NAME", help="column with the source of each run")
     command.add_argument(
         "--classes", metavar="CSV", help="a table with columns run_id and cls: class of each run"
     )

@@ -27,7 +27,8 @@ def add(command: argparse.ArgumentParser) -> None:
         "--seed-sd",
         type=options.number,
         metavar="SD",
-        help="how much seeds alone move the ceiling (default with --group-by: 0.01, corrected)",
+        help="standard deviation of the ceiling between seeds (default with --group-by: 0.01, "
+        "corrected by the runs)",
     )
     options.add_fit_options(command)
     options.add_sort(
@@ -35,10 +36,12 @@ def add(command: argparse.ArgumentParser) -> None:
         ("A", "run", "delta_A", "verdict"),
         "of pairs; verdict: the decided ones first; default: by A",
     )
+    options.add_explain(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    options.refuse_explained_json(args)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import compare
     from scalerl.report import sorting
@@ -57,9 +60,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         options.print_json(comparison.to_dict())
         return 0
+    from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal
 
-    terminal.say(terminal.comparison_table(comparison))
+    out = ExplainedOutput(args)
+    out.say(terminal.comparison_table(comparison))
     notes.print_columns([f.run for f in fits])
     notes.print_notes([f.run for f in fits])
+    out.finish()
     return 0

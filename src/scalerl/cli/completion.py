@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args, get_origin
 
 SHELLS = ("bash", "zsh", "fish")
 HOW = """\
-Print a script that completes commands, options, presets and keys of recipes. To use it, put one of
-these lines into the file that your shell reads when it starts:
+Print a script that completes commands, options, presets and keys of recipes.
+To use it, put one of these lines into the file that your shell reads at start:
 
-  bash   eval "$(scalerl completion bash)"           ~/.bashrc
-  zsh    eval "$(scalerl completion zsh)"            ~/.zshrc
-  fish   scalerl completion fish | source            ~/.config/fish/config.fish"""
+  bash   eval "$(scalerl completion bash)"    ~/.bashrc
+  zsh    eval "$(scalerl completion zsh)"     ~/.zshrc
+  fish   scalerl completion fish | source     ~/.config/fish/config.fish"""
 
 
 @dataclass(slots=True)

@@ -46,8 +46,8 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="try a Ray cluster out (auto, local, HOST:PORT): what it lacks, then a small run with "
-        "one generator killed",
+        help="test a Ray cluster (auto, local, HOST:PORT): what it lacks, then a short run in "
+        "which a generator is killed",
     )
     options.add_json(command)
     command.set_defaults(handler=run)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for label, line in describe(found):
             print(f"{label:<12}{line}")
-        print(f"{'verdict':<12}{diagnosis.line}")
+        print(f"{'diagnosis':<12}{diagnosis.line}")
         for line in diagnosis.advice:
             print(f"{'to do':<12}{line}")
     return 0 if diagnosis.good else 1
@@ -142,7 +142,7 @@ class Findings:
 
     @property
     def waits_for(self) -> str:
-        return (self.status.waits_for if self.status else "") or "nobody"
+        return (self.status.waits_for if self.status else "") or "nothing"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -290,7 +290,7 @@ def _alive(f: Findings) -> Iterator[Diagnosis]:
                         f"the run waits for {waits}", (
             "the silence of each process is in status.json; placement.patience bounds it",
         ))  # fmt: skip
-    yield Diagnosis("healthy", f"the run goes on; it waits for {waits}")
+    yield Diagnosis("healthy", f"the run is training; it waits for {waits}")
 
 
 def _ended(f: Findings) -> Iterator[Diagnosis]:
@@ -308,11 +308,11 @@ def _ended(f: Findings) -> Iterator[Diagnosis]:
         yield Diagnosis("finished", f"ended at step {last.step}: {reason}", advice)
     if last is not None and last.event == "failed":
         yield Diagnosis("failed", f"failed at step {last.step}: {last.why or ''}",
-                        (f"put that right, then {again}", *_earlier(f)))  # fmt: skip
-    since = "it starts anew: there is no whole checkpoint"
+                        (f"fix that, then {again}", *_earlier(f)))  # fmt: skip
+    since = "start again: there is no complete checkpoint"
     if f.checkpoint is not None:
-        since = f"it goes on from step {f.checkpoint}"
-    yield Diagnosis("dead", f"the run died at step {f.step} without a word (killed, or out of "
+        since = f"continue from step {f.checkpoint}"
+    yield Diagnosis("dead", f"the run died at step {f.step} without an error (killed, or out of "
                     "memory: see dmesg)", (f"{since}: {again}",))  # fmt: skip
 
 
@@ -347,7 +347,10 @@ def _notes(f: Findings) -> Iterator[str]:
 def describe(f: Findings) -> Iterator[tuple[str, str]]:
     """(label, line) of everything that was found."""
     yield "run", str(f.path)
-    yield "lock", "held: a process is writing it" if f.locked else "free: nobody is writing it"
+    yield (
+        "lock",
+        "held: a process is writing the run" if f.locked else "free: no process is writing it",
+    )
     silent = f.status.silent_seconds if f.status is not None and f.locked else {}
     # The processes of a run that has ended are gone: only one that is left is worth a line.
     for p in [p for p in f.processes if f.locked or p.alive]:
@@ -378,7 +381,7 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
     for step, why in f.failed_validations.items():
         yield "validation", f"failed at step {step}: {why}"
     whole = "none" if f.checkpoint is None else f"step_{f.checkpoint}"
-    yield "checkpoint", f"newest whole one: {whole}"
+    yield "checkpoint", f"newest complete one: {whole}"
     yield "disk", f"{size_text(f.free)} free"
     for e in f.events:
         yield "event", f"step {e.step}: {e.event} {e.why or e.reason or ''}".rstrip()

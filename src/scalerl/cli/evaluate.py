@@ -27,25 +27,28 @@ def add(command: argparse.ArgumentParser) -> None:
         help="a model's directory or Hugging Face id, or tiny; a run; one of its checkpoints; "
         "changes of the recipe",
     )
-    command.add_argument("--task", metavar="NAME", help="as in recipes; a run has one of its own")
-    command.add_argument("--dataset", metavar="FILE", help="what the task asks: all of it")
-    command.add_argument("--prompts", type=int, metavar="N", help="so many prompts")
+    command.add_argument("--task", metavar="NAME", help="as in recipes (default: that of the run)")
+    command.add_argument("--dataset", metavar="FILE", help="prompts of the task; all are asked")
+    command.add_argument("--prompts", type=int, metavar="N", help="number of prompts")
     command.add_argument(
-        "--k", type=int, help="answers to each (16, or what the run's validations ask)"
+        "--k", type=int, help="answers per prompt (default: 16, or that of the run's validations)"
     )
     command.add_argument(
-        "--temperature", type=options.number, metavar="T", help="0 is greedy, one answer a prompt"
+        "--temperature", type=options.number, metavar="T", help="sampling temperature; 0: greedy"
     )
     command.add_argument(
         "--recipe",
         nargs="+",
         default=[],
         metavar="PRESET|FILE",
-        help="what a model that is no run is asked by: length control, sampling (scalerl)",
+        help="recipe for a model that is not a run: length control, sampling (default scalerl)",
     )
     command.add_argument("-o", "--out", required=True, metavar="DIR", help="where to write")
     command.add_argument(
-        "--level", type=options.number, default=0.9, help="of the interval (default 0.9)"
+        "--level",
+        type=options.number,
+        default=0.9,
+        help="probability of the interval (default 0.9)",
     )
     options.add_json(command)
     command.set_defaults(handler=run)

@@ -31,7 +31,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.epilog = "Example: scalerl export runs/first --to models/first"
     add_checkpoint(command)
-    command.add_argument("--to", required=True, metavar="DIR", help="directory that is made")
+    command.add_argument("--to", required=True, metavar="DIR", help="new directory for the model")
     command.set_defaults(handler=run)
 
 
@@ -60,7 +60,7 @@ def export(run: Path, step: int | str | None, to: Path) -> int:
 
     source = checkpoint_of(run, step)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} is there already and not empty: choose another directory")
+        raise InputError(f"{to} exists and is not empty: choose another directory")
     try:
         shutil.copytree(
             source, to, ignore=shutil.ignore_patterns(*TRAINING_STATE), dirs_exist_ok=True
@@ -75,7 +75,7 @@ def export(run: Path, step: int | str | None, to: Path) -> int:
 
 
 def checkpoint_of(run: Path, step: int | str | None) -> Path:
-    """The whole checkpoint that is asked for; by default the newest."""
+    """The complete checkpoint of a step; by default the newest."""
     from scalerl.errors import InputError
     from scalerl.pipeline import checkpoints
 
@@ -88,7 +88,7 @@ def checkpoint_of(run: Path, step: int | str | None) -> Path:
             if checkpoints.find_damage(path) is None
         ]
         if not whole:
-            raise InputError(f"{run} has no whole checkpoint: train it further")
+            raise InputError(f"{run} has no complete checkpoint: train it further")
         found = whole[-1]
     else:
         found = checkpoints.resolve(run, step)

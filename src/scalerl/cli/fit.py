@@ -20,10 +20,12 @@ def add(command: argparse.ArgumentParser) -> None:
         ("run", "n", "end", "A", "B", "C_mid", "rmse"),
         "default: as given; more than six runs by A, best first",
     )
+    options.add_explain(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    options.refuse_explained_json(args)
     fits = options.fits(args, options.load(args))
     from scalerl.report import sorting
     from scalerl.report.json_results import FitExtras, fit_results
@@ -33,23 +35,26 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         options.print_json(fit_results(fits, planned))
         return 0
+    from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal, words
     from scalerl.report.terminal_curve import curve
 
-    terminal.say(terminal.fit_table(fits))
+    out = ExplainedOutput(args)
+    out.say(terminal.fit_table(fits))
     notes.print_columns([f.run for f in fits])
     for f in fits[:MAX_CURVES]:
         title = f"\n{terminal.wrap(f.name)}" if len(fits) > 1 else ""
-        terminal.say(f"{title}\n{curve(f)}")
-        for said in (words.law_begins(f), *words.past_alarms(f)):
-            if said:
-                terminal.say(terminal.wrap(said))
+        out.say(f"{title}\n{curve(f)}")
+        for line in (words.law_begins(f), *words.past_alarms(f)):
+            if line:
+                out.say(terminal.wrap(line))
         if id(f) in planned.needs:
             need = str(planned.needs[id(f)])
-            terminal.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
+            out.say(terminal.wrap(f"{need[0].upper()}{need[1:]}."))
         if planned.moved.get(id(f)):
-            terminal.say(terminal.wrap(_moves(planned.moved[id(f)])))
+            out.say(terminal.wrap(_moves(planned.moved[id(f)])))
     notes.print_notes([f.run for f in fits])
+    out.finish()
     return 0
 
 

@@ -17,8 +17,8 @@ def add(command: argparse.ArgumentParser) -> None:
     ask = command.add_argument_group("what to ask")
     ask.add_argument("--at", nargs="+", metavar="C", default=[], help=options.AT)
     ask.add_argument("--target", nargs="+", metavar="R", default=[], help="scores to reach")
-    ask.add_argument("--price", type=options.number, help="cost of one unit of compute (GPU-hour)")
-    ask.add_argument("--value", type=options.number, help="worth of one point (0.01) of pass rate")
+    ask.add_argument("--price", type=options.number, help="price of one unit of compute (GPU-hour)")
+    ask.add_argument("--value", type=options.number, help="value of one point (0.01) of pass rate")
     options.add_fit_options(command)
     options.add_sort(
         command,
@@ -26,10 +26,12 @@ def add(command: argparse.ArgumentParser) -> None:
         "score: at the first --at, gain: of the next doubling; default: as given; more than six "
         "runs by A, best first",
     )
+    options.add_explain(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    options.refuse_explained_json(args)
     at, target = options.amounts(args, args.at), options.scores(args, args.target)
     fits = options.fits(args, options.load(args))
     from scalerl.curves.forecast import forecast
@@ -41,21 +43,24 @@ def run(args: argparse.Namespace) -> int:
         forecast(f, here or None, target, price=args.price, value=args.value)
         for f, (here, _) in zip(fits, where, strict=True)
     ]
-    said = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
+    converted = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
     forecasts = sorting.sort_by(forecasts, sorting.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]
-    fought = win_probabilities(fits, options.shared_by_all([here for here, _ in where]))
+    win_chances = win_probabilities(fits, options.shared_by_all([here for here, _ in where]))
     if args.json:
-        found = forecast_results(forecasts, fought)
+        found = forecast_results(forecasts, win_chances)
         for answer, f in zip(found, fits, strict=True):
-            answer["notes"] += said[id(f)]
+            answer["notes"] += converted[id(f)]
         options.print_json(found)
         return 0
+    from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal, words
 
-    terminal.say(terminal.forecast_table(forecasts))
-    for a, b, c, p in fought:
-        terminal.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
+    out = ExplainedOutput(args)
+    out.say(terminal.forecast_table(forecasts))
+    for a, b, c, p in win_chances:
+        out.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
     notes.print_columns([f.run for f in fits])
-    notes.print_notes([f.run.replace(notes=(*f.run.notes, *said[id(f)])) for f in fits])
+    notes.print_notes([f.run.replace(notes=(*f.run.notes, *converted[id(f)])) for f in fits])
+    out.finish()
     return 0

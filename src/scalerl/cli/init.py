@@ -37,14 +37,19 @@ def add(command: argparse.ArgumentParser) -> None:
         "changes", nargs="*", metavar="KEY=VALUE", help="any key of a recipe: schedule.k=4"
     )
     command.add_argument("--model", metavar="PATH", help="model to train (default tiny)")
-    command.add_argument("--task", metavar="NAME", help="what is asked (default math)")
-    command.add_argument("--dataset", metavar="FILE", help="file or Hugging Face dataset to ask")
+    command.add_argument("--task", metavar="NAME", help="task to train on (default math)")
+    command.add_argument(
+        "--dataset", metavar="FILE", help="prompts: a file or Hugging Face dataset"
+    )
     command.add_argument("--steps", type=int, metavar="N", help="budget in optimiser steps")
     command.add_argument("--device", choices=["auto", "cpu", "cuda"], help="kind of device")
     command.add_argument(
-        "--out", metavar="FILE", default=DEFAULT_OUT, help=f"default {DEFAULT_OUT}; - prints it"
+        "--out",
+        metavar="FILE",
+        default=DEFAULT_OUT,
+        help=f"file to write (default {DEFAULT_OUT}); - prints it",
     )
-    command.add_argument("--force", action="store_true", help="replace a file that is there")
+    command.add_argument("--force", action="store_true", help="replace an existing file")
     command.set_defaults(handler=run)
 
 
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     out = None if args.out == "-" else Path(args.out)
     if out is not None and out.exists() and not args.force:
-        raise InputError(f"{out} is there already: give --force to replace it, or another --out")
+        raise InputError(f"{out} exists: give --force to replace it, or another --out")
     for word in args.changes:
         if "=" not in word:
             raise InputError(f"{word!r} is no change; write section.key=value, as in schedule.k=4")

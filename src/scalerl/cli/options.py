@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: What `--at` takes.
 AT = (
-    "amounts of compute: 50k, or in another unit that the record counts: 300steps, 2Mtokens; 2x is "
-    "twice the compute spent"
+    "amounts of compute: 50k, or in another unit of the record, as 300steps or 2Mtokens; 2x is "
+    "twice the compute so far"
 )
 
 
@@ -73,8 +73,8 @@ def add_sources(command: argparse.ArgumentParser) -> None:
     pick.add_argument(
         "--run",
         metavar="GLOB|COLUMN",
-        help="only runs whose name matches; or the column that names the runs, COLUMN=GLOB for "
-        "some of them",
+        help="only runs with a name that matches; or the column that names the runs, COLUMN=GLOB "
+        "for some of them",
     )
     pick.add_argument(
         "--x",
@@ -86,13 +86,13 @@ def add_sources(command: argparse.ArgumentParser) -> None:
         "--gpus",
         type=number,
         metavar="N",
-        help="compute is GPU-hours on so many GPUs, from the clock that the log has",
+        help="compute is GPU-hours on N GPUs, from the clock in the log",
     )
     pick.add_argument(
         "--seconds-per-step",
         type=number,
         metavar="S",
-        help="with --gpus: GPU-hours from steps of so many seconds",
+        help="with --gpus: GPU-hours from steps of S seconds each",
     )
     pick.add_argument(
         "--y",
@@ -120,7 +120,7 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
         dest="hi",
         type=amount,
         metavar="C",
-        help="leave out compute > C; 50%% is half of what the run has spent, 300steps as in "
+        help="leave out compute > C; 50%% is half of the run's compute, 300steps as in "
         "forecast --at",
     )
     how.add_argument(
@@ -132,9 +132,11 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         metavar="NAME",
-        help="how: for the sigmoid posterior (default), or paper (its Appendix A.5)",
+        help="for the sigmoid: posterior (default), or paper (its Appendix A.5)",
     )
-    how.add_argument("--level", type=number, default=0.9, help="of the intervals (default 0.9)")
+    how.add_argument(
+        "--level", type=number, default=0.9, help="probability of the intervals (default 0.9)"
+    )
     add_json(command)
 
 
@@ -144,7 +146,7 @@ def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: st
         "--sort",
         metavar="COLUMN",
         choices=[sign + column for sign in ("", "-") for column in columns],
-        help=f"order of the table: {', '.join(columns)}; --sort=-COLUMN turns it round ({about})",
+        help=f"order of the table: {', '.join(columns)}; --sort=-COLUMN reverses it ({about})",
     )
 
 
@@ -184,8 +186,24 @@ def refuse_measure(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} estimates a run: give --dry-run as well")
 
 
+def add_explain(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--explain",
+        action="store_true",
+        help="say below the result what its verdicts and terms mean",
+    )
+
+
+def refuse_explained_json(args: argparse.Namespace) -> None:
+    """JSON has no room for explanations: docs/reference/json.md says what its fields mean."""
+    from scalerl.errors import InputError
+
+    if args.explain and args.json:
+        raise InputError("--explain is for text: leave out --json")
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON for machines")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def load(args: argparse.Namespace, group_by: str | None = None) -> list[Run]:

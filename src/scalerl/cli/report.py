@@ -38,14 +38,16 @@ def add(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]DIR",
-        help="what `scalerl eval RUN --task … -o DIR` wrote of the runs' checkpoints: each a "
-        "downstream set beside validation",
+        help="what `scalerl eval RUN --task … -o DIR` wrote for checkpoints of the runs; shown as "
+        "a downstream set next to the validation",
     )
     options.add_fit_options(command)
+    options.add_explain(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    options.refuse_explained_json(args)
     lines: list[str] = []
     if _is_study(args):
         files = _of_study(args)
@@ -56,10 +58,15 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for path in files:
         print(path)
+    from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal
 
+    out = ExplainedOutput(args)
     for line in lines:
-        terminal.say(terminal.wrap(line))
+        out.say(terminal.wrap(line))
+    # What the page shows is the result here; its Markdown twin is the same in plain text.
+    pages = [path for path in files if path.suffix == ".md"]
+    out.finish("".join(path.read_text(encoding="utf-8") for path in pages))
     return 0
 
 

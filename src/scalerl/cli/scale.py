@@ -15,8 +15,8 @@ def add(command: argparse.ArgumentParser) -> None:
         "within about a second and notes it in its record."
     )
     command.epilog = "Example: scalerl scale runs/first --generators 3"
-    command.add_argument("run", metavar="RUN", help="directory of a run that goes on")
-    command.add_argument("--generators", type=int, required=True, metavar="N", help="how many")
+    command.add_argument("run", metavar="RUN", help="directory of a running run")
+    command.add_argument("--generators", type=int, required=True, metavar="N", help="new number")
     command.set_defaults(handler=run)
 
 

@@ -18,14 +18,14 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.epilog = "Example: scalerl serve runs/ --open"
     command.add_argument(
-        "directory", nargs="+", metavar="DIR", help="what holds runs, logs or studies; or a log"
+        "directory", nargs="+", metavar="DIR", help="directory with runs, logs or studies; or a log"
     )
     command.add_argument(
         "--port",
         type=_port,
         default=None,
         metavar="P",
-        help=f"the port; 0: any that is free (default: {PORT}, or another where that is taken)",
+        help=f"port; 0: any that is free (default: {PORT}, or another if that is taken)",
     )
     command.add_argument(
         "--host",
@@ -35,7 +35,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "--token-file",
     )
     command.add_argument(
-        "--token-file", metavar="F", help="a file with a token that the page then asks for"
+        "--token-file", metavar="F", help="file with a token that the page asks for"
     )
     command.add_argument(
         "--origin",

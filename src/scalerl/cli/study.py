@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     from scalerl.study.study import Study
 
 ABOUT = """\
-Runs a set of recipes × seeds and says what tells them apart. The first variant is the recipe
-itself, with which all others are compared.
+Run a set of recipes × seeds and compare them. The first variant is the recipe
+itself: the reference, with which all others are compared.
 
-  scalerl study DIR RECIPE [OVERLAY…] [KEY=VALUE…] OPTIONS   begins a study, or lets one grow
-  scalerl study DIR study.toml        the same from a study file
-  scalerl study DIR                   goes on with the study that is there
-  scalerl study commands DIR          one `scalerl train` line per member that is not done, to run
-                                      elsewhere; runs are picked up from DIR/runs
+  scalerl study DIR RECIPE [OVERLAY…] [KEY=VALUE…] OPTIONS
+                                 start a study, or extend one
+  scalerl study DIR study.toml   the same from a study file
+  scalerl study DIR              continue the study in DIR
+  scalerl study commands DIR     print a `scalerl train` command for each run
+                                 that is not done, to run elsewhere; runs are
+                                 read from DIR/runs
 
-Every member is first screened with a share of its budget; those that are not unstable get the rest.
-With --race, compute goes to the members whose verdicts are open.
-The runs are the only state: after a kill, the same command goes on where they are."""
+Each run is first screened with a share of its budget; those that are not
+unstable get the rest. With --race, compute goes to the runs with open verdicts.
+The runs are the only state: after a kill, the same command continues."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "--forward", action="store_true", help="the paper's single-axis ablations of its baseline"
     )
     which.add_argument(
-        "--recipes", metavar="A,B", help="rival recipes, with the same overlays and changes"
+        "--recipes", metavar="A,B", help="other recipes, with the same overlays and changes"
     )
     which.add_argument(
         "--sweep",
@@ -69,10 +71,10 @@ def add(command: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--batch-lr",
         choices=("kept", "sqrt"),
-        help="learning rate on the batch axis: kept (default), or times the root of the batch's "
-        "growth",
+        help="learning rate on the batch axis: kept (default), or scaled by the square root of the "
+        "batch size",
     )
-    which.add_argument("--variants", metavar="A,B", help="only these of the variants")
+    which.add_argument("--variants", metavar="A,B", help="only these variants")
     size = command.add_argument_group("how much")
     size.add_argument("--seeds", type=int, metavar="N", help="runs of each variant (default 1)")
     size.add_argument("--steps", type=int, metavar="N", help="optimiser steps of each run")
@@ -86,34 +88,37 @@ def add(command: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         metavar="J",
-        help="members at once (default: as many as the cores have room for)",
+        help="runs at the same time (default: as many as the cores allow)",
     )
     size.add_argument(
         "--race",
         action="store_true",
-        help="give compute where it decides most, a chunk at a time; stop when every verdict is "
-        "decided, or no budget is expected to decide it",
+        help="give compute to the runs that decide most, a chunk at a time; stop when every "
+        "verdict is decided, or the budgets are not expected to decide it",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="members, what differs between them, compute and hours; nothing is written",
+        help="print the runs, what differs between them, compute and hours; write nothing",
     )
     options.add_measure(command)
     command.add_argument(
         "--target",
         type=options.number,
         metavar="R",
-        help="score whose compute the table gives (default: 0.9 of the reference's ceiling)",
+        help="target score: the table has the compute to it (default: 0.9 of the reference's "
+        "ceiling)",
     )
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     options.add_json(command)
+    options.add_explain(command)
     command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from scalerl.errors import InputError
 
+    options.refuse_explained_json(args)
     words = list(args.words)
     commands = words[0] == "commands"
     if commands:
@@ -208,6 +213,7 @@ def _dry_run(args: argparse.Namespace, study: Study) -> int:
 
 
 def _run(args: argparse.Namespace, study: Study) -> int:
+    from scalerl.cli.explain import ExplainedOutput
     from scalerl.cli.study_view import closing, make_view
 
     with make_view(plain=args.plain, to_stderr=args.json) as view:
@@ -215,7 +221,9 @@ def _run(args: argparse.Namespace, study: Study) -> int:
     if args.json:
         options.print_json(study.to_dict(end))
     else:
-        print(closing(study, end))
+        out = ExplainedOutput(args)
+        out.say(closing(study, end))
+        out.finish()
     if end.signal is not None:
         return 128 + end.signal
     return 1 if end.failed else 0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Longest name of a variant that is shown whole.
 NAME = 28
+#: Characters of a name that are left however narrow the table is.
+MIN_NAME = 12
 #: Seconds between two lines of progress in a log.
 PROGRESS_EVERY = 30.0
 #: Columns with their interval, and columns with their first note: others would not fit in a line.
@@ -38,7 +40,7 @@ PAIRWISE = ("paired", "target", "crossing")
 #: became unstable is said below the table as well.
 DISPENSABLE = ("state", "half", "B", "C_mid")
 #: Columns of the knob map.
-KNOBS = ("change", "ceiling, minus the reference's", "compute to one score", "moves")
+KNOBS = ("change", "ceiling difference", "compute to one score", "moves")
 #: Validations from which a forecast at half the compute can be checked: fewer leave too few points
 #: in either half (`stability.MIN_FITTED`, `stability.MIN_HELD`).
 ENOUGH_VALIDATIONS = 12
@@ -120,8 +122,8 @@ def closing(study: Study, end: StudyEnd) -> str:
         lines.append(wrap(f"{name}: {why}", "  ", "failed: "))
     again = shlex.join(["scalerl", "study", str(study.path)])
     if end.signal is not None or end.failed:
-        lines.append(f"to go on: {again}")
-    return "\n".join(lines)
+        lines.append(f"to continue: {again}")
+    return "\n".join(filter(None, lines))
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -167,8 +169,13 @@ def short_cell(column: Column, row: StudyRow) -> str:
 
 
 def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: its headings, a rule, its cells."""
+    """Lines of a table: its headings, a rule, its cells. Names in the first column are shortened
+    where the table would be wider than WIDTH."""
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    if excess > 0:
+        widths[0] = max(widths[0] - excess, MIN_NAME)
+        body = [(shorten(name, widths[0]), *rest) for name, *rest in body]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
              for line in (head, *body)]  # fmt: skip
     lines.insert(1, "-" * max(map(len, lines)))

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 def add(command: argparse.ArgumentParser) -> None:
     command.description = "Train a model by one or more recipes, each laid over the one before."
     command.epilog = "Example: scalerl train scalerl tiny --out runs/first"
-    command.add_argument("recipe", nargs="*", metavar="PRESET|FILE|KEY=VALUE")
+    command.add_argument(
+        "recipe",
+        nargs="*",
+        metavar="PRESET|FILE|KEY=VALUE",
+        help="a preset (scalerl recipe list), a TOML file, or a key to change",
+    )
     command.add_argument("--out", metavar="RUN", help="directory of the run")
     command.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its "
+        help="continue from a run's last checkpoint; KEY=VALUE, --steps and --minutes change its "
         "recipe from there on",
     )
     command.add_argument(
@@ -29,13 +34,15 @@ def add(command: argparse.ArgumentParser) -> None:
         dest="from_step",
         type=options.step,
         metavar="STEP|healthy",
-        help="with --resume: go on from the checkpoint of this step, or from the last one written "
-        "without an alarm; the record as it was is kept in RUN/branches",
+        help="with --resume: continue from the checkpoint of this step, or from the last one "
+        "written without an alarm; the record as it was is kept in RUN/branches",
     )
     command.add_argument("--steps", type=int, help="budget in optimiser steps")
     command.add_argument("--minutes", type=options.number, help="budget in minutes")
-    command.add_argument("--seed", type=int)
-    command.add_argument("--stop-when", metavar="RULE", help='as in "gain < 0.01 per doubling"')
+    command.add_argument("--seed", type=int, help="random seed of the run")
+    command.add_argument(
+        "--stop-when", metavar="RULE", help='stop early, as in "gain < 0.01 per doubling"'
+    )
     command.add_argument(
         "--track",
         action="append",
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             "--resume takes its recipe and directory from the run: name nothing else but KEY=VALUE"
         )
     if args.from_step is not None and not args.resume:
-        raise InputError("--from says where a run goes on: name the run with --resume RUN")
+        raise InputError("--from says where a run continues: name the run with --resume RUN")
     recipe = _recipe(args)
     if args.dry_run:
         _check_own_loss(recipe)
@@ -78,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     options.refuse_measure(args)
     if not args.resume and not args.out:
-        raise InputError("where to? give --out RUN")
+        raise InputError("no directory for the run: give --out RUN")
     return _train(args, recipe)
 
 

@@ -20,7 +20,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = "Example: scalerl upload runs/first me/first"
     add_checkpoint(command)
     command.add_argument("repo", metavar="OWNER/NAME", help="model repository")
-    command.add_argument("--public", action="store_true", help="everybody may read it")
+    command.add_argument("--public", action="store_true", help="make the repository public")
     command.set_defaults(handler=run)
 
 

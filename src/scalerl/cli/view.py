@@ -155,7 +155,7 @@ def opening(recipe: Recipe, out: Path, resumed_at: int | None) -> str:
 def closing(step: int, reason: str, out: Path | None) -> list[str]:
     lines = [f"ended at step {step}: {reason}"]
     if out is not None:
-        lines.append(f"to see it: {commands.report(out)}")
+        lines.append(f"for a report: {commands.report(out)}")
     return lines
 
 

@@ -21,17 +21,18 @@ def add(command: argparse.ArgumentParser) -> None:
         "--teacher",
         choices=("forgetful", "noisy"),
         default="forgetful",
-        help="forgetful mostly forgets to carry, so that its pupil's likeliest answers are wrong; "
-        "noisy slips now and then (forgetful)",
+        help="forgetful (default) mostly forgets to carry, so that the model's likeliest answers "
+        "are wrong; noisy makes a mistake now and then",
     )
-    command.add_argument("--seed", type=int, default=0, help="gives weights and lessons (0)")
+    command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument(
         "--steps",
         type=int,
         nargs=2,
         default=(700, 250),
         metavar="N",
-        help="optimiser steps on lessons mostly without slips, then with them (700 250)",
+        help="optimiser steps on mostly correct lessons, then on lessons with mistakes (default "
+        "700 250)",
     )
     command.add_argument(
         "--size",
@@ -39,10 +40,10 @@ def add(command: argparse.ArgumentParser) -> None:
         nargs=2,
         default=(2, 64),
         metavar="N",
-        help="layers and width, a multiple of 32, for studies of the model's size (2 64)",
+        help="layers and width, a multiple of 32, for studies of the model's size (default 2 64)",
     )
     command.add_argument(
-        "--rollouts", type=int, default=400, help="answers each starting pass rate is from (400)"
+        "--rollouts", type=int, default=400, help="answers behind each starting pass rate (400)"
     )
     options.add_json(command)
     command.set_defaults(handler=run)

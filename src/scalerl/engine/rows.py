@@ -1,8 +1,7 @@
-"""The running rollouts as arrays, one row each: appending a token to all rows is one array
-operation.
+"""The requests that are being written, one row each, as arrays: a token costs no Python of its own.
 
-Python code runs for a single row only where its length control must decide: when its budget of
-unwatched tokens is used up, or it sampled a stop token or one that may begin an end of thinking.
+Only a row whose room is used up, or that drew a stop token or one that may begin an end of
+thinking, is looked at by itself: its length control is asked what to do next.
 """
 
 from __future__ import annotations
@@ -20,40 +19,37 @@ from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Pro
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import Request, RolloutResult
 from scalerl.engine.sampling import DrawSettings
-from scalerl.errors import InputError
 from scalerl.models.routing import Experts
 from scalerl.models.rows import Compaction
 
 
 @dataclass(slots=True, eq=False)
 class RunningRollout:
-    """A rollout that is being generated."""
+    """A rollout with a row of the batch; `row` is its number within its group."""
 
     request: Request
-    #: Number of the rollout within its group.
     row: int
     progress: Progress
-    #: Unwatched tokens that may be sampled before the length control must decide again.
+    #: Tokens that may be drawn, none of them watched, before the length control is asked again.
     room: int = 0
-    #: Forced tokens that are still to be appended.
+    #: Forced tokens that are still to be fed to the model.
     forcing: deque[int] = field(default_factory=deque)
-    #: Tokens that the length control has observed.
+    #: How many of its tokens the length control has seen.
     n_observed: int = 0
-    #: Recorded experts of its tokens, pass by pass (mixtures of experts).
+    #: Of a mixture, where it is asked for: what each pass noted of this rollout's tokens.
     experts: list[Experts] = field(default_factory=list)
 
     @staticmethod
     def from_request(request: Request, row: int) -> RunningRollout:
-        """The empty rollout number `row` of a request."""
         return RunningRollout(request, row, request.control.start(request.seeds[row]))
 
     def observe(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
-        """Update the progress with new tokens."""
+        """The length control learns of new tokens."""
         self.progress = self.progress.after(self.request.control, token_ids, forced=forced)
         self.n_observed += len(token_ids)
 
     def next_action(self) -> Finish | None:
-        """Apply the length control's decision; returns it where the rollout is finished."""
+        """Do what the length control says."""
         decision = self.request.control.decide(self.progress)
         if isinstance(decision, Finish):
             return decision
@@ -66,14 +62,14 @@ class RunningRollout:
 
 
 def empty_result(running: RunningRollout, finish: Finish) -> RolloutResult:
-    """The result of a rollout that may not generate a single token."""
+    """Of a rollout that may not write a single token."""
     none = np.zeros(0, dtype=np.int64)
     empty = Rollout(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
     return RolloutResult(running.request.id, running.row, empty)
 
 
 class Rows:
-    """The running rollouts of a lane. Row i of every array belongs to running[i]."""
+    """Row i of every array belongs to running[i]."""
 
     def __init__(self, rows_max: int, columns: int, device: torch.device) -> None:
         self.running: list[RunningRollout] = []
@@ -88,7 +84,6 @@ class Rows:
         self.room = np.zeros(rows_max, dtype=np.int64)
         self.forcing = np.zeros(rows_max, dtype=bool)
         self.watch = WatchedTokens()
-        #: Kind of each row's length control (`WatchedTokens.kind`).
         self.watched = np.zeros(rows_max, dtype=np.int64)
         self.seeds = np.zeros(rows_max, dtype=np.int64)
         self.temperature = np.ones(rows_max, dtype=np.float32)
@@ -101,7 +96,7 @@ class Rows:
         return len(self.running)
 
     def append_rows(self, new: Sequence[RunningRollout]) -> None:
-        """Append rows at the end."""
+        """New rows at the end."""
         first = len(self.running)
         self.running += new
         for i, r in enumerate(new, first):
@@ -115,7 +110,7 @@ class Rows:
         self._how = self._seeds = None
 
     def drop_rows(self, compaction: Compaction) -> None:
-        """Remove some rows; others move into their places."""
+        """Rows close up."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.watched, self.seeds, self.temperature, self.top_p,
                       self.top_k):  # fmt: skip
@@ -126,14 +121,13 @@ class Rows:
         self._how = self._seeds = None
 
     def last_tokens(self) -> Tensor:
-        """The newest token of every row, the model's next input."""
+        """The newest token of every row: what the model reads next."""
         n = len(self.running)
         newest = self.tokens[np.arange(n), self.count[:n] - 1]
         return torch.from_numpy(newest).to(self.device)
 
     def draw_inputs(self, first: int) -> tuple[DrawSettings, Tensor, Tensor]:
-        """(settings, seeds, positions) of the rows from `first` on, for sampling their next
-        token."""
+        """(how, seeds, positions) of the rows from `first` on, for their next draw."""
         n = len(self.running)
         if first == 0 and self._how is not None and self._seeds is not None:
             how, seeds = self._how, self._seeds
@@ -152,8 +146,8 @@ class Rows:
         logprob_B: npt.NDArray[np.float32],
         version: int,
     ) -> list[tuple[int, Finish]]:
-        """Append a token to each row from `first` on: the sampled one, or the next forced one.
-        Returns the rows that this finishes, with the reason."""
+        """One token for each row from `first` on: the one drawn, or the next forced one. Returns
+        the rows that are finished by it."""
         rows = np.arange(first, len(self.running))
         part = slice(first, len(self.running))
         at = self.count[part]
@@ -169,16 +163,16 @@ class Rows:
         self.forced[rows, at] = forcing
         self.count[part] += 1
         self.room[part] -= 1
-        decides = (self.room[part] <= 0) | self.watch.contains(self.watched[part], token_B)
+        asks = (self.room[part] <= 0) | self.watch.contains(self.watched[part], token_B)
         finished = []
-        for i in (first + np.flatnonzero(decides | forcing)).tolist():
-            done = self._decide(i)
+        for i in (first + np.flatnonzero(asks | forcing)).tolist():
+            done = self._look_at(i)
             if done is not None:
                 finished.append((i, done))
         return finished
 
     def written(self, i: int, finish: FinishReason) -> RolloutResult:
-        """The result of row i as it is now."""
+        """What row i holds."""
         n, running = int(self.count[i]), self.running[i]
         rollout = Rollout(
             token_ids=self.tokens[i, :n].copy(),
@@ -190,9 +184,8 @@ class Rows:
         )
         return RolloutResult(running.request.id, running.row, rollout)
 
-    def _decide(self, row: int) -> Finish | None:
-        """Let a row's length control observe the new tokens and decide. A forced phrase is observed
-        as a whole, once its last token is appended."""
+    def _look_at(self, row: int) -> Finish | None:
+        """Tell a row's length control what is new, and ask it. A forced phrase is told whole."""
         running = self.running[row]
         forced = bool(self.forcing[row])
         if forced and running.forcing:
@@ -206,12 +199,11 @@ class Rows:
         return done
 
     def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """A copy as a tensor: the array is changed by later steps, while a device may still
-        read."""
+        """A copy: the array goes on changing."""
         return torch.from_numpy(values.copy()).to(self.device)
 
     def _widen(self, columns: int) -> None:
-        """Double the columns as needed: most answers are far shorter than the longest allowed."""
+        """Answers are mostly far shorter than allowed: room for them is doubled as needed."""
         width = self.tokens.shape[1]
         if columns > width:
             more = ((0, 0), (0, min(max(columns, 2 * width), self.columns) - width))
@@ -222,8 +214,7 @@ class Rows:
 
 
 class WatchedTokens:
-    """The tokens that a row's length control must observe at once: stop tokens, and those that may
-    begin an end of thinking.
+    """Which tokens a row's length control is to be told of at once.
 
     >>> from scalerl.algorithm.length import Limit
     >>> watch = WatchedTokens()
@@ -234,11 +225,11 @@ class WatchedTokens:
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[tuple[int, ...], frozenset[int]], int] = {}
-        #: (kind, token); the last column stands for all larger token ids, which are not watched.
+        #: (kind, token); the last column stands for all tokens that nobody watches.
         self.table = np.zeros((0, 1), dtype=bool)
 
     def kind(self, control: LengthControl) -> int:
-        """The row of the table for a length control."""
+        """Of rows with this length control."""
         starts: frozenset[int] = frozenset() if control.end is None else control.end.start_ids
         key = (control.stop_ids, starts)
         if key not in self.kinds:
@@ -252,26 +243,12 @@ class WatchedTokens:
     def contains(
         self, kind_B: npt.NDArray[np.int64], token_B: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Whether each row's token is watched."""
         found: npt.NDArray[np.bool_] = self.table[
             kind_B, np.minimum(token_B, self.table.shape[1] - 1)
         ]
         return found
 
 
-def check_fits(request: Request, columns: int) -> None:
-    """Raise an InputError for an empty prompt, or one that does not fit the engine with its
-    answer."""
-    n = len(request.prompt_token_ids)
-    if n == 0:
-        raise InputError(f"request {request.id}: an empty prompt cannot be continued")
-    if n + request.control.max_tokens > columns:
-        raise InputError(
-            f"request {request.id}: a prompt of {n} tokens and an answer of up to "
-            f"{request.control.max_tokens} do not fit the engine's {columns}"
-        )
-
-
 def _signed(seed: int) -> int:
-    """Any integer as a signed 64-bit one, which torch's tensors can hold."""
+    """Any integer as a signed 64-bit one."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
-from scalerl.recipe.sections_runtime import ComputeSection
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 
 WasteReason = Literal["stale", "filtered", "failed"]
@@ -40,7 +39,7 @@ class Ledger:
     parameters: int
     generators: int
     trainers: int
-    count_validation: bool = ComputeSection().count_validation
+    count_validation: bool = False
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0

@@ -207,5 +207,5 @@ def _by_limits(
         sum(known) if len(known) == len(left) else None,
         sum(asked) if len(asked) == len(left) else None,
         device_hours, None, None, None, jobs,
-        "not known until a member has run for a few steps, or until --measure-steps 3",
+        "unknown until a run has made a few steps; --measure-steps 3 measures it",
     )  # fmt: skip

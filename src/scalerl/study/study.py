@@ -22,6 +22,7 @@ from scalerl.files import write_atomic
 from scalerl.machine import cores
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.diff import shown
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
@@ -351,6 +352,10 @@ class Study:
         from scalerl.report.notebook import study_html
 
         return study_html(repr(self), [row.to_dict() for row in self.table()])
+
+    __getattr__ = renamed_attributes(
+        {"plan": "definition", "judged": "finding", "plan_dict": "dry_run_dict"}
+    )
 
     def __repr__(self) -> str:
         count = f"{len(self.variants)} variants × {self.definition.seeds} seeds"

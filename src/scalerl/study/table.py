@@ -17,6 +17,7 @@ from scalerl.curves.arms import Arm, seed_spread, with_family_prior
 from scalerl.curves.compare import Pair, comparable, compare_arms
 from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.study.columns import COLUMNS
@@ -73,6 +74,8 @@ class StudyRow:
     paired: PairedDifference | None = None
     #: Compute to a target, crossing, fixed A, other axes.
     pairwise: PairwiseSummary = field(default_factory=PairwiseSummary)
+
+    __getattr__ = renamed_attributes({"beside": "pairwise"})
 
     def to_dict(self) -> dict[str, Any]:
         """The row as `scalerl study --json` prints it: a value for each of `COLUMNS`."""

@@ -1,7 +1,6 @@
-"""Checkpoints of a sharded trainer: each rank writes its rows of master weights and optimiser
-state, and rank 0 also writes the model in Hugging Face layout. Any number of ranks can read them,
-and so can the trainer of one process: rows are concatenated in the order of the ranks that wrote
-them."""
+"""Checkpoints of a trainer of many ranks: each writes its rows of masters and optimiser state, and
+the first beside them the model in Hugging Face layout. They are read by any number of ranks, and by
+the trainer in one process: rows are put together in the order of the ranks that wrote them."""
 
 from __future__ import annotations
 
@@ -31,15 +30,13 @@ def save(
     optimiser: torch.optim.Optimizer,
     version: int,
 ) -> None:
-    """Write a checkpoint. Returns once all ranks have written; raises OSError on all ranks if one
-    of them could not."""
+    """Returns on no rank before all have written; raises OSError on all if one could not."""
     if sharded.rank == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     problem = _try(lambda: _write_shard(path, sharded, optimiser), path, sharded.rank)
     whole: dict[str, Tensor] = {}
-    # All ranks must gather every tensor, also where writing the shard failed; only rank 0 keeps it.
-    for name, tensor in sharded.weights().items():
+    for name, tensor in sharded.weights().items():  # one at a time; only the first keeps them
         if sharded.rank == 0:
             whole[name] = tensor.cpu().contiguous()
     if sharded.rank == 0 and problem is None:
@@ -52,8 +49,7 @@ def save(
 
 
 def _try(write: Any, path: Path, rank: int) -> str | None:
-    """The problem of writing, as one line; None without one. An error is returned and not raised,
-    because the other ranks wait in a collective."""
+    """What stood in the way."""
     if not path.is_dir():
         return (
             f"rank {rank} of the trainer, on {socket.gethostname()}, does not see {path}: a run "
@@ -91,11 +87,10 @@ def _write_model(path: Path, spec: TrainerSpec, whole: dict[str, Tensor], versio
 def load(
     path: Path, spec: TrainerSpec, sharded: ShardedModel, optimiser: torch.optim.Optimizer
 ) -> int:
-    """Restore what `save`, or the trainer of one process, wrote; returns the version."""
+    """Everything that `save`, or the trainer in one process, wrote; the version."""
     files = StateFiles(path)
     whole: dict[str, Tensor] = {}
-    # A trainer of one process stores no masters of an FP32 model: they are the weights.
-    if sharded.rank == 0 and not files.has(MASTER):
+    if sharded.rank == 0 and not files.has(MASTER):  # FP32, written by one process
         model = meta_model(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
         whole = load_weights(path, model)
     state: dict[int, dict[str, Any]] = {}

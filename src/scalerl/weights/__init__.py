@@ -1,1 +1,1 @@
-"""Weight channels: how new weights get from the trainer to the generators."""
+"""How new weights travel from the trainer to the generators."""

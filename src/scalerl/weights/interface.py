@@ -1,10 +1,7 @@
-"""The interface of weight channels: the trainer publishes weights, and every generator loads the
-newest between two decode steps.
+"""A weights channel: the trainer publishes, every generator takes the newest when it likes.
 
-Neither side waits for the other: a version that a generator did not load in time is skipped. The
-weights that a generator loads are complete and have their true version number, whatever the timing.
-
-`DirectWeights`, the channel within one process, is the shortest implementation.
+Nobody waits for anybody: a version that a generator never looked at is simply passed over. What a
+generator does take is whole and goes by its true number, however the two overtake each other.
 """
 
 from __future__ import annotations
@@ -18,39 +15,38 @@ from torch import Tensor, nn
 
 
 class WeightTarget(Protocol):
-    """What weights are loaded into: an engine."""
+    """Whoever takes weights: an engine."""
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
 
 
 class Sender(Protocol):
-    """The trainer's end of a channel."""
+    """The trainer's end."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Publish weights; the caller may change them as soon as this returns. Read each tensor
-        once and in order: with a sharded trainer, reading one gathers it from all ranks."""
+        """Hand over these weights; they may change as soon as this returns. Of many ranks, all
+        make the tensor that is looked at together: look at each once, in the order they come."""
         ...
 
 
 class NullSender:
-    """The sender of every rank but the first: it publishes nothing."""
+    """The sender of a rank that is not the first: it takes part in putting tensors together."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        # Reads every tensor all the same: each is a collective that all ranks must join.
         for tensor in weights.values():
             del tensor
 
 
 def close(end: Sender | Receiver) -> None:
-    """Stop the background thread of a sender or receiver, if it has one."""
+    """End what an end of a channel does beside, if it does anything."""
     getattr(end, "close", lambda: None)()
 
 
 class Receiver(Protocol):
-    """A generator's end of a channel."""
+    """A generator's end."""
 
     def newest(self) -> int:
-        """Version of the newest weights; -1 before the first."""
+        """Version of the newest weights; -1 before any."""
         ...
 
     def into(self, engine: WeightTarget) -> int:
@@ -59,23 +55,19 @@ class Receiver(Protocol):
 
 
 class Channel(Protocol):
-    """Makes the two ends. It is sent to every worker, so it must be picklable."""
+    """Makes both ends; given to every part, so it must survive the way to it."""
 
     #: Whether its two ends may be in different processes.
     across_processes: bool
 
-    def sender(self) -> Sender:
-        """The trainer's end; called in the trainer's process."""
-        ...
+    def sender(self) -> Sender: ...
 
-    def receiver(self) -> Receiver:
-        """A generator's end; called in the generator's process."""
-        ...
+    def receiver(self) -> Receiver: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names and shapes of the weights, in the order in which they fill one flat buffer."""
+    """Names, shapes and places of the weights in one flat buffer."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -83,8 +75,7 @@ class Layout:
 
     @staticmethod
     def from_model(model: nn.Module) -> Layout:
-        """The layout of a model, which may be on the meta device. A model of mixed dtypes is sent
-        as FP32, which holds all of them exactly."""
+        """Of a model, which may be on the meta device."""
         named = dict(model.named_parameters())
         dtypes = {p.dtype for p in named.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -92,7 +83,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return sum(torch.Size(s).numel() for s in self.shapes)
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -102,33 +92,3 @@ class Layout:
             n = torch.Size(shape).numel()
             yield name, flat[at : at + n].view(shape)
             at += n
-
-
-class DirectWeights:
-    """The channel within one process (`placement.weights = "direct"`): channel, sender and receiver
-    at once. The weights are a copy."""
-
-    across_processes = False
-
-    def __init__(self, layout: Layout | None = None) -> None:
-        self.version = -1
-        self.weights: dict[str, Tensor] = {}
-
-    def sender(self) -> DirectWeights:
-        return self
-
-    def receiver(self) -> DirectWeights:
-        return self
-
-    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        # Copied, because the trainer goes on changing its own.
-        self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.version = version
-
-    def newest(self) -> int:
-        return self.version
-
-    def into(self, engine: WeightTarget) -> int:
-        if self.version >= 0:
-            engine.load(self.weights, self.version)
-        return self.version

@@ -24,10 +24,9 @@ from scalerl.errors import PipelineError
 from scalerl.weights.interface import Layout, WeightTarget
 from scalerl.weights.version_registry import KEPT_VERSIONS
 
-#: Largest size of a piece in bytes; a single larger tensor is a piece of its own.
+#: Bytes of a piece, at most (but for a single larger tensor).
 PIECE_BYTES = 256 << 20
-#: NumPy has no BF16: its bits are sent as integers. Flat NumPy arrays and not torch tensors, since
-#: Ray reads them without a copy (of 135 M parameters: 3 ms instead of 4 s).
+#: NumPy has no BF16: its bits travel as whole numbers.
 _AS = {torch.bfloat16: torch.int16}
 
 
@@ -48,7 +47,7 @@ class RayWeights:
 
 
 class RaySender:
-    """The trainer's end of the channel."""
+    """The trainer's end."""
 
     def __init__(self, layout: Layout, registry: Any) -> None:
         self.layout, self.registry = layout, registry
@@ -69,12 +68,11 @@ class RaySender:
 
 
 class RayReceiver:
-    """A generator's end of the channel: a thread fetches new versions."""
+    """A generator's end."""
 
     def __init__(self, layout: Layout, registry: Any) -> None:
         self.layout, self.registry = layout, registry
-        #: Version and pieces of the newest weights that have arrived. One tuple, replaced as a
-        #: whole: the thread writes it while the engine's thread reads.
+        #: The newest that has arrived, and what it is made of.
         self._here: tuple[int, list[npt.NDArray[Any]]] = (-1, [])
         self._error: Exception | None = None
         self._closed = False
@@ -82,7 +80,7 @@ class RayReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop fetching. A thread that calls Ray after `ray.shutdown` would reconnect silently."""
+        """Fetch no more; for a process that leaves Ray and lives on."""
         self._closed = True
         self._thread.join()
 
@@ -107,18 +105,16 @@ class RayReceiver:
                 known, refs = ray.get(self.registry.newer.remote(known))
                 if refs:
                     self._here = (known, [ray.get(ref) for ref in refs])
-            except (ObjectLostError, OwnerDiedError):
-                # The version was dropped for newer ones meanwhile, or its trainer died.
+            except (ObjectLostError, OwnerDiedError):  # overtaken, or its trainer is gone
                 known = -1
                 time.sleep(0.1)
-            except Exception as error:
-                # Kept for `newest`, which raises it: an error in a thread would be lost.
+            except Exception as error:  # nobody would wait for this thread: `newest` says it
                 self._error = error
                 return
 
 
 def _pieces(layout: Layout, weights: Mapping[str, Tensor]) -> Iterator[npt.NDArray[Any]]:
-    """Flat arrays of consecutive tensors; each tensor is read once."""
+    """Flat arrays of consecutive tensors; each tensor is looked at once."""
     kind = _AS.get(layout.dtype, layout.dtype)
     held: list[Tensor] = []
     size = 0
@@ -140,8 +136,7 @@ def _views(layout: Layout, pieces: list[npt.NDArray[Any]]) -> Iterator[tuple[str
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         n = torch.Size(shape).numel()
         if n and at == len(flat):
-            # Torch warns that Ray's arrays are read-only; engines copy out of them.
-            with warnings.catch_warnings():
+            with warnings.catch_warnings():  # read-only: engines copy
                 warnings.simplefilter("ignore", UserWarning)
                 flat, at = torch.from_numpy(np.asarray(next(rest))).view(layout.dtype), 0
         yield name, flat[at : at + n].view(shape)
