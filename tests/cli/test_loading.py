@@ -45,7 +45,7 @@ def test_the_columns_that_were_taken_are_printed(capsys, three, command):
     assert code == 0
     assert "compute: my_progress (unit unknown)\n" in out
     assert "score: accuracy\n" in out
-    assert err.count("2 runs told apart by recipe") == 1
+    assert err.count("2 runs separated by recipe") == 1
 
 
 def test_a_report_prints_them_beside_its_list_of_files(capsys, flops, tmp_path):

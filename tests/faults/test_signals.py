@@ -107,7 +107,9 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path, redirect):
     assert events(run)[-1] == ("end", "budget of 2 steps")
     if outer:
         said = [why for kind, why in events(run) if kind == "warning"]
-        assert any("nobody listens any more (stdout" in why and "goes on" in why for why in said)
+        assert any(
+            "output has no reader any more (stdout" in why and "goes on" in why for why in said
+        )
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     gone(run)
 

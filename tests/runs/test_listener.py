@@ -74,7 +74,7 @@ def test_a_listener_whose_reader_is_gone_is_left_alone_and_that_is_told_once():
     for _ in range(3):
         heard.say("two")
     assert told == [
-        "nobody listens any more (the listener's stream is closed); the run goes on"
+        "output has no reader any more (the listener's stream is closed); the run goes on"
     ]  # fmt: skip
 
 

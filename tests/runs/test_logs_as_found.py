@@ -43,7 +43,7 @@ def test_ten_runs_one_after_another_are_ten_runs(column: str) -> None:
     assert [run.name for run in runs] == names
     assert [len(run) for run in runs] == [len(STEPS)] * 10
     assert runs[3].score.tolist() == scores(0.5 + 3 / 50)
-    assert f"10 runs told apart by {column}" in notes(runs[0])
+    assert f"10 runs separated by {column}" in notes(runs[0])
     assert "resumed" not in notes(runs[0])
 
 
@@ -136,7 +136,7 @@ def test_evaluations_among_training_rows_are_read_and_said(
     assert run.compute.tolist() == STEPS
     assert run.score.tolist() == scores()
     assert (run.score_kind, run.x_name) == ("validation", "step")
-    assert f"rows told apart by {column}: 18 {trained}, 6 {held_out}" in notes(run)
+    assert f"rows separated by {column}: 18 {trained}, 6 {held_out}" in notes(run)
     train = load_run(path, y=next(c for c in ("train/accuracy", f"train/{trained}/accuracy")
                                   if c.startswith("train/") and trained.startswith("train")
                                   == (c == "train/accuracy")))  # fmt: skip
@@ -272,7 +272,7 @@ def test_the_command_line_tells_what_the_reader_did(command: str, tmp_path: Path
     path.write_text("condition,step,train_acc\n" + "".join(f"{c},{s},{y}\n" for c, s, y in rows))
     done = cli(command, str(path))
     assert done.returncode == 0
-    assert "note: 2 runs told apart by condition" in done.stderr
+    assert "note: 2 runs separated by condition" in done.stderr
     assert done.stderr.count("training prompts") == 1
     found = json.loads(cli(command, str(path), "--json").stdout)
     assert [each["score_kind"] for each in found] == ["training", "training"]

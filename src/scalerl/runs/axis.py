@@ -22,8 +22,9 @@ from scalerl.text import listed
 
 _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
 _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
-#: Of the changes of a clock from row to row, this share at least goes up.
-CLOCK_RISES = 0.9
+#: Least share of the changes of a running total, row to row, that go up. Not 1: a resumed job may
+#: set a clock back once.
+MIN_RISING_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class AxisChoice:
             raise InputError("--seconds-per-step gives GPU-hours with --gpus N: add the number")
 
 
-#: Nothing was asked for.
+#: The axis is found by the names of columns.
 ANY = AxisChoice()
 
 
@@ -60,7 +61,7 @@ class Axis:
 def choose_axis(
     table: Table, numeric: list[str], y: Array, y_name: str, choice: AxisChoice, notes: list[str]
 ) -> Axis:
-    """The compute of a table whose score is `y`."""
+    """The compute of every row of a table with the scores `y`."""
     usable = [c for c in _usable(table, numeric) if c != y_name]
     if choice.gpus is not None:
         return _gpu_hours(table, usable, y, choice, notes)
@@ -101,7 +102,7 @@ def _usable(table: Table, numeric: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AxisRequest:
     """What `--x` says: a column, a column times a number, or an expression; and what it counts."""
 
     text: str
@@ -111,7 +112,7 @@ class _Asked:
     expression: Expression | None = None
 
 
-def _parse(table: Table, usable: list[str], asked: str) -> _Asked:
+def _parse(table: Table, usable: list[str], asked: str) -> _AxisRequest:
     match = None if asked in table.columns else _AS.fullmatch(asked.strip())
     text, kind = (match[1], _stated_kind(match[2])) if match else (asked, None)
     name = find(text, table, usable, "--x")
@@ -119,12 +120,12 @@ def _parse(table: Table, usable: list[str], asked: str) -> _Asked:
     times = find(factor[1], table, usable, "--x") if factor else None
     if factor and times is not None:
         by = float(factor[2])
-        return _Asked(f"{times}*{_number(by)}", (times,), kind, factor=by)
+        return _AxisRequest(f"{times}*{_number(by)}", (times,), kind, factor=by)
     if name is None and looks_like_arithmetic(text):
         expression = parse(text, table, usable, "--x")
-        return _Asked(expression.text, expression.columns, kind, expression=expression)
+        return _AxisRequest(expression.text, expression.columns, kind, expression=expression)
     name = name or resolve(text, table, usable, "--x")
-    return _Asked(name, (name,), kind)
+    return _AxisRequest(name, (name,), kind)
 
 
 def _asked_axis(table: Table, usable: list[str], text: str, notes: list[str]) -> Axis:
@@ -250,7 +251,7 @@ def _rises(values: Array) -> bool:
     """Whether a column is a running total: it changes, and hardly ever goes down."""
     changes = np.diff(values[np.isfinite(values)])
     changes = changes[changes != 0]
-    return bool(len(changes) and (changes > 0).mean() >= CLOCK_RISES)
+    return bool(len(changes) and (changes > 0).mean() >= MIN_RISING_SHARE)
 
 
 def _counts_up(table: Table, name: str, y: Array) -> bool:

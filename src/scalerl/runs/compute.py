@@ -31,7 +31,7 @@ class Compute(Record):
     samples: int = about("rollouts taken by the trainer", default=0)
     steps: int = about("optimiser steps", default=0)
     minutes: float = about(
-        "minutes on the clock, of training and of validation; the time between two parts of a run "
+        "minutes on the clock, of training and of validation; the time between a stop and a resume "
         "is left out. `budget.minutes` is a limit to it",
         default=0.0,
     )
@@ -61,7 +61,7 @@ class DeviceSeconds(Record):
 
 @record
 class WasteCount(Record):
-    """Rollouts that were written and not learnt from, and their tokens."""
+    """Rollouts that were generated and not trained on, and their tokens."""
 
     rollouts: int = about("rollouts", default=0)
     tokens: int = about("their tokens, as far as they are known", default=0)
@@ -69,7 +69,7 @@ class WasteCount(Record):
 
 @record
 class Wasted(Record):
-    """What was written and not learnt from, by reason."""
+    """Rollouts that were generated and not trained on, by reason."""
 
     stale: WasteCount = about(
         "too old to be trained on: under way when a run went on with other knobs, else 0",
@@ -100,8 +100,10 @@ class LedgerLine(Record):
         "nothing twice",
         default=0.0,
     )
-    spent: DeviceSeconds = about("device-seconds by what they went to", default=DeviceSeconds())
-    wasted: Wasted = about("rollouts that were not learnt from", default=Wasted())
+    spent: DeviceSeconds = about(
+        "device-seconds by what they were used for", default=DeviceSeconds()
+    )
+    wasted: Wasted = about("rollouts that were not trained on", default=Wasted())
     by_kind: dict[str, float] = about(
         "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
     )

@@ -1,10 +1,10 @@
 """Records as types: frozen dataclasses that go to JSON and come back.
 
-Writing is strict, reading is lenient. Who makes a record gives every field that has no default, and
-mypy sees to it. Who reads one may meet a record of another version, or a damaged one: unknown keys
-are passed over, and what is missing or of the wrong type is filled with the field's default, or
-with the emptiest value of its type (nan, 0, "", None, nothing in it). Only a field that is `needed`
-cannot be filled: without it there is no record.
+Writing is strict, reading is lenient. Code that makes a record gives every field without a default,
+which mypy checks. A record that is read may be of another version, or damaged: unknown keys are
+ignored, and a value that is missing or of the wrong type becomes the field's default, or the empty
+value of its type (nan, 0, "", None, an empty list). Without a field that is `needed` there is no
+record.
 
     written by a later version     {"step": 3, "loss": null, "mood": "fine"}
     read                           StepLine(step=3, loss=nan, grad_norm=nan, ...)
@@ -34,27 +34,27 @@ def about(
     default: Any = MISSING,
     default_factory: Any = MISSING,
 ) -> Any:
-    """A field, with the line that docs/reference/run-record.md has about it."""
-    told = {"meaning": meaning, "unit": unit, "needed": needed}
+    """A field with its meaning, as docs/reference/run-record.md shows it."""
+    metadata = {"meaning": meaning, "unit": unit, "needed": needed}
     if default_factory is not MISSING:
-        return field(default_factory=default_factory, metadata=told)
-    return field(default=default, metadata=told)
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(about,))
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass with slots, whose fields are `about` something."""
+    """Class decorator: a frozen dataclass with slots, its fields made by `about`."""
     return dataclass(frozen=True, slots=True)(cls)
 
 
 class Record:
-    """What all records can do."""
+    """Base class of records: conversion to and from JSON values."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; a field that is None by default and None now is left out."""
+        """The record as JSON values; a field that is None, and None by default, is left out."""
         found = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -64,17 +64,18 @@ class Record:
 
     @classmethod
     def from_dict(cls, found: Any) -> Self | None:
-        """The record, by the rules above; None where it is none. Never raises."""
+        """The record in a JSON value, by the rules above; None where a needed field is missing.
+        Never raises."""
         if not isinstance(found, dict):
             return None
         values = []
         kind: Any = cls
-        for name, read, fill, needed in _plan(kind):
+        for name, read, default, needed in _readers(kind):
             value = read(found[name]) if name in found else _WRONG
             if value is _WRONG:
                 if needed:
                     return None
-                value = fill()
+                value = default()
             values.append(value)
         return cls(*values)
 
@@ -93,17 +94,20 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _plan(cls: Any) -> tuple[tuple[str, Callable[[Any], Any], Callable[[], Any], bool], ...]:
-    """Name, reader, filling and whether it is needed, of every field: worked out once per type,
-    since a run has a hundred thousand lines."""
+def _readers(
+    cls: Any,
+) -> tuple[tuple[str, Callable[[Any], Any], Callable[[], Any], bool], ...]:
+    """For every field: its name, reader, default and whether it is needed."""
+    # Cached by type, because working out the hints takes longer than reading a line, and a run has
+    # a hundred thousand lines.
     hints = typing.get_type_hints(cls)
     return tuple(
-        (f.name, _reader(hints[f.name]), _filling(f, hints[f.name]), bool(f.metadata["needed"]))
+        (f.name, _reader(hints[f.name]), _default(f, hints[f.name]), bool(f.metadata["needed"]))
         for f in fields(cls)
     )
 
 
-def _filling(each: Field[Any], kind: Any) -> Callable[[], Any]:
+def _default(each: Field[Any], kind: Any) -> Callable[[], Any]:
     if each.default_factory is not MISSING:
         return each.default_factory
     if each.default is not MISSING:
@@ -144,6 +148,7 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 
 
 def _number(value: Any) -> Any:
+    # By exact type, here and below, because true and false are integers to isinstance.
     if type(value) is float:
         return value
     try:
@@ -168,7 +173,7 @@ def _sequence(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _mapping(read: Callable[[Any], Any], *, whole: bool) -> Callable[[Any], Any]:
-    """JSON's keys are text: `whole` ones are turned back into numbers."""
+    """A reader of objects; `whole`: keys, which are text in JSON, become integers again."""
 
     def items(value: Any) -> Any:
         if not isinstance(value, dict):

@@ -33,7 +33,7 @@ class Ratio(Record):
     mean: float = about("mean")
     max: float = about("largest")
     min: float = about("smallest")
-    truncated: float = about("share of tokens whose ratio the loss capped or clipped")
+    truncated: float = about("share of tokens with a ratio that the loss capped or clipped")
 
 
 @record
@@ -56,7 +56,7 @@ class Staleness(Record):
 
 @record
 class Lengths(Record):
-    """Of the batch's rollouts."""
+    """Lengths of the batch's rollouts."""
 
     mean: float = about("mean", unit="tokens")
     max: int = about("longest", unit="tokens")
@@ -70,14 +70,14 @@ class FilterCounts(Record):
     rollouts: int = about("rollouts in the batch")
     unscored: int = about("rollouts without a reward")
     truncated: int = about("rollouts that were cut off")
-    zero_variance_prompts: int = about("prompts whose rollouts all earned the same")
-    effective_prompts: int = about("prompts that were learnt from")
-    effective_rollouts: int = about("rollouts that were learnt from")
+    zero_variance_prompts: int = about("prompts with the same reward for all rollouts")
+    effective_prompts: int = about("prompts that were trained on")
+    effective_rollouts: int = about("rollouts that were trained on")
 
 
 @record
 class StepLine(Line):
-    """One optimiser step: what its batch was like, what the trainer made of it."""
+    """One optimiser step: statistics of its batch, and what the trainer reports."""
 
     FILE: ClassVar[str] = "steps.jsonl"
 
@@ -98,17 +98,17 @@ class StepLine(Line):
     staleness: Staleness = about("how old the tokens were")
     kl: float = about("KL penalty that was paid, for the distance to the starting model; else 0")
     metrics: dict[str, float] = about(
-        "numbers that the loss tells about itself, by name; and reward functions, as `reward/NAME`"
+        "metrics of the loss, by name; and of reward functions, as `reward/NAME`"
     )
     reward: float | None = about("mean over rollouts that have one; null where none has")
     pass_rate: float = about("share of rollouts that are right")
     truncated: float = about("share of rollouts cut off by the token limit")
     interrupted: float = about(
-        "share of rollouts whose thought was ended by its budget, with an answer after it"
+        "share of rollouts with thinking ended by its budget and an answer after it"
     )
     mixed_versions: float = about("share of rollouts that more than one version wrote")
     prompts: tuple[str, ...] = about("ids of the batch's prompts")
-    zero_variance: float = about("share of prompts whose rollouts all earned the same")
+    zero_variance: float = about("share of prompts with the same reward for all rollouts")
     length: Lengths = about("length of the rollouts")
     filtered: FilterCounts = about("counts of the filters")
     retired: int = about("prompts that No-Positive-Resampling has retired so far")
@@ -244,10 +244,10 @@ class Status(Record):
     FILE: ClassVar[str] = "status.json"
 
     step: int = about("version now")
-    waits_for: str = about("whom the run waits for, in words", default="")
+    waits_for: str = about("what the run waits for, in words", default="")
     pids: dict[str, int] = about("process ids, by name", default_factory=dict)
     silent_seconds: dict[str, float] = about(
-        "how long each process has said nothing", unit="seconds", default_factory=dict
+        "time since the last message of each process", unit="seconds", default_factory=dict
     )
     starting: tuple[int, ...] = about("generators that are not up yet", default=())
     stopping: bool = about("the run was asked to end", default=False)
@@ -331,8 +331,8 @@ class EvalAnswers(Record):
         """Count them all and keep the first few of each kind: in the same order at every
         validation, so that the same prompts are there to read each time.
 
-        >>> said = AnswerSample("p1", "2+2=", "4", True, "equal", "stop")
-        >>> found = EvalAnswers.from_answers(5, [said, said, said])
+        >>> one = AnswerSample("p1", "2+2=", "4", True, "equal", "stop")
+        >>> found = EvalAnswers.from_answers(5, [one, one, one])
         >>> found.sets, len(found.answers)
         ({'': {'p1': PromptScore(right=3, scored=3, asked=3)}}, 2)
         """

@@ -1,4 +1,4 @@
-"""Who is told what happens in a run: views, trackers, tests, pictures, pages."""
+"""Listeners: what a run calls as it goes, for views, trackers, tests and pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Does nothing; override what you want to hear of. It is called by the run's own thread, which
-    waits meanwhile: be quick. Times are seconds of the run's clock.
+    """Does nothing; override the methods you need. They are called by the run's own thread, which
+    waits until they return: be quick. Times are seconds of the run's clock.
 
-    A context manager, for those that hold something (a terminal, a connection) and give it back.
+    A context manager, for listeners that hold something (a terminal, a connection).
 
     >>> class Points(Listener):
     ...     def evaluated(self, line, look):
@@ -28,16 +28,16 @@ class Listener:
     """
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
-        """The run is about to start, or to start again from the checkpoint of this step."""
+        """The run is about to start, or to resume from the checkpoint of step `resumed_at`."""
 
     def say(self, line: str) -> None:
-        """Anything worth a line; also before `begin` and after `end`."""
+        """A message for the user; also before `begin` and after `end`."""
 
     def asked(self, at: float, ids: Sequence[str]) -> None:
-        """These rollouts were sent to a generator."""
+        """The rollouts with these ids were sent to a generator."""
 
     def wrote(self, at: float, version: int, rollouts: Sequence[tuple[str, Any]]) -> None:
-        """A generator whose weights are `version` has finished these: (id, Rollout)."""
+        """A generator with weights of `version` has finished these rollouts: (id, Rollout)."""
 
     def trained(self, began: float, ended: float, version: int) -> None:
         """The trainer took the step that made `version`."""
@@ -49,8 +49,8 @@ class Listener:
         """A step was taken; its line is in the record."""
 
     def validating(self, step: int, written: int, checked: int, total: int) -> None:
-        """A validation is under way: so many of its answers are written, and checked. Told when it
-        begins, and about once a second."""
+        """A validation is under way, with so many of its answers written and checked. Called when
+        it begins, and about once a second."""
 
     def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
         """A validation is in the record; `look` is the fit of the points so far, once there are
@@ -69,84 +69,51 @@ class Listener:
         return None
 
 
+#: Every method that a run calls, now and in later versions.
+_CALLS = [name for name in vars(Listener) if not name.startswith("_")]
+
+
 class Listeners(Listener):
-    """Tells several, in this order."""
+    """Passes every call on to several listeners, in this order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
 
-    def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
+    def _pass_on(self, name: str, *values: Any) -> None:
         for each in self.listeners:
-            each.begin(recipe, out, resumed_at)
-
-    def say(self, line: str) -> None:
-        for each in self.listeners:
-            each.say(line)
-
-    def asked(self, at: float, ids: Sequence[str]) -> None:
-        for each in self.listeners:
-            each.asked(at, ids)
-
-    def wrote(self, at: float, version: int, rollouts: Sequence[tuple[str, Any]]) -> None:
-        for each in self.listeners:
-            each.wrote(at, version, rollouts)
-
-    def trained(self, began: float, ended: float, version: int) -> None:
-        for each in self.listeners:
-            each.trained(began, ended, version)
-
-    def batch(self, groups: Sequence[Any]) -> None:
-        for each in self.listeners:
-            each.batch(groups)
-
-    def step(self, line: StepLine) -> None:
-        for each in self.listeners:
-            each.step(line)
-
-    def validating(self, step: int, written: int, checked: int, total: int) -> None:
-        for each in self.listeners:
-            each.validating(step, written, checked, total)
-
-    def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
-        for each in self.listeners:
-            each.evaluated(line, look)
-
-    def noted(self, line: EventLine) -> None:
-        for each in self.listeners:
-            each.noted(line)
-
-    def end(self, reason: str) -> None:
-        for each in self.listeners:
-            each.end(reason)
+            getattr(each, name)(*values)
 
 
 class DetachableListener(Listener):
-    """Tells a listener whatever happens. When the streams it writes to have lost their reader, the
-    run goes on without: `lost` is told so, in one line."""
+    """Passes every call on to a listener until the streams that it writes to have no reader left.
+
+    The run then continues without it, and `lost` is called with one line about that.
+    """
 
     def __init__(self, listener: Listener, lost: Callable[[str], None]) -> None:
         self._listener: Listener | None = listener
         self._lost = lost
 
-    def _tell(self, name: str, *what: Any) -> None:
+    def _pass_on(self, name: str, *values: Any) -> None:
         if self._listener is None:
             return
         try:
-            getattr(self._listener, name)(*what)
+            getattr(self._listener, name)(*values)
         except (OSError, ValueError) as error:
             if not is_closed_stream(error):
                 raise
             names = redirect_unread_streams()
-            if not names:  # a stream of its own
+            if not names:  # not stdout or stderr, but a stream that the listener opened itself
                 self._listener = None
             closed = " and ".join(names) or "the listener's stream"
-            self._lost(f"nobody listens any more ({closed} is closed); the run goes on")
+            self._lost(f"output has no reader any more ({closed} is closed); the run goes on")
 
 
-def _telling(name: str) -> Callable[..., None]:
-    return lambda self, *what: self._tell(name, *what)
+def _passing_on(name: str) -> Callable[..., None]:
+    return lambda self, *values: self._pass_on(name, *values)
 
 
-# Everything that a listener can be told, now and in later versions.
-for _name in [name for name in vars(Listener) if not name.startswith("_")]:
-    setattr(DetachableListener, _name, _telling(_name))
+# Made in a loop, so that a method that is added to Listener reaches these two as well.
+for _name in _CALLS:
+    setattr(Listeners, _name, _passing_on(_name))
+    setattr(DetachableListener, _name, _passing_on(_name))

@@ -17,7 +17,7 @@ from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
 from scalerl.runs.importers.wandb_runs import read_wandb_online
-from scalerl.runs.names import Found, unique_names
+from scalerl.runs.names import LoadedRun, unique_names
 from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.record import Array, Run
 from scalerl.runs.score import guess_scale, rescale
@@ -27,8 +27,8 @@ from scalerl.runs.split import names_runs, split_runs, split_scores
 from scalerl.runs.table import Table, is_frame, read_frame
 from scalerl.text import listed, shorten
 
-#: So many sources that could not be read are named; of the others only their number is told.
-MAX_TOLD = 3
+#: Sources that could not be read are named up to this number; the others are only counted.
+MAX_NAMED = 3
 
 
 def load_runs(
@@ -52,8 +52,8 @@ def load_runs(
     y: the score column, or an expression. Found by name where the framework is known. A pattern
         such as `val-core/*/mean@16` makes one run of each column it matches. An error rate is read
         as 1 minus it; a loss is refused.
-    run: keep only runs whose name matches this pattern; or the column that names the runs, and
-        after it `=` and a pattern for its values.
+    run: keep only runs with a name that matches this pattern; or the column that names the runs,
+        and after it `=` and a pattern for its values.
     group_by: the column or configuration key that says which runs are replicates.
     n_eval: samples behind each score: a column or a number.
     scale: "percent", "pm1", "fraction", or what to divide the score by.
@@ -69,7 +69,7 @@ def load_runs(
         raise InputError("no source given: name a log file, a directory or example:paper-8b")
     axis = AxisChoice(x=x, gpus=gpus, seconds_per_step=seconds_per_step)
     choice = ColumnChoice(axis=axis, y=y, n_eval=n_eval, group_by=group_by)
-    found: list[Found] = []
+    found: list[LoadedRun] = []
     names: list[str] = []
     problems: list[InputError] = []
     for source in sources:
@@ -85,9 +85,9 @@ def load_runs(
         raise InputError(shorten(str(problems[0]), 600))
     if not found:
         raise InputError(f"no run matches {run!r}: there is {listed(names)}")
-    left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_TOLD])
-    if len(problems) > MAX_TOLD:
-        left_out += (f"left out: {len(problems) - MAX_TOLD} more that could not be read",)
+    left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_NAMED])
+    if len(problems) > MAX_NAMED:
+        left_out += (f"left out: {len(problems) - MAX_NAMED} more that could not be read",)
     return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in unique_names(found)]
 
 
@@ -106,12 +106,12 @@ def load_run(*sources: Any, **options: Any) -> Run:
 
 def _load(
     source: Any, choice: ColumnChoice, pattern: str | None, scale: str | float | None
-) -> tuple[list[Found], list[str], list[InputError]]:
+) -> tuple[list[LoadedRun], list[str], list[InputError]]:
     """The runs of one source that match, the names of all, and what could not be read."""
     if isinstance(source, str) and source.startswith("example:"):
         source = load_example(source.removeprefix("example:"))
     if isinstance(source, Run):
-        return [Found(r) for r in _matching([source], pattern)], [source.name], []
+        return [LoadedRun(r) for r in _matching([source], pattern)], [source.name], []
     tables, problems = _read(source, pattern)
     wanted: list[Table] = []
     rest: list[Table] = []
@@ -196,22 +196,22 @@ def _finish(
     others: list[Curve],
     scale: str | float | None,
     problems: list[InputError],
-) -> list[Found]:
-    """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve. What
-    cannot be brought there is a problem, and no obstacle to the other runs."""
-    kin: dict[tuple[str, str], list[Curve]] = {}
+) -> list[LoadedRun]:
+    """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve. A curve
+    where that fails is added to `problems` and does not keep the others from being loaded."""
+    same_score: dict[tuple[str, str], list[Curve]] = {}
     for curve in others:
-        kin.setdefault((curve.source, curve.y_name), []).append(curve)
+        same_score.setdefault((curve.source, curve.y_name), []).append(curve)
     mine: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         mine.setdefault((curve.source, curve.y_name), []).append(curve)
     scales: dict[tuple[str, str], str | float] = {}
     for key, group in mine.items():
         try:
-            scales[key] = scale or _decide(group, kin.get(key, []))
+            scales[key] = scale or _decide(group, same_score.get(key, []))
         except InputError as error:
             problems.append(error)
-    found: list[Found] = []
+    found: list[LoadedRun] = []
     for curve in curves:
         if (how := scales.get((curve.source, curve.y_name))) is None:
             continue
@@ -220,7 +220,7 @@ def _finish(
             if curve.is_error:
                 score = 1.0 - score
                 notes.append(f"{curve.y_name} is an error rate: read as 1 - {curve.y_name}")
-            found.append(Found(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
+            found.append(LoadedRun(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
         except InputError as error:
             problems.append(InputError(f"{curve.name}: {error}{_instead(curve)}"))
     return found

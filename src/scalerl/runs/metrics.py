@@ -98,8 +98,8 @@ SCORES: tuple[ScoreName, ...] = (
 #: How to read a compute column: as it is, as seconds, or as moments in time.
 Unit = Literal["", "seconds", "moments"]
 
-# In order of preference. A column of GPU-hours or FLOPs is there because somebody wants it;
-# steps are on every row of every log; tokens, samples and the clock only where nothing else is.
+# In order of preference. A column of GPU-hours or FLOPs was logged on purpose; steps are on every
+# row of every log; tokens, samples and the clock are used only where there is nothing else.
 _COMPUTE: tuple[tuple[str, ComputeKind, Unit], ...] = (
     (r"(?:gpu|device|accelerator|tpu|chip)[_\- ]?h(?:ou)?rs?|gpu[_\-]h", "gpu_hours", ""),
     (r"(?:total|train|training|model|cumulative)?[_ ]?flop?s", "flops", ""),
@@ -216,7 +216,7 @@ def compute_kind(name: str) -> tuple[ComputeKind, Unit]:
 
 
 def compute_columns(names: Iterable[str]) -> list[str]:
-    """The columns that may serve as compute without being told, best first.
+    """The columns that may serve as compute, by their names, best first.
 
     >>> compute_columns(["loss", "num_tokens", "step", "epoch"])
     ['step', 'num_tokens', 'epoch']
@@ -271,8 +271,8 @@ def score_columns(names: Iterable[str]) -> tuple[list[str], Stage | None]:
 
 
 def best_score(found: list[str]) -> str | None:
-    """Of several scores the one that is about being right, over everything; None if they are of
-    several sets, between which nobody can choose for their owner.
+    """Of several scores the share of right answers over everything; None if they are of several
+    sets, between which the user has to choose.
 
     >>> best_score(["eval/format_accuracy", "eval/accuracy"])
     'eval/accuracy'
@@ -332,7 +332,7 @@ def stage_of(name: str) -> Stage:
 
 
 def stage_of_rows(value: str) -> Stage:
-    """What rows are about whose split column, or whose file, has this word.
+    """What rows are about, by a word in their split column or in the name of their file.
 
     >>> stage_of_rows("eval_step"), stage_of_rows("rollouts"), stage_of_rows("checkpoint")
     ('validation', 'training', 'unknown')

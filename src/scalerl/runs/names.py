@@ -1,4 +1,4 @@
-"""Names: the column that one means, what there is when none does, and runs that share one."""
+"""Names: columns that a user names, suggestions where there is none, distinct names of runs."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def suggest(asked: str, known: list[str], flag: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A run, and what its log says about it beside the points."""
+class LoadedRun:
+    """A run, with the id and configuration in its log, which distinguish runs of one name."""
 
     run: Run
     id: str = ""
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def unique_names(found: Sequence[Found]) -> list[Run]:
-    """Runs of one name are told apart by what differs: a part of their path before it, else what
-    their configurations differ in, else their ids, else a number after it.
+def unique_names(found: Sequence[LoadedRun]) -> list[Run]:
+    """The runs with distinct names. Runs that share one get what differs between them: a part of
+    the path before the name, else a value of the configuration, the id, or a number after it.
 
     >>> import numpy as np
     >>> run = Run("grpo", np.array([1.0]), np.array([0.5]), "steps", source="runs.db")
-    >>> both = [Found(run, facts={"lr": "1", "seed": seed}) for seed in "12"]
+    >>> both = [LoadedRun(run, facts={"lr": "1", "seed": seed}) for seed in "12"]
     >>> [r.name for r in unique_names(both)]
     ['grpo seed=1', 'grpo seed=2']
     """
@@ -73,8 +73,8 @@ def unique_names(found: Sequence[Found]) -> list[Run]:
     names = [each.run.name for each in found]
     for name, places in same.items():
         if len(places) > 1:
-            told = _told_apart(name, [found[i] for i in places])
-            for i, new in zip(places, told, strict=True):
+            distinct = _distinct_names(name, [found[i] for i in places])
+            for i, new in zip(places, distinct, strict=True):
                 names[i] = new
     taken: set[str] = set()
     result = []
@@ -88,7 +88,7 @@ def unique_names(found: Sequence[Found]) -> list[Run]:
     return result
 
 
-def _told_apart(name: str, runs: list[Found]) -> list[str]:
+def _distinct_names(name: str, runs: list[LoadedRun]) -> list[str]:
     paths = [Path(each.run.source).parts[::-1] for each in runs]
     at = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)
     names = [f"{path[at]}/{name}" if at else name for path in paths]
@@ -102,11 +102,13 @@ def _told_apart(name: str, runs: list[Found]) -> list[str]:
     return names
 
 
-def _differences(runs: list[Found]) -> list[str]:
-    """What to put after a name that several runs share, if anything tells them all apart."""
+def _differences(runs: list[LoadedRun]) -> list[str]:
+    """What to put after a name that several runs share, where something differs for all of them."""
+    # Replicates differ in their seed, so that is tried first.
     keys = sorted({key for each in runs for key in each.facts}, key=lambda k: ("seed" not in k, k))
     for key in keys:
         values = [each.facts.get(key, "-") for each in runs]
+        # Longer values (a prompt, a path) would make names that no table can show.
         if len(set(values)) == len(runs) and max(map(len, values)) <= 40:
             return [f" {key.rpartition('/')[2]}={value}" for value in values]
     ids = [each.id[:8] for each in runs]

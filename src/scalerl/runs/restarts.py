@@ -65,7 +65,7 @@ def split_restarts(
         for i, name in enumerate(names):
             if name is not None:
                 parts.setdefault(f"{table.name} {name}" if inside else name, []).append(i)
-        note = f"{len(parts)} runs told apart by {' and '.join(columns)}"
+        note = f"{len(parts)} runs separated by {' and '.join(columns)}"
         return _take(table, parts, note)
     return _by_start(table, values, rows, starts)
 
@@ -110,8 +110,8 @@ def _counted_on(
 
 
 def _has_score(table: Table, y: str | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """The rows of a score, where there is one: another metric may follow on rows of its own, whose
-    steps start again without being another run."""
+    """The rows of a score, where there is one: another metric may follow on rows of its own, with
+    steps that start again without being another run."""
     numeric = [c for c in table.columns if table.is_numeric(c)]
     found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
     if y is not None:
@@ -132,10 +132,10 @@ def _by_condition(table: Table, x: Array) -> tuple[list[str], list[str | None]] 
         kinds = set(cells) - {None}
         if not 1 < len(kinds) <= len(cells) / 2 or column == table.y:
             continue
-        told = [_joined(n, c, column) for n, c in zip(names, cells, strict=True)]
+        joined = [_joined(n, c, column) for n, c in zip(names, cells, strict=True)]
         # Only what tells more rows of one compute apart: a second name of a condition does not.
-        if _repeats(x, told) < _repeats(x, names):
-            names = told
+        if _repeats(x, joined) < _repeats(x, names):
+            names = joined
             chosen.append(column)
     if not chosen or _repeats(x, names) > 0.1 * len(x):
         return None
@@ -150,7 +150,7 @@ def _joined(name: str | None, cell: str | None, column: str) -> str | None:
 
 
 def _repeats(x: Array, names: list[str | None]) -> int:
-    """Rows whose compute another row of the same name has already."""
+    """Number of rows with the compute of an earlier row of the same name."""
     pairs = [(n, v) for n, v in zip(names, x.tolist(), strict=True) if v == v]
     return len(pairs) - len(set(pairs))
 
@@ -174,7 +174,7 @@ def _by_text(
 
 
 def _by_rows(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
-    """The names of runs whose rows are sorted by compute: from a text column that leaves no two
+    """The names of runs in a table that is sorted by compute: from a text column that leaves no two
     rows of one name with the same compute."""
     nothing: list[str | None] = [None] * len(table)
     if _repeats(x, nothing) < MIN_REPEATS * np.isfinite(x).sum():

@@ -152,7 +152,7 @@ def _read_n_eval(
 
 
 def _from_stderr(table: Table, y_name: str, notes: list[str]) -> Array | None:
-    """The size behind a score whose standard error is given: p (1 - p) / (n - 1) = stderr squared.
+    """The size behind a score with a standard error: p (1 - p) / (n - 1) = stderr squared.
     One size for the whole run, since where every answer is wrong the error says nothing."""
     head, comma, tail = y_name.partition(",")
     column = f"{head}_stderr{comma}{tail}"

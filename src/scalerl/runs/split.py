@@ -219,8 +219,8 @@ def _by_stage(table: Table, axis: list[str]) -> Table:
             column_of_value = columns.setdefault(new, [None] * len(cells))
             for i in rows:
                 column_of_value[i] = cells[i]
-    told = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
-    note = f"rows told apart by {column}: {told}"
+    counts = ", ".join(f"{count} {value}" for value, count in list(values.items())[:4])
+    note = f"rows separated by {column}: {counts}"
     return table.made(columns, notes=[*table.notes, note] if len(values) > 1 else table.notes[:])
 
 

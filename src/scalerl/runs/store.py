@@ -1,7 +1,7 @@
-"""The run record on disk: append-only lines that anybody can read while the run goes on.
+"""The run record on disk: append-only lines that can be read while the run goes on.
 
 A line is written whole and flushed; readers leave out a last line that a kill cut short, and a
-resumed run goes on after it. Files that are not lines are replaced whole.
+resumed run appends after it. Files that are not lines are replaced whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALE = "scale.json"
 
 
 class RunStore(RunReader):
-    """One run directory, to write and to read. `resume` opens one that is there; without it, a
+    """One run directory, to write and to read. `resume` opens an existing run; without it, a
     directory that holds a run is refused."""
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
@@ -48,7 +48,7 @@ class RunStore(RunReader):
     # -- writing ----------------------------------------------------------------------------------
 
     def write_recipe(self, toml: str) -> None:
-        """The resolved recipe, enough to repeat the run."""
+        """Write `recipe.toml`: the resolved recipe, enough to repeat the run."""
         self._replace(RECIPE, toml)
 
     def write_used_recipe(
@@ -59,7 +59,7 @@ class RunStore(RunReader):
         self._replace(USED_RECIPE, to_json({"recipe": recipe, "pending": pending}))
 
     def append(self, line: Line) -> None:
-        """One line, in the file of its type; it is on the disk when this returns."""
+        """Append a line to the file of its type; it is on the disk when this returns."""
         text = to_json(line.to_dict()) + "\n"
         with self._writing(), (self.path / line.FILE).open("ab+") as file:
             if file.tell() and not _ends_whole(file):
@@ -69,31 +69,32 @@ class RunStore(RunReader):
             os.fsync(file.fileno())
 
     def put(self, line: Line) -> None:
-        """One line at the place of its step, instead of the one that was there."""
+        """Write a line in the order of its step, in place of an earlier line of that step."""
         kept = [each for each in self.read(type(line)) if each.step != line.step]
         lines = sorted([*kept, line], key=lambda each: each.step)
         self._replace(line.FILE, "".join(to_json(each.to_dict()) + "\n" for each in lines))
 
     def status(self, status: Status) -> None:
-        """What the run is doing just now, in place of what it did before."""
-        # Not forced onto the disk: it is written every second, and a machine that went down with
-        # its power does nothing just now.
+        """Replace `status.json`, with the time of now."""
+        # Not synced: it is written every second, and after a power failure an old status is as good
+        # as none.
         self._replace(
             status.FILE, to_json(replace(status, time=time.time()).to_dict()), durable=False
         )
 
     def save_answers(self, answers: EvalAnswers) -> None:
-        """`evals/step_N.json` of a validation."""
+        """Write `evals/step_N.json` of a validation."""
         with self._writing():
             (self.path / EvalAnswers.FOLDER).mkdir(exist_ok=True)
         self._replace(answers_file(answers.step), to_json(answers.to_dict(), compact=True))
 
     def ask_for(self, generators: int) -> None:
-        """Ask the run that is written here for so many generators; it looks about every second."""
+        """Request a number of generators from the run in this directory, which checks for requests
+        about once a second."""
         self._replace(SCALE, to_json({"generators": generators}))
 
     def take_generator_request(self) -> int | None:
-        """Generators that somebody has asked for since it was last looked."""
+        """The number of generators requested since the last call; None without a request."""
         path = self.path / SCALE
         if not path.exists():
             return None
@@ -104,8 +105,8 @@ class RunStore(RunReader):
         return asked if type(asked) is int else None
 
     def cut_after(self, kind: type[Line], step: int) -> None:
-        """Drop lines beyond a step (and damaged ones): what a resumed run will write again. The
-        rest, as it stands, is written to a new file that takes the old one's place."""
+        """Drop the lines beyond a step, which a resumed run will write again, and damaged ones. The
+        other bytes are kept as they are, in a new file that replaces the old one."""
         path = self.path / kind.FILE
         if path.exists():
             kept = []
@@ -126,7 +127,7 @@ class RunStore(RunReader):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What the disk refuses is the user's to put right: one line, and nothing is lost."""
+        """An error of the disk becomes an InputError that says what to do."""
         try:
             yield
         except OSError as error:

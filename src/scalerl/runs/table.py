@@ -41,7 +41,7 @@ class Table:
     y: str | None = None
     #: Score column → column with its evaluation size, where scores have sizes of their own.
     sizes: dict[str, str] = field(default_factory=dict)
-    #: What the tracker calls the run beside its name; told where two runs share a name.
+    #: The tracker's id of the run, shown where two runs share a name.
     id: str = ""
     #: Where the format itself says what its scores were taken on.
     stage: Stage | None = None
@@ -100,7 +100,7 @@ class Table:
 def from_rows(
     rows: Iterable[Mapping[str, object]], source: object = "the table"
 ) -> dict[str, list[object]]:
-    """Columns from records whose keys may differ; nested mappings become `outer/inner`.
+    """Columns from records that may differ in their keys; nested mappings become `outer/inner`.
 
     source: named in the InputError for a table over the limits (`runs/limits.py`).
 

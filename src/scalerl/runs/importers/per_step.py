@@ -1,10 +1,10 @@
 """Runs that write a file for each step: `rollouts/step_7.json`, `iteration_000007/eval.jsonl`,
 `checkpoint-200/results_2026-01-01.json`.
 
-Files whose paths differ in their step alone are one series, and a series is one run. Each file is a
-row: its scalars, the result of an evaluation harness, or the means over the samples it lists. What
-the samples were is told by the names of folder and file: those of evaluations are read first, and
-training rollouts only where there are none.
+Files with paths that differ in their step alone are one series, and a series is one run. Each file
+is a row: its scalars, the result of an evaluation harness, or the means over the samples it lists.
+Whether they are evaluations or training rollouts is decided by the names of folder and file:
+rollouts are read only where there are no evaluations.
 """
 
 from __future__ import annotations

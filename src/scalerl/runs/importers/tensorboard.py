@@ -1,6 +1,6 @@
 """TensorBoard event files: every scalar, whether written as a plain value or as a tensor.
 
-(TensorBoard's own accumulator keeps a random sample of long series unless told otherwise.)
+(TensorBoard's own accumulator keeps a random sample of long series by default.)
 
 A file is a sequence of records, each with checksums of its length and of its data. A record cut
 off at the end is what a running or killed job leaves: read up to it, and noted. A wrong checksum

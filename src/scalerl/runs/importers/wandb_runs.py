@@ -98,8 +98,7 @@ def _read_run(data: bytes, table: Table) -> None:
 def read_wandb_online(address: str, wanted: Callable[[str], bool]) -> list[Table]:
     """The runs at ENTITY/PROJECT or ENTITY/PROJECT/RUN_ID, every row of their histories.
 
-    Of runs whose name is not wanted nothing but the name is fetched. `scan_history` is complete;
-    the shorter `history` is a sample of 500 rows.
+    Of runs with a name that is not wanted only the name is fetched.
     """
     parts = [part for part in address.strip("/").split("/") if part]
     if len(parts) == 4 and parts[2] == "runs":
@@ -135,6 +134,7 @@ def _table(run: Any, path: str, wanted: Callable[[str], bool]) -> Table:
     facts = {k: str(v) for k, v in flatten(dict(run.config)) if v is not None}
     return Table(
         name,
+        # Not `history`, which is a sample of 500 rows.
         from_rows(run.scan_history(), f"wandb:{path}"),
         f"wandb:{path}",
         facts=facts,
