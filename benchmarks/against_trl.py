@@ -82,7 +82,7 @@ def ours(case: dict[str, Any], steps: int) -> list[tuple[float, float, float]]:
     from scalerl.models.head import use_head_precision
 
     model = model_of(case)
-    use_head_precision(model)
+    use_head_precision(model, "fp32")
     trainer = w.learner(model_of(case), lr=1e-3)
     rows = case["prompts"] * case["generations"]
     engine = LocalEngine(model.eval(), slots=rows, columns=PROMPT + case["completion"])

@@ -41,7 +41,7 @@ def measure(model: str, how: dict[str, Any], repeats: int) -> list[dict[str, Any
     """Tokens per second of both engines, for each number of rows."""
     columns = how["prompt"] + how["completion"]
     spec = EngineSpec(model, "float32", "fp32", slots=max(how["rows"]), validation_slots=1,
-                      columns=columns)  # fmt: skip
+                      columns=columns, device="cpu", trust_remote_code=False)  # fmt: skip
     engines: dict[str, Engine] = {name: ENGINES[name](spec) for name in NAMES}
     words = words_of(model)
     found = []

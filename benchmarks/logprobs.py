@@ -39,7 +39,7 @@ def problem(
     torch.manual_seed(0)
     module = torch.nn.Linear(width, words, bias=False, dtype=dtype)
     hidden = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
-    return hidden, Head(module), torch.randint(words, (tokens,))
+    return hidden, Head(module, "fp32"), torch.randint(words, (tokens,))
 
 
 def peak() -> int:

@@ -33,7 +33,7 @@ from record import RESULTS, save
 from scalerl.algorithm.objective import prepare
 from scalerl.algorithm.rollout import Group
 from scalerl.engine import local as engine_local
-from scalerl.engine import slots
+from scalerl.engine import model_decoder
 from scalerl.engine.interface import Request, RolloutResult
 from scalerl.models.cpu.decode import FusedWeights, LlamaDecoder
 from scalerl.models.cpu.packed import PackedLlama
@@ -131,9 +131,9 @@ def time_engine(timers: Timers) -> None:
         for name in ("linear", "addmm"):
             timers.around(owner, name, "linear")
     timers.around(torch.Tensor, "index_copy_", "cache")
-    timers.around(slots.SlotLayer, "update", "cache")
+    timers.around(model_decoder.SlotLayer, "update", "cache")
     for name in ("drop_rows", "append_rows", "move_to", "mask"):
-        timers.around(slots.Slots, name, "cache")
+        timers.around(model_decoder.Slots, name, "cache")
     for name in ("sample", "draw", "draw_from_seeds", "uniform"):
         timers.around(engine_local, name, "sampling")
     timers.around(LlamaDecoder, "drop_rows", "cache")

@@ -36,8 +36,8 @@ from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.placement.processes import HERE, LOOPBACK
 from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import RankSpec, TrainerSpec
-from scalerl.trainer.optimisers import Optimiser
 from scalerl.trainer.rendezvous import rendezvous_store
 
 #: Of the batch: prompts, rollouts of each, tokens of each.
@@ -138,8 +138,8 @@ def trainers(small: bool) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         spec = TrainerSpec(
             model=model(Path(folder), small=small), dtype="float32", head="fp32",
-            options=options_from_recipe(recipe), optimiser=Optimiser(lr=1e-6), temperature=1.0,
-            token_budget=12_288,
+            options=options_from_recipe(recipe), optimiser=OptimiserSection(lr=1e-6),
+            temperature=1.0, token_budget=12_288, device="cpu", trust_remote_code=False,
         )  # fmt: skip
         for ranks, threads in ((1, 1), (1, 2), (2, 1)):
             for gives_back in (False, True):

@@ -19,11 +19,17 @@ import numpy as np
 import torch
 
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.engine.interface import Engine, Request, RolloutResult
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
-from scalerl.trainer.optimisers import Optimiser
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
@@ -110,7 +116,12 @@ def groups(
 
 
 def learner(model: Any, lr: float = 1e-4) -> LocalTrainer:
-    return LocalTrainer(model, Options(), Optimiser(lr=lr, warmup_steps=1))
+    return LocalTrainer(
+        model,
+        SCALERL,
+        OptimiserSection(lr=lr, warmup_steps=1),
+        **TRAINER,  # type: ignore[arg-type]
+    )
 
 
 def learn(trainer: LocalTrainer, batch: Sequence[Group]) -> Any:

@@ -35,7 +35,7 @@ ALLOWED = {
     "tasks": set(),
     "weights": set(),
     "engine": {"algorithm", "models"},
-    "trainer": {"algorithm", "models"},
+    "trainer": {"algorithm", "models", "recipe"},
     "pipeline": {"algorithm", "engine", "models", "recipe", "runs", "tasks", "trainer", "weights"},
     "placement": {"engine", "pipeline", "tasks", "trainer", "weights"},
     "notebook": {"runs"},

@@ -1,5 +1,5 @@
-"""Names for the parts one may choose between, open to the outside: by a line of code that adds to
-them, or by `package.module:name`."""
+"""Registries: engines, losses, tasks and others by name. Users extend them by registering a name,
+or name their own by import path (`package.module:name`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A named collection of things of one kind. `accepts` says whether something that was imported
-    by its path is of that kind: by default anything that can be called. `announce` is told every
-    name that is added, for those who check names without importing this registry.
+    """A collection of objects of one kind by name. `accepts` checks an object that was imported by
+    its path: by default it must be callable. `announce` is called with every name that is added,
+    for code that checks names without importing this registry.
 
     >>> greetings: Registry[Callable[[], str]] = Registry("greeting")
     >>> @greetings.register("hello")
@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         self._found: dict[str, T] = {}
 
     def add(self, name: str, thing: T) -> T:
-        """Make a thing available under a name."""
+        """Add an object under a name."""
         if self._found.get(name, thing) is not thing:
             raise InputError(f"there is a {self.kind} {name!r} already: choose another name")
         self._found[name] = thing
@@ -64,14 +64,14 @@ class Registry(Generic[T]):
         raise InputError(f"no {self.kind} {name!r}: {hint}")
 
     def resolve(self, choice: str | T) -> T:
-        """The thing itself, given by name or as it is."""
+        """The object for a name; an object is returned as it is."""
         return self[choice] if isinstance(choice, str) else choice
 
     def _import(self, path: str) -> T:
         module, _, attribute = path.partition(":")
         try:
             found: T = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # somebody else's module may raise anything
+        except Exception as error:  # a user's module may raise anything
             why = one_line(f"{type(error).__name__}: {error}")
             raise InputError(f"{self.kind} {path!r} cannot be imported: {why}") from None
         if not self._accepts(found):

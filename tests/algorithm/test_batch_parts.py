@@ -4,20 +4,36 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.algorithm.advantages import advantages
+from scalerl.algorithm import advantages as advantages_module
+from scalerl.algorithm import filters
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
-from scalerl.algorithm.filters import filter_rows, has_variance, informative
+from scalerl.algorithm.filters import has_variance, informative
 from scalerl.algorithm.losses import cispo
 from scalerl.algorithm.objective import prepare
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 REWARDS = torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
 PROMPTS = torch.tensor([0, 0, 0, 0, 1, 1])
 NO = torch.zeros(6, dtype=torch.bool)
+
+
+def advantages(rewards_B, prompt_B, **changes):
+    """As the default recipe has them, but for the changes."""
+    given = Recipe().advantage.model_dump()
+    return advantages_module.advantages(rewards_B, prompt_B, **given | changes)
+
+
+def filter_rows(rewards_B, prompt_B, truncated_B, **changes):
+    given = {"zero_variance": "drop", "truncated": "keep"}
+    return filters.filter_rows(rewards_B, prompt_B, truncated_B, **given | changes)
 
 
 def test_group_centring():
@@ -134,22 +150,22 @@ def rollout(n, reward, finish="stop"):
 
 def test_a_fully_filtered_batch_is_empty_but_whole():
     groups = [Group("p", np.zeros(1, dtype=np.int64), (rollout(3, 1.0), rollout(0, 1.0)))]
-    prepared = prepare(groups, Options())
+    prepared = prepare(groups, SCALERL)
     assert len(prepared.batch) == 0 and prepared.rollouts == ()
     assert prepared.filtered.zero_variance_prompts == 1
-    assert len(prepare([], Options()).batch) == 0
+    assert len(prepare([], SCALERL).batch) == 0
 
 
 def test_a_group_informs_only_by_rollouts_that_may_be_learnt_from():
     group = Group("p", np.arange(2), (rollout(3, 1.0), rollout(3, -1.0, "length")))
     assert informative(group, "keep") and not informative(group, "drop")
-    assert not informative(Group("p", np.arange(2), (rollout(3, 1.0), rollout(3, None))))
+    assert not informative(Group("p", np.arange(2), (rollout(3, 1.0), rollout(3, None))), "keep")
 
 
 def test_rewards_of_none_nan_and_inf_are_unscored():
     rewards = (None, float("nan"), float("inf"), 1.0, -1.0)
     groups = [Group("p", np.zeros(1, dtype=np.int64), tuple(rollout(2, r) for r in rewards))]
-    prepared = prepare(groups, Options())
+    prepared = prepare(groups, SCALERL)
     assert prepared.filtered.unscored == 3 and len(prepared.batch) == 2
 
 
@@ -186,7 +202,7 @@ def test_diagnostics_by_hand():
     assert found.entropy == 2.0
     assert (found.staleness_mean, found.staleness_max) == (1.5, 3)
     assert found.staleness_histogram == {0: 1, 3: 1}
-    assert set(found.to_dict()) >= {"ratio", "ess", "logprob_gap", "staleness", "entropy"}
+    assert found.tokens == 2 and found.non_finite == 0
 
 
 def test_diagnostics_count_what_is_not_finite_and_survive_nothing():

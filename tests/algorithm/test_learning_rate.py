@@ -8,6 +8,7 @@ from transformers import get_scheduler
 
 from scalerl.algorithm.learning_rate import LearningRate
 from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.study.definition import StudyDefinition, variants
 from scalerl.training import recipe_of, train
 
@@ -19,12 +20,16 @@ SMALL = ["scalerl", "tiny", "placement.backend=inline",
          "optimiser.lr=1.0e-5"]  # fmt: skip
 
 
+def rate_of(**settings):
+    return LearningRate.from_recipe(OptimiserSection(**settings))
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_after_warm_up_it_is_transformers_schedule(decay):
     optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
     theirs = get_scheduler(decay, optimiser, WARMUP, STEPS)
-    ours = LearningRate(peak=0.3, warmup_steps=WARMUP, decay=decay, decay_start=WARMUP,
-                        decay_steps=STEPS - WARMUP)  # fmt: skip
+    ours = rate_of(lr=0.3, warmup_steps=WARMUP, decay=decay, decay_start=WARMUP,
+                   decay_steps=STEPS - WARMUP)  # fmt: skip
     for step in range(STEPS):
         if step >= WARMUP:
             assert ours.after(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-15), step
@@ -33,8 +38,8 @@ def test_after_warm_up_it_is_transformers_schedule(decay):
 
 
 def test_it_stays_constant_between_warm_up_and_decay_and_at_the_floor_after_it():
-    rate = LearningRate(peak=2.0, warmup_steps=4, decay="cosine", decay_start=10, decay_steps=10,
-                        min_lr_ratio=0.25)  # fmt: skip
+    rate = rate_of(lr=2.0, warmup_steps=4, decay="cosine", decay_start=10, decay_steps=10,
+                   min_lr_ratio=0.25)  # fmt: skip
     found = [rate.after(step) for step in range(30)]
     assert found[:4] == [0.5, 1.0, 1.5, 2.0] and set(found[4:11]) == {2.0}
     assert found[15] == pytest.approx(1.25) and set(found[20:]) == {0.5}
@@ -42,7 +47,7 @@ def test_it_stays_constant_between_warm_up_and_decay_and_at_the_floor_after_it()
 
 
 def test_a_constant_rate_is_what_it_was_bit_for_bit():
-    rate = LearningRate(peak=5e-7, warmup_steps=100)
+    rate = rate_of(lr=5e-7, warmup_steps=100)
     assert [rate.after(v) for v in range(150)] == [
         5e-7 * min((v + 1) / 100, 1.0) for v in range(150)
     ]

@@ -1,6 +1,7 @@
 """Every loss x aggregation x normalisation against loops, values and gradients, in float64."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from scalerl.algorithm.batch import MAX_LOG_RATIO, LossBatch
 from scalerl.algorithm.losses import LOSSES, cispo, dapo, grpo, gspo, kl_term, reinforce
 from scalerl.algorithm.objective import objective, prepare
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
+from scalerl.recipe import Recipe
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 CONSTANTS = {
     "cispo": {"ratio_cap": 1.5},
@@ -115,7 +120,8 @@ def by_loops(batch, **options):
 @given(batch=ragged_batches(), drop=st.booleans(), population=st.sampled_from(["kept", "all"]),
        ddof=st.integers(0, 1))  # fmt: skip
 def test_equals_the_loops(loss, aggregation, normalisation, batch, drop, population, ddof):
-    options = Options(
+    options = replace(
+        SCALERL,
         loss=loss,
         constants=CONSTANTS[loss],
         aggregation=aggregation,
@@ -149,7 +155,7 @@ def test_equals_the_loops(loss, aggregation, normalisation, batch, drop, populat
 @settings(max_examples=8, deadline=None)
 @given(batch=ragged_batches(), seed=st.integers(0, 1000))
 def test_micro_batches_add_up_to_the_whole(loss, aggregation, batch, seed):
-    options = Options(loss=loss, constants=CONSTANTS[loss], aggregation=aggregation,
+    options = replace(SCALERL, loss=loss, constants=CONSTANTS[loss], aggregation=aggregation,
                       constant_length=7.0, zero_variance="keep")  # fmt: skip
     case = Case(batch, options)
     whole = objective(case.logprobs_BT, case.prepared.batch, options).loss
@@ -269,7 +275,7 @@ def test_an_empty_or_fully_masked_part_gives_zero_with_a_graph(loss, shape):
         prompt_B=torch.zeros(shape[0], dtype=torch.long),
         versions_BT=torch.zeros(shape, dtype=torch.long),
     )
-    options = Options(loss=loss, constants=CONSTANTS[loss])
+    options = replace(SCALERL, loss=loss, constants=CONSTANTS[loss])
     result = objective(logprobs_BT, batch, options).loss
     assert float(result) == 0.0
     result.backward()
@@ -291,11 +297,11 @@ def test_kl_estimators():
 def test_kl_term_needs_a_reference_and_enters_the_loss():
     train, batch = simple([-0.7], [-0.7])
     with pytest.raises(InputError, match="reference"):
-        objective(train, batch, Options(kl_coefficient=0.1))
+        objective(train, batch, replace(SCALERL, kl_coefficient=0.1))
     batch = LossBatch(**{f: getattr(batch, f) for f in batch.__dataclass_fields__}
                       | {"reference_logprobs_BT": torch.tensor([[-1.7]])})  # fmt: skip
-    plain = objective(train, batch, Options()).loss
-    with_kl = objective(train, batch, Options(kl_coefficient=0.1))
+    plain = objective(train, batch, SCALERL).loss
+    with_kl = objective(train, batch, replace(SCALERL, kl_coefficient=0.1))
     assert float(with_kl.loss - plain) == pytest.approx(0.1 * with_kl.kl)
 
 
@@ -314,6 +320,8 @@ def test_losses_are_found_by_name_path_and_decorator(monkeypatch):
         return cispo(logprobs_BT, batch)
 
     train, batch = simple([-1.0], [-1.0])
-    assert float(objective(train, batch, Options(loss="test-only")).loss) == pytest.approx(1.0)
+    assert float(
+        objective(train, batch, replace(SCALERL, loss="test-only", constants={})).loss
+    ) == pytest.approx(1.0)
     with pytest.raises(InputError, match="already"):
         LOSSES.register("test-only")(cispo)

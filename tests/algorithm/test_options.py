@@ -4,6 +4,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.losses import LOSSES
 from scalerl.algorithm.objective import objective
-from scalerl.algorithm.options import Options, options_from_recipe
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.recipe.losses import AGGREGATION_NAMES, LOSS_CONSTANTS, LOSS_NAMES
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 MODULE = """
 from scalerl.algorithm.aggregation import AGGREGATIONS
@@ -155,12 +159,12 @@ def test_another_process_can_use_a_loss_that_only_a_decorator_named(mine, tmp_pa
 
 def test_a_loss_says_its_own_metrics_of_the_rows_it_was_called_with(mine):
     logprobs_BT = torch.tensor([[-0.5, -1.5, -1.0], [-2.0, -2.0, -2.0]])
-    chosen = Options(loss=mine.soft, constants={"floor": 0.0})
+    chosen = replace(SCALERL, loss=mine.soft, constants={"floor": 0.0})
     whole = batch()
     assert objective(logprobs_BT, whole, chosen).tokens.metrics == {"above_one": 1 / 6}
     first = objective(logprobs_BT[:1], whole.rows(slice(0, 1)), chosen)
     assert first.tokens.metrics == {"above_one": pytest.approx(1 / 3)}
-    assert objective(logprobs_BT, whole, Options()).tokens.metrics == {}
+    assert objective(logprobs_BT, whole, SCALERL).tokens.metrics == {}
 
 
 def test_reading_recipes_and_their_losses_needs_no_torch():

@@ -30,13 +30,19 @@ Gradient with respect to ln pi_train of a token: - min(rho, 5) A / 6, for instan
 = -0.862582 for the second token of a y1, although its ratio was cut.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from scalerl.algorithm.objective import objective, prepare
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.recipe import Recipe
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 BATCH = {
     "a": [(+1, [(0.5, 0.25, False), (0.6, 0.1, False)]), (-1, [(0.2, 0.4, False)])],
@@ -71,7 +77,7 @@ def groups():
 
 
 def test_from_rewards_to_the_scalar_and_its_gradient():
-    options = Options(constants={"ratio_cap": 5.0}, epsilon=0.0)
+    options = replace(SCALERL, constants={"ratio_cap": 5.0}, epsilon=0.0)
     prepared = prepare(groups(), options, dtype=torch.float64)
 
     assert prepared.filtered.zero_variance_prompts == 1
@@ -101,7 +107,7 @@ def test_from_rewards_to_the_scalar_and_its_gradient():
 
 def test_keeping_prompts_without_variance_dilutes_the_loss():
     """As the paper's base does: prompt b stays in the denominator and in A_std."""
-    options = Options(constants={"ratio_cap": 5.0}, epsilon=0.0, zero_variance="keep")
+    options = replace(SCALERL, constants={"ratio_cap": 5.0}, epsilon=0.0, zero_variance="keep")
     prepared = prepare(groups(), options, dtype=torch.float64)
     assert prepared.filtered.effective_prompts == 3
     np.testing.assert_allclose(prepared.batch.weights_BT[0, 0], 1 / 9)
@@ -110,14 +116,14 @@ def test_keeping_prompts_without_variance_dilutes_the_loss():
 
 
 def test_population_all_counts_dropped_prompts_in_the_std():
-    options = Options(epsilon=0.0, population="all")
+    options = replace(SCALERL, epsilon=0.0, population="all")
     prepared = prepare(groups(), options, dtype=torch.float64)
     np.testing.assert_allclose(prepared.batch.advantages_B[0], 1 / np.sqrt(14 / 3 / 7))
     assert prepared.filtered.effective_prompts == 2
 
 
 def test_forced_tokens_may_count_as_length():
-    options = Options(count_forced=True)
+    options = replace(SCALERL, count_forced=True)
     prepared = prepare(groups(), options, dtype=torch.float64)
     np.testing.assert_allclose(prepared.batch.weights_BT[2, 0], 1 / (2 * 5))
     assert prepared.batch.mask_BT[3].tolist() == [True, False, False]

@@ -16,15 +16,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from test_replay import replay
 
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.routing import routers_of
 from scalerl.models.tokens import token_pieces
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
-from scalerl.trainer.optimisers import Optimiser
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-3
@@ -49,7 +55,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module", params=["tied", "untied"])
 def made(request, folder):
     spec = EngineSpec(str(folder / request.param), "float32", "fp32", slots=8, validation_slots=4,
-                      columns=128)  # fmt: skip
+                      columns=128, device="cpu", trust_remote_code=False)  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32)
     return ENGINES["vllm"](spec), versions_of(model)
 
@@ -172,7 +178,7 @@ def test_validation_holds_training_rollouts_whose_tokens_stay_the_same(made):
 def test_more_prompts_than_one_step_reads_outlive_updates_and_a_validation(folder):
     """6,400 tokens of prompts, of which a step of vLLM's reads about 4,000."""
     spec = EngineSpec(str(folder / "tied"), "float32", "fp32", slots=64, validation_slots=64,
-                      columns=128)  # fmt: skip
+                      columns=128, device="cpu", trust_remote_code=False)  # fmt: skip
     models = versions_of(AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32))
     engine = ENGINES["vllm"](spec)
     rng = np.random.default_rng(0)
@@ -313,7 +319,7 @@ def test_a_stop_token_ends_a_rollout_and_is_its_last(made):
 def test_an_emulated_head_and_an_unknown_version_are_one_line(folder, monkeypatch):
     import vllm
 
-    spec = EngineSpec(str(folder / "tied"), "float32", "bf16-emulated", 2, 2, 64)
+    spec = EngineSpec(str(folder / "tied"), "float32", "bf16-emulated", 2, 2, 64, "cpu", False)
     with pytest.raises(InputError, match="cannot emulate a BF16 head"):
         ENGINES["vllm"](spec)
     monkeypatch.setattr(vllm, "__version__", "0.18.0")
@@ -324,7 +330,7 @@ def test_an_emulated_head_and_an_unknown_version_are_one_line(folder, monkeypatc
 def test_an_fp32_head_over_bf16_is_verified_and_refused_where_it_is_none(folder, monkeypatch):
     from vllm.config.model import ModelConfig
 
-    spec = EngineSpec(str(folder / "tied"), "bfloat16", "fp32", 2, 2, 64)
+    spec = EngineSpec(str(folder / "tied"), "bfloat16", "fp32", 2, 2, 64, "cpu", False)
     ENGINES["vllm"](spec)
     monkeypatch.setattr(ModelConfig, "head_dtype", property(lambda self: self.dtype))
     with pytest.raises(InputError, match=r"does not compute the head of .* in FP32"):
@@ -355,7 +361,7 @@ def mixture(tmp_path_factory):
     path = tmp_path_factory.mktemp("mixture")
     model.save_pretrained(path)
     spec = EngineSpec(str(path), "float32", "fp32", slots=8, validation_slots=4, columns=128,
-                      routing=True)  # fmt: skip
+                      device="cpu", trust_remote_code=False, record_routing=True)  # fmt: skip
     return ENGINES["vllm"](spec), model
 
 
@@ -372,7 +378,7 @@ def test_experts_of_a_mixture_are_recorded_and_replayed_in_the_trainer(mixture):
             assert r.experts.shape == (len(group.prompt_token_ids) + len(r) - 1, 2, 3)
 
     def gaps(**how):
-        trainer = LocalTrainer(copy.deepcopy(model), Options(), Optimiser(), **how)
+        trainer = LocalTrainer(copy.deepcopy(model), SCALERL, OptimiserSection(), **TRAINER | how)
         scored = zip(trainer.score(groups), groups, strict=True)
         return np.concatenate([
             np.abs(s - r.logprobs)[~r.forced]
@@ -400,8 +406,9 @@ def test_weights_of_a_mixture_change_in_flight_and_its_experts_are_laid_out_anew
 
 
 def test_experts_of_a_model_that_has_none_are_refused_in_one_line(folder):
-    spec = EngineSpec(str(folder / "tied"), "float32", "fp32", 2, 2, 64, routing=True)
-    with pytest.raises(InputError, match="vLLM does not tell the experts of this model"):
+    spec = EngineSpec(str(folder / "tied"), "float32", "fp32", 2, 2, 64, "cpu", False,
+                      record_routing=True)  # fmt: skip
+    with pytest.raises(InputError, match="vLLM does not report the experts of this model"):
         ENGINES["vllm"](spec)
 
 
@@ -415,7 +422,8 @@ def test_a_pretrained_model_is_replayed_through_updates_in_flight():
     assert made.returncode == 0, made.stderr
     path = made.stdout.split()[-1]
     engine = ENGINES["vllm"](EngineSpec(path, "float32", "fp32", slots=4, validation_slots=2,
-                                        columns=128))  # fmt: skip
+                                        columns=128, device="cpu",
+                                        trust_remote_code=False))  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     generator, models = torch.Generator().manual_seed(1), []
     for _ in range(3):

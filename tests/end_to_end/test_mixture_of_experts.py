@@ -12,12 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.models.tiny.tokenizer import POSITIONS, VOCABULARY, make_tokenizer
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
-from scalerl.trainer.optimisers import Optimiser
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 #: Random weights never solve a sum: a reward that varies comes from a function of our own.
 REWARD = """
@@ -129,7 +135,7 @@ def test_a_trainer_goes_on_from_the_checkpoint_of_a_mixture_of_experts(trained, 
     out, _, _ = trained
     saved = out / "checkpoints" / "step_3"
     model = AutoModelForCausalLM.from_pretrained(folder)
-    trainer = LocalTrainer(model, Options(), Optimiser())
+    trainer = LocalTrainer(model, SCALERL, OptimiserSection(), **TRAINER)
     trainer.load(saved)
     assert trainer.version == 3
     expected = dict(AutoModelForCausalLM.from_pretrained(saved).named_parameters())

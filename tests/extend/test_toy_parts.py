@@ -89,7 +89,7 @@ def everything(engine):
 
 def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
     """Token for token, from the same seeds: forced phrase, answer budget, greedy draws, lanes."""
-    spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
+    spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64, "cpu", False)
     control = Interruption((4, 3), END, think_min=3, think_max=9, answer_tokens=4, stop_ids=(1,))
     seeds = {0: 11, 1: 2**64 - 5, 2: 13, 3: 14}
     found = []
@@ -111,7 +111,7 @@ def test_the_toy_engine_writes_what_the_local_one_writes(toy_parts):
 
 
 def test_what_the_toy_engine_drops_it_gives_back(toy_parts):
-    spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64)
+    spec = EngineSpec(model_path("tiny"), "float32", "fp32", 8, 8, 64, "cpu", False)
     control = Interruption((4, 3), END, think_min=9, think_max=9, answer_tokens=4)
     engine = toy_parts.toy_engine(spec)
     engine.submit([request("a", control, {0: 1, 1: 2}), request("b", control, {0: 3})])
@@ -139,7 +139,7 @@ def test_a_run_with_a_placement_of_ones_own(tmp_path):
     assert ended["reason"] == "budget of 2 steps"
     (line,) = [line for line in said.splitlines() if line.startswith("heard:")]
     heard = ast.literal_eval(line.removeprefix("heard:").strip())
-    assert heard["Stepped"] == 2 and heard["Report"] > 2 and heard["Verdicts"] >= 4
+    assert heard["StepDone"] == 2 and heard["GeneratorReport"] > 2 and heard["Scores"] >= 4
 
 
 def test_a_run_with_a_loss_of_ones_own(tmp_path):

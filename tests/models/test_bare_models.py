@@ -90,7 +90,7 @@ def test_logits_and_gradients_are_those_of_transformers_with_padding_too(folder)
 
 def test_the_fast_passes_take_it(folder):
     bare = quick_model(str(folder), "float32", "cpu")
-    assert head_of(bare).weight is bare.lm_head.weight
+    assert head_of(bare, "fp32").weight is bare.lm_head.weight
     use_head_precision(bare, "bf16-emulated")
     assert LlamaDecoder.of(bare, 2, 32) is not None
     assert PackedLlama.of(bare) is not None

@@ -81,15 +81,15 @@ def test_head_of_final_hidden_gives_the_models_own_logits(name):
     mask = torch.ones(3, 7, dtype=torch.int64)
     mask[0, :2] = 0  # left padding
     theirs = model(ids(), attention_mask=mask).logits[mask.bool()]
-    ours = head_of(model).logits(final_hidden(model, ids(), mask))[mask.bool()]
+    ours = head_of(model, "fp32").logits(final_hidden(model, ids(), mask))[mask.bool()]
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_softcap_and_scale_are_found_not_lost_in_small_logits():
-    assert head_of(build("gemma2")).softcap == 0.5
-    assert head_of(build("granite")).scale == 1 / 7
-    assert head_of(build("cohere")).scale == 0.25
-    assert head_of(build("phi (bias)")).bias is not None
+    assert head_of(build("gemma2"), "fp32").softcap == 0.5
+    assert head_of(build("granite"), "fp32").scale == 1 / 7
+    assert head_of(build("cohere"), "fp32").scale == 0.25
+    assert head_of(build("phi (bias)"), "fp32").bias is not None
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
@@ -106,7 +106,7 @@ def test_the_fp32_head_multiplies_the_bf16_numbers_exactly():
     model = build("llama", torch.bfloat16)
     hidden = final_hidden(model, ids())
     exact = hidden.double() @ model.lm_head.weight.double().T
-    fp32 = head_of(model).logits(hidden)
+    fp32 = head_of(model, "fp32").logits(hidden)
     assert (fp32.double() - exact).abs().max() < 1e-6 * exact.abs().max()
     bf16 = head_of(model, "model").logits(hidden)
     assert (bf16.double() - exact).abs().max() > 1e-3 * exact.abs().max()
@@ -125,10 +125,10 @@ def test_position_ids_reach_the_model():
 def test_a_model_without_a_linear_head_is_refused_in_one_line():
     body = transformers.LlamaModel(transformers.LlamaConfig(**SMALL))
     with pytest.raises(InputError, match="LlamaModel has no linear LM head") as problem:
-        head_of(body)
+        head_of(body, "fp32")
     assert "\n" not in str(problem.value)
     with pytest.raises(InputError, match="has no linear LM head"):
-        head_of(torch.nn.Linear(2, 2))
+        head_of(torch.nn.Linear(2, 2), "fp32")
     with pytest.raises(InputError, match="no body apart from its head"):
         final_hidden(torch.nn.Linear(2, 2), ids())
 
@@ -141,13 +141,13 @@ def test_a_model_that_does_something_unknown_around_its_head_is_refused():
             return output
 
     with pytest.raises(InputError, match="not those of its linear head"):
-        head_of(Unknown(transformers.LlamaConfig(**SMALL)))
+        head_of(Unknown(transformers.LlamaConfig(**SMALL)), "fp32")
 
 
 def test_looking_for_the_head_leaves_the_model_in_its_mode():
     model = build("llama").train()
     model.model.layers[0].eval()
-    head_of(model)
+    head_of(model, "fp32")
     assert model.training
     assert not model.model.layers[0].training
 
@@ -172,7 +172,7 @@ def loss(model, head):
 def test_every_parameter_gets_the_gradient_of_the_plain_loss(name):
     """Tied weights from both ends: as embedding and as head."""
     model = build(name)
-    loss(model, head_of(model)).backward()
+    loss(model, head_of(model, "fp32")).backward()
     ours = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
     logits = model(ids()).logits[:, :-1].flatten(0, 1)
@@ -189,7 +189,7 @@ def test_a_tied_weight_is_told_from_an_untied_one(name):
     with torch.no_grad():
         hidden = final_hidden(model, ids()).flatten(0, 1)
     targets = torch.zeros(len(hidden), dtype=torch.int64)
-    chunked_logprobs(hidden, head_of(model), targets)[0].sum().backward()
+    chunked_logprobs(hidden, head_of(model, "fp32"), targets)[0].sum().backward()
     assert (model.get_input_embeddings().weight.grad is not None) == tied
 
 
@@ -197,25 +197,29 @@ def test_a_tied_weight_is_told_from_an_untied_one(name):
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
 def test_the_head_uses_the_new_weights_after_an_optimiser_step(name, dtype):
     model = build(name, dtype)
-    head = head_of(model)
+    head = head_of(model, "fp32")
     before = head.logits(torch.ones(1, 16))
     optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
     loss(model, head).backward()
     optimiser.step()
     after = head.logits(torch.ones(1, 16))
     assert (after - before).abs().max() > 1e-2
-    torch.testing.assert_close(after, head_of(model).logits(torch.ones(1, 16)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        after, head_of(model, "fp32").logits(torch.ones(1, 16)), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
 def test_the_head_uses_the_new_weights_after_a_load(name, assign):
     model, other = build(name, seed=0), build(name, seed=1)
-    head = head_of(model)
+    head = head_of(model, "fp32")
     model.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
     model.tie_weights()
     hidden = final_hidden(other, ids())
-    torch.testing.assert_close(head.logits(hidden), head_of(other).logits(hidden), rtol=0, atol=0)
+    torch.testing.assert_close(
+        head.logits(hidden), head_of(other, "fp32").logits(hidden), rtol=0, atol=0
+    )
 
 
 # --- the model with a head precision of its own ---
@@ -224,7 +228,7 @@ def test_the_head_uses_the_new_weights_after_a_load(name, assign):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_given_an_fp32_head_computes_the_same_logits_as_ours(name):
     model = build(name, torch.bfloat16)
-    ours = head_of(model).logits(final_hidden(model, ids()))
+    ours = head_of(model, "fp32").logits(final_hidden(model, ids()))
     use_head_precision(model, "fp32")
     theirs = model(ids()).logits
     assert theirs.dtype == torch.float32

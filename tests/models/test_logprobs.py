@@ -36,7 +36,7 @@ def problem(N=13, V=37, D=5, dtype=torch.float64, bias=True, seed=0, **head):
     weight = torch.randn(V, D, dtype=torch.float64, generator=make).to(dtype)
     offset = torch.randn(V, dtype=torch.float64, generator=make).to(dtype) if bias else None
     target = torch.randint(V, (N,), generator=make)
-    return hidden, Head(linear(weight, offset), **head), target
+    return hidden, Head(linear(weight, offset), **{"precision": "fp32"} | head), target
 
 
 def gradients(logprobs, hidden, head, upstream):
@@ -88,7 +88,7 @@ def test_gradients_are_those_of_finite_differences(options, keep):
     parameters = [hidden, head.weight] + ([head.bias] if head.bias is not None else [])
 
     def run(hidden, weight, bias=None):
-        live = Head(_Holder(weight, bias), head.scale, head.softcap)
+        live = Head(_Holder(weight, bias), "fp32", head.scale, head.softcap)
         return chunked_logprobs(hidden, live, target, 0.7, chunk=(3, 4), keep=keep)[0]
 
     assert torch.autograd.gradcheck(run, parameters)
@@ -241,7 +241,7 @@ def test_words_that_cannot_be_said_have_no_probability_and_no_nan():
 def test_very_large_logits_stay_finite(size):
     weight = torch.tensor([[1.0], [0.5], [-1.0]]) * size
     hidden = torch.ones(2, 1, requires_grad=True)
-    head = Head(linear(weight))
+    head = Head(linear(weight), "fp32")
     logprobs, entropy = chunked_logprobs(hidden, head, torch.tensor([0, 1]), chunk=(1, 1))
     torch.testing.assert_close(logprobs.detach(), torch.tensor([0.0, -0.5 * size]))
     assert torch.equal(entropy, torch.zeros(2))
@@ -357,7 +357,7 @@ from scalerl.models.head import Head
 from scalerl.models.logprobs import chunked_logprobs
 torch.set_num_threads(1)
 N, V, D = 8192, 151_936, 16
-warm = Head(torch.nn.Linear(D, 4096))
+warm = Head(torch.nn.Linear(D, 4096), "fp32")
 chunked_logprobs(torch.randn(64, D), warm, torch.zeros(64, dtype=torch.int64))[0].sum().backward()
 module, hidden = torch.nn.Linear(D, V, bias=False), torch.randn(N, D, requires_grad=True)
 target = torch.randint(V, (N,))
@@ -367,7 +367,7 @@ def peak():
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 before = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-logprobs, _ = chunked_logprobs(hidden, Head(module), target)
+logprobs, _ = chunked_logprobs(hidden, Head(module, "fp32"), target)
 forward = peak()
 logprobs.sum().backward()
 print(json.dumps([(x - before) / (4 * N * V) for x in (forward, peak())]))

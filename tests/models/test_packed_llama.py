@@ -55,7 +55,7 @@ def groups(seed=0, prompts=3, generations=4):
 
 
 def scorer_of(model, *, packed=True):
-    made = Scorer(model)
+    made = Scorer(model, "fp32", 1.0)
     assert (made.packed is not None) == packed
     return made
 

@@ -15,14 +15,20 @@ from transformers import (
 )
 
 from scalerl.algorithm.length import Limit
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request
 from scalerl.engine.local import LocalEngine
 from scalerl.errors import InputError
 from scalerl.models.routing import OWN, Recorder, Replay, routers_of
-from scalerl.trainer.local import LocalTrainer, recompute
-from scalerl.trainer.optimisers import Optimiser
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
+from scalerl.trainer.local import LocalTrainer, enable_recompute
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 WORDS, EXPERTS, LAYERS = 30, 8, 3
 SIZES = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48,
@@ -66,7 +72,7 @@ def lost(model, seed=0):
 
 def written(model, *, routing=True, slots=4):
     """Three groups, more rollouts than there are slots, a validation in between."""
-    engine = LocalEngine(model, slots=slots, validation_slots=2, columns=64, routing=routing)
+    engine = LocalEngine(model, slots=slots, validation_slots=2, columns=64, record_routing=routing)
     prompts = {f"q{i}": tuple(range(3 + i, 7 + 3 * i)) for i in range(3)}
     engine.submit(Request(k, p, Limit(9 + len(p)), {0: 1, 1: 2, 2: 3}) for k, p in prompts.items())
     found, steps = {k: {} for k in prompts}, 0
@@ -98,7 +104,9 @@ def gap(trainer, groups):
 
 
 def trainer_of(model, **options):
-    return LocalTrainer(model, Options(), Optimiser(lr=1e-2), token_budget=80, **options)
+    return LocalTrainer(
+        model, SCALERL, OptimiserSection(lr=1e-2), **TRAINER | {"token_budget": 80} | options
+    )
 
 
 def test_every_token_but_the_last_says_its_experts(model):
@@ -141,7 +149,7 @@ def test_a_step_sends_its_gradient_through_the_recorded_experts_and_the_router(m
     groups = written(lost(copy_of(model)))
     learner = copy_of(model)
     if again:
-        recompute(learner)
+        enable_recompute(learner)
     trainer = trainer_of(learner, replay=True)
     before = {n: p.detach().clone() for n, p in learner.named_parameters()}
     report = trainer.step(groups)
@@ -157,7 +165,7 @@ def test_a_model_without_routers_and_a_router_of_another_kind_are_one_line(model
     plain = AutoModelForCausalLM.from_config(LlamaConfig(**{
         k: v for k, v in SIZES.items() if k != "num_experts_per_tok"}))  # fmt: skip
     with pytest.raises(InputError, match="no router was found in a LlamaForCausalLM"):
-        LocalEngine(plain, slots=2, columns=32, routing=True)
+        LocalEngine(plain, slots=2, columns=32, record_routing=True)
 
     class SigmoidRouter(nn.Module):
         def forward(self, x):

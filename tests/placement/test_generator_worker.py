@@ -8,7 +8,7 @@ from scalerl.engine.simulated import SimulatedEngine
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.placement.generator_worker import HEARTBEAT, GeneratorWorker
-from scalerl.weights.direct import DirectWeights
+from scalerl.weights.interface import DirectWeights
 
 #: A decode step takes so long.
 STEP = 0.1

@@ -7,15 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import PipelineError
 from scalerl.models.load import load_model, model_path
 from scalerl.pipeline import messages as m
 from scalerl.placement.trainer_worker import TrainerWorker
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
-from scalerl.trainer.optimisers import Optimiser
-from scalerl.weights.direct import DirectWeights
+from scalerl.weights.interface import DirectWeights
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 
 def groups(prompts=3, length=12):
@@ -33,7 +39,9 @@ def groups(prompts=3, length=12):
 @pytest.fixture
 def part():
     """The real trainer, without its process, on a clock of our own."""
-    trainer = LocalTrainer(load_model(model_path("tiny"), "float32", "cpu"), Options(), Optimiser())
+    trainer = LocalTrainer(
+        load_model(model_path("tiny"), "float32", "cpu"), SCALERL, OptimiserSection(), **TRAINER
+    )
     channel = DirectWeights()
     found = TrainerWorker(trainer, channel, lambda: 7.5)
     assert found.start() == m.WorkerReady(0)

@@ -12,12 +12,16 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralC
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.losses import LOSSES
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.trainer.balance import shares
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
-from scalerl.trainer.optimisers import Optimiser
+from scalerl.trainer.micro import balanced_shares
 from scalerl.trainer.registry import TRAINERS
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 WORDS = 30
 LLAMA = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -50,10 +54,10 @@ def models(tmp_path_factory):
 
 
 def spec_of(model, **changes):
-    given = {"model": str(model), "dtype": "float32", "head": "fp32", "options": Options(),
+    given = {"model": str(model), "dtype": "float32", "head": "fp32", "options": SCALERL,
              # The first step of Adam is a sign, rounding and all: not with this eps.
-             "optimiser": Optimiser(lr=1e-2, warmup_steps=1, eps=1e-2), "temperature": 0.8,
-             "token_budget": 40}  # fmt: skip
+             "optimiser": OptimiserSection(lr=1e-2, warmup_steps=1, eps=1e-2), "temperature": 0.8,
+             "token_budget": 40, "device": "cpu", "trust_remote_code": False}  # fmt: skip
     return TrainerSpec(**given | changes)
 
 
@@ -97,7 +101,7 @@ def gradients(t, groups):
 
 
 def several(place, specs, groups):
-    """One step of a trainer of each spec; they share the meeting of this process."""
+    """One step of a trainer of each spec; they share the process group of this process."""
     import scalerl.trainer.fsdp as fsdp
 
     joined, out = [], []
@@ -107,12 +111,12 @@ def several(place, specs, groups):
             joined.append(real(spec))
         return joined[0]
 
-    real, fsdp.join = fsdp.join, join
+    real, fsdp.join_process_group = fsdp.join_process_group, join
     try:
         for spec in specs:
             out.append(gradients(TRAINERS["fsdp"](replace(spec, ranks=place)), groups))
     finally:
-        fsdp.join = real
+        fsdp.join_process_group = real
     return out
 
 
@@ -131,10 +135,13 @@ def every_loss(model):
     """Every loss with every aggregation, and a KL term."""
     chosen = [(loss, "prompt") for loss in LOSSES] + [("cispo", a) for a in AGGREGATIONS]
     out = [
-        spec_of(model, options=Options(loss=loss, aggregation=a, constant_length=16))
+        spec_of(
+            model,
+            options=replace(SCALERL, loss=loss, constants={}, aggregation=a, constant_length=16),
+        )
         for loss, a in chosen
     ]
-    return [*out, spec_of(model, options=Options(kl_coefficient=0.3))]
+    return [*out, spec_of(model, options=replace(SCALERL, kl_coefficient=0.3))]
 
 
 def test_gradients_are_those_of_one_process_for_every_loss_and_aggregation(ranks, models):
@@ -190,7 +197,7 @@ def test_recorded_experts_are_replayed_by_every_rank(ranks, models):
 
 
 def test_the_gradient_is_clipped_over_all_ranks(ranks, models):
-    spec = spec_of(models / "untied", optimiser=Optimiser(lr=1.0, warmup_steps=1, eps=1e-2,
+    spec = spec_of(models / "untied", optimiser=OptimiserSection(lr=1.0, warmup_steps=1, eps=1e-2,
                                                           grad_clip=1e-3))  # fmt: skip
     ((_, one, w1), (_, other, w2)) = (f[0] for f in ranks.run(2, several, [spec], batch()))
     _, report, weights = gradients(TRAINERS["local"](spec), batch())
@@ -200,7 +207,7 @@ def test_the_gradient_is_clipped_over_all_ranks(ranks, models):
 
 
 def test_bf16_is_computed_in_but_stepped_on_in_fp32(ranks, models):
-    spec = spec_of(models / "untied", dtype="bfloat16", optimiser=Optimiser(lr=1e-5))
+    spec = spec_of(models / "untied", dtype="bfloat16", optimiser=OptimiserSection(lr=1e-5))
     found = ranks.run(2, masters_moved, spec, batch())
     assert found[0]["computed"] == {"torch.bfloat16"} and found[0]["published"] == {
         "torch.bfloat16"
@@ -274,7 +281,7 @@ def test_scores_are_those_of_one_process_before_and_after_a_step(ranks, models):
 def test_rows_are_shared_out_by_work():
     rng = np.random.default_rng(0)
     work = rng.lognormal(5, 1, 200).tolist()
-    parts = shares(work, 4)
+    parts = balanced_shares(work, 4)
     assert sorted(i for part in parts for i in part) == list(range(200))
     loads = [sum(work[i] for i in part) for part in parts]
     assert max(loads) < 1.01 * min(loads)
@@ -342,7 +349,7 @@ def test_a_rank_that_is_short_of_memory_makes_all_take_smaller_micro_batches(ran
     t = TRAINERS["local"](spec)
     report = t.step(batch())
     for notes, norm, weights in found:
-        assert notes == ("memory was short: micro-batches of 20 tokens from now",)
+        assert notes == ("memory ran out: micro-batches of 20 tokens from now",)
         assert norm == pytest.approx(report.grad_norm, rel=1e-6)
         assert apart(weights, t.weights()) < 1e-6
 
@@ -376,7 +383,7 @@ def rates(place, spec, steps):
 
 
 def test_the_learning_rate_decays_as_in_one_process(ranks, models):
-    decay = Optimiser(lr=1e-2, warmup_steps=1, eps=1e-2, decay="linear", decay_start=1,
+    decay = OptimiserSection(lr=1e-2, warmup_steps=1, eps=1e-2, decay="linear", decay_start=1,
                       decay_steps=2, min_lr_ratio=0.1)  # fmt: skip
     spec = spec_of(models / "untied", optimiser=decay)
     found = ranks.run(2, rates, spec, 4)

@@ -10,15 +10,21 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
 from scalerl.algorithm.objective import objective, prepare
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.models.load import model_path
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
 from scalerl.trainer.local import LocalTrainer
 from scalerl.trainer.micro import kept_rows
-from scalerl.trainer.optimisers import Optimiser
 from scalerl.trainer.registry import TRAINERS
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 VOCABULARY = 30
 CONFIGS = {
@@ -63,8 +69,8 @@ def batch(seed=0, prompts=3, generations=4):
 
 
 def trainer(name="llama", options=None, **changes):
-    fast = Optimiser(lr=1e-2, warmup_steps=1, eps=1e-8)
-    return LocalTrainer(model_of(name), options or Options(), fast, **changes)
+    fast = OptimiserSection(lr=1e-2, warmup_steps=1, eps=1e-8)
+    return LocalTrainer(model_of(name), options or SCALERL, fast, **TRAINER | changes)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -87,7 +93,7 @@ def test_scores_are_the_models_own_logprobs_group_by_group(name):
 def test_micro_batches_do_not_change_the_step(aggregation):
     results = []
     for budget in (1, 40, 10_000):
-        t = trainer(options=Options(aggregation=aggregation), token_budget=budget)
+        t = trainer(options=replace(SCALERL, aggregation=aggregation), token_budget=budget)
         report = t.step(batch())
         results.append((report, t.weights()))
     few, many = results[0], results[-1]
@@ -111,19 +117,19 @@ def test_it_learns_what_is_rewarded():
 
 
 def test_step_reports_version_warm_up_and_diagnostics():
-    t = LocalTrainer(model_of(), Options(), Optimiser(lr=1e-3, warmup_steps=4))
+    t = LocalTrainer(model_of(), SCALERL, OptimiserSection(lr=1e-3, warmup_steps=4), **TRAINER)
     rates = [t.step(batch(seed=i)).lr for i in range(6)]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
-    report = t.step(batch(seed=9)).to_dict()
-    assert report["step"] == 7 and report["staleness"]["max"] == 6
-    assert report["ratio"]["mean"] > 0 and report["entropy"] > 0
+    report = t.step(batch(seed=9))
+    assert report.version == 7 and report.diagnostics.staleness_max == 6
+    assert report.diagnostics.ratio_mean > 0 and report.diagnostics.entropy > 0
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
     t = trainer()
     t.step(batch())
     before = copy.deepcopy(dict(t.weights()))
-    t.options = Options(loss=f"{__name__}:broken")
+    t.options = replace(SCALERL, loss=f"{__name__}:broken", constants={})
     with pytest.raises(NonFiniteGradient, match=r"nothing was changed; prompts p0, p1, p2$"):
         t.step(batch(seed=1))
     with pytest.raises(NonFiniteGradient, match=r"prompts p0, p1, p2, p3, \.\.\.$"):
@@ -145,7 +151,7 @@ def broken(logprobs_BT, batch):
 @pytest.mark.parametrize("zero_variance", ["drop", "keep"])
 def test_a_batch_without_advantages_moves_no_weight(zero_variance):
     """Neither weight decay nor the momentum of the steps before does."""
-    t = trainer(options=Options(zero_variance=zero_variance))
+    t = trainer(options=replace(SCALERL, zero_variance=zero_variance))
     t.step(batch())
     before = {name: value.clone() for name, value in t.weights().items()}
     state = copy.deepcopy(t.optimiser.state_dict())
@@ -175,7 +181,7 @@ def test_a_checkpoint_continues_bit_for_bit(tmp_path, name):
         straight.step(batch(seed=seed))
         first.step(batch(seed=seed))
     first.save(tmp_path / "step_3")
-    second = LocalTrainer(model_of(name, seed=5), first.options, first.settings)
+    second = LocalTrainer(model_of(name, seed=5), first.options, first.settings, **TRAINER)
     second.load(tmp_path / "step_3")
     assert second.version == 3
     for t in (straight, second):
@@ -202,7 +208,7 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
         t.load(tmp_path / "other")
     narrower = copy.deepcopy(CONFIGS["llama"])
     narrower.intermediate_size = 48
-    LocalTrainer(AutoModelForCausalLM.from_config(narrower), t.options, t.settings).save(
+    LocalTrainer(AutoModelForCausalLM.from_config(narrower), t.options, t.settings, **TRAINER).save(
         tmp_path / "narrower"
     )
     with pytest.raises(InputError, match="another model"):
@@ -210,11 +216,13 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 
 def test_a_grad_clip_of_0_clips_nothing():
-    options = Options()
     clipped, free = (
         trainer(),
         LocalTrainer(
-            model_of(), options, Optimiser(lr=1e-2, warmup_steps=1, eps=1e-8, grad_clip=0.0)
+            model_of(),
+            SCALERL,
+            OptimiserSection(lr=1e-2, warmup_steps=1, eps=1e-8, grad_clip=0.0),
+            **TRAINER,
         ),
     )
     before = [p.detach().clone() for p in free.model.parameters()]
@@ -238,7 +246,7 @@ def test_groups_that_teach_nothing_are_filtered_and_counted():
     report = whole.step([without_variance(first), *others])
     assert report.filtered.rollouts == 12 and report.filtered.effective_rollouts == 8
     assert report.kept_tokens == sum(len(r) for g in others for r in g.rollouts)
-    assert report.to_dict()["filtered"]["zero_variance_prompts"] == 1
+    assert report.filtered.zero_variance_prompts == 1
     part.step(others)
     for name, value in part.weights().items():
         torch.testing.assert_close(whole.weights()[name], value, atol=0, rtol=0)
@@ -273,17 +281,19 @@ def counting(logprobs_BT, batch):
 
 
 def test_what_a_loss_counts_is_told_for_the_whole_batch():
-    t = trainer(options=Options(loss=f"{__name__}:counting"), token_budget=20)
+    t = trainer(
+        options=replace(SCALERL, loss=f"{__name__}:counting", constants={}), token_budget=20
+    )
     report = t.step(batch())
     assert report.micro_batches > 1
-    assert report.metrics == report.to_dict()["metrics"] == {"rows": 12.0}
+    assert report.metrics == {"rows": 12.0}
 
 
 # -- a KL term ------------------------------------------------------------------------------------
 
 
 def test_a_kl_term_is_taken_to_the_starting_model_and_reported():
-    options = Options(kl_coefficient=0.5)
+    options = replace(SCALERL, kl_coefficient=0.5)
     t = trainer(options=options, reference=model_of())
     first, second = t.step(batch()), t.step(batch(seed=1))
     assert first.kl == pytest.approx(0.0, abs=1e-6)
@@ -294,7 +304,10 @@ def test_a_kl_term_is_taken_to_the_starting_model_and_reported():
 
 
 def test_a_kl_term_holds_the_policy_back():
-    free, held = trainer(), trainer(options=Options(kl_coefficient=10.0), reference=model_of())
+    free, held = (
+        trainer(),
+        trainer(options=replace(SCALERL, kl_coefficient=10.0), reference=model_of()),
+    )
     for t in (free, held):
         for seed in range(5):
             t.step(batch(seed=seed))
@@ -362,7 +375,7 @@ def test_out_of_memory_makes_micro_batches_smaller_and_says_so():
     out_of_memory_above(t, 40)
     report = t.step(batch())
     assert report.version == 1 and report.micro_batches > 1
-    assert report.notes == ("memory was short: micro-batches of 32 tokens from now",)
+    assert report.notes == ("memory ran out: micro-batches of 32 tokens from now",)
     assert t.step(batch(seed=1)).notes == ()
     calm.step(batch())
     calm.step(batch(seed=1))
@@ -401,8 +414,9 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
 
 def spec(**changes):
-    given = {"model": model_path("tiny"), "dtype": "float32", "head": "fp32", "options": Options(),
-             "optimiser": Optimiser(), "temperature": 1.0, "token_budget": 4096}  # fmt: skip
+    given = {"model": model_path("tiny"), "dtype": "float32", "head": "fp32", "options": SCALERL,
+             "optimiser": OptimiserSection(), "temperature": 1.0, "token_budget": 4096,
+             "device": "cpu", "trust_remote_code": False}  # fmt: skip
     return TrainerSpec(**given | changes)
 
 
@@ -417,7 +431,7 @@ def test_a_trainer_is_made_by_name_and_goes_on_from_a_checkpoint(tmp_path):
 
 
 def test_a_trainer_with_a_kl_term_brings_its_own_reference():
-    t = TRAINERS["local"](spec(options=Options(kl_coefficient=0.1)))
+    t = TRAINERS["local"](spec(options=replace(SCALERL, kl_coefficient=0.1)))
     assert t.step(batch()).kl == pytest.approx(0.0, abs=1e-6)
 
 
@@ -431,11 +445,11 @@ def sgd(parameters, settings):
 
 
 def test_the_optimiser_is_the_one_named():
-    options = Optimiser(name=f"{__name__}:sgd", lr=1.0, warmup_steps=1, grad_clip=0.0)
-    t = LocalTrainer(model_of(), Options(), options)
+    options = OptimiserSection(name=f"{__name__}:sgd", lr=1.0, warmup_steps=1, grad_clip=0.0)
+    t = LocalTrainer(model_of(), SCALERL, options, **TRAINER)
     before = {name: p.clone() for name, p in t.weights().items()}
     t.step(batch())
     for name, p in t.model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] - p.grad)
     with pytest.raises(InputError, match="no optimiser 'adam': did you mean 'adamw'"):
-        LocalTrainer(model_of(), Options(), Optimiser(name="adam"))
+        LocalTrainer(model_of(), SCALERL, OptimiserSection(name="adam"), **TRAINER)

@@ -8,17 +8,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
 from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.recipe import Recipe
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import masters
 from scalerl.trainer.interface import NonFiniteGradient
 from scalerl.trainer.local import LocalTrainer
 from scalerl.trainer.masters import Masters
-from scalerl.trainer.optimisers import Optimiser
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
+#: What a trainer is made with, where a test says nothing else.
+TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 VOCABULARY = 12
 #: The paper's rate, from the first step on.
-PAPER = Optimiser(lr=5e-7, warmup_steps=1)
+PAPER = OptimiserSection(lr=5e-7, warmup_steps=1)
 #: A weight of 2^-7 has BF16 neighbours 2^-14 away (2^-15 below): at 5e-7 a step, 61 steps in one
 #: direction bring it half way to the next.
 SIZE = 2**-7
@@ -62,7 +68,7 @@ def batch(seed=0):
 
 
 def trainer(model, **changes):
-    return LocalTrainer(model, Options(), PAPER, **changes)
+    return LocalTrainer(model, SCALERL, PAPER, **TRAINER | changes)
 
 
 def flat(tensors):

@@ -2,7 +2,8 @@
 
 import torch
 
-from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
+from scalerl.recipe.sections_runtime import OptimiserSection
+from scalerl.trainer.optimisers import OPTIMISERS
 
 
 def test_it_steps_and_resumes_as_torchs_own_bit_for_bit():
@@ -10,7 +11,7 @@ def test_it_steps_and_resumes_as_torchs_own_bit_for_bit():
     start = [torch.randn(7, 5), torch.randn(5)]
     ours = [p.clone().requires_grad_() for p in start]
     theirs = [p.clone().requires_grad_() for p in start]
-    settings = Optimiser(lr=1e-2)
+    settings = OptimiserSection(lr=1e-2)
     quick = OPTIMISERS["adamw"](ours, settings)
     plain = torch.optim.AdamW(theirs, lr=1e-2, betas=settings.betas, eps=settings.eps,
                               weight_decay=settings.weight_decay)  # fmt: skip

@@ -7,6 +7,7 @@ convention that the mapping bridges are listed in docs/explanation/losses.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from torch import Tensor
 from scalerl.algorithm.aggregation import aggregation_weights
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.objective import objective
-from scalerl.algorithm.options import Options
+from scalerl.algorithm.options import options_from_recipe
+from scalerl.recipe import Recipe
+
+#: The options of the default recipe.
+SCALERL = options_from_recipe(Recipe())
 
 pytestmark = pytest.mark.trl
 
@@ -102,7 +107,7 @@ def test_loss_and_gradient_equal_trls(tmp_path: Path, name: str) -> None:
     expected = trainer._compute_loss(model, given)
     expected_gradient = gradients(model, expected)
 
-    options = Options(**ours)
+    options = replace(SCALERL, **{"constants": {}} | ours)
     mask_BT = given["completion_mask"].bool()
     batch = LossBatch(
         generator_logprobs_BT=given["old_per_token_logps"],

@@ -17,8 +17,7 @@ from scalerl.errors import InputError
 from scalerl.placement.processes import LOOPBACK
 from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights import shared_memory
-from scalerl.weights.direct import DirectWeights
-from scalerl.weights.interface import Layout
+from scalerl.weights.interface import DirectWeights, Layout
 from scalerl.weights.registry import CHANNELS
 from scalerl.weights.shared_memory import SharedWeights
 

@@ -1,1 +1,2 @@
-"""What a recipe computes, as pure functions and small frozen objects."""
+"""The algorithm of a recipe: advantages, losses, filters, curriculum and length control, as pure
+functions and small frozen objects."""

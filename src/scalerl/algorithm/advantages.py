@@ -25,7 +25,7 @@ Population = Literal["kept", "all"]
 
 
 def centred(rewards_B: Tensor, prompt_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(A_B, index of each row's prompt, rollouts per prompt)."""
+    """(rewards minus the mean of their prompt, index of each row's prompt, rollouts per prompt)."""
     prompts, index_B = torch.unique(prompt_B, return_inverse=True)
     count_P = torch.zeros(len(prompts), dtype=rewards_B.dtype, device=rewards_B.device)
     count_P.index_add_(0, index_B, torch.ones_like(rewards_B))
@@ -37,11 +37,11 @@ def advantages(
     rewards_B: Tensor,
     prompt_B: Tensor,
     *,
-    normalisation: Normalisation = "batch",
-    population: Population = "kept",
+    normalisation: Normalisation,
+    population: Population,
+    ddof: int,
+    epsilon: float,
     kept_B: Tensor | None = None,
-    ddof: int = 0,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """Normalised advantage of every rollout. `kept_B` marks the rollouts that survive the filters:
     with population "kept" only they enter the batch's std."""
@@ -54,11 +54,12 @@ def advantages(
         return a_B
     if normalisation == "prompt":
         square_P = torch.zeros_like(count_P).index_add_(0, index_B, a_B * a_B)
+        # A group of one has count - ddof = 0 with ddof 1; its square is 0, so any divisor gives 0.
         std_P = (square_P / (count_P - ddof).clamp(min=1)).sqrt()
         return a_B / (std_P[index_B] + epsilon)
     if normalisation == "batch":
         chosen = a_B if kept_B is None or population == "all" else a_B[kept_B]
-        if len(chosen) <= ddof:
+        if len(chosen) <= ddof:  # the std would be NaN
             return torch.zeros_like(a_B)
         return a_B / (chosen.std(correction=ddof) + epsilon)
     raise InputError(f"no normalisation {normalisation!r}: choose batch, prompt or none")

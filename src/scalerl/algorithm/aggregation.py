@@ -7,12 +7,13 @@ For a batch of P prompts, S rollouts and N tokens in the loss, with |y| tokens i
     token     mean over all tokens                                    1 / N
     constant  sum over tokens divided by S times a constant length    1 / (S L)          (Dr. GRPO)
 
-`prompt` is ScaleRL's choice. The weights are worked out once for the whole batch; the loss of any
+`prompt` is ScaleRL's choice. The weights are computed once for the whole batch; the loss of any
 part of it is the weighted sum of its tokens, so that micro-batches, gradient accumulation and data
 parallel ranks (their gradients *summed*) add up to the same gradient. A rollout without tokens in
 the loss counts as a rollout with mean 0; a prompt likewise.
 
-One of your own is a function like those below, registered or named by its import path.
+To add an aggregation, write a function like those below and register it, or name it in the recipe
+by its import path.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def aggregation_weights(
     constant_length: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weight of every token, 0 outside the mask. `counted_BT` are the tokens that count as an
-    answer's length where that is not the mask (forced tokens, if a recipe counts them)."""
+    """The weight of every token, 0 outside the mask. `counted_BT` marks the tokens that count in an
+    answer's length, where they are not those of the mask (a recipe may count forced tokens)."""
     if len(mask_BT) == 0:
         return torch.zeros(mask_BT.shape, dtype=dtype, device=mask_BT.device)
     counted = mask_BT if counted_BT is None else counted_BT

@@ -1,8 +1,9 @@
-"""What a loss sees: one row per rollout, padded to T tokens, with everything already decided.
+"""The input of a loss: one row per rollout, padded to T tokens, with credit assigned already.
 
-Credit assignment ends here as numbers per token: the trainer multiplies, sums and steps, and knows
-no algorithm. Aggregation weights are worked out for the *whole* batch, so that a batch may be cut
-into micro-batches or spread over ranks by rows in any way: the sum of the parts is the whole.
+Advantages and aggregation weights are numbers per token here: the trainer multiplies, sums and
+steps, and does not depend on the algorithm. The weights are computed for the *whole* batch, so that
+a batch may be cut into micro-batches, or spread over ranks, by rows in any way: the losses of the
+parts sum to the loss of the batch.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossBatch:
-    """Rows B are rollouts, columns T generated tokens."""
+    """Tensors of a batch: rows B are rollouts, columns T are generated tokens."""
 
-    #: Log-prob of each token by the sampler that wrote it.
+    #: Log-prob of each token under the distribution that it was sampled from.
     generator_logprobs_BT: Tensor
     #: Normalised advantage of each rollout.
     advantages_B: Tensor
-    #: Tokens that are in the loss: written by the policy, not padding, of a kept rollout.
+    #: Tokens in the loss: sampled by the policy, not padding, of a kept rollout.
     mask_BT: Tensor
-    #: What a token's loss counts in the batch's loss (aggregation.py).
+    #: Weight of each token's loss in the batch's loss (aggregation.py).
     weights_BT: Tensor
-    #: Which prompt of the batch a row answers.
+    #: Index of the prompt, within the batch, that each row answers.
     prompt_B: Tensor
-    #: Weights version that wrote each token; -1 where unknown.
+    #: Version of the weights that sampled each token; -1 where unknown.
     versions_BT: Tensor
     #: Log-prob under a frozen reference policy, for an optional KL term.
     reference_logprobs_BT: Tensor | None = None
@@ -39,17 +40,17 @@ class LossBatch:
 
     def rows(self, index: Tensor | slice) -> LossBatch:
         """Some of the rows, with their weights unchanged: a micro-batch."""
-        return self._each(lambda v: v[index])
+        return self._map(lambda v: v[index])
 
     def columns(self, width: int) -> LossBatch:
-        """The first `width` tokens of every row: all that rows of at most that length have."""
-        return self._each(lambda v: v[:, :width] if v.dim() == 2 else v)
+        """The first `width` tokens of every row."""
+        return self._map(lambda v: v[:, :width] if v.dim() == 2 else v)
 
     def to(self, device: torch.device) -> LossBatch:
         """The same batch on another device."""
-        return self._each(lambda v: v.to(device))
+        return self._map(lambda v: v.to(device))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> LossBatch:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> LossBatch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         changed: dict[str, Any] = {k: v if v is None else change(v) for k, v in values.items()}
         return LossBatch(**changed)
@@ -57,16 +58,16 @@ class LossBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A loss before aggregation."""
+    """The loss of every token, before aggregation."""
 
     loss_BT: Tensor
-    #: The ratio the loss used (per token, or the sequence's spread over its tokens), detached.
+    #: The ratio the loss used (per token, or the sequence's for each of its tokens), detached.
     ratio_BT: Tensor
     #: Where the ratio was truncated or clipped so that it changed the gradient.
     truncated_BT: Tensor
-    #: mask_BT without tokens whose log-probs are not finite.
+    #: mask_BT without the tokens that have a log-prob which is not finite.
     usable_BT: Tensor
-    #: What the loss has to say of itself, by name, of the rows that it was called with.
+    #: Further numbers that the loss reports, by name, for the rows that it was called with.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -76,13 +77,15 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logprobs_BT: Tensor, batch: LossBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """(log rho, log-probs made safe, usable mask): log rho = trainer's log-prob minus the
-    generator's own stored one. Tokens out of the loss, and tokens for which either log-prob is not
-    finite, get log rho = 0, log-prob 0 and no gradient."""
+    """(log rho, safe log-probs, usable mask), where log rho is the trainer's log-prob minus the one
+    that the generator stored. Tokens out of the loss, and tokens with a log-prob that is not finite
+    on either side, get log rho = 0, log-prob 0 and no gradient."""
     generator_BT = batch.generator_logprobs_BT
     finite_BT = torch.isfinite(logprobs_BT.detach()) & torch.isfinite(generator_BT)
     usable_BT = batch.mask_BT & finite_BT
     zero = torch.zeros((), dtype=logprobs_BT.dtype, device=logprobs_BT.device)
+    # Masked before the subtraction and the exp, not after: behind them the gradient of a masked
+    # token with an infinite log-prob would be 0 * inf = NaN.
     safe_BT = torch.where(usable_BT, logprobs_BT, zero)
     old_BT = torch.where(usable_BT, generator_BT.to(logprobs_BT.dtype), zero)
     return (safe_BT - old_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), safe_BT, usable_BT

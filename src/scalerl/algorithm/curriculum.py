@@ -1,9 +1,10 @@
-"""Which prompts come next: No-Positive-Resampling and uniform sampling (paper, section 3.7).
+"""The curriculum: which prompts come next. No-Positive-Resampling and uniform sampling (paper,
+section 3.7).
 
 No-Positive-Resampling keeps the pass rate of every prompt and removes a prompt *permanently from
-later epochs* once that rate reaches 0.9 (an easy prompt stays easy). The prompt stays in the epoch
-that is going on. With 16 rollouts a group that means 15 of 16 correct. The rival, uniform
-sampling, asks every prompt once an epoch for ever.
+later epochs* once that rate reaches 0.9 (an easy prompt stays easy). The prompt stays in the
+current epoch. With 16 rollouts per group that means 15 of 16 correct. Uniform sampling draws every
+prompt once in every epoch.
 
 The order of epoch e is a pure function of (seed, e, prompts left at its start): prompts sorted by a
 hash of (seed, e, prompt). There is no generator state to save, a removed prompt does not reshuffle
@@ -25,17 +26,20 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Protocol
 
 from scalerl.errors import InputError
+from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS
+
+DEFAULTS = CURRICULUM_CONSTANTS["no-positive-resampling"]
 
 PromptId = int | str
 
 
 class OutOfPrompts(InputError):
-    """Every prompt has been retired and the last epoch is over: there is nothing left to ask."""
+    """Every prompt is retired and the last epoch is over: there is nothing left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of one prompt: its latest group, and all its rollouts so far."""
+    """The counts of correct rollouts of one prompt: in its latest group, and in all groups."""
 
     latest_correct: int = 0
     latest_rollouts: int = 0
@@ -57,7 +61,7 @@ class History:
 
 
 class RetirementRule(Protocol):
-    """Decides, from a prompt's history (at least one rollout), whether it is asked again."""
+    """Decides from a prompt's history (at least one rollout) whether it leaves later epochs."""
 
     def retires(self, history: History) -> bool: ...
 
@@ -66,11 +70,11 @@ class RetirementRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoPositiveResampling:
-    """Retire a prompt whose pass rate is at least `threshold`. The paper does not say whether the
+    """Retire a prompt with a pass rate of at least `threshold`. The paper does not say whether the
     rate is that of the latest group or of all groups: `history` chooses (`latest` | `mean`)."""
 
-    threshold: float = 0.9
-    history: Literal["latest", "mean"] = "latest"
+    threshold: float = DEFAULTS["threshold"]
+    history: Literal["latest", "mean"] = DEFAULTS["history"]
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -91,7 +95,7 @@ class NoPositiveResampling:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every prompt once an epoch, whatever its pass rate."""
+    """Draw every prompt once an epoch, whatever its pass rate."""
 
     def retires(self, history: History) -> bool:
         return False
@@ -101,22 +105,22 @@ class Uniform:
 
 
 def epoch_order(seed: int, epoch: int, prompts: Iterable[PromptId]) -> list[PromptId]:
-    """The prompts in the order in which epoch `epoch` asks them."""
+    """The prompts in the order of epoch `epoch`."""
 
     def key(prompt: PromptId) -> bytes:
-        # repr tells the id 1 from the id "1"; the hash makes the order independent of removals.
+        # repr distinguishes the id 1 from the id "1"; sorting by a hash of each prompt makes the
+        # order of the others independent of removals.
         return hashlib.blake2b(f"{seed}|{epoch}|{prompt!r}".encode(), digest_size=16).digest()
 
     return sorted(prompts, key=key)
 
 
 class Curriculum:
-    """Hands out prompts, epoch after epoch, and drops the retired ones between epochs.
+    """Draws prompts epoch by epoch, and leaves out retired ones from the next epoch on.
 
-    Made for an asynchronous pipeline with one owner: prompts are drawn long before their pass rate
-    is known, and the answer may come back after the next epoch began. Whenever it comes, a
-    retirement holds from the next epoch to begin. Once reached, the threshold is not un-reached: a
-    later, worse group does not bring the prompt back.
+    Made for an asynchronous pipeline with one owner: a prompt is drawn long before its pass rate is
+    known, and the result may arrive after the next epoch has begun. A retirement takes effect with
+    the next epoch that begins. It is final: a later, worse group does not bring the prompt back.
     """
 
     def __init__(self, prompts: Sequence[PromptId], rule: RetirementRule, seed: int) -> None:
@@ -146,7 +150,7 @@ class Curriculum:
 
     @property
     def retired(self) -> int:
-        """How many prompts are retired, those that leave only when this epoch ends included."""
+        """Number of retired prompts, including those that leave when this epoch ends."""
         return len(self._retired)
 
     @property
@@ -156,9 +160,9 @@ class Curriculum:
         return over and len(self._retired) == len(self._prompts)
 
     def draw(self, n: int) -> list[PromptId]:
-        """The next n prompts: the rest of the epoch, then the next one, which begins only when a
-        draw needs it. Fewer than n come when the last prompts are retired meanwhile; when none is
-        left, `OutOfPrompts` is raised."""
+        """The next n prompts: the rest of the epoch, then those of the next one, which begins only
+        when a draw needs it. Returns fewer than n when the last prompts are retired, and raises
+        `OutOfPrompts` when none is left."""
         if n < 0:
             raise InputError(f"cannot draw {n} prompts: give a number from 0")
         taken: list[PromptId] = []
@@ -176,7 +180,7 @@ class Curriculum:
         return taken
 
     def record(self, prompt: PromptId, n_correct: int, n_rollouts: int) -> None:
-        """Note the result of one group. A group without rollouts (all failed) says nothing."""
+        """Record the result of one group. A group without rollouts (all failed) changes nothing."""
         self._check_known(prompt)
         if not 0 <= n_correct <= n_rollouts:
             raise InputError(
@@ -191,7 +195,7 @@ class Curriculum:
             self._retired.add(prompt)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on exactly from here, as plain JSON."""
+        """Everything needed to continue exactly from here, as plain JSON."""
         return {
             "seed": self._seed,
             "rule": self._rule.to_dict(),
@@ -206,7 +210,8 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly from where `state_dict` was taken; same prompts, rule and seed only."""
+        """Continue exactly from where `state_dict` was taken; prompts, rule and seed must be the
+        same."""
         own = {"seed": self._seed, "rule": self._rule.to_dict(), "prompts": self._fingerprint()}
         for name, value in own.items():
             if state[name] != value:
@@ -228,7 +233,7 @@ class Curriculum:
         return [p for p in self._prompts if p in chosen]
 
     def _fingerprint(self) -> str:
-        """Changes when the set of prompts does; their sequence does not matter."""
+        """A digest of the set of prompts, independent of their order."""
         names = sorted(map(repr, self._prompts))
         digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
         return f"{len(names)} prompts, {digest}"

@@ -1,11 +1,11 @@
-"""What to watch in a batch: is it still nearly on-policy, and do the two sides agree?
+"""Diagnostics of a batch: is it still nearly on-policy, and do trainer and generator agree?
 
 ratio        mean, max, min of rho = pi_train / pi_gen over tokens in the loss, and the share
              that the loss truncated or clipped
 ess          effective sample size of the ratios as a share of the tokens: (sum w)^2 / (n sum w^2);
              1 on-policy, near 0 when a few tokens carry all the weight
 logprob_gap  |log pi_train - log pi_gen|: mean and max, and the k3 estimate of KL(gen || train).
-             At version = trainer's own (staleness 0) it is kernel mismatch and nothing else
+             At staleness 0 it measures the mismatch of the two sides' kernels and nothing else
 entropy      mean over tokens, if the trainer computed it
 staleness    trainer's version minus each token's: mean, max and histogram
 """
@@ -13,7 +13,6 @@ staleness    trainer's version minus each token's: mean, max and histogram
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """Numbers of one batch (or part); a batch without tokens has the values of a perfect one."""
+    """Diagnostics of a batch or a part of it; without tokens, those of a perfect batch."""
 
     tokens: int
     ratio_mean: float
@@ -41,27 +40,6 @@ class Diagnostics:
     staleness_max: int
     staleness_histogram: dict[int, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the run record has it."""
-        return {
-            "tokens": self.tokens,
-            "ratio": {
-                "mean": self.ratio_mean,
-                "max": self.ratio_max,
-                "min": self.ratio_min,
-                "truncated": self.ratio_truncated,
-            },
-            "ess": self.ess,
-            "logprob_gap": {"mean": self.gap_mean, "max": self.gap_max, "kl": self.kl_gen_train},
-            "non_finite": self.non_finite,
-            "entropy": self.entropy,
-            "staleness": {
-                "mean": self.staleness_mean,
-                "max": self.staleness_max,
-                "histogram": {str(k): v for k, v in self.staleness_histogram.items()},
-            },
-        }
-
 
 @torch.no_grad()
 def diagnose(
@@ -73,6 +51,7 @@ def diagnose(
 ) -> Diagnostics:
     """Diagnostics of a batch that the trainer has just scored at `version`."""
     log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
+    # In float64, so that sums over millions of tokens keep their digits.
     gap = log_rho_BT[usable_BT].double()
     n = gap.numel()
     versions = batch.versions_BT[batch.mask_BT & (batch.versions_BT >= 0)]

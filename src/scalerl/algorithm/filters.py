@@ -1,16 +1,16 @@
-"""Which rollouts a step learns from, and how many fell away: numbers for the ledger.
+"""Filters: which rollouts of a batch a step learns from, and how many are left out and why.
 
 unscored        a rollout without a finite reward cannot be learnt from
 truncated       cut off by its budget; left out if the recipe says so (paper section 3.9)
 zero variance   all rewards of a prompt equal, so no advantage (section 3.6): ScaleRL drops the
                 prompt and lets the batch shrink; `keep` leaves it in the denominators; `refill`
-                (DAPO's dynamic sampling) drops it too: the pipeline asks others until the batch
-                is full
+                (DAPO's dynamic sampling) drops it too, and the pipeline adds prompts until the
+                batch is full
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -22,13 +22,14 @@ from scalerl.algorithm.rollout import Group
 ZeroVariance = Literal["drop", "keep", "refill"]
 Truncated = Literal["keep", "drop"]
 
-#: Rewards closer than this are equal.
+#: Rewards that differ by less than this count as equal: a tolerance for rounding, far below any
+#: difference that a task means.
 SAME_REWARD = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterTally:
-    """What was dropped, and what stays, in numbers."""
+    """How many prompts and rollouts were dropped by each filter, and how many are left."""
 
     prompts: int
     rollouts: int
@@ -39,26 +40,22 @@ class FilterTally:
     effective_rollouts: int
 
     def to_dict(self) -> dict[str, int]:
-        names = (
-            "prompts", "rollouts", "unscored", "truncated", "zero_variance_prompts",
-            "effective_prompts", "effective_rollouts",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {f.name: getattr(self, f.name) for f in fields(FilterTally)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Filtered(FilterTally):
-    """The same, and which rows stay."""
+    """The counts, and a mask of the rows that are kept."""
 
     kept_B: Tensor
 
     def tally(self) -> FilterTally:
-        """The numbers alone, which travel light."""
+        """The counts alone: the mask is not sent to other processes."""
         return FilterTally(**self.to_dict())
 
 
 def has_variance(rewards_B: Tensor, prompt_B: Tensor) -> Tensor:
-    """For every row, whether the rewards of its prompt differ: 0 < n_correct < G."""
+    """For every row, whether the rewards of its prompt differ (0 < n_correct < G)."""
     if len(rewards_B) == 0:
         return torch.zeros(0, dtype=torch.bool, device=rewards_B.device)
     a_B, index_B, count_P = centred(rewards_B, prompt_B)
@@ -71,10 +68,10 @@ def filter_rows(
     prompt_B: Tensor,
     truncated_B: Tensor,
     *,
-    zero_variance: ZeroVariance = "drop",
-    truncated: Truncated = "keep",
+    zero_variance: ZeroVariance,
+    truncated: Truncated,
 ) -> Filtered:
-    """Apply the filters in the order above. Rewards may be NaN for unscored rollouts."""
+    """Apply the filters in the order above. The reward of an unscored rollout is NaN."""
     scored_B = torch.isfinite(rewards_B)
     usable_B = scored_B & ~truncated_B if truncated == "drop" else scored_B
     varies_B = torch.zeros_like(usable_B)
@@ -95,8 +92,8 @@ def filter_rows(
     )
 
 
-def informative(group: Group, truncated: Truncated = "keep") -> bool:
-    """Whether a group has rewards that differ, among the rollouts that may be learnt from."""
+def informative(group: Group, truncated: Truncated) -> bool:
+    """Whether the rewards of a group differ, among the rollouts that the filters keep."""
     usable = [r for r in group.rollouts if not (truncated == "drop" and r.truncated)]
     rewards = [r.reward for r in usable if r.scored and r.reward is not None]
     return bool(rewards) and max(rewards) - min(rewards) > SAME_REWARD

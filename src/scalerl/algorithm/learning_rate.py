@@ -1,4 +1,4 @@
-"""The learning rate of each optimiser step: linear warm-up, a constant part, then decay.
+"""The learning rate of each optimiser step: linear warm-up, a constant phase, then decay.
 
       lr  |      ____________
           |     /            \\            linear, or half a cosine
@@ -14,15 +14,19 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from scalerl.recipe.sections_runtime import OptimiserSection
+
 Decay = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """The rate as a function of the steps already taken. It has no state, so a run that goes on
-    from a checkpoint continues it exactly.
+    """The learning rate as a function of the steps already taken. It has no state, so a run that is
+    resumed from a checkpoint continues it exactly.
 
-    >>> rate = LearningRate(peak=1.0, warmup_steps=2, decay="linear", decay_start=2, decay_steps=4)
+    >>> settings = OptimiserSection(
+    ...     lr=1.0, warmup_steps=2, decay="linear", decay_start=2, decay_steps=4)
+    >>> rate = LearningRate.from_recipe(settings)
     >>> [rate.after(steps) for steps in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
@@ -30,22 +34,34 @@ class LearningRate:
     #: Rate between warm-up and decay.
     peak: float
     #: Steps over which the rate rises linearly; the first step has 1 / warmup_steps of the peak.
-    warmup_steps: int = 0
-    decay: Decay = "constant"
+    warmup_steps: int
+    decay: Decay
     #: Steps before the rate begins to fall.
-    decay_start: int = 0
+    decay_start: int
     #: Steps over which it falls; at least 1 where there is decay.
-    decay_steps: int = 0
+    decay_steps: int
     #: Rate at the end of the decay, as a share of the peak.
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float
+
+    @staticmethod
+    def from_recipe(settings: OptimiserSection) -> LearningRate:
+        """The schedule of a recipe with its decay fixed (`Recipe.with_decay_fixed`)."""
+        return LearningRate(
+            peak=settings.lr,
+            warmup_steps=settings.warmup_steps,
+            decay=settings.decay,
+            decay_start=settings.decay_start or 0,
+            decay_steps=settings.decay_steps or 0,
+            min_lr_ratio=settings.min_lr_ratio,
+        )
 
     def after(self, steps: int) -> float:
-        """The rate of the step that follows `steps` steps."""
+        """The rate of the next step after `steps` steps."""
         share = min((steps + 1) / max(self.warmup_steps, 1), 1.0)
         return self.peak * share * self._left(steps)
 
     def _left(self, steps: int) -> float:
-        """Share of the peak that the decay leaves."""
+        """The share of the peak that is left after the decay so far."""
         if self.decay == "constant":
             return 1.0
         done = min(max((steps - self.decay_start) / self.decay_steps, 0.0), 1.0)

@@ -1,8 +1,8 @@
-"""From groups of rollouts to the scalar that is minimised (paper section 3.1), in two steps.
+"""From groups of rollouts to the loss that is minimised (paper section 3.1), in two steps.
 
-`prepare` decides everything about a batch once: who stays, advantages, aggregation weights.
-`objective` turns the trainer's log-probs for any part of it into a loss: the parts add up to the
-whole.
+`prepare` does once per batch what needs the whole batch: filters, advantages, aggregation weights.
+`objective` turns the trainer's log-probs of any part of the batch into a loss; the losses of the
+parts sum to that of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from scalerl.algorithm.rollout import Group, Rollout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A batch ready for the trainer: the kept rollouts, row for row, and what fell away."""
+    """A batch ready for the trainer: the kept rollouts, row for row, and the counts of the
+    filters."""
 
     batch: LossBatch
     rollouts: tuple[Rollout, ...]
@@ -35,7 +36,7 @@ class Prepared:
 def prepare(
     groups: Sequence[Group], options: Options, dtype: torch.dtype = torch.float32
 ) -> Prepared:
-    """Filters, then advantages, then aggregation weights, for the whole batch at once."""
+    """Apply filters, then compute advantages, then aggregation weights, for the whole batch."""
     rollouts = [r for group in groups for r in group.rollouts]
     prompt_B = torch.tensor([p for p, g in enumerate(groups) for _ in g.rollouts], dtype=torch.long)
     rewards = [float(r.reward) if r.scored and r.reward is not None else np.nan for r in rollouts]
@@ -48,8 +49,8 @@ def prepare(
         zero_variance=options.zero_variance,
         truncated=options.truncated,
     )
-    # Advantages are taken among the rollouts that could be learnt from, kept or not: a prompt that
-    # is dropped for lack of variance still belongs to the population "all".
+    # Advantages are computed among all rollouts that could be learnt from, kept or not: a prompt
+    # that is dropped for lack of variance still belongs to the population "all".
     eligible_B = torch.isfinite(rewards_B)
     if options.truncated == "drop":
         eligible_B &= ~truncated_B
@@ -77,13 +78,14 @@ def _collate(
 ) -> LossBatch:
     width = max((len(r) for r in rollouts), default=0)
     shape = (len(rollouts), width)
+    # float64 holds float32 log-probs exactly; `dtype` rounds them once, at the end.
     logprobs = np.zeros(shape, dtype=np.float64)
     versions = np.full(shape, -1, dtype=np.int64)
     mask, length = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     for i, r in enumerate(rollouts):
         n = len(r)
         logprobs[i, :n], versions[i, :n] = r.logprobs, r.versions
-        mask[i, :n] = ~r.forced
+        mask[i, :n] = ~r.forced  # the policy did not sample forced tokens
         length[i, :n] = True
     mask_BT = torch.from_numpy(mask)
     counted = torch.from_numpy(length) if options.count_forced else None
@@ -103,19 +105,22 @@ def _collate(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objective:
-    """The loss of a part of a batch, and what diagnostics need."""
+    """The loss of a part of a batch, with its token losses for the diagnostics."""
 
     loss: Tensor
     tokens: TokenLoss
+    #: The KL term before its coefficient; 0 without one.
     kl: float
 
 
 def objective(logprobs_BT: Tensor, part: LossBatch, options: Options) -> Objective:
-    """Weighted sum of the part's token losses. An empty or fully masked part gives 0, with a graph,
-    so that it can take part in a collective backward pass."""
-    tokens = LOSSES.resolve(options.loss)(logprobs_BT, part, **(options.constants or {}))
+    """The weighted sum of the part's token losses, plus the KL term. A part without tokens in the
+    loss gives 0."""
+    tokens = LOSSES.resolve(options.loss)(logprobs_BT, part, **options.constants)
     weights_BT = part.weights_BT.to(tokens.loss_BT.dtype)
     zero = torch.zeros((), dtype=logprobs_BT.dtype, device=logprobs_BT.device)
+    # Adds 0, and keeps the graph to every parameter even where all tokens are masked: a sharded
+    # backward pass issues collectives, which every rank must join.
     anchor = torch.where(torch.isfinite(logprobs_BT), logprobs_BT, zero).sum() * 0.0
     loss = (weights_BT * tokens.loss_BT).sum() + anchor
     kl = 0.0

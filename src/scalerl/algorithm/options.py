@@ -1,4 +1,4 @@
-"""What a recipe selects among the parts of the algorithm, and the selection of a given recipe."""
+"""The options of the algorithm, as a recipe sets them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,40 @@ from scalerl.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The selection; the defaults are ScaleRL's."""
+    """The choices of a recipe that decide how a batch becomes a loss. There are no defaults here:
+    the recipe's schema states them (`options_from_recipe`)."""
 
-    #: By name, or the function itself: a process that never saw it registered can still call it.
-    loss: str | Loss = "cispo"
-    constants: Mapping[str, Any] | None = None
-    aggregation: str | RowWeight = "prompt"
-    #: Length that aggregation "constant" divides by, in tokens.
-    constant_length: float = 0.0
-    #: Whether tokens forced by the length control count as length in the aggregation.
-    count_forced: bool = False
-    normalisation: Normalisation = "batch"
-    population: Population = "kept"
-    ddof: int = 0
-    epsilon: float = 1e-6
-    zero_variance: ZeroVariance = "drop"
-    truncated: Truncated = "keep"
-    kl_coefficient: float = 0.0
-    kl_estimator: str = "k3"
+    #: The loss by name, or the function itself: a worker process in which it was never registered
+    #: can still call it.
+    loss: str | Loss
+    #: Keyword arguments of the loss.
+    constants: Mapping[str, Any]
+    #: How token losses are averaged: a name, or the function itself.
+    aggregation: str | RowWeight
+    #: Length that the aggregation "constant" divides by, in tokens.
+    constant_length: float
+    #: Whether forced tokens count in the length of an answer that the aggregation divides by.
+    count_forced: bool
+    #: What centred rewards are divided by: the std of the batch, of the prompt, or 1.
+    normalisation: Normalisation
+    #: Rollouts that the std of the batch is taken over.
+    population: Population
+    #: Delta degrees of freedom of the std.
+    ddof: int
+    #: Added to the std before dividing, in units of reward.
+    epsilon: float
+    #: What happens to prompts with equal rewards.
+    zero_variance: ZeroVariance
+    #: What happens to rollouts that were cut off.
+    truncated: Truncated
+    #: Weight of the KL term towards the starting model; 0 is off.
+    kl_coefficient: float
+    kl_estimator: str
 
 
 def options_from_recipe(recipe: Recipe) -> Options:
-    """The algorithm that a recipe selects, its functions found and their constants checked: what is
-    wrong with a loss of one's own is said here, before any process starts.
+    """The options of a recipe, with its functions found and their constants checked, so that an
+    error in a user's own loss is reported before any process starts.
 
     >>> options = options_from_recipe(Recipe.load("scalerl"))
     >>> options.loss.__name__, options.constants, options.constant_length
@@ -81,7 +92,8 @@ def _check_aggregation(name: str, function: RowWeight) -> None:
 
 
 def _check_travels(what: str, function: Callable[..., Any]) -> None:
-    """Functions reach the trainer's process by the name of their module and their own."""
+    """Check that a function can be pickled: it is sent to the trainer's process by the names of its
+    module and its own."""
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -1,5 +1,5 @@
-"""A rollout and its group: the data every part works on, from the draw of a prompt to its
-gradient. An engine writes rollouts, a checker rewards them, the trainer learns from groups."""
+"""Rollouts and groups, the data that workers exchange: an engine generates rollouts, a checker
+scores them, the trainer learns from groups."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ import numpy.typing as npt
 
 #: Why a rollout ended. "stop": the model ended it; "length": a token budget cut it off;
 #: "interrupted": the thinking budget forced the closing phrase, and an answer followed; "aborted":
-#: somebody dropped it; "failed": no usable text (engine or verifier error).
+#: its request was aborted; "failed": no usable text (engine or verifier error).
 FinishReason = Literal["stop", "length", "interrupted", "aborted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled answer. All arrays have one entry per generated token."""
+    """One sampled answer. All arrays have one entry per generated token, except `experts`."""
 
     token_ids: npt.NDArray[np.int64]
-    #: Log-prob under the distribution the token was really drawn from (after temperature, top-k,
-    #: top-p), by the sampler that drew it; 0 for forced tokens and for greedy ones: certain.
+    #: Log-prob under the distribution that the token was sampled from (after temperature, top-k
+    #: and top-p), computed by the engine that sampled it; 0 for forced and for greedy tokens, which
+    #: have probability 1.
     logprobs: npt.NDArray[np.float32]
-    #: Number of optimiser steps behind the weights that wrote the token.
+    #: Version of the weights that sampled each token: the optimiser steps behind them.
     versions: npt.NDArray[np.int64]
-    #: Written by the length control, not by the policy: out of the loss.
+    #: Tokens that the length control wrote, not the policy: out of the loss.
     forced: npt.NDArray[np.bool_]
     finish: FinishReason
-    #: None before it is checked, and where no verifier could score it.
+    #: Reward; None before the answer is checked, and where no verifier could score it.
     reward: float | None = None
     correct: bool | None = None
-    #: Of a mixture, where it is asked for: the experts that the sampler sent each token of prompt
-    #: and answer to, but the last, which nothing follows: (tokens, layers, experts of a token).
+    #: For a mixture of experts with recorded routing: the experts of each token of prompt and
+    #: answer, (tokens, layers, experts per token), without the last token, which is never fed to
+    #: the model.
     experts: npt.NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
@@ -44,8 +46,8 @@ class Rollout:
         return len(self.token_ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Rollouts travel from generator to loop to trainer, hundreds a step: as one piece of memory
-        # they take a tenth of the time that their arrays would take one by one.
+        # Hundreds of rollouts a step are pickled from generator to loop to trainer. As one block of
+        # memory that takes a tenth of the time of pickling the arrays one by one.
         one = bytearray().join(
             np.asarray(each, kind).tobytes()
             for each, kind in zip(
@@ -62,7 +64,7 @@ class Rollout:
 
     @property
     def scored(self) -> bool:
-        """Whether it has a finite reward."""
+        """Whether the rollout has a finite reward."""
         return self.reward is not None and bool(np.isfinite(self.reward))
 
     def with_reward(self, reward: float | None, correct: bool | None) -> Rollout:
@@ -73,8 +75,8 @@ class Rollout:
         )  # fmt: skip
 
 
-#: Of a packed rollout: tokens, versions, log-probs, forced; the widest first, so that each begins
-#: where its type may.
+#: Element types of a packed rollout: tokens, versions, log-probs, forced. The widest come first, so
+#: that each array begins at an offset that its type is aligned to.
 _KINDS = (np.int64, np.int64, np.float32, np.bool_)
 
 
@@ -86,7 +88,7 @@ def _unpacked(
     correct: bool | None,
     experts: npt.NDArray[np.int16] | None,
 ) -> Rollout:
-    """A rollout that was packed; its arrays share one piece of memory."""
+    """The rollout from its packed form; its arrays share one block of memory."""
     tokens, versions = np.frombuffer(one, np.int64, 2 * n).reshape(2, n)
     logprobs = np.frombuffer(one, np.float32, n, 16 * n)
     forced = np.frombuffer(one, np.bool_, n, 20 * n)
@@ -103,10 +105,10 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Tokens written for it."""
+        """Tokens generated for the group, forced ones included."""
         return sum(map(len, self.rollouts))
 
     @property
     def oldest(self) -> int | None:
-        """The oldest version among its tokens; None without any."""
+        """The oldest version among the group's tokens; None without tokens."""
         return min((int(r.versions.min()) for r in self.rollouts if len(r)), default=None)

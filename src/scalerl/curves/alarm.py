@@ -85,6 +85,7 @@ def find_fall(compute: Array, score: Array, points: BinnedCurve) -> Fall | None:
     k, best, earlier, level = found
     drop = earlier - level
     variance = points.score_variance * float(mean_variance(k))
+    # Both means have this variance, hence the 2.
     z = drop / float(np.sqrt(2.0 * variance))
     least = max(ALARM_DROP, ALARM_SHARE * points.rise)
     collapse = (
@@ -108,11 +109,13 @@ def _best_and_last(score: Array) -> tuple[int, int, float, float] | None:
     """Length k of the compared stretches, start of the best earlier one, its mean and the last
     one's."""
     n = len(score)
+    # Single scores are too noisy to compare; more than 12 would react late to a collapse.
     k = int(np.clip(round(0.12 * n), 2, 12))
     if n < 2 * k:
         return None
     sums = np.concatenate([[0.0], np.cumsum(score)])
     means = (sums[k:] - sums[:-k]) / k
+    # Earlier stretches may not overlap the last one.
     best = int(np.argmax(means[: n - 2 * k + 1]))
     return k, best, float(means[best]), float(means[-1])
 

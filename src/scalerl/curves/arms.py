@@ -126,6 +126,7 @@ class Arm:
         positive = self.fit.points.compute[self.fit.points.compute > 0]
         knots = np.geomspace(positive[0], self.fit.end, CLIMB_KNOTS)
         levels = self.fit.predictive.thinned(THIN).levels(knots)
+        # The running maximum: a score counts as reached although the run dips below it later.
         return np.log(knots), np.maximum.accumulate(levels, axis=1)
 
     @property
@@ -144,6 +145,7 @@ class Arm:
         i = np.clip((levels < score).sum(axis=1), 1, len(position) - 1)
         rows = np.arange(len(levels))
         before, after = levels[rows, i - 1], levels[rows, i]
+        # Flat between two knots: any denominator will do, as the share is clipped.
         rise = np.where(after > before, after - before, 1.0)
         share = np.clip((score - before) / rise, 0.0, 1.0)
         return np.asarray(position[i - 1] + share * (position[i] - position[i - 1]))
@@ -153,6 +155,7 @@ def pooled(name: str, fits: Sequence[Fit]) -> Run:
     """The points of several runs as one curve."""
     parts = [f.points for f in fits]
     compute = np.concatenate([p.compute for p in parts])
+    # Stable: points at one compute stay in the order of the runs, and so does the seed of the fit.
     order = np.argsort(compute, kind="stable")
     sizes = [p.n_eval for p in parts if p.n_eval is not None]
     return parts[0].replace(
@@ -161,7 +164,7 @@ def pooled(name: str, fits: Sequence[Fit]) -> Run:
         compute=compute[order],
         score=np.concatenate([p.score for p in parts])[order],
         n_eval=np.concatenate(sizes)[order] if len(sizes) == len(parts) else None,
-        signs={},
+        signs={},  # side metrics of different runs do not make one series
     )
 
 
@@ -175,7 +178,7 @@ def with_family_prior(arms: Iterable[Arm]) -> list[Arm]:
 def with_prior(arm: Arm, prior: RunPrior | None) -> Arm:
     """The same arm under another prior; posteriors are reweighted, not refitted."""
     made = Arm(arm.name, arm.fits, prior)
-    made.pooled_fit = arm.pooled_fit
+    made.pooled_fit = arm.pooled_fit  # fills the cache of the new arm
     return made
 
 
@@ -188,6 +191,7 @@ def seed_spread(arms: Iterable[Arm]) -> float:
         medians .640 .652 .661, each known to .010      no evidence of a spread above 0
         medians .640 .690 .610, each known to .010      s about .04
     """
+    # ln of a scaled inverse-chi-squared prior of s, then the likelihood of every replicated arm.
     weight = -SEED_PSEUDO_COUNT * (np.log(SPREADS) + 0.5 * (SEED_SD / SPREADS) ** 2)
     for arm in arms:
         if len(arm.fits) < 2:
@@ -207,6 +211,7 @@ def seed_spread(arms: Iterable[Arm]) -> float:
 def own_variance(ceiling: Array) -> float:
     """Variance of a run's ceiling without the law's error, which all runs share."""
     z = law_error(len(ceiling))
+    # Regress the ceiling on the shared error z and keep the remainder.
     rest = ceiling - z * float(np.mean(z * (ceiling - ceiling.mean())) / np.mean(z * z))
     # Half the central 68 %, which is one sd of a normal distribution and ignores far tails.
     low, high = np.quantile(rest, [0.16, 0.84])

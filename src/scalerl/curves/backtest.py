@@ -198,6 +198,7 @@ def classify(run: Run) -> str:
     k = max(2, len(run) // 10)
     sums = np.concatenate([[0.0], np.cumsum(run.score)])
     means = (sums[k:] - sums[:-k]) / k
+    # The variance of a mean of k neighbouring scores is about 2 / k, since they are correlated.
     margin = max(0.02, 4.0 * float(np.sqrt(2.0 * score_variance(run.score, run.n_eval) * 2.0 / k)))
     rise = float(means.max() - means[0])
     if means.max() - means[-1] > max(margin, 0.25 * max(rise, 0.0)):

@@ -292,6 +292,7 @@ def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
     members: dict[str, list[Fit]] = {}
     for i, f in enumerate(fits):
         name = f.run.group if by_recipe and f.run.group else f.name
+        # Two runs of one name must not be pooled as replicates.
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
@@ -301,10 +302,12 @@ def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
     """P(ceiling of one arm > ceiling of another); memory and time grow with arms squared."""
     draws = np.stack([g.ceiling[::MATRIX_THIN] for g in arms])
+    # A stream of its own: any fixed number gives the same matrix on every call.
     rng = np.random.default_rng(31)
     counts = np.array([g.seeds for g in arms])
     draws = draws + rng.standard_normal(draws.shape) * (sd / np.sqrt(counts))[:, None]
     p = np.stack([(row[None, :] > draws).mean(axis=1) for row in draws])
+    # An arm against itself ties in every draw; by convention one half.
     np.fill_diagonal(p, 0.5)
     return np.asarray(p)
 

@@ -119,6 +119,7 @@ def _as_run(
         n = np.full(len(x), float(n[0]))
     if len(x) != len(y) or (n is not None and len(n) != len(x)):
         raise InputError(f"compute has {len(x)} values and score {len(y)}: they must pair up")
+    # Trackers log nan for steps without an evaluation.
     keep = np.isfinite(x) & np.isfinite(y)
     notes = () if keep.all() else (f"{int((~keep).sum())} points without a finite value dropped",)
     x, y = x[keep], y[keep]

@@ -284,6 +284,7 @@ def reached(levels: Array, log_knots: Array, score: float, level: float) -> Targ
     before, after = levels[rows, i - 1], levels[rows, i]
     share = np.clip((score - before) / np.where(after > before, after - before, 1.0), 0.0, 1.0)
     when = np.exp(log_knots[i - 1] + share * (log_knots[i] - log_knots[i - 1]))
+    # Reached before the first knot: the first compute is an upper bound.
     when = np.where(above[:, 0], np.exp(log_knots[0]), when)
     when = np.where(ever, when, np.inf)
     low, mid, high = quantiles_with_inf(when, (tails(level)[0], 0.5, tails(level)[1]))
@@ -311,6 +312,7 @@ def beats(a: Fit, b: Fit, compute: float) -> float:
     """Probability that run `a` scores higher than run `b` at this compute."""
     at = np.array([float(compute)])
     la, lb = a.predictive.levels(at)[:, 0], b.predictive.levels(at)[:, 0]
+    # Methods may have different numbers of draws.
     n = min(len(la), len(lb))
     return float((la[:n] > lb[:n]).mean() + 0.5 * (la[:n] == lb[:n]).mean())
 

@@ -252,6 +252,7 @@ def forecast_numbers(f: Fit, end: float | None = None) -> dict[str, float]:
     }
     if end is not None:
         q = (1.0 - f.level) / 2.0
+        # A run may already be past its planned end.
         at = f.predict([max(end, f.end)]).quantiles([q, 0.5, 1.0 - q])[0]
         numbers |= {"at_end_low": at[0], "at_end": at[1], "at_end_high": at[2]}
     return {f"forecast/{name}": float(value) for name, value in numbers.items()}

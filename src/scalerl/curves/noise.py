@@ -81,6 +81,7 @@ def score_variance(score: Array, n_eval: Array | None) -> float:
     observed = MIN_VARIANCE
     if n >= 4:
         v = 1.0 / _weights(score, n_eval)
+        # Second differences remove any locally straight trend, which first differences would count.
         expected = v[:-2] + 4.0 * v[1:-1] + v[2:]
         observed = _robust_mean_square(np.diff(score, 2) / np.sqrt(expected))
     # Second differences miss noise that is correlated over several evaluations; on long curves the

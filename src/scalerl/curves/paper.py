@@ -72,6 +72,7 @@ def grids(compute: Array, score: Array, r0: float, paper_scale: bool) -> tuple[A
     """The grids over A and C_mid for these points."""
     if paper_scale:
         return PAPER_A_GRID, PAPER_MID_GRID
+    # Two highest scores, against one lucky evaluation; the floor keeps a flat curve's grid open.
     rise = max(float(np.sort(score)[-2:].mean()) - r0, 0.02)
     low, high = (min(r0 + k * rise, 1.0) for k in A_RISES)
     end = float(compute[-1])
@@ -92,6 +93,7 @@ def fit_paper(
     """One curve_fit per cell, which takes seconds; `fit_paper_fast` finds the same optimum."""
     import warnings
 
+    # Here, not above: importing scipy.optimize takes longer than a fit by our own method.
     from scipy.optimize import OptimizeWarning, curve_fit
 
     t = log_compute(compute)
@@ -129,6 +131,7 @@ def fit_paper_fast(
     in back-tests; a test compares its sum of squares with `fit_paper`'s."""
     t = log_compute(compute)
     finite = np.isfinite(t)
+    # At C = 0 the law is R_0 in every cell: a constant of the sum of squares.
     base = float(((score[~finite] - r0) ** 2).sum())
     z = t[finite][None, :] - np.log(mid_grid)[:, None]
     y = score[finite] - r0
@@ -143,6 +146,7 @@ def fit_paper_fast(
     scan = np.linspace(np.log(FAST_B[0]), np.log(FAST_B[1]), 24)
     f = logistic(np.exp(scan)[:, None, None] * z[None, :, :])
     ff, fy = (f * f).sum(axis=-1), f @ y
+    # Without the constant sum of y^2, which does not move the minimum.
     sse = (gain**2)[..., None] * ff.T[None, :, :] - 2.0 * gain[..., None] * fy.T[None, :, :]
     k = np.clip(np.argmin(sse, axis=-1), 1, len(scan) - 2)
     low, high = scan[k - 1], scan[k + 1]
@@ -192,6 +196,7 @@ def fit_from_cells(w: Window, found: PaperFit, source: str, warnings: list[str])
     sd = float(np.sqrt(found.sse / degrees))
     # A cell is as plausible as its sum of squares says, were the noise independent.
     excess = (found.sse_grid - found.sse) / max(found.sse / degrees, 1e-12)
+    # exp(-700) is about the smallest float64: cells without a fit (inf) get no weight.
     weight = np.exp(-0.5 * np.minimum(excess, 1400.0)).ravel()
     total = np.cumsum(weight)
     n = len(normal_quantiles())

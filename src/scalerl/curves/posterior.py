@@ -214,6 +214,7 @@ class Posterior:
 
 def _law_at_points(points: BinnedCurve, draws: Draws) -> Array:
     law = draws.law(points.t)
+    # Points at C = 0 have a made-up place on the ln C axis (noise.bin_curve).
     law[:, points.at_zero] = draws.r0[:, None]
     return law
 
@@ -296,6 +297,7 @@ def sample_posterior(
     k, cell = np.divmod(chosen, len(grid))
     flat = cell == len(grid) - 1
 
+    # Given its cell, s2 is inverse gamma, and (R_0, A) is normal given s2: A first, then R_0.
     s2 = (priors.nu0 + cells.q[k, cell]) / rng.chisquare(priors.nu0 + len(points.t), draws)
     a11, a12 = cells.a11[k, cell], cells.a12[k, cell]
     step = np.sqrt(s2 * a11 / cells.det[k, cell]) * rng.standard_normal(draws)
@@ -303,6 +305,7 @@ def sample_posterior(
     # R_0 given A: mean shifted by cov / var(A) = -a12 / a11, variance s2 / a11.
     r0_draw = cells.mean_r0[k, cell] - a12 / a11 * step
     r0_draw += np.sqrt(s2 / a11) * rng.standard_normal(draws)
+    # The flat cell has f = 0, so its A is the prior's: no gain means A = R_0.
     a = np.where(flat, r0_draw, a)
     inside = np.flatnonzero((r0_draw >= 0.0) & (r0_draw <= a) & (a <= 1.0))
     if len(inside) < MIN_SURVIVORS:
@@ -325,7 +328,7 @@ def sample_posterior(
 def _hypotheses(
     points: BinnedCurve, t_end: float, priors: Priors
 ) -> tuple[ResidualCovariance, Array]:
-    """The walks to be weighed, every tau with every cut, and the log prior of each."""
+    """Every tau with every cut, and the log prior of each pair."""
     tau, cut = points.scale * np.asarray(priors.tau), cuts(points, t_end, priors)
     cut_weight = np.full(len(cut), priors.cut_weight)
     cut_weight[0] = priors.no_cut_weight

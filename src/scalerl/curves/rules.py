@@ -66,6 +66,7 @@ class Condition:
             return self._compare(what, levels[:, 1] - levels[:, 0])
         if end is None:
             return None
+        # A run may already be past its planned end.
         final = f.predictive.levels(np.array([max(end, f.end)]))[:, 0]
         if self.quantity == "end":
             return self._compare(f"score at the end ({_amount(end, f)})", final)

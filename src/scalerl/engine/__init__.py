@@ -1,2 +1,2 @@
-"""Who writes the text. An engine has five methods, whatever is behind them: submit, step, load,
-abort, health (interface.py); recipes name one (registry.py)."""
+"""Engines: they generate rollouts. Each has five methods: submit, step, load, abort, health
+(interface.py). Recipes choose one by name (registry.py)."""

@@ -1,7 +1,7 @@
-"""What an engine is asked and what it gives back: the same for the local engine and for others.
+"""The interface of engines: requests, results, and the five methods of `Engine`.
 
-A new engine is one file with the five methods of `Engine`, and one registry line
-(docs/how-to/add-an-engine.md). Who tells it what to do is placement/generator_worker.py.
+A new engine is one file with these methods, and one registry line (docs/how-to/add-an-engine.md).
+A generator worker (in `placement`) calls them.
 """
 
 from __future__ import annotations
@@ -16,116 +16,133 @@ from scalerl.algorithm.length import LengthControl
 from scalerl.algorithm.rollout import Rollout
 from scalerl.renamed import renamed_names
 
-#: While the lane `validate` has anything to write, the lane `train` stands still, its cache kept.
+#: The two lanes of requests. While the lane "validate" has requests, the lane "train" is paused and
+#: keeps its key-value cache.
 Lane = Literal["train", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 takes the likeliest token."""
+    """How tokens are sampled; as it stands, from the model's own distribution."""
 
+    #: Softmax temperature; 0 takes the likeliest token.
     temperature: float = 1.0
+    #: Nucleus mass to sample from; 1 is off.
     top_p: float = 1.0
-    #: 0: no limit.
+    #: Number of likeliest tokens to sample from; 0 is off.
     top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and the rollouts to be written for it: the group stays together."""
+    """A prompt, and the rollouts to generate for it. The rollouts of a group stay in one engine."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
+    #: Decides when a rollout ends, and which tokens are forced.
     control: LengthControl
-    #: Number of each rollout within its group, and its seed: every random choice of the rollout
-    #: follows from it, whoever shares the batch.
+    #: Seed of each rollout by its number within the group. Every random choice of a rollout follows
+    #: from its seed, whatever else is in the batch.
     seeds: Mapping[int, int]
     sampling: Sampling = Sampling()
 
     def only(self, rows: Iterable[int]) -> Request:
-        """The same prompt, but only these of its rollouts."""
+        """The same request with only these of its rollouts."""
         return replace(self, seeds={row: self.seeds[row] for row in rows})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutResult:
-    """A rollout, and where it belongs."""
+    """A rollout with the request that it belongs to."""
 
+    #: Id of the request.
     request: str
+    #: Number of the rollout within its group.
     row: int
     rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineStep:
-    """What one step of an engine gave."""
+    """The results of one step of an engine."""
 
+    #: The lane that the step worked on.
     lane: Lane
-    #: The rollouts that it finished.
+    #: Rollouts that were finished.
     written: tuple[RolloutResult, ...] = ()
-    #: Tokens that it wrote, of finished and unfinished rollouts.
+    #: Tokens that were generated, of finished and unfinished rollouts.
     tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What an engine is doing."""
+    """The state of an engine."""
 
+    #: Version of the weights.
     version: int
-    #: Rollouts that wait for room, and that are being written, in both lanes.
+    #: Rollouts that wait for a slot, in both lanes.
     waiting: int
+    #: Rollouts that are being generated, in both lanes.
     running: int
     #: The lane that the next step works on.
     lane: Lane
 
     @property
     def busy(self) -> bool:
+        """Whether there is anything to generate."""
         return bool(self.waiting or self.running)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """How to make an engine."""
+    """How to make an engine: plain data that can be sent to another process."""
 
+    #: Directory or Hugging Face id of the model.
     model: str
+    #: dtype of the weights, by its name in torch.
     dtype: str
-    #: Precision of the head: "fp32", "model" or "bf16-emulated".
+    #: Precision of the language-model head.
     head: Literal["model", "fp32", "bf16-emulated"]
-    #: Rollouts that are written at once in each lane.
+    #: Rollouts that are generated at once in the training lane.
     slots: int
+    #: Rollouts that are generated at once in the validation lane.
     validation_slots: int
     #: Longest prompt plus answer, in tokens.
     columns: int
+    #: Kind of device: "cpu" or "cuda".
+    device: str
+    #: Whether Python code that comes with the model may run.
+    trust_remote_code: bool
+    #: Threads of the training lane.
     threads: int = 1
-    #: While a validation is written, for which the trainer waits.
+    #: Threads of the validation lane: the trainer waits meanwhile, so its core is free.
     validation_threads: int = 1
-    device: str = "cpu"
-    #: Whether code that the model brings along may run.
-    trust_remote_code: bool = False
-    #: Whether rollouts say which experts of a mixture their tokens were sent to.
-    routing: bool = False
+    #: Whether rollouts record the experts of their tokens (mixtures of experts).
+    record_routing: bool = False
 
 
 class Engine(Protocol):
-    """Writes rollouts, many at a time, with weights that may change between two tokens."""
+    """Generates rollouts, many at a time, with weights that may change between two tokens."""
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
-        """Queue requests; their rollouts join as soon as there is room."""
+        """Queue requests; their rollouts start as slots become free."""
         ...
 
     def step(self) -> EngineStep:
-        """One more token for every running rollout of the lane whose turn it is."""
+        """Generate one more token for every running rollout of the active lane."""
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """New weights, from the next token on. What was already read or written stays as it is."""
+        """Use new weights from the next token on. Cached keys and values stay as they are."""
         ...
 
     def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
-        """Drop requests; returns what was written of them."""
+        """Drop requests; returns what was generated for them so far."""
         ...
 
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """The current state."""
+        ...
 
 
 __getattr__ = renamed_names(__name__, {"Written": "RolloutResult"})

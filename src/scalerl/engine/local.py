@@ -1,23 +1,26 @@
 """The local engine: continuous batching over any Hugging Face causal LM, on a CPU or one GPU.
 
-Rollouts join and leave between decode steps; weights change between decode steps; the key-value
-cache is kept. Each step costs one forward pass of one token per running rollout. The two lanes
-share one cache: the rows of a lane that stands still stay where they are, below those that go on.
+Rollouts are added and removed between decode steps, and weights change between decode steps; the
+key-value cache is kept. A step is one forward pass with one token per running rollout. The two
+lanes share one cache: the rows of a paused lane stay where they are, below those of the other.
+
+Three decoders run the model. `ModelDecoder` (model_decoder.py) runs any Hugging Face causal LM by
+its own forward pass. `LlamaDecoder` and `NativeDecoder` (in `models`) run Llama-shaped models,
+several times faster on a CPU; each is used only for models on which it proves to compute the same.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.engine.decoder import Decoder
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
-from scalerl.engine.rows import Rows, RunningRollout, empty_result
+from scalerl.engine.rows import Rows, RunningRollout, check_fits, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
 from scalerl.models.cpu.c_decode import NativeDecoder
@@ -28,21 +31,49 @@ from scalerl.models.quick import quick_model
 from scalerl.models.routing import Experts, Recorder
 from scalerl.models.rows import Compaction
 
-#: Reading one prompt costs nearly as much as reading ten. So those that come while others are
-#: written are let gather: for so many decode steps, or until they are one row in so many.
-GATHER_STEPS, GATHER_SHARE = 8, 4
+#: Prefilling one prompt costs almost as much as prefilling ten. While rows are decoding, new
+#: prompts therefore wait for each other, for at most this many decode steps ...
+GATHER_STEPS = 8
+#: ... or until they would fill 1 / GATHER_SHARE of the lane's slots.
+GATHER_SHARE = 4
+
+
+class Decoder(Protocol):
+    """Runs a model over the rows of a key-value cache. New rows are appended at the end."""
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
+        """Append rows: row i gets prompt which[i]. Each prompt is computed once. Returns the logits
+        (rows, vocabulary) of the next token."""
+        ...
+
+    def decode(self, token_B: Tensor) -> Tensor:
+        """Append a token to every row; returns the logits of the next one."""
+        ...
+
+    def drop_rows(self, compaction: Compaction) -> None:
+        """Remove some rows; others move into their places."""
+        ...
+
+    def pause_rows(self) -> None:
+        """Pause the current rows; new ones are appended behind them."""
+        ...
+
+    def resume_rows(self) -> None:
+        """Continue with the paused rows; all others must be gone."""
+        ...
 
 
 class _Queue:
-    """One lane: the rollouts that are being written, and those that wait for room."""
+    """One lane: its running rollouts, and those that wait for a slot."""
 
     def __init__(self, slots: int, columns: int, device: torch.device) -> None:
         self.slots = slots
         self.rows = Rows(slots, columns, device)
         self.waiting: deque[tuple[Request, int]] = deque()
-        #: Decode steps for which some have waited though there was room.
+        #: Decode steps for which rollouts have waited although there were free slots.
         self.waited = 0
-        #: Requests that were dropped while the lane stood still.
+        #: Requests that were aborted while the lane was paused. Their rows can only be dropped once
+        #: the lane is active again: the decoder drops rows of the active lane only.
         self.dropped: set[str] = set()
 
     @property
@@ -50,7 +81,7 @@ class _Queue:
         return bool(self.rows or self.waiting)
 
     def admits(self) -> int:
-        """How many of those that wait are let in now."""
+        """The number of waiting rollouts that start now."""
         may = min(len(self.waiting), self.slots - len(self.rows))
         self.waited = self.waited + 1 if may else 0
         gather = self.waited <= GATHER_STEPS and may * GATHER_SHARE < self.slots
@@ -61,7 +92,7 @@ class _Queue:
 
 
 def _any_decoder(model: nn.Module, rows: int, columns: int) -> Decoder:
-    from scalerl.engine.model_decoder import ModelDecoder  # Transformers, which takes seconds
+    from scalerl.engine.model_decoder import ModelDecoder  # Transformers takes seconds to import
 
     return ModelDecoder(model, rows, columns)
 
@@ -69,10 +100,12 @@ def _any_decoder(model: nn.Module, rows: int, columns: int) -> Decoder:
 class LocalEngine:
     """An Engine over a model in this process.
 
-    slots             rollouts that run at once; validation_slots: in the other lane (as many)
-    threads           that decode; validation_threads: in the other lane (as many)
-    columns           longest prompt plus answer, in tokens
-    routing           whether rollouts say which experts of a mixture their tokens were sent to
+    slots               rollouts that run at once in the training lane
+    validation_slots    the same in the validation lane; None: as many
+    columns             longest prompt plus answer, in tokens
+    threads             decoding threads in the training lane
+    validation_threads  the same in the validation lane; None: as many
+    record_routing      whether rollouts record the experts of their tokens (mixtures of experts)
     """
 
     def __init__(
@@ -85,14 +118,14 @@ class LocalEngine:
         version: int = 0,
         threads: int = 1,
         validation_threads: int | None = None,
-        routing: bool = False,
+        record_routing: bool = False,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
         size = (slots + other, columns)
-        self.recorder = Recorder(model) if routing else None
+        self.recorder = Recorder(model) if record_routing else None
         fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
         self.decoder: Decoder = fast or _any_decoder(model, *size)
         self.threads: dict[Lane, int] = {
@@ -110,10 +143,11 @@ class LocalEngine:
 
     @staticmethod
     def from_spec(spec: EngineSpec) -> LocalEngine:
-        """As a recipe describes it."""
+        """The engine "local" of a recipe."""
         how = {"trust_remote_code": spec.trust_remote_code}
         model = quick_model(spec.model, spec.dtype, spec.device, **how)
-        if LlamaDecoder.of(model, 1, spec.columns) is None:  # only its own forward pass will do
+        # The bare model has no forward pass of its own, which every other architecture needs.
+        if LlamaDecoder.of(model, 1, spec.columns) is None:
             model = load_model(spec.model, spec.dtype, spec.device, **how)
         use_head_precision(model, spec.head)
         return LocalEngine(
@@ -123,24 +157,17 @@ class LocalEngine:
             columns=spec.columns,
             threads=spec.threads,
             validation_threads=spec.validation_threads,
-            routing=spec.routing,
+            record_routing=spec.record_routing,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
         for request in requests:
-            n = len(request.prompt_token_ids)
-            if n == 0:
-                raise InputError(f"request {request.id}: an empty prompt cannot be continued")
-            if n + request.control.max_tokens > self.columns:
-                raise InputError(
-                    f"request {request.id}: a prompt of {n} tokens and an answer of up to "
-                    f"{request.control.max_tokens} do not fit the engine's {self.columns}"
-                )
+            check_fits(request, self.columns)
             self.queues[lane].waiting.extend((request, row) for row in request.seeds)
 
     @torch.inference_mode()
     def step(self) -> EngineStep:
-        queue = self._turn()
+        queue = self._activate_lane()
         written, tokens = self._admit(queue)
         if queue.rows:
             logits_BV = self.decoder.decode(queue.rows.last_tokens())
@@ -174,7 +201,7 @@ class LocalEngine:
             out += [queue.rows.written(i, "aborted") for i in rows]
             queue.waiting = deque(w for w in queue.waiting if w[0].id not in gone)
             if lane == self.lane:
-                self._leave(queue, rows)
+                self._drop_rows(queue, rows)
             else:
                 queue.dropped |= gone
         return out
@@ -188,8 +215,8 @@ class LocalEngine:
             "validate" if self.queues["validate"].busy else "train",
         )
 
-    def _turn(self) -> _Queue:
-        """The lane whose turn it is; the rows of the other stand still below it."""
+    def _activate_lane(self) -> _Queue:
+        """The queue of the lane that this step works on; pauses or resumes rows if it changes."""
         lane: Lane = "validate" if self.queues["validate"].busy else "train"
         queue = self.queues[lane]
         if lane != self.lane:
@@ -200,14 +227,14 @@ class LocalEngine:
             if isinstance(self.decoder, NativeDecoder):
                 self.decoder.threads = self.threads[lane]
             self.lane = lane
-            running = queue.rows.running
-            self._leave(queue, [i for i, r in enumerate(running) if r.request.id in queue.dropped])
+            rows = queue.rows.running
+            self._drop_rows(queue, [i for i, r in enumerate(rows) if r.request.id in queue.dropped])
             queue.dropped.clear()
         return queue
 
     def _admit(self, queue: _Queue) -> tuple[list[RolloutResult], int]:
-        """Read the prompts of waiting rollouts, as many as there are free rows, and draw their
-        first tokens. A prompt is read once for all rollouts of its group that join together."""
+        """Prefill the prompts of waiting rollouts and sample their first tokens. A prompt is
+        computed once for all rollouts of its group that start together."""
         free = queue.admits()
         new: list[RunningRollout] = []
         finished: list[RolloutResult] = []
@@ -226,20 +253,21 @@ class LocalEngine:
             which = [place[r.request] for r in new]
             logits_BV = self.decoder.prefill(list(prompts.values()), which)
             if self.recorder is not None:
-                self._note_prompts(self.recorder.last(), list(prompts.values()), new, which)
+                self._record_prompts(self.recorder.last(), list(prompts.values()), new, which)
             queue.rows.append_rows(new)
             more, tokens = self._advance(queue, logits_BV, first)
             finished += more
         return finished, tokens
 
-    def _note_prompts(
+    def _record_prompts(
         self,
         last: Experts,
         prompts: Sequence[tuple[int, ...]],
         new: Sequence[RunningRollout],
         which: Sequence[int],
     ) -> None:
-        """Prompts were read with padding on the left, each once for all of its rollouts."""
+        """Store the experts of prompt tokens. Prompts are padded on the left, and each is computed
+        once for all of its rollouts."""
         each = last.reshape(len(prompts), -1, *last.shape[1:])
         for running, i in zip(new, which, strict=True):
             running.experts.append(each[i, each.shape[1] - len(prompts[i]) :])
@@ -247,19 +275,19 @@ class LocalEngine:
     def _advance(
         self, queue: _Queue, logits_BV: Tensor, first: int = 0
     ) -> tuple[list[RolloutResult], int]:
-        """One token for each of the rows from `first` on: forced, or drawn."""
+        """Append one token, forced or sampled, to each row from `first` on."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:
             token_B, logprob_B = draw_from_seeds(logits_BV, how, seeds_B, positions_B)
         except NonFiniteLogits:
-            raise NonFiniteLogits(self._cause()) from None
+            raise NonFiniteLogits(self._non_finite_cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
         out = [queue.rows.written(i, finish.reason) for i, finish in done]
-        self._leave(queue, [i for i, _ in done])
+        self._drop_rows(queue, [i for i, _ in done])
         return out, len(token_B)
 
-    def _cause(self) -> str:
-        """Why logits are not finite."""
+    def _non_finite_cause(self) -> str:
+        """Why logits are not finite, and what to do."""
         wrong = non_finite(self.model)
         cause = f"the weight {wrong} is not finite" if wrong else "its weights are finite but huge"
         advice = "lower optimiser.lr, then go on from an earlier checkpoint"
@@ -267,7 +295,7 @@ class LocalEngine:
             advice = "the checkpoint is damaged, or needs model.dtype=float32"
         return f" at version {self.version}: {cause}; {advice}"
 
-    def _leave(self, queue: _Queue, rows: Sequence[int]) -> None:
+    def _drop_rows(self, queue: _Queue, rows: Sequence[int]) -> None:
         if rows:
             gone_B = np.zeros(len(queue.rows), dtype=bool)
             gone_B[list(rows)] = True

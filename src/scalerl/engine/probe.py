@@ -1,6 +1,6 @@
-"""Whether an engine has the weights that it was given: log-probs of a few tokens, once by the
-engine and once by the model's own forward pass over those very weights, on the CPU and without a
-copy of them."""
+"""The probe: verifies that an engine has the weights that it was given. The log-probs of a few
+tokens are computed by the engine and by the model's own forward pass over the same weights, on the
+CPU and without copying them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from scalerl.models.head import use_head_precision
 from scalerl.models.load import check_before
 from scalerl.models.routing import Experts, Replay, routers_of
 
-#: Tokens of the probe.
-LENGTH = 16
-#: Largest mean difference of a log-prob, by the dtype of the model.
-ALLOWED = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-#: How much of itself each tensor is changed by, for the first proof.
-CHANGE = 0.1
+#: Tokens in the probe.
+PROBE_TOKENS = 16
+#: Largest mean difference of a log-prob, by the model's dtype. Correct weights give about 1e-5 in
+#: float32; a tied head left with its old weights gives about 1.
+MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
+#: Share of itself by which every element is changed for the first verification.
+PERTURBATION = 0.1
 
 
 class Probe:
-    """A model without weights, and tokens to score."""
+    """A model without weights, and the tokens that are scored with an engine's weights."""
 
     def __init__(self, spec: EngineSpec) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -44,12 +45,14 @@ class Probe:
         self.replay = Replay(self.model) if routers_of(self.model) else None
         self.tied = self.model.get_input_embeddings().weight is self.model.lm_head.weight
         words = int(self.model.get_input_embeddings().weight.shape[0])
-        self.tokens = [(7 + 31 * i) % words for i in range(min(LENGTH, spec.columns - 1))]
-        self.allowed = ALLOWED[spec.dtype]
+        # Distinct tokens in no particular order: 31 shares no factor with usual vocabulary sizes.
+        self.tokens = [(7 + 31 * i) % words for i in range(min(PROBE_TOKENS, spec.columns - 1))]
+        self.allowed = MAX_LOGPROB_GAP[spec.dtype]
         self.shapes = {n: tuple(p.shape) for n, p in self.model.named_parameters()}
 
     def check_names(self, weights: Mapping[str, Tensor]) -> None:
-        """A tensor that is missing would stay as it was."""
+        """Raise an InputError unless names and shapes are those of the model. vLLM would keep the
+        old values of a missing tensor, with no more than a warning."""
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if found != self.shapes:
             wrong = sorted(
@@ -58,12 +61,14 @@ class Probe:
             raise InputError(f"weights do not fit the model: {', '.join(wrong[:3])} ...")
 
     def perturbed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every tensor by a tenth of itself, up or down, element by element."""
+        """The weights with every element changed by a tenth of itself, up or down at random. A
+        single tensor that the engine fails to load then shows; zeroing one tensor did not show a
+        stale tied head."""
         generator = torch.Generator().manual_seed(0)
         out = {}
         for name, tensor in weights.items():
             sign = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-            out[name] = (tensor.float() * (1 + CHANGE * sign)).to(tensor.dtype)
+            out[name] = (tensor.float() * (1 + PERTURBATION * sign)).to(tensor.dtype)
         return out
 
     @torch.no_grad()
@@ -73,9 +78,9 @@ class Probe:
         scored: Sequence[float],
         experts: Experts | None = None,
     ) -> float:
-        """Mean |theirs - ours|; not a number where theirs are none. Of a mixture, with the experts
-        that the engine took, where it tells them: a token that rounding sends elsewhere would look
-        like other weights."""
+        """Mean absolute difference between the engine's log-probs and ours; NaN where the engine's
+        are. For a mixture, with the experts that the engine chose, where they are recorded: a token
+        that rounding sends to other experts would look like wrong weights."""
         if self.replay is not None:
             self.replay.give([experts], len(self.tokens), torch.device("cpu"))
         given = {name: tensor.cpu() for name, tensor in weights.items()}
@@ -89,7 +94,8 @@ class Probe:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Models that are made in here have parameters on the meta device, and real buffers."""
+    """Models built in this context have parameters on the meta device, but real buffers (rotary
+    frequencies are computed at construction; torch's meta context would leave them empty)."""
     module: Any = nn.Module
     register = module.register_parameter
 

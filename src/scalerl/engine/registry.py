@@ -14,7 +14,7 @@ ENGINES.register("simulated")(SimulatedEngine.from_spec)
 
 @ENGINES.register("local")
 def local_engine(spec: EngineSpec) -> Engine:
-    """Torch in this process, on a CPU or one GPU."""
+    """The local engine: torch in this process, on a CPU or one GPU."""
     from scalerl.engine.local import LocalEngine  # Transformers takes seconds to import
 
     return LocalEngine.from_spec(spec)

@@ -1,7 +1,8 @@
-"""The requests that are being written, one row each, as arrays: a token costs no Python of its own.
+"""The running rollouts as arrays, one row each: appending a token to all rows is one array
+operation.
 
-Only a row whose room is used up, or that drew a stop token or one that may begin an end of
-thinking, is looked at by itself: its length control is asked what to do next.
+Python code runs for a single row only where its length control must decide: when its budget of
+unwatched tokens is used up, or it sampled a stop token or one that may begin an end of thinking.
 """
 
 from __future__ import annotations
@@ -19,37 +20,40 @@ from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Pro
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import Request, RolloutResult
 from scalerl.engine.sampling import DrawSettings
+from scalerl.errors import InputError
 from scalerl.models.routing import Experts
 from scalerl.models.rows import Compaction
 
 
 @dataclass(slots=True, eq=False)
 class RunningRollout:
-    """A rollout with a row of the batch; `row` is its number within its group."""
+    """A rollout that is being generated."""
 
     request: Request
+    #: Number of the rollout within its group.
     row: int
     progress: Progress
-    #: Tokens that may be drawn, none of them watched, before the length control is asked again.
+    #: Unwatched tokens that may be sampled before the length control must decide again.
     room: int = 0
-    #: Forced tokens that are still to be fed to the model.
+    #: Forced tokens that are still to be appended.
     forcing: deque[int] = field(default_factory=deque)
-    #: How many of its tokens the length control has seen.
+    #: Tokens that the length control has observed.
     n_observed: int = 0
-    #: Of a mixture, where it is asked for: what each pass noted of this rollout's tokens.
+    #: Recorded experts of its tokens, pass by pass (mixtures of experts).
     experts: list[Experts] = field(default_factory=list)
 
     @staticmethod
     def from_request(request: Request, row: int) -> RunningRollout:
+        """The empty rollout number `row` of a request."""
         return RunningRollout(request, row, request.control.start(request.seeds[row]))
 
     def observe(self, token_ids: Sequence[int], *, forced: bool = False) -> None:
-        """The length control learns of new tokens."""
+        """Update the progress with new tokens."""
         self.progress = self.progress.after(self.request.control, token_ids, forced=forced)
         self.n_observed += len(token_ids)
 
     def next_action(self) -> Finish | None:
-        """Do what the length control says."""
+        """Apply the length control's decision; returns it where the rollout is finished."""
         decision = self.request.control.decide(self.progress)
         if isinstance(decision, Finish):
             return decision
@@ -62,14 +66,14 @@ class RunningRollout:
 
 
 def empty_result(running: RunningRollout, finish: Finish) -> RolloutResult:
-    """Of a rollout that may not write a single token."""
+    """The result of a rollout that may not generate a single token."""
     none = np.zeros(0, dtype=np.int64)
     empty = Rollout(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
     return RolloutResult(running.request.id, running.row, empty)
 
 
 class Rows:
-    """Row i of every array belongs to running[i]."""
+    """The running rollouts of a lane. Row i of every array belongs to running[i]."""
 
     def __init__(self, rows_max: int, columns: int, device: torch.device) -> None:
         self.running: list[RunningRollout] = []
@@ -84,6 +88,7 @@ class Rows:
         self.room = np.zeros(rows_max, dtype=np.int64)
         self.forcing = np.zeros(rows_max, dtype=bool)
         self.watch = WatchedTokens()
+        #: Kind of each row's length control (`WatchedTokens.kind`).
         self.watched = np.zeros(rows_max, dtype=np.int64)
         self.seeds = np.zeros(rows_max, dtype=np.int64)
         self.temperature = np.ones(rows_max, dtype=np.float32)
@@ -96,7 +101,7 @@ class Rows:
         return len(self.running)
 
     def append_rows(self, new: Sequence[RunningRollout]) -> None:
-        """New rows at the end."""
+        """Append rows at the end."""
         first = len(self.running)
         self.running += new
         for i, r in enumerate(new, first):
@@ -110,7 +115,7 @@ class Rows:
         self._how = self._seeds = None
 
     def drop_rows(self, compaction: Compaction) -> None:
-        """Rows close up."""
+        """Remove some rows; others move into their places."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.watched, self.seeds, self.temperature, self.top_p,
                       self.top_k):  # fmt: skip
@@ -121,13 +126,14 @@ class Rows:
         self._how = self._seeds = None
 
     def last_tokens(self) -> Tensor:
-        """The newest token of every row: what the model reads next."""
+        """The newest token of every row, the model's next input."""
         n = len(self.running)
         newest = self.tokens[np.arange(n), self.count[:n] - 1]
         return torch.from_numpy(newest).to(self.device)
 
     def draw_inputs(self, first: int) -> tuple[DrawSettings, Tensor, Tensor]:
-        """(how, seeds, positions) of the rows from `first` on, for their next draw."""
+        """(settings, seeds, positions) of the rows from `first` on, for sampling their next
+        token."""
         n = len(self.running)
         if first == 0 and self._how is not None and self._seeds is not None:
             how, seeds = self._how, self._seeds
@@ -146,8 +152,8 @@ class Rows:
         logprob_B: npt.NDArray[np.float32],
         version: int,
     ) -> list[tuple[int, Finish]]:
-        """One token for each row from `first` on: the one drawn, or the next forced one. Returns
-        the rows that are finished by it."""
+        """Append a token to each row from `first` on: the sampled one, or the next forced one.
+        Returns the rows that this finishes, with the reason."""
         rows = np.arange(first, len(self.running))
         part = slice(first, len(self.running))
         at = self.count[part]
@@ -163,16 +169,16 @@ class Rows:
         self.forced[rows, at] = forcing
         self.count[part] += 1
         self.room[part] -= 1
-        asks = (self.room[part] <= 0) | self.watch.contains(self.watched[part], token_B)
+        decides = (self.room[part] <= 0) | self.watch.contains(self.watched[part], token_B)
         finished = []
-        for i in (first + np.flatnonzero(asks | forcing)).tolist():
-            done = self._look_at(i)
+        for i in (first + np.flatnonzero(decides | forcing)).tolist():
+            done = self._decide(i)
             if done is not None:
                 finished.append((i, done))
         return finished
 
     def written(self, i: int, finish: FinishReason) -> RolloutResult:
-        """What row i holds."""
+        """The result of row i as it is now."""
         n, running = int(self.count[i]), self.running[i]
         rollout = Rollout(
             token_ids=self.tokens[i, :n].copy(),
@@ -184,8 +190,9 @@ class Rows:
         )
         return RolloutResult(running.request.id, running.row, rollout)
 
-    def _look_at(self, row: int) -> Finish | None:
-        """Tell a row's length control what is new, and ask it. A forced phrase is told whole."""
+    def _decide(self, row: int) -> Finish | None:
+        """Let a row's length control observe the new tokens and decide. A forced phrase is observed
+        as a whole, once its last token is appended."""
         running = self.running[row]
         forced = bool(self.forcing[row])
         if forced and running.forcing:
@@ -199,11 +206,12 @@ class Rows:
         return done
 
     def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """A copy: the array goes on changing."""
+        """A copy as a tensor: the array is changed by later steps, while a device may still
+        read."""
         return torch.from_numpy(values.copy()).to(self.device)
 
     def _widen(self, columns: int) -> None:
-        """Answers are mostly far shorter than allowed: room for them is doubled as needed."""
+        """Double the columns as needed: most answers are far shorter than the longest allowed."""
         width = self.tokens.shape[1]
         if columns > width:
             more = ((0, 0), (0, min(max(columns, 2 * width), self.columns) - width))
@@ -214,7 +222,8 @@ class Rows:
 
 
 class WatchedTokens:
-    """Which tokens a row's length control is to be told of at once.
+    """The tokens that a row's length control must observe at once: stop tokens, and those that may
+    begin an end of thinking.
 
     >>> from scalerl.algorithm.length import Limit
     >>> watch = WatchedTokens()
@@ -225,11 +234,11 @@ class WatchedTokens:
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[tuple[int, ...], frozenset[int]], int] = {}
-        #: (kind, token); the last column stands for all tokens that nobody watches.
+        #: (kind, token); the last column stands for all larger token ids, which are not watched.
         self.table = np.zeros((0, 1), dtype=bool)
 
     def kind(self, control: LengthControl) -> int:
-        """Of rows with this length control."""
+        """The row of the table for a length control."""
         starts: frozenset[int] = frozenset() if control.end is None else control.end.start_ids
         key = (control.stop_ids, starts)
         if key not in self.kinds:
@@ -243,12 +252,26 @@ class WatchedTokens:
     def contains(
         self, kind_B: npt.NDArray[np.int64], token_B: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
+        """Whether each row's token is watched."""
         found: npt.NDArray[np.bool_] = self.table[
             kind_B, np.minimum(token_B, self.table.shape[1] - 1)
         ]
         return found
 
 
+def check_fits(request: Request, columns: int) -> None:
+    """Raise an InputError for an empty prompt, or one that does not fit the engine with its
+    answer."""
+    n = len(request.prompt_token_ids)
+    if n == 0:
+        raise InputError(f"request {request.id}: an empty prompt cannot be continued")
+    if n + request.control.max_tokens > columns:
+        raise InputError(
+            f"request {request.id}: a prompt of {n} tokens and an answer of up to "
+            f"{request.control.max_tokens} do not fit the engine's {columns}"
+        )
+
+
 def _signed(seed: int) -> int:
-    """Any integer as a signed 64-bit one."""
+    """Any integer as a signed 64-bit one, which torch's tensors can hold."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

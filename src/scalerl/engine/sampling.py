@@ -1,7 +1,7 @@
-"""Drawing tokens, reproducibly: one random number per rollout and position, from its seed alone.
+"""Sampling tokens reproducibly: one random number per rollout and position, from its seed alone.
 
-A rollout's draws do not depend on who shares its batch, so that it can be repeated, and continued
-after an interruption, by itself.
+A rollout does not depend on the other rollouts of its batch, so that it can be repeated, and
+continued after an interruption, by itself.
 """
 
 from __future__ import annotations
@@ -22,35 +22,40 @@ _MIX_2 = -7723592293110705685
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch shifts signed numbers arithmetically."""
+    """Logical shift to the right: torch's own shift keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, position), as float64."""
+    """A float64 number in [0, 1) for each (seed, position)."""
     x = seed_B * _GOLDEN + (position_B + 1) * _MIX_1
     for _ in range(2):
         x += _GOLDEN
         x = (x ^ _shift_right(x, 30)).mul_(_MIX_1)
         x = (x ^ _shift_right(x, 27)).mul_(_MIX_2)
         x = x ^ _shift_right(x, 31)
+    # The upper 53 bits, all that a float64 in [0, 1) can hold.
     return _shift_right(x, 11).double().mul_(2.0**-53)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawSettings:
-    """How each row is drawn. Made when rows join or leave; which of the questions arise at all is
-    decided then, not at every token."""
+    """The sampling settings of a batch. Made when rows are added or removed, so that the flags are
+    computed then and not at every token."""
 
     temperature_B: Tensor
     top_p_B: Tensor
     top_k_B: Tensor
+    #: Whether any row is greedy.
     greedy: bool
+    #: Whether any row has a temperature other than 1.
     heated: bool
+    #: Whether any row uses top-p or top-k.
     truncated: bool
 
     @staticmethod
     def from_tensors(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> DrawSettings:
+        """The settings of a batch, with their flags."""
         return DrawSettings(
             temperature_B,
             top_p_B,
@@ -62,7 +67,7 @@ class DrawSettings:
 
 
 class NonFiniteLogits(PipelineError):
-    """There is nothing to draw from: a logit is NaN, or infinitely large."""
+    """A logit is NaN or infinite, so that there is no distribution to sample from."""
 
     def __init__(self, more: str = "") -> None:
         super().__init__(f"the model's logits are not finite (NaN or inf){more}")
@@ -71,14 +76,16 @@ class NonFiniteLogits(PipelineError):
 def sample(
     logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, u_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(tokens, their log-probs under the distribution drawn from). Temperature 0 is greedy."""
+    """(tokens, log-probs of these tokens under the distribution sampled from). Temperature 0 is
+    greedy."""
     return draw(logits_BV, DrawSettings.from_tensors(temperature_B, top_p_B, top_k_B), u_B)
 
 
 def draw_from_seeds(
     logits_BV: Tensor, how: DrawSettings, seed_B: Tensor, position_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`draw` with the random numbers of these seeds and positions: in C where that is possible."""
+    """`draw` with the random numbers of these seeds and positions; in C on a CPU without top-p and
+    top-k."""
     lib = library()
     if lib is None or how.truncated or logits_BV.device.type != "cpu":
         return draw(logits_BV, how, uniform(seed_B, position_B))
@@ -94,7 +101,7 @@ def draw_from_seeds(
 
 
 def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Tensor]:
-    """`sample` for rows whose ways are known."""
+    """Sample a token per row by the uniform numbers u_B; returns (tokens, log-probs)."""
     greedy_B = how.temperature_B <= 0
     scaled_BV = logits_BV.float()
     if how.heated:
@@ -103,8 +110,8 @@ def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Ten
     if how.truncated:
         logprobs_BV = _truncate(logprobs_BV, how.top_p_B, how.top_k_B)
     cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-    # The total may miss 1 by float error: draw within it, and below it, so that the first word
-    # whose sum lies beyond the target always exists and has a probability above 0.
+    # The total may differ from 1 by rounding. The target is scaled to it and kept below it, so that
+    # a first token with a cumulative sum above the target exists, with a probability above 0.
     total_B = cumulative_BV[:, -1]
     if not bool(total_B.isfinite().all()):
         raise NonFiniteLogits
@@ -119,7 +126,7 @@ def draw(logits_BV: Tensor, how: DrawSettings, u_B: Tensor) -> tuple[Tensor, Ten
 
 
 def _truncate(logprobs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
-    """Keep the top k, then the smallest set of those with probability top_p; renormalise."""
+    """Keep the top k tokens, then the smallest set of those with probability top_p; renormalise."""
     ordered_BV, index_BV = logprobs_BV.sort(dim=-1, descending=True)
     rank_V = torch.arange(ordered_BV.shape[-1], device=ordered_BV.device)
     k_B1 = torch.where(top_k_B > 0, top_k_B, ordered_BV.shape[-1])[:, None]
@@ -127,6 +134,6 @@ def _truncate(logprobs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
     within_BV = torch.where(kept_BV, ordered_BV, -torch.inf).softmax(dim=-1)
     before_BV = within_BV.cumsum(dim=-1) - within_BV
     kept_BV &= before_BV < top_p_B[:, None]
-    kept_BV[:, 0] = True
+    kept_BV[:, 0] = True  # also with top_p near 0
     ordered_BV = torch.where(kept_BV, ordered_BV, -torch.inf).log_softmax(dim=-1)
     return torch.empty_like(ordered_BV).scatter_(1, index_BV, ordered_BV)

@@ -1,5 +1,5 @@
-"""An engine that only takes time: rollouts of random length and no content, for the planner and for
-tests of the loop. What it writes follows from the seeds alone."""
+"""An engine without a model: rollouts of random length and no content, for the planner and for
+tests of the loop. Lengths follow from the seeds alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Row:
 
 
 class SimulatedEngine:
-    """One token for every running rollout and step; lengths uniform up to the longest allowed."""
+    """An Engine that generates one token per running rollout and step, with lengths uniform up to
+    the longest allowed."""
 
     def __init__(self, slots: int, validation_slots: int) -> None:
         self.version = 0
@@ -45,9 +46,10 @@ class SimulatedEngine:
 
     @staticmethod
     def from_spec(spec: EngineSpec) -> SimulatedEngine:
-        if spec.routing:
+        """The engine "simulated" of a recipe."""
+        if spec.record_routing:
             raise InputError(
-                "placement.engine=simulated has no experts whose choice could be replayed: set "
+                "placement.engine=simulated has no experts to replay: set "
                 "precision.routing=own, or placement.engine=local"
             )
         return SimulatedEngine(spec.slots, spec.validation_slots)

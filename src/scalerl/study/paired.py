@@ -9,7 +9,7 @@ prompt. What makes a prompt easy or hard is in both terms and cancels. What is l
 
 the first term from the prompts (it holds what a variant does to some prompts only, and the luck of
 sampling), the second from the seeds: a random effect, since a run that went well went well on all
-prompts. tau is learned from all variants of the study, steadied as the ceilings' is (verdict.py),
+prompts. tau is learned from all variants of the study, steadied as the ceilings' is (arms.py),
 so that one or two seeds do not pass for none. A bootstrap over seeds and prompts would need neither
 formula, but of three seeds it sees two thirds of their variance, and of one none.
 

@@ -283,7 +283,7 @@ class _Difference:
 
     def later(self, points: float, seeds: float) -> tuple[float, float]:
         """Probability that it will have a side, and that it will be the same within the margin, by
-        the rules of verdict.py, once only these shares are left of what the points leave open and
+        the rules of decision.py, once only these shares are left of what the points leave open and
         of what seeds do."""
         own = max(self.variance - self.seeds, 0.0)
         gone = max((1.0 - points) * own + (1.0 - seeds) * min(self.seeds, self.variance), 0.0)

@@ -1,2 +1,2 @@
-"""Who learns. A trainer takes groups and gives weights, whatever is behind it (interface.py);
-recipes name one (registry.py)."""
+"""Trainers: they learn from groups of rollouts and give weights (interface.py). Recipes choose one
+by name (registry.py)."""

@@ -1,6 +1,6 @@
-"""A trainer's state on disk: the model in Hugging Face layout, and beside it, in
-`optimiser.safetensors`, the optimiser's state and the master weights of a model that is not FP32.
-Every tensor is kept bit for bit: a run that goes on from here is the run that was not stopped."""
+"""Checkpoints of a trainer: the model in Hugging Face layout, and in `optimiser.safetensors` the
+optimiser's state and the master weights of a model that is not FP32. Every tensor is stored bit for
+bit: a resumed run equals the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from scalerl.errors import InputError
 from scalerl.models.cpu.bare import BareLlama
 from scalerl.trainer.masters import Masters
 
-#: Tensors are called KIND/PARAMETER; other kinds are the optimiser's own (exp_avg, step ...).
+#: Tensors are named KIND/PARAMETER. This kind is the master weights; the other kinds are the
+#: optimiser's own (exp_avg, step ...).
 MASTER = "master"
+#: File of a checkpoint that one process wrote.
 STATE_FILE = "optimiser.safetensors"
 
 
 def save(
     path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimizer, version: int
 ) -> None:
+    """Write a checkpoint of a trainer of one process."""
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tensors: dict[str, Tensor] = {
@@ -40,8 +43,8 @@ def save(
 
 
 class StateFiles:
-    """Masters and optimiser state on disk: one file of whole tensors, or one per rank that wrote,
-    with its rows of each."""
+    """Reads master weights and optimiser state: from one file of whole tensors, or from one file
+    per rank, each with that rank's rows of every tensor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,33 +58,33 @@ class StateFiles:
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise InputError(f"{path} is no whole checkpoint: {error}") from None
         self._keys = [frozenset(file.keys()) for file in self._files]
-        #: Kinds of state by the name of a parameter.
+        #: Kinds of state by parameter name.
         self._kinds: dict[str, list[str]] = {}
         for key in sorted(frozenset[str]().union(*self._keys)):
             kind, _, name = key.partition("/")
             self._kinds.setdefault(name, []).append(kind)
 
     def has(self, kind: str) -> bool:
-        """Whether there is any tensor of this kind."""
+        """Whether the checkpoint has any tensor of this kind."""
         return any(kind in kinds for kinds in self._kinds.values())
 
     def kinds(self, name: str) -> list[str]:
-        """Of the optimiser's state of a parameter."""
+        """Kinds of the optimiser's state of a parameter."""
         return [kind for kind in self._kinds.get(name, []) if kind != MASTER]
 
     def items(self) -> Iterator[tuple[str, str]]:
-        """(kind, parameter) of all there is."""
+        """(kind, parameter) of every tensor."""
         return ((kind, name) for name, kinds in self._kinds.items() for kind in kinds)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of a whole tensor."""
         shapes = [f.get_slice(key).get_shape() for f in self._having(key)]
         if not shapes:
             raise InputError(f"{self.path} is a checkpoint of another model: it has no {key}")
         return (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
 
     def rows(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Some rows of a tensor, or all of it; of one without rows, the number itself."""
+        """Rows start … stop of a tensor, or all of it; a scalar is returned as it is."""
         files = self._having(key)
         if not self.shape(key):
             return cast(Tensor, files[0].get_tensor(key))
@@ -99,13 +102,13 @@ class StateFiles:
         return [f for f, keys in zip(self._files, self._keys, strict=True) if key in keys]
 
 
-def shard_name(rank: int | str, of: int | str) -> str:
-    """The file of a rank.
+def shard_name(rank: int | str, ranks: int | str) -> str:
+    """The name of a rank's file.
 
     >>> shard_name(0, 2)
     'optimiser-00000-of-00002.safetensors'
     """
-    places = [f"{n:05d}" if isinstance(n, int) else n for n in (rank, of)]
+    places = [f"{n:05d}" if isinstance(n, int) else n for n in (rank, ranks)]
     return f"optimiser-{places[0]}-of-{places[1]}.safetensors"
 
 
@@ -114,8 +117,8 @@ def load_weights(path: Path, model: Any) -> dict[str, Tensor]:
     if isinstance(model, BareLlama):
         return model.weights_in(path)
     try:
-        # By Transformers: on disk weights may be in several files, and experts one by one. Ours
-        # is the config, so that nothing of another size is ever made.
+        # Read by Transformers, since weights on disk may be split over files, and the experts of a
+        # mixture stored one by one. With our config, so that no model of another size is built.
         saved, info = type(model).from_pretrained(
             path,
             config=model.config,
@@ -133,8 +136,7 @@ def load_weights(path: Path, model: Any) -> dict[str, Tensor]:
 
 
 def load(path: Path, model: Any, masters: Masters, optimiser: torch.optim.Optimizer) -> int:
-    """Everything `save` wrote, or the ranks of a sharded trainer, into what is given; the
-    version."""
+    """Restore what `save`, or a sharded trainer, wrote; returns the version."""
     files = StateFiles(path)
     found = load_weights(path, model)
     state: dict[int, dict[str, Tensor]] = {}

@@ -1,10 +1,10 @@
-"""The trainer over many ranks (`placement.trainer = "fsdp"`): the one-process trainer's steps, on a
-sharded model (sharding.py). Every rank makes every call, with the same batch, and finds the same:
+"""The trainer of several ranks (`placement.trainer = "fsdp"`): the steps of the one-process trainer
+on a sharded model (sharding.py). Every rank makes every call with the same batch:
 
-- rows are shared out by work (balance.py); a rank with fewer micro-batches than another takes part
-  in the rest with empty ones;
-- gradients are summed over ranks, log-probs put together, and all that a step decides (its norm,
-  whether it is finite, whether memory was short) is decided on what all have in common;
+- rows are divided by work (micro.py); a rank with fewer micro-batches than another makes empty
+  passes for the rest, because a missing collective would stall all ranks until the deadline;
+- gradients are summed over ranks and log-probs gathered; the norm, whether it is finite, and
+  whether memory ran out are reduced over ranks first, so that all ranks decide the same;
 - each rank writes and reads its own shard of a checkpoint (shards.py).
 """
 
@@ -31,32 +31,32 @@ from scalerl.models.routing import Replay
 from scalerl.models.rows import PromptRows
 from scalerl.models.shape import meta_model
 from scalerl.trainer import shards
-from scalerl.trainer.balance import row_work, shares
 from scalerl.trainer.interface import TrainerSpec
-from scalerl.trainer.local import Gradient, LocalTrainer, recompute
-from scalerl.trainer.micro import MicroBatch, micro_batches, pad
+from scalerl.trainer.local import GradientStats, LocalTrainer, enable_recompute
+from scalerl.trainer.micro import MicroBatch, balanced_shares, micro_batches, pad, row_work
 from scalerl.trainer.rendezvous import join_process_group
 from scalerl.trainer.scorer import ScoredTokens, Scorer
 from scalerl.trainer.sharding import ShardedModel
 
-#: What a rank without rows of its own passes through the model: two tokens that count nothing.
-NOTHING = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),))
+#: The input of an empty pass: two tokens with weight 0.
+EMPTY_ROW = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),))
 
 
 def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
-    """The trainer `fsdp`: one rank of it, in this process. Without `spec.ranks` it is alone."""
+    """One rank of the trainer "fsdp", in this process. Without `spec.ranks` it is the only one."""
     torch.set_num_threads(spec.threads)
     device = join_process_group(spec)
     trust = spec.trust_remote_code
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
     def load() -> ShardedModel:
+        # Only rank 0 reads the weights from disk; the others receive their shards from it.
         if dist.get_rank() == 0:
             model = load_model(spec.model, spec.dtype, "cpu", trust_remote_code=trust)
         else:
             model = meta_model(spec.model, spec.dtype, trust_remote_code=trust)
         if spec.recompute:
-            recompute(model)
+            enable_recompute(model)
         head = head_of(model, spec.head, verify=dist.get_rank() == 0)
         dtype = getattr(torch, spec.dtype)
         return ShardedModel(model, head, mesh, device, dtype, spec.temperature)
@@ -69,22 +69,23 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
 
 
 class ShardedScorer(Scorer):
-    """Log-probs under a sharded model. A share of the rows is this rank's; what it finds of them
-    is put together with what the others find."""
+    """Log-probs under a sharded model: each rank scores a share of the rows, and the results are
+    summed over ranks."""
 
     def __init__(self, sharded: ShardedModel, *, replay: bool = False) -> None:
         self.sharded = sharded
         self.model, self.device = sharded.model, sharded.device
+        # The packed pass reads parameters directly, which FSDP2 forbids.
         self.packed = None
         self.replay = Replay(self.model) if replay else None
         self.out_of_memory = False
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
-        """This rank's, with empty ones at the end where another rank has more."""
+        """This rank's micro-batches, padded with empty ones to the number of the busiest rank."""
         flat = [g.only([i]) for g in groups for i in range(len(g))]
         work = [row_work(row.longest, self.sharded.width) for row in flat]
         found = []
-        for mine in shares(work, self.sharded.ranks):
+        for mine in balanced_shares(work, self.sharded.ranks):
             parts = micro_batches([flat[i] for i in mine], token_budget, packed=False)
             found.append([MicroBatch([mine[r] for r in p.rows], p.groups) for p in parts])
         longest = max(map(len, found))
@@ -94,7 +95,7 @@ class ShardedScorer(Scorer):
     def score(
         self, groups: Sequence[PromptRows], weights: PassWeights | None = None
     ) -> ScoredTokens:
-        groups = groups or [NOTHING]
+        groups = groups or [EMPTY_ROW]
         ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
         self._route(groups, ids.shape[1])
         starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
@@ -123,8 +124,8 @@ class ShardedScorer(Scorer):
         return [whole[a:b].numpy() for a, b in pairwise(ends)]
 
     def attempt(self, work: Callable[[], Tensor | None]) -> Tensor | None:
-        """A pass in which memory may be short: the others are not left waiting then, and hear of it
-        in `agree_on_oom`."""
+        """Run a pass that may run out of memory. If it does, the remaining collectives are
+        replayed, and `agree_on_oom` informs the other ranks."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
@@ -135,16 +136,16 @@ class ShardedScorer(Scorer):
         return None
 
     def agree_on_oom(self) -> None:
-        """Whether any rank was short of memory: then none goes on with what it has found."""
-        short = torch.tensor(float(self.out_of_memory))
+        """Raise MemoryError on all ranks if any of them ran out of memory."""
+        any_rank = torch.tensor(float(self.out_of_memory))
         self.out_of_memory = False
-        dist.all_reduce(short, dist.ReduceOp.MAX)
-        if short:
+        dist.all_reduce(any_rank, dist.ReduceOp.MAX)
+        if any_rank:
             raise MemoryError("a rank ran out of memory")
 
 
 class FsdpTrainer(LocalTrainer):
-    """One rank of the trainer: what it is called with, all are called with."""
+    """One rank of the sharded trainer. All ranks are called with the same arguments."""
 
     scorer: ShardedScorer
 
@@ -171,7 +172,8 @@ class FsdpTrainer(LocalTrainer):
         return ShardedScorer(self._sharded[model], replay=replay)
 
     def _record_collectives(self) -> None:
-        """Each kind of pass once with nothing in it (CollectiveTrace)."""
+        """Make each kind of pass once with an empty row, to record its collectives
+        (`CollectiveTrace`)."""
         for scorer in (self.scorer, self.reference):
             if scorer is not None:
                 scorer.logprobs([], self.token_budget)
@@ -190,44 +192,47 @@ class FsdpTrainer(LocalTrainer):
     def load(self, path: Path) -> None:
         self._version = shards.load(path, self.spec, self.sharded, self.optimiser)
 
-    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> Gradient:
+    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> GradientStats:
         self.masters.clear()
         self.model.train()
         shape = batch.mask_BT.shape
-        found = Gradient(torch.zeros(shape), torch.zeros(shape))
+        stats = GradientStats(torch.zeros(shape), torch.zeros(shape))
         parts = self.scorer.micro_batches(rows, self.token_budget) if rows else []
         for i, part in enumerate(parts):
             with self.sharded.learning(last=i == len(parts) - 1):
-                self.scorer.attempt(lambda part=part: self._backward(part, batch, found))  # type: ignore[misc]
+                self.scorer.attempt(lambda part=part: self._backward(part, batch, stats))  # type: ignore[misc]
         self.scorer.agree_on_oom()
-        counts = torch.tensor([found.loss, found.tokens, found.micro_batches], dtype=torch.float64)
-        for tensor in (counts, found.scored_BT, found.entropy_BT):
+        # Rows of other ranks are zero here, so that a sum over ranks puts the matrices together.
+        counts = torch.tensor([stats.loss, stats.tokens, stats.micro_batches], dtype=torch.float64)
+        for tensor in (counts, stats.logprobs_BT, stats.entropy_BT):
             dist.all_reduce(tensor)
-        found.loss, found.tokens = counts[0].item(), int(counts[1])
-        found.micro_batches = int(counts[2])
-        return found
+        stats.loss, stats.tokens = counts[0].item(), int(counts[1])
+        stats.micro_batches = int(counts[2])
+        return stats
 
     def _backward(
         self,
         part: MicroBatch,
         batch: LossBatch,
-        found: Gradient,
+        stats: GradientStats,
         weights: PassWeights | None = None,
     ) -> None:
         if part.rows:
-            super()._backward(part, batch, found, weights)
+            super()._backward(part, batch, stats, weights)
         else:
             self._empty_pass()
 
     def _empty_pass(self) -> None:
-        """Forward and backward like the others, adding 0 to every gradient."""
+        """A forward and backward pass with the same collectives as any, adding 0 to every
+        gradient."""
         logprobs = self.scorer.score([]).logprobs_M
         nothing = torch.where(logprobs.isfinite(), logprobs, 0.0).sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _clip_to(self, longest: float) -> float:
-        """Over all ranks: every rank adds the same squares in the same order."""
+        """Clip by the norm over all ranks. Torch's `clip_grad_norm_` would give a DTensor; here
+        every rank adds the same squares in the same order, in float64, and finds the same norm."""
         mine = [local(m.grad) for m in self.masters.tensors() if m.grad is not None]
         square = sum(
             (g.double().square().sum().cpu() for g in mine), torch.zeros((), dtype=torch.double)
@@ -246,12 +251,12 @@ class FsdpTrainer(LocalTrainer):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard."""
+    """This rank's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def all_gather_stack(tensor: Tensor) -> Tensor:
-    """What every rank has of a small tensor, rank by rank."""
+    """A small tensor of every rank, stacked in the order of ranks."""
     found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(found, tensor)
     return torch.stack(found)

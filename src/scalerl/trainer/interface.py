@@ -1,11 +1,11 @@
-"""What a trainer is made from, what it is asked, and what it gives back."""
+"""The interface of trainers: what one is made from, its methods, and the report of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,97 +17,88 @@ from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.errors import PipelineError
 from scalerl.models.head import Precision
-from scalerl.trainer.optimisers import Optimiser
+from scalerl.recipe.sections_runtime import OptimiserSection
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """The place of one process among those that learn together, and where they meet."""
+    """One rank of a trainer, and where the ranks meet."""
 
     rank: int
-    of: int
-    #: Of a `torch.distributed.TCPStore` that somebody keeps for them.
+    world_size: int
+    #: Host of the `torch.distributed.TCPStore` that the ranks meet in; the placement keeps it open.
     host: str
+    #: Port of that store.
     port: int
-    #: Network interface that the ranks talk through; None: torch's choice.
+    #: Network interface of the collectives; None: torch's choice.
     interface: str | None
-    #: Seconds after which a collective that some rank does not join is given up.
+    #: Seconds after which a collective that some rank has not joined fails.
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """How to make a trainer, in plain data that can be sent to where it is to live."""
+    """How to make a trainer: plain data that can be sent to another process."""
 
-    #: Directory or Hugging Face id.
+    #: Directory or Hugging Face id of the model.
     model: str
+    #: dtype of the passes, by its name in torch.
     dtype: str
+    #: Precision of the language-model head.
     head: Precision
     options: Options
-    optimiser: Optimiser
-    #: Of the sampler: log-probs are taken under the distribution it drew from.
+    optimiser: OptimiserSection
+    #: Temperature of the sampler: log-probs are those of the distribution that it sampled from.
     temperature: float
-    #: Tokens of a micro-batch, padding included, at most.
+    #: Largest number of tokens in a micro-batch, padding included.
     token_budget: int
-    #: Of every product; and threads that share the micro-batches of a step.
+    #: Kind of device: "cpu" or "cuda".
+    device: str
+    #: Whether Python code that comes with the model may run.
+    trust_remote_code: bool
+    #: Torch intra-op threads.
     threads: int = 1
+    #: Worker threads that process the micro-batches of a step in parallel.
     step_threads: int = 1
-    device: str = "cpu"
-    #: Whether code that the model brings along may run.
-    trust_remote_code: bool = False
-    #: A checkpoint to go on from.
+    #: Directory of a checkpoint to resume from.
     checkpoint: str | None = None
-    #: Whether activations are computed again in the backward pass, rather than kept.
+    #: Whether activations are recomputed in the backward pass instead of stored.
     recompute: bool = False
-    #: Whether a mixture's tokens go to the experts that the sampler took.
+    #: Whether tokens go to the experts that the generator chose (mixtures of experts).
     replay: bool = False
-    #: Of a trainer of many; None for one alone.
+    #: The rank of this process; None for a trainer of one process.
     ranks: RankSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One optimiser step."""
+    """The report of one optimiser step."""
 
-    #: Optimiser steps behind the weights now.
+    #: Version of the weights after the step: the optimiser steps behind them.
     version: int
     loss: float
     #: Estimated KL to the starting model, weighted as the loss is and before its coefficient; 0
     #: without a KL term.
     kl: float
+    #: Norm of the gradient before clipping.
     grad_norm: float
+    #: Learning rate of this step.
     lr: float
-    #: Tokens that went through the model, padding included; tokens in the loss; and tokens of the
-    #: rollouts that the filters kept.
+    #: Tokens that went through the model, padding included.
     forward_tokens: int
+    #: Tokens in the loss.
     loss_tokens: int
+    #: Tokens of the rollouts that the filters kept.
     kept_tokens: int
     micro_batches: int
+    #: Wall-clock time of the step.
     seconds: float
     diagnostics: Diagnostics
     filtered: FilterTally
-    #: What the loss itself counts.
+    #: Further numbers that the loss reports, by name.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    #: What is worth a warning.
+    #: Warnings for the user.
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the run record has it."""
-        return {
-            "step": self.version,
-            "loss": self.loss,
-            "kl": self.kl,
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-            "forward_tokens": self.forward_tokens,
-            "loss_tokens": self.loss_tokens,
-            "kept_tokens": self.kept_tokens,
-            "micro_batches": self.micro_batches,
-            "seconds": self.seconds,
-            **self.diagnostics.to_dict(),
-            "filtered": self.filtered.to_dict(),
-            "metrics": dict(self.metrics),
-        }
 
 
 class NonFiniteGradient(RuntimeError):
@@ -115,36 +106,40 @@ class NonFiniteGradient(RuntimeError):
 
 
 class NonFiniteWeights(PipelineError):
-    """A step has made the weights useless: nobody must be given them."""
+    """A step has made the weights useless: they must not be published."""
 
 
 class RankLost(PipelineError):
-    """Another rank is gone or does not answer: this one cannot go on."""
+    """Another rank died or does not answer: this one cannot continue."""
 
 
 class Trainer(Protocol):
-    """Learns from one batch at a time. Where it has many ranks, every rank makes every call."""
+    """Learns from one batch at a time. With several ranks, every rank makes every call."""
 
     @property
     def version(self) -> int:
-        """Optimiser steps behind the present weights."""
+        """Optimiser steps behind the current weights."""
         ...
 
     def step(self, groups: Sequence[Group]) -> StepReport:
-        """One optimiser step on a batch, its filters, advantages and weights included. Raises
-        NonFiniteGradient, with nothing changed, rather than learn from one, and NonFiniteWeights
-        where the step itself made the weights useless: the run is over."""
+        """Make one optimiser step on a batch, including its filters, advantages and weights. Raises
+        NonFiniteGradient before anything is changed, and NonFiniteWeights where the step itself
+        made the weights useless, which ends the run."""
         ...
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        """Log-probs of every rollout's tokens under the present weights, group by group."""
+        """Log-probs of every rollout's tokens under the current weights, group by group."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The present weights by name and in order, in the model's dtype. Where there are many
-        ranks each tensor is made when it is looked at: look at one after the other."""
+        """The current weights by name and in order, in the model's dtype. With several ranks each
+        tensor is gathered when it is read: read each once, in order, on all ranks."""
         ...
 
-    def save(self, path: Path) -> None: ...
+    def save(self, path: Path) -> None:
+        """Write a checkpoint into an existing directory."""
+        ...
 
-    def load(self, path: Path) -> None: ...
+    def load(self, path: Path) -> None:
+        """Restore the state that `save` wrote."""
+        ...

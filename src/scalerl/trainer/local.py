@@ -1,4 +1,4 @@
-"""The trainer in one process: micro-batches, accumulation, clipping, checkpoints."""
+"""The trainer of one process: micro-batches, gradient accumulation, clipping, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from scalerl.algorithm.batch import LossBatch
 from scalerl.algorithm.diagnostics import diagnose
+from scalerl.algorithm.learning_rate import LearningRate
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
@@ -26,18 +27,19 @@ from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision
 from scalerl.models.quick import quick_model
 from scalerl.models.rows import PromptRows
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import checkpoint
 from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
 from scalerl.trainer.masters import Masters
 from scalerl.trainer.micro import MicroBatch, kept_rows, prompt_rows
-from scalerl.trainer.optimisers import OPTIMISERS, Optimiser
+from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.scorer import Scorer
 
 
 def local_trainer(spec: TrainerSpec) -> LocalTrainer:
-    """The trainer `local`: in this process, on one device."""
+    """The trainer "local": in this process, on one device."""
     torch.set_num_threads(spec.threads)
-    # A KL term is taken to the starting model, which stays as it is.
+    # The KL term is taken towards the starting model, so a second copy of it stays in memory.
     frozen = spec.options.kl_coefficient != 0
 
     def load() -> Any:
@@ -51,7 +53,7 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
 
     model = load()
     if spec.recompute:
-        recompute(model)
+        enable_recompute(model)
     made = LocalTrainer(
         model,
         spec.options,
@@ -60,7 +62,7 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         temperature=spec.temperature,
         token_budget=spec.token_budget,
         reference=load() if frozen else None,
-        threads=spec.step_threads,
+        step_threads=spec.step_threads,
         replay=spec.replay,
     )
     if spec.checkpoint is not None:
@@ -68,29 +70,32 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     return made
 
 
-def recompute(model: Any) -> None:
-    """From now on the model keeps only what goes into each of its blocks, while it trains."""
+def enable_recompute(model: Any) -> None:
+    """Make the model store only the inputs of its blocks while it trains, and recompute the
+    rest."""
+    # The reentrant variant gives a block no gradients if none of its inputs requires one.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 @dataclass(slots=True, eq=False)
-class Gradient:
-    """What was seen while the gradient of a batch was summed up."""
+class GradientStats:
+    """What was computed along with the gradient of a batch."""
 
-    scored_BT: Tensor
+    logprobs_BT: Tensor
     entropy_BT: Tensor
     loss: float = 0.0
-    #: That went through the model.
+    #: Tokens that went through the model, padding included.
     tokens: int = 0
     micro_batches: int = 0
-    #: First row and loss of each micro-batch: added up in the order of rows, whoever was first.
+    #: First row and loss of each micro-batch.
     _losses: list[tuple[int, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, part: MicroBatch, loss: float, tokens: int) -> None:
-        """One micro-batch more; several threads may say so."""
+        """Count one more micro-batch. Threads may call this in any order."""
         with self._lock:
             self._losses.append((part.rows[0], loss))
+            # Summed in the order of rows, not of threads, so that every run gives the same bits.
             self.loss = sum(loss for _, loss in sorted(self._losses))
             self.tokens += tokens
             self.micro_batches += 1
@@ -99,30 +104,32 @@ class Gradient:
 class LocalTrainer:
     """A Trainer over a model in this process.
 
-    temperature   of the sampler: log-probs are taken under the distribution it drew from
-    token_budget  tokens of a micro-batch, padding included, at most; lowered when memory is short
-    reference     what a KL term is taken to
-    threads       that share the micro-batches of a step, where they are packed
-    replay        whether a mixture's tokens go to the experts that the sampler took
+    temperature   temperature of the sampler: log-probs are those of the distribution sampled from
+    token_budget  largest number of tokens in a micro-batch, padding included; lowered when memory
+                  runs out
+    reference     the frozen model that a KL term is taken to
+    step_threads  worker threads that process packed micro-batches in parallel
+    replay        whether tokens go to the experts that the generator chose (mixtures of experts)
     """
 
     def __init__(
         self,
         model: nn.Module,
         options: Options,
-        optimiser: Optimiser,
+        optimiser: OptimiserSection,
         *,
-        head_precision: Precision = "fp32",
-        temperature: float = 1.0,
-        token_budget: int = 8192,
+        head_precision: Precision,
+        temperature: float,
+        token_budget: int,
         reference: nn.Module | None = None,
-        threads: int = 1,
+        step_threads: int = 1,
         replay: bool = False,
     ) -> None:
         self.model = model
-        self.threads = threads
+        self.step_threads = step_threads
         self.options = options
         self.settings = optimiser
+        self.rate = LearningRate.from_recipe(optimiser)
         self.token_budget = token_budget
         how = (head_precision, temperature)
         self.scorer = self._scorer(model, *how, replay=replay)
@@ -143,39 +150,41 @@ class LocalTrainer:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step."""
-        return self.settings.rate.after(self._version)
+        """The learning rate of the next step."""
+        return self.rate.after(self._version)
 
     def step(self, groups: Sequence[Group]) -> StepReport:
         start, budget = time.perf_counter(), self.token_budget
         prepared = prepare(groups, self.options)
-        batch, found = self._gradient_in_memory(kept_rows(groups, prepared), prepared.batch)
+        batch, stats = self._gradient_within_memory(kept_rows(groups, prepared), prepared.batch)
         norm = self._clip(groups, batch)
         lr = self.lr
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        # Without a gradient there is nothing to learn: weight decay and the momentum of earlier
-        # steps would move the weights all the same.
+        # A batch without a gradient must leave the weights alone: weight decay and the momentum of
+        # earlier steps would move them all the same.
         if norm > 0.0:
             self.optimiser.step()
             self._check_weights(lr)
             self.masters.round_into_model()
-        whole = objective(found.scored_BT, batch, self.options)
-        seen = diagnose(found.scored_BT, batch, whole.tokens, self._version, found.entropy_BT)
+        whole = objective(stats.logprobs_BT, batch, self.options)
+        diagnostics = diagnose(
+            stats.logprobs_BT, batch, whole.tokens, self._version, stats.entropy_BT
+        )
         self._version += 1
-        note = f"memory was short: micro-batches of {self.token_budget} tokens from now"
+        note = f"memory ran out: micro-batches of {self.token_budget} tokens from now"
         return StepReport(
             version=self._version,
-            loss=found.loss,
+            loss=stats.loss,
             kl=whole.kl,
             grad_norm=norm,
             lr=lr,
-            forward_tokens=found.tokens,
+            forward_tokens=stats.tokens,
             loss_tokens=int(batch.mask_BT.sum()),
             kept_tokens=sum(len(r) for r in prepared.rollouts),
-            micro_batches=found.micro_batches,
+            micro_batches=stats.micro_batches,
             seconds=time.perf_counter() - start,
-            diagnostics=seen,
+            diagnostics=diagnostics,
             filtered=prepared.filtered.tally(),
             metrics=dict(getattr(whole.tokens, "metrics", {})),
             notes=() if self.token_budget == budget else (note,),
@@ -195,11 +204,12 @@ class LocalTrainer:
     def load(self, path: Path) -> None:
         self._version = checkpoint.load(path, self.model, self.masters, self.optimiser)
 
-    def _gradient_in_memory(
+    def _gradient_within_memory(
         self, rows: Sequence[PromptRows], batch: LossBatch
-    ) -> tuple[LossBatch, Gradient]:
-        """The batch as it was learnt from, and its gradient; in smaller micro-batches from now on
-        where memory does not suffice. Nothing but gradients has changed when that shows."""
+    ) -> tuple[LossBatch, GradientStats]:
+        """Compute the gradient; returns the batch with reference log-probs, and the statistics.
+        Where memory runs out, micro-batches are smaller from then on: only gradients have changed
+        so far, so the attempt can be repeated."""
         while True:
             try:
                 whole = self._with_reference(rows, batch)
@@ -207,57 +217,61 @@ class LocalTrainer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Out here, where the failed attempt's tensors are no longer held by its error.
+            # Outside the except block: inside, the error would still hold the tensors of the
+            # failed attempt.
             self._shrink_micro_batches(rows)
 
-    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> Gradient:
-        """Summed over micro-batches."""
+    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> GradientStats:
+        """Sum the gradient over micro-batches."""
         self.masters.clear()
         self.model.train()
         shape = batch.mask_BT.shape
-        found = Gradient(torch.zeros(shape), torch.zeros(shape))
+        stats = GradientStats(torch.zeros(shape), torch.zeros(shape))
         parts = self.scorer.micro_batches(rows, self.token_budget)
         packed = self.scorer.packed
         if packed is not None and self.scorer.packs(rows):
-            with packed.accumulating() as lanes:
-                shares = [parts[i :: len(lanes)] for i in range(len(lanes))]
-                self._in_threads(shares, lanes, batch, found)
+            # Which accumulator takes a micro-batch depends on its number alone, never on the number
+            # of threads: the sums, and so the weights, are the same bit for bit with any of them.
+            with packed.accumulating() as accumulators:
+                n = len(accumulators)
+                self._in_threads([parts[i::n] for i in range(n)], accumulators, batch, stats)
         else:
             for part in parts:
-                self._backward(part, batch, found)
-        return found
+                self._backward(part, batch, stats)
+        return stats
 
     def _in_threads(
         self,
         shares: Sequence[Sequence[MicroBatch]],
-        lanes: Sequence[PassWeights],
+        accumulators: Sequence[PassWeights],
         batch: LossBatch,
-        found: Gradient,
+        stats: GradientStats,
     ) -> None:
-        """Each lane's share of the micro-batches, by as many threads as there are: while the
-        generator waits, its core is free. Who computes a lane does not change a bit of it."""
+        """Process each accumulator's share of the micro-batches in a thread of its own. On two
+        cores the second thread uses the generator's core while that one waits."""
 
-        def work(share: Sequence[MicroBatch], lane: PassWeights) -> None:
+        def work(share: Sequence[MicroBatch], accumulator: PassWeights) -> None:
             for part in share:
-                self._backward(part, batch, found, lane)
+                self._backward(part, batch, stats, accumulator)
 
-        threads = min(self.threads, sum(map(bool, shares)))
+        threads = min(self.step_threads, sum(map(bool, shares)))
         if threads <= 1:
-            for share, lane in zip(shares, lanes, strict=True):
-                work(share, lane)
+            for share, accumulator in zip(shares, accumulators, strict=True):
+                work(share, accumulator)
             return
-        each = (torch.get_num_threads(),)  # a product by more threads is added up otherwise
+        # New threads would use all cores for a matrix product, which changes the order of its sums.
+        each = (torch.get_num_threads(),)
         with ThreadPoolExecutor(threads, "learn", torch.set_num_threads, each) as pool:
-            list(pool.map(work, shares, lanes))  # raises what any of them raised
+            list(pool.map(work, shares, accumulators))  # list() raises what a thread raised
 
     def _backward(
         self,
         part: MicroBatch,
         batch: LossBatch,
-        found: Gradient,
+        stats: GradientStats,
         weights: PassWeights | None = None,
     ) -> None:
-        """Add the gradient of some rows, and note what was seen."""
+        """Add the gradient of one micro-batch, and its statistics."""
         scored = self.scorer.score(part.groups, weights)
         width = max(len(c) for group in part.groups for c in group.completions)
         logprobs_BT = scored.logprobs_BT(len(part.rows), width)
@@ -267,12 +281,12 @@ class LocalTrainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.masters.collect()
         row, column = scored.place_M[0].cpu(), scored.place_M[1].cpu()
-        found.scored_BT[index, :width] = logprobs_BT.detach().float().cpu()
-        found.entropy_BT[index[row], column] = scored.entropy_M.float().cpu()
-        found.add(part, loss.item(), scored.tokens)
+        stats.logprobs_BT[index, :width] = logprobs_BT.detach().float().cpu()
+        stats.entropy_BT[index[row], column] = scored.entropy_M.float().cpu()
+        stats.add(part, loss.item(), scored.tokens)
 
     def _with_reference(self, rows: Sequence[PromptRows], batch: LossBatch) -> LossBatch:
-        """With the log-probs of the starting model, where a KL term asks for them."""
+        """The batch with the log-probs of the starting model, where the loss has a KL term."""
         if self.reference is None:
             return batch
         found_BT = torch.zeros(batch.mask_BT.shape)
@@ -294,11 +308,11 @@ class LocalTrainer:
         )
 
     def _clip_to(self, longest: float) -> float:
-        """Scale the gradient down to this norm; the norm it had."""
+        """Scale the gradient down to this norm; returns the norm that it had."""
         return nn.utils.clip_grad_norm_(self.masters.tensors(), longest).item()
 
     def _non_finite(self) -> str | None:
-        """A parameter that a step has made useless."""
+        """Name of a parameter that the step has made useless; None without one."""
         return self.masters.non_finite()
 
     def _check_weights(self, lr: float) -> None:
@@ -311,7 +325,7 @@ class LocalTrainer:
             )
 
     def _shrink_micro_batches(self, rows: Sequence[PromptRows]) -> None:
-        """Micro-batches of half the size, from now on."""
+        """Halve the micro-batches, from now on."""
         longest = max(group.longest for group in rows)
         budget = self.scorer.budget(rows, self.token_budget)
         if budget <= longest:

@@ -1,4 +1,4 @@
-"""The weights that the optimiser steps on: FP32, whatever the model computes in.
+"""Master weights, on which the optimiser steps: FP32, whatever dtype the model computes in.
 
 BF16 has 8 significant bits: around 0.02 its numbers are 1.2e-4 apart. AdamW moves a weight by about
 its learning rate; 0.02 - 5e-7 is rounded to 0.02, in this step and in every other, and nothing is
@@ -16,7 +16,8 @@ from scalerl.models.head import wide
 
 
 class Masters:
-    """One per trained parameter: the parameter itself where it is FP32 (or wider), else a copy."""
+    """A master weight per trained parameter: the parameter itself where it is FP32 (or wider), else
+    a copy."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -28,8 +29,8 @@ class Masters:
         self.copied = [n for n, p in self.trained.items() if self.by_name[n] is not p]
 
     def collect(self) -> None:
-        """After a backward pass: add the model's gradients to the masters', in FP32, so that those
-        of small micro-batches do not vanish in the sum."""
+        """Add the model's gradients to those of the masters after a backward pass. The sum is FP32,
+        in which the gradients of small micro-batches do not vanish."""
         for name in self.copied:
             parameter, master = self.trained[name], self.by_name[name]
             if parameter.grad is not None:
@@ -39,19 +40,22 @@ class Masters:
 
     @torch.no_grad()
     def round_into_model(self) -> None:
-        """After an optimiser step: the model's weights are the nearest to the masters."""
+        """Round the masters to the model's dtype and copy them into the model, after a step."""
         for name in self.copied:
             self.trained[name].copy_(self.by_name[name])
 
     @torch.no_grad()
     def non_finite(self) -> str | None:
-        """The first that is not finite, or so large that its norm is not; None where all are."""
+        """Name of the first parameter that is not finite, or has a norm that is not; None where all
+        are finite."""
+        # One norm per tensor and one transfer for all: an element-wise check would make a copy of
+        # every weight.
         norms = [torch.linalg.vector_norm(tensor) for tensor in self.by_name.values()]
         wrong = (~torch.stack(norms).isfinite()).nonzero()
         return list(self.by_name)[int(wrong[0])] if len(wrong) else None
 
     def clear(self) -> None:
-        """No gradients, neither here nor in the model."""
+        """Drop all gradients, of the masters and of the model."""
         for tensor in (*self.trained.values(), *self.by_name.values()):
             tensor.grad = None
 

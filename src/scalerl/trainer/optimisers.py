@@ -3,70 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.learning_rate import Decay, LearningRate
+from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.registry import Registry
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimiser:
-    """AdamW as the paper has it (section 3.12). It does not state betas and gradient clip: these
-    are the usual ones."""
-
-    #: One of OPTIMISERS.
-    name: str = "adamw"
-    lr: float = 5e-7
-    warmup_steps: int = 100
-    decay: Decay = "constant"
-    decay_start: int = 0
-    decay_steps: int = 0
-    min_lr_ratio: float = 0.0
-    weight_decay: float = 0.01
-    eps: float = 1e-15
-    betas: tuple[float, float] = (0.9, 0.95)
-    #: Largest norm of the gradient; 0 is off.
-    grad_clip: float = 1.0
-
-    @property
-    def rate(self) -> LearningRate:
-        return LearningRate(
-            peak=self.lr,
-            warmup_steps=self.warmup_steps,
-            decay=self.decay,
-            decay_start=self.decay_start,
-            decay_steps=self.decay_steps,
-            min_lr_ratio=self.min_lr_ratio,
-        )
-
-
-#: The parameters are FP32 (masters.py). The trainer sets the learning rate of every step and clips
-#: the gradient itself; the optimiser's state must be in its `state_dict`, to go into checkpoints.
-OPTIMISERS: Registry[Callable[[Sequence[Tensor], Optimiser], torch.optim.Optimizer]] = Registry(
-    "optimiser"
+#: Functions of (parameters, settings). The parameters are FP32 (masters.py). The trainer sets the
+#: learning rate of every step and clips the gradient itself; checkpoints hold what is in the
+#: optimiser's `state_dict`.
+OPTIMISERS: Registry[Callable[[Sequence[Tensor], OptimiserSection], torch.optim.Optimizer]] = (
+    Registry("optimiser")
 )
 
 
-def _bare(method: Any) -> Any:
+def _undecorated(method: Any) -> Any:
     return getattr(method, "__wrapped__", method)
 
 
 class QuickAdamW(torch.optim.AdamW):
-    """AdamW, whose methods import torch's compiler only to tell it to keep out of them: two seconds
-    in every trainer. Here they are as they are underneath."""
+    """AdamW without the decorators that exclude its methods from torch.compile: they import torch's
+    compiler, which takes two seconds in every trainer."""
 
-    add_param_group = _bare(torch.optim.Optimizer.add_param_group)
-    state_dict = _bare(torch.optim.Optimizer.state_dict)
-    load_state_dict = _bare(torch.optim.Optimizer.load_state_dict)
-    step = torch.no_grad()(_bare(torch.optim.AdamW.step))
+    add_param_group = _undecorated(torch.optim.Optimizer.add_param_group)
+    state_dict = _undecorated(torch.optim.Optimizer.state_dict)
+    load_state_dict = _undecorated(torch.optim.Optimizer.load_state_dict)
+    # The decorator of `step` also turns gradients off.
+    step = torch.no_grad()(_undecorated(torch.optim.AdamW.step))
 
 
 @OPTIMISERS.register("adamw")
-def adamw(parameters: Sequence[Tensor], settings: Optimiser) -> torch.optim.Optimizer:
+def adamw(parameters: Sequence[Tensor], settings: OptimiserSection) -> torch.optim.Optimizer:
+    """AdamW with the recipe's constants."""
     return QuickAdamW(
         parameters,
         lr=settings.lr,

@@ -1,4 +1,4 @@
-"""Trainers by the names that recipes use; one of your own is `package.module:function`."""
+"""Trainers by the names that recipes use; a recipe names your own as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINERS.register("simulated")(SimulatedTrainer.from_spec)
 
 @TRAINERS.register("fsdp")
 def fsdp(spec: TrainerSpec) -> Trainer:
-    """FSDP2, one rank of it; imported when it is needed."""
-    from scalerl.trainer.fsdp import fsdp_trainer
+    """One rank of a sharded trainer (FSDP2)."""
+    from scalerl.trainer.fsdp import fsdp_trainer  # torch.distributed, only where it is used
 
     return fsdp_trainer(spec)

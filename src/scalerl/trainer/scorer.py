@@ -1,5 +1,5 @@
-"""Log-probs of given completions under a model: packed where the model and the length allow it
-(models/cpu), else by the model's own forward pass."""
+"""Log-probs of given completions under a model: by the packed pass of models/cpu where model and
+length allow it, else by the model's own forward pass."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """Log-probs and entropies of M completion tokens, and the row and column of each."""
+    """Log-probs and entropies of M completion tokens."""
 
     logprobs_M: Tensor
     entropy_M: Tensor
+    #: Row and column of each token in the padded batch.
     place_M: tuple[Tensor, Tensor]
-    #: Tokens that went through the model.
+    #: Tokens that went through the model, padding included.
     tokens: int
 
     def logprobs_BT(self, rows: int, width: int) -> Tensor:
-        """Padded with zeros."""
+        """The log-probs as a padded matrix, with zeros as padding."""
         shape = (rows, width)
         empty = torch.zeros(shape, dtype=self.logprobs_M.dtype, device=self.logprobs_M.device)
         return empty.index_put(self.place_M, self.logprobs_M)
@@ -39,20 +40,20 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AccumulatorHead:
-    """The head of a lane."""
+    """The head's weight in one gradient accumulator (`PackedLlama.accumulating`)."""
 
     weight: Tensor
     bias: None = None
 
 
 class Scorer:
-    """A model and how its log-probs are taken."""
+    """Computes log-probs under a model."""
 
     def __init__(
         self,
         model: nn.Module,
-        precision: Precision = "fp32",
-        temperature: float = 1.0,
+        precision: Precision,
+        temperature: float,
         *,
         replay: bool = False,
     ) -> None:
@@ -60,12 +61,12 @@ class Scorer:
         self.temperature = temperature
         self.head = head_of(model, precision)
         self.packed = PackedLlama.of(model)
-        #: Of a mixture's routing, where rows say which experts the sampler took.
+        #: Sends tokens to the experts that the generator chose (mixtures of experts).
         self.replay = Replay(model) if replay else None
         self.device = next(model.parameters()).device
 
     def budget(self, groups: Sequence[PromptRows], token_budget: int) -> int:
-        """Tokens of a micro-batch of these rows, at most."""
+        """The largest number of tokens in a micro-batch of these rows."""
         return min(token_budget, BUDGET) if self.packs(groups) else token_budget
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
@@ -75,8 +76,8 @@ class Scorer:
     def score(
         self, groups: Sequence[PromptRows], weights: PassWeights | None = None
     ) -> ScoredTokens:
-        """Of every completion token, row by row; differentiable. `weights`: of a lane of the step
-        (`PackedLlama.accumulating`)."""
+        """Log-probs of every completion token, row by row; differentiable. `weights` is one of the
+        gradient accumulators of the step (`PackedLlama.accumulating`)."""
         place: tuple[Tensor, Tensor]
         head = self.head
         if self.packed is not None and self.packs(groups):
@@ -99,7 +100,7 @@ class Scorer:
     def logprobs(
         self, groups: Sequence[PromptRows], token_budget: int
     ) -> list[npt.NDArray[np.float32]]:
-        """Of every row, in order; the model is left in evaluation mode."""
+        """Log-probs of every row, in order. The model is left in evaluation mode."""
         self.model.eval()
         out = [np.zeros(len(c), dtype=np.float32) for group in groups for c in group.completions]
         for part in self.micro_batches(groups, token_budget):

@@ -1,8 +1,8 @@
-"""A model over many ranks: FSDP2 (`fully_shard`), a unit per block, the head a unit of its own.
+"""A model sharded over ranks by FSDP2 (`fully_shard`): one unit per block, and one for the head.
 
-Gradients are *summed* over ranks: what each token counts was settled for the whole batch, so the
-sum of the ranks' parts is the gradient of the batch. Parameters are FP32 shards, the masters that
-the optimiser steps on; a model of another dtype is computed in that dtype (`MixedPrecisionPolicy`).
+Gradients are *summed* over ranks: the weight of each token was computed for the whole batch, so the
+sum of the ranks' gradients is the gradient of the batch. Parameters are FP32 shards, on which the
+optimiser steps; a model of another dtype computes in that dtype (`MixedPrecisionPolicy`).
 
 Every rank must issue the same collectives in the same order, or all of them wait until a deadline.
 A rank that runs out of memory in the middle of a pass therefore still joins the collectives that
@@ -30,14 +30,16 @@ from torch.distributed.tensor import DTensor
 from scalerl.models.head import Head, final_hidden, wide
 from scalerl.models.logprobs import chunked_logprobs
 
-#: Bytes of gradients that a rank may keep unreduced between micro-batches: one reduction a step is
-#: faster than one per micro-batch, but needs the gradient of the whole model on every rank.
-HELD_GRADIENT = 1 << 30
+#: Bytes of gradients that a rank may keep unreduced between micro-batches. One reduction per step
+#: was 2.3 times faster on a small model than one per micro-batch, but needs memory for the gradient
+#: of the whole model on every rank.
+MAX_UNREDUCED_BYTES = 1 << 30
 
 
 class HeadUnit(nn.Module):
-    """In the place of a model's head, with its parameters under their names: a module with a
-    forward pass of its own, which gives log-probs and entropies."""
+    """Replaces a model's head, with the same parameter names. Its forward pass gives log-probs and
+    entropies: FSDP2 gathers a unit's parameters in its forward pass, and reading `lm_head.weight`
+    outside raises."""
 
     weight: Tensor
     bias: Tensor | None
@@ -56,12 +58,13 @@ class HeadUnit(nn.Module):
 
 
 class Policy(nn.Module):
-    """Body and head in one forward pass: a sharded parameter may only be used inside it."""
+    """Body and head in one forward pass. FSDP2 raises if a part of the model is called outside the
+    forward pass of the root module."""
 
     def __init__(self, model: nn.Module, head: HeadUnit) -> None:
         super().__init__()
         self.model = model
-        self._head = (head,)  # part of the model already
+        self._head = (head,)  # in a tuple: it is registered as a part of the model already
 
     def forward(
         self, ids: Tensor, mask: Tensor, rows: Tensor, columns: Tensor, target: Tensor
@@ -72,27 +75,32 @@ class Policy(nn.Module):
 
 @dataclass(slots=True)
 class CollectiveTrace:
-    """The collectives of one pass over the model, in order, so that a rank whose pass has failed
-    can take part in the rest of it. A pass of each kind is made once with nothing in it, which
-    writes down what a pass of that kind does."""
+    """Records the collectives of a pass over the model, in order, so that a rank on which the pass
+    has failed can join the rest of them. `FsdpTrainer` makes one empty pass of each kind first,
+    which records the collectives of that kind."""
 
+    #: Collectives by kind of pass: (name, output shape, input shape, dtype, device).
     known: dict[str, list[tuple[str, torch.Size, torch.Size, torch.dtype, torch.device]]] = field(
         default_factory=dict
     )
+    #: Kind of the current pass.
     kind: str = ""
+    #: Collectives issued so far in the current pass.
     at: int = 0
 
     def begin(self, kind: str) -> None:
+        """Start a pass of a kind."""
         self.kind, self.at = kind, 0
 
-    def note(self, what: str, output: Tensor, given: Tensor) -> None:
+    def record(self, what: str, output: Tensor, given: Tensor) -> None:
+        """Count a collective; on the first pass of a kind, store it."""
         calls = self.known.setdefault(self.kind, [])
         if self.at == len(calls):
             calls.append((what, output.shape, given.shape, output.dtype, output.device))
         self.at += 1
 
-    def finish(self) -> None:
-        """Take part in the rest of this pass, with nothing: its result is thrown away."""
+    def replay_rest(self) -> None:
+        """Issue the remaining collectives of this pass with zeros. All ranks discard the pass."""
         for what, out, given, dtype, device in self.known.get(self.kind, [])[self.at :]:
             output = torch.zeros(out, dtype=dtype, device=device)
             source = torch.zeros(given, dtype=dtype, device=device)
@@ -104,34 +112,34 @@ class CollectiveTrace:
 
 
 class _Gather(DefaultAllGather):
-    def __init__(self, traffic: CollectiveTrace) -> None:
-        self.traffic = traffic
+    def __init__(self, trace: CollectiveTrace) -> None:
+        self.trace = trace
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        self.traffic.note("gather", output_tensor, input_tensor)
+        self.trace.record("gather", output_tensor, input_tensor)
         return super().__call__(output_tensor, input_tensor, group, async_op)
 
 
 class _Scatter(DefaultReduceScatter):
-    def __init__(self, traffic: CollectiveTrace) -> None:
-        self.traffic = traffic
+    def __init__(self, trace: CollectiveTrace) -> None:
+        self.trace = trace
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any,
         async_op: bool = False,
     ) -> Any:  # fmt: skip
-        self.traffic.note("reduce", output_tensor, input_tensor)
+        self.trace.record("reduce", output_tensor, input_tensor)
         return super().__call__(output_tensor, input_tensor, group, op, async_op)
 
 
 class ShardedModel:
-    """A causal LM whose parameters are spread over the ranks of a mesh.
+    """A causal LM with parameters that are sharded over the ranks of a mesh.
 
-    model        whole on rank 0; on the others it may be on the meta device
-    head         of that model
-    compute      dtype that the passes are made in
+    model        with its weights on rank 0; on the others it may be on the meta device
+    head         the head of that model
+    compute      dtype of the passes
     """
 
     def __init__(
@@ -145,24 +153,29 @@ class ShardedModel:
     ) -> None:
         self.model, self.mesh, self.device, self.compute = model, mesh, device, compute
         self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
-        #: What the parameters are kept in, whatever is computed in.
+        #: dtype of the parameters.
         self.dtype = wide(compute)
         self.width = head.weight.shape[1]
-        self.held = self.dtype.itemsize * sum(p.numel() for p in model.parameters())
-        self.traffic = CollectiveTrace()
+        #: Bytes of the whole model's gradient.
+        self.gradient_bytes = self.dtype.itemsize * sum(p.numel() for p in model.parameters())
+        self.trace = CollectiveTrace()
         unit = HeadUnit(model, head, temperature)
         self.policy = self._shard(Policy(model, unit), unit)
         self.units = [m for m in self.policy.modules() if isinstance(m, FSDPModule)]
         for module in self.units:
+            # Sum instead of FSDP's average. Both calls are needed on every unit: they are not
+            # recursive, on the root alone half of the gradients would be averaged without an error,
+            # and gloo raises on the divide factor without the forced sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_custom_all_gather(_Gather(self.traffic))
-            module.set_custom_reduce_scatter(_Scatter(self.traffic))
+            module.set_custom_all_gather(_Gather(self.trace))
+            module.set_custom_reduce_scatter(_Scatter(self.trace))
 
     def _shard(self, policy: Policy, unit: HeadUnit) -> Policy:
-        """Unit by unit: of more than one, no rank but the first ever holds the whole."""
+        """Shard unit by unit, so that no rank but the first ever holds the whole model."""
         lm: Any = self.model
         reduced = compute = None
+        # Gradients of low-precision passes are reduced in FP32, in which the optimiser steps.
         if self.compute != self.dtype:
             reduced, compute = self.dtype, self.compute
         policy_of = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced)
@@ -170,7 +183,9 @@ class ShardedModel:
         tied = embedding.weight is unit.weight
         first = [embedding, unit] if tied else [unit]
         self._broadcast_from_rank0(nn.ModuleList(first))
-        if tied:  # used first and last: kept in between
+        # Tied weights must be one unit (the head alone raises). It is used first and last in a
+        # pass, so it stays gathered in between.
+        if tied:
             fully_shard(first, mesh=self.mesh, mp_policy=policy_of, reshard_after_forward=False)
         else:
             fully_shard(unit, mesh=self.mesh, mp_policy=policy_of)
@@ -183,9 +198,12 @@ class ShardedModel:
 
     @torch.no_grad()
     def _broadcast_from_rank0(self, module: nn.Module) -> None:
-        """Everything in a module that is not there yet, from rank 0."""
-        moved: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones too: an id lives as long
+        """Replace every tensor of a module that is not sharded yet by rank 0's."""
+        # By id, so that tied tensors stay tied. The old tensors are kept too: once one is freed,
+        # its id may be given to another.
+        moved: dict[int, tuple[Tensor, Tensor]] = {}
         for part in module.modules():
+            # vars: some models keep tensors as plain attributes (rotary frequencies).
             stores: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
             for store in stores:
                 for name, tensor in store.items():
@@ -208,9 +226,9 @@ class ShardedModel:
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
-        """A pass without gradients. Afterwards nothing stays gathered: it would be used again when
-        the weights have changed."""
-        self.traffic.begin("score")
+        """A pass without gradients. Afterwards nothing stays gathered: FSDP would use it again
+        after the weights have changed."""
+        self.trace.begin("score")
         with torch.no_grad():
             yield
         for module in self.units:
@@ -218,15 +236,16 @@ class ShardedModel:
 
     @contextlib.contextmanager
     def learning(self, *, last: bool) -> Iterator[None]:
-        """A pass with gradients; those of the `last` one of a step are reduced with all before."""
-        sync = last or self.held > HELD_GRADIENT
+        """A pass with gradients. The `last` one of a step reduces them, with those before it."""
+        sync = last or self.gradient_bytes > MAX_UNREDUCED_BYTES
         cast(FSDPModule, self.policy).set_requires_gradient_sync(sync)
-        self.traffic.begin("reduce" if sync else "hold")
+        self.trace.begin("reduce" if sync else "hold")
         yield
 
     def replay_collectives(self) -> None:
-        """After a pass that has failed in its middle: the others are not left waiting."""
-        self.traffic.finish()
+        """Join the remaining collectives of a pass that has failed, so that no rank waits for this
+        one."""
+        self.trace.replay_rest()
         cast(FSDPModule, self.policy).reset_iter_state()
 
     # -- parameters -------------------------------------------------------------------------------
@@ -239,8 +258,8 @@ class ShardedModel:
 
 
 class Gathered(Mapping[str, Tensor]):
-    """The whole weights, one tensor at a time: each is put together when it is looked at, by all
-    ranks at once. All must look at all of them, in order."""
+    """The whole weights as a mapping: each tensor is gathered from all ranks when it is read. All
+    ranks must read all tensors in the same order."""
 
     def __init__(self, parameters: Mapping[str, DTensor], dtype: torch.dtype) -> None:
         self._parameters, self._dtype = parameters, dtype
@@ -257,12 +276,12 @@ class Gathered(Mapping[str, Tensor]):
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of a causal LM: its outermost list of modules."""
+    """The blocks of a causal LM: its outermost list of modules."""
     return list(next(m for m in model.modules() if isinstance(m, nn.ModuleList)))
 
 
 def shard_range(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Rows of a tensor that a rank holds, from and to, as `fully_shard` cuts it.
+    """First row and end of a rank's shard of a tensor, as `fully_shard` cuts it.
 
     >>> [shard_range(5, rank, 3) for rank in range(3)]
     [(0, 2), (2, 4), (4, 5)]

@@ -1,6 +1,7 @@
-"""Checkpoints of a trainer of many ranks: each writes its rows of masters and optimiser state, and
-the first beside them the model in Hugging Face layout. They are read by any number of ranks, and by
-the trainer in one process: rows are put together in the order of the ranks that wrote them."""
+"""Checkpoints of a sharded trainer: each rank writes its rows of master weights and optimiser
+state, and rank 0 also writes the model in Hugging Face layout. Any number of ranks can read them,
+and so can the trainer of one process: rows are concatenated in the order of the ranks that wrote
+them."""
 
 from __future__ import annotations
 
@@ -30,13 +31,15 @@ def save(
     optimiser: torch.optim.Optimizer,
     version: int,
 ) -> None:
-    """Returns on no rank before all have written; raises OSError on all if one could not."""
+    """Write a checkpoint. Returns once all ranks have written; raises OSError on all ranks if one
+    of them could not."""
     if sharded.rank == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     problem = _try(lambda: _write_shard(path, sharded, optimiser), path, sharded.rank)
     whole: dict[str, Tensor] = {}
-    for name, tensor in sharded.weights().items():  # one at a time; only the first keeps them
+    # All ranks must gather every tensor, also where writing the shard failed; only rank 0 keeps it.
+    for name, tensor in sharded.weights().items():
         if sharded.rank == 0:
             whole[name] = tensor.cpu().contiguous()
     if sharded.rank == 0 and problem is None:
@@ -49,7 +52,8 @@ def save(
 
 
 def _try(write: Any, path: Path, rank: int) -> str | None:
-    """What stood in the way."""
+    """The problem of writing, as one line; None without one. An error is returned and not raised,
+    because the other ranks wait in a collective."""
     if not path.is_dir():
         return (
             f"rank {rank} of the trainer, on {socket.gethostname()}, does not see {path}: a run "
@@ -87,10 +91,11 @@ def _write_model(path: Path, spec: TrainerSpec, whole: dict[str, Tensor], versio
 def load(
     path: Path, spec: TrainerSpec, sharded: ShardedModel, optimiser: torch.optim.Optimizer
 ) -> int:
-    """Everything that `save`, or the trainer in one process, wrote; the version."""
+    """Restore what `save`, or the trainer of one process, wrote; returns the version."""
     files = StateFiles(path)
     whole: dict[str, Tensor] = {}
-    if sharded.rank == 0 and not files.has(MASTER):  # FP32, written by one process
+    # A trainer of one process stores no masters of an FP32 model: they are the weights.
+    if sharded.rank == 0 and not files.has(MASTER):
         model = meta_model(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
         whole = load_weights(path, model)
     state: dict[int, dict[str, Any]] = {}

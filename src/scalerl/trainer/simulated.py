@@ -1,5 +1,5 @@
-"""A trainer that only takes time, for the planner and for tests of the loop: it counts versions and
-looks at how old its tokens are."""
+"""A trainer that learns nothing, for the planner and for tests of the loop: it counts versions and
+measures the staleness of its tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from scalerl.trainer.interface import StepReport, TrainerSpec
 
 
 class SimulatedTrainer:
-    """Every step succeeds, and learns nothing."""
+    """A Trainer without a model: every step succeeds and changes nothing but the version."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
 
     @staticmethod
     def from_spec(spec: TrainerSpec) -> SimulatedTrainer:
+        """The trainer "simulated" of a recipe."""
         trainer = SimulatedTrainer()
         if spec.checkpoint is not None:
             trainer.load(Path(spec.checkpoint))

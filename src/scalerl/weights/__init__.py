@@ -1,1 +1,1 @@
-"""How new weights travel from the trainer to the generators."""
+"""Weight channels: how new weights get from the trainer to the generators."""

@@ -1,21 +1,21 @@
-"""Weights by a collective: one broadcast to all generators, gloo between CPUs and NCCL between GPUs
-(`placement.weights = "collective"`).
+"""Weights by a broadcast to all generators (`placement.weights = "collective"`): gloo between CPUs,
+NCCL between GPUs.
 
-Both ends have a thread and two buffers: the trainer copies its weights and goes on; a broadcast
-fills the buffer that the engine does not read, and the engine goes on writing meanwhile.
+Both ends have a thread and two buffers: the trainer copies its weights and continues; a broadcast
+fills the buffer that the engine does not read, while the engine decodes.
 
-A collective hangs when somebody is missing, so nobody enters one on trust. Each hand-over is a
-round, agreed on in a store that the trainer's side keeps:
+A collective hangs when a member is missing, so the members are agreed on first. Each broadcast is a
+round, agreed on through keys in a store on the trainer's side:
 
-    sender      round 7: version 12, group 3, generators 1, 2 and 4        (announced)
-    receivers   here                                                       (each for itself)
-    sender      go: 1 and 4                       (2 did not answer in time: it is named and out)
-    all of these form the group, if it is another than before, and broadcast
+    sender      round 7: version 12, generators 1, 2 and 4
+    receivers   here                              (each writes its own key)
+    sender      go: group 3, generators 1 and 4   (2 did not answer in time: it is dropped, by name)
+    all         form the group, if it differs from the last one, and broadcast
     receivers   done, or failed                   (then there is another round, in a new group)
 
-One that dies inside the broadcast ends it for all: at once where its connections close, after the
-deadline where it only is silent. Who joins, or was out and is back, signs up and is in the next
-round: the group is formed anew then.
+A member that dies inside the broadcast ends it for all: at once where its connections close, at the
+deadline where it is only silent. A generator that joins, or was dropped and is back, signs up and
+takes part in the next round, in a new group.
 """
 
 from __future__ import annotations
@@ -39,20 +39,25 @@ from scalerl.errors import PipelineError
 from scalerl.text import first_line
 from scalerl.weights.interface import Layout, WeightTarget
 
-#: Seconds until one who does not answer is out, and until a broadcast is given up.
-ANSWER_SECONDS, BROADCAST_SECONDS = 5.0, 60.0
-#: Seconds between two looks into the store.
+#: Seconds after which a generator that does not answer is dropped. A receiver's thread answers
+#: while its engine decodes, so that this need not cover a decode step.
+ANSWER_SECONDS = 5.0
+#: Seconds after which a broadcast fails.
+BROADCAST_SECONDS = 60.0
+#: Seconds between two reads of the store.
 POLL_SECONDS = 0.01
-#: Broadcasts in a row that failed although everybody was there: then it is the network.
+#: Failed broadcasts in a row, with all members there, after which the network is taken to be
+#: broken.
 MAX_FAILURES = 3
-#: Bytes that are broadcast at once.
+#: Bytes per broadcast call.
 PIECE_BYTES = 256 << 20
-#: Rounds whose agreements are kept.
+#: Rounds that stay in the store; older ones are deleted. A receiver that is behind still finds the
+#: rounds that it has not read.
 KEPT_ROUNDS = 64
 
 
 class CollectiveWeights:
-    """The channel. A placement says where its ends meet (`set_rendezvous`)."""
+    """The channel. The placement sets where its ends meet (`set_rendezvous`)."""
 
     across_processes = True
     across_machines = True
@@ -64,17 +69,18 @@ class CollectiveWeights:
         self.deadline = BROADCAST_SECONDS
 
     def set_rendezvous(self, host: str, port: int, interface: str | None, device: str) -> None:
-        """There is a store at this address, which only the parts of the run know."""
+        """Set the address of the store, the network interface and the device of the buffers."""
         self.address, self.interface, self.device = (host, port), interface, device
 
     def with_interface(self, interface: str | None) -> CollectiveWeights:
-        """On a node that the others see through this interface of the network."""
+        """The same channel for a node that the others reach through this network interface."""
         found = copy(self)
         found.interface = interface
         return found
 
     def store(self) -> TCPStore:
-        assert self.address is not None, "its placement has not said where to meet"
+        """Connect to the store."""
+        assert self.address is not None, "the placement must call set_rendezvous first"
         if self.interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = self.interface
             os.environ["NCCL_SOCKET_IFNAME"] = self.interface
@@ -82,11 +88,13 @@ class CollectiveWeights:
         return TCPStore(*self.address, is_master=False, timeout=limit)
 
     def buffers(self) -> list[Tensor]:
+        """The two buffers of an end."""
         size, dtype = self.layout.size, self.layout.dtype
         return [torch.zeros(size, dtype=dtype, device=self.device) for _ in "ab"]
 
     def group(self, store: Store, number: int, rank: int, size: int) -> Any:
-        """A process group of its own: the ranks of a trainer have another."""
+        """A process group of its own, not torch's default one: the trainer's ranks, or vLLM, own
+        that."""
         limit, own = timedelta(seconds=self.deadline), PrefixStore(f"group/{number}", store)
         if not self.device.startswith("cuda"):
             return dist.ProcessGroupGloo(own, rank, size, limit)
@@ -102,7 +110,7 @@ class CollectiveWeights:
 
 
 class BroadcastEnd:
-    """What both ends have: a store, two buffers, the group they are in, and a thread."""
+    """What both ends have: a store, two buffers, the current process group, and a thread."""
 
     def __init__(self, channel: CollectiveWeights, work: Callable[[], None]) -> None:
         self.channel, self.layout = channel, channel.layout
@@ -119,33 +127,35 @@ class BroadcastEnd:
         try:
             while not self.closed:
                 work()
-        except Exception as error:  # nobody would wait for this thread: it is said when asked
+        except Exception as error:
+            # Kept for `publish` and `newest`, which raise it: an error in a thread would be lost.
             self.error = error
         self._group = (-1, None)
 
     def close(self) -> None:
-        """Take part no more."""
+        """Leave the channel."""
         self.closed = True
         self._thread.join(self.channel.deadline)
 
     def broadcast(self, group: int, rank: int, size: int, flat: Tensor) -> str:
-        """From the first rank to all; `done`, or what went wrong."""
+        """Broadcast a buffer from rank 0; returns "done", or the error."""
         try:
             if self._group[0] != group:
-                self._group = (-1, None)  # the old one's connections close first
+                self._group = (-1, None)  # closes the old group's connections first
                 self._group = (group, self.channel.group(self.store, group, rank, size))
             whole = flat.view(torch.uint8)
             for piece in whole.split(PIECE_BYTES):  # type: ignore[no-untyped-call]
                 self._group[1].broadcast([piece], dist.BroadcastOptions()).wait()
             if flat.is_cuda:
                 torch.cuda.synchronize(flat.device)
-        except RuntimeError as error:  # as torch says that another is gone or late
-            self._group = (-1, None)  # and with its connections the others hear of it
+        except RuntimeError as error:  # another member is gone or late
+            # Closing the connections makes the broadcast fail on the other members too, at once.
+            self._group = (-1, None)
             return first_line(error)
         return "done"
 
     def wait_until(self, seconds: float, until: Callable[[], bool]) -> bool:
-        """Whether it came true in time."""
+        """Wait for a condition; returns whether it came true in time."""
         end = time.monotonic() + seconds
         while not (found := until()) and time.monotonic() < end and not self.closed:
             time.sleep(POLL_SECONDS)
@@ -153,13 +163,14 @@ class BroadcastEnd:
 
 
 class CollectiveSender(BroadcastEnd):
-    """The trainer's end."""
+    """The trainer's end of the channel."""
 
     def __init__(self, channel: CollectiveWeights) -> None:
-        #: Version that each generator has, and its name; by the number it signed up under.
+        #: Version that each generator has, by the number under which it signed up.
         self.members: dict[int, int] = {}
+        #: Name of each generator, by the same number.
         self.names: dict[int, str] = {}
-        #: What is worth a warning.
+        #: Warnings for the user.
         self.notes: list[str] = []
         self.version = self._staged = -1
         self._signed = self._round = self._number = self._failures = 0
@@ -167,8 +178,8 @@ class CollectiveSender(BroadcastEnd):
         super().__init__(channel, self._run_round)
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """A copy, which the thread sends while the trainer goes on. A version that was not sent
-        before the next one came is passed over."""
+        """Copy the weights; the thread sends the copy while the trainer continues. A version that
+        was not sent before the next one is skipped."""
         if self.error is not None:
             raise PipelineError(f"weights cannot be handed over: {self.error}")
         with self.lock:
@@ -179,8 +190,9 @@ class CollectiveSender(BroadcastEnd):
             self._staged = version
 
     def _run_round(self) -> None:
-        """The newest weights, to everybody who does not have them."""
+        """Send the newest weights to the generators that do not have them."""
         with self.lock:
+            # Only between broadcasts, in this thread: `publish` never touches the front buffer.
             if self._staged > self.version:
                 self.front, self.back = self.back, self.front
                 self.version = self._staged
@@ -194,14 +206,15 @@ class CollectiveSender(BroadcastEnd):
             self._broadcast_round(here)
 
     def _admit_new(self) -> None:
+        """Take in the generators that have signed up since."""
         for i in range(self._signed + 1, self.store.add("signed", 0) + 1):
             key = f"name/{i}"
-            said = self.wait_until(ANSWER_SECONDS, lambda key=key: self.store.check([key]))  # type: ignore[misc]
-            self.names[i] = self._text(key) if said else "a generator"
+            named = self.wait_until(ANSWER_SECONDS, lambda key=key: self.store.check([key]))  # type: ignore[misc]
+            self.names[i] = self._text(key) if named else "a generator"
             self.members[i], self._signed = -1, i
 
     def _agree_on_members(self, members: list[int]) -> list[int]:
-        """Announce a round; who is there."""
+        """Announce a round; returns the members that answered."""
         self._round += 1
         n = self._round
         self._announce(f"round/{n}", {"version": self.version, "members": members})
@@ -220,6 +233,7 @@ class CollectiveSender(BroadcastEnd):
         return here
 
     def _broadcast_round(self, here: list[int]) -> None:
+        """Broadcast to these members and record which of them have the weights."""
         n = self._round
         found = self.broadcast(self._number, 0, len(here) + 1, self.front)
         self.wait_until(ANSWER_SECONDS, lambda: self.store.check([f"end/{n}/{i}" for i in here]))
@@ -227,20 +241,21 @@ class CollectiveSender(BroadcastEnd):
             end = self._text(f"end/{n}/{i}") if self.store.check([f"end/{n}/{i}"]) else "silent"
             if end == "done":
                 self.members[i] = self.version
-            else:  # everybody forms a new group; who is gone will not answer then
+            else:
+                # The next round forms a new group; a dead member does not answer it.
                 self._in_group = ()
         self._failures = 0 if found == "done" else self._failures + 1
         if self._failures >= MAX_FAILURES:
             raise PipelineError(
-                f"{found}; {self._failures} broadcasts failed with everybody there: look at the "
+                f"{found}; {self._failures} broadcasts failed with all members there: check the "
                 "network between the nodes, or set placement.weights=auto"
             )
 
     def _drop(self, i: int, why: str) -> None:
         del self.members[i]
         self.notes.append(
-            f"weights: {self.names[i]} {why}: the hand-over goes on without it, and lets it in "
-            "again when it is there"
+            f"weights: {self.names[i]} {why}: the broadcast goes on without it, and takes it in "
+            "again when it answers"
         )
         self.store.set(f"dropped/{i}", "")
 
@@ -260,7 +275,7 @@ class CollectiveSender(BroadcastEnd):
 
 
 class CollectiveReceiver(BroadcastEnd):
-    """A generator's end."""
+    """A generator's end of the channel."""
 
     def __init__(self, channel: CollectiveWeights) -> None:
         self._version = -1
@@ -273,18 +288,20 @@ class CollectiveReceiver(BroadcastEnd):
         return self._version
 
     def into(self, engine: WeightTarget) -> int:
-        with self.lock:  # the thread fills the other buffer meanwhile
+        # The lock keeps the thread from swapping the buffers; it may fill the back one meanwhile.
+        with self.lock:
             if self.newest() >= 0:
                 engine.load(dict(self.layout.views(self.front)), self._version)
             return self._version
 
     def _sign_up(self) -> None:
+        # Rounds that were announced before belong to the time before this generator.
         self._next = self.store.add("rounds", 0) + 1
         self._i = self.store.add("signed", 1)
         self.store.set(f"name/{self._i}", multiprocessing.current_process().name)
 
     def _run_round(self) -> None:
-        """One round, if there is one."""
+        """Take part in the next round, if there is one."""
         if not self._i or self.store.check([f"dropped/{self._i}"]):
             self._sign_up()
         n, i = self._next, self._i
@@ -295,6 +312,7 @@ class CollectiveReceiver(BroadcastEnd):
         if i not in asked["members"]:
             return
         self.store.set(f"here/{n}/{i}", "")
+        # Twice, since the sender itself waits up to ANSWER_SECONDS for the other members.
         if not self.wait_until(2 * ANSWER_SECONDS, lambda: self.store.check([f"go/{n}"])):
             return
         go = json.loads(self.store.get(f"go/{n}"))

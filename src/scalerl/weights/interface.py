@@ -1,7 +1,10 @@
-"""A weights channel: the trainer publishes, every generator takes the newest when it likes.
+"""The interface of weight channels: the trainer publishes weights, and every generator loads the
+newest between two decode steps.
 
-Nobody waits for anybody: a version that a generator never looked at is simply passed over. What a
-generator does take is whole and goes by its true number, however the two overtake each other.
+Neither side waits for the other: a version that a generator did not load in time is skipped. The
+weights that a generator loads are complete and have their true version number, whatever the timing.
+
+`DirectWeights`, the channel within one process, is the shortest implementation.
 """
 
 from __future__ import annotations
@@ -15,38 +18,39 @@ from torch import Tensor, nn
 
 
 class WeightTarget(Protocol):
-    """Whoever takes weights: an engine."""
+    """What weights are loaded into: an engine."""
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
 
 
 class Sender(Protocol):
-    """The trainer's end."""
+    """The trainer's end of a channel."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Hand over these weights; they may change as soon as this returns. Of many ranks, all
-        make the tensor that is looked at together: look at each once, in the order they come."""
+        """Publish weights; the caller may change them as soon as this returns. Read each tensor
+        once and in order: with a sharded trainer, reading one gathers it from all ranks."""
         ...
 
 
 class NullSender:
-    """The sender of a rank that is not the first: it takes part in putting tensors together."""
+    """The sender of every rank but the first: it publishes nothing."""
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        # Reads every tensor all the same: each is a collective that all ranks must join.
         for tensor in weights.values():
             del tensor
 
 
 def close(end: Sender | Receiver) -> None:
-    """End what an end of a channel does beside, if it does anything."""
+    """Stop the background thread of a sender or receiver, if it has one."""
     getattr(end, "close", lambda: None)()
 
 
 class Receiver(Protocol):
-    """A generator's end."""
+    """A generator's end of a channel."""
 
     def newest(self) -> int:
-        """Version of the newest weights; -1 before any."""
+        """Version of the newest weights; -1 before the first."""
         ...
 
     def into(self, engine: WeightTarget) -> int:
@@ -55,19 +59,23 @@ class Receiver(Protocol):
 
 
 class Channel(Protocol):
-    """Makes both ends; given to every part, so it must survive the way to it."""
+    """Makes the two ends. It is sent to every worker, so it must be picklable."""
 
     #: Whether its two ends may be in different processes.
     across_processes: bool
 
-    def sender(self) -> Sender: ...
+    def sender(self) -> Sender:
+        """The trainer's end; called in the trainer's process."""
+        ...
 
-    def receiver(self) -> Receiver: ...
+    def receiver(self) -> Receiver:
+        """A generator's end; called in the generator's process."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names, shapes and places of the weights in one flat buffer."""
+    """Names and shapes of the weights, in the order in which they fill one flat buffer."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -75,7 +83,8 @@ class Layout:
 
     @staticmethod
     def from_model(model: nn.Module) -> Layout:
-        """Of a model, which may be on the meta device."""
+        """The layout of a model, which may be on the meta device. A model of mixed dtypes is sent
+        as FP32, which holds all of them exactly."""
         named = dict(model.named_parameters())
         dtypes = {p.dtype for p in named.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -83,6 +92,7 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return sum(torch.Size(s).numel() for s in self.shapes)
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -92,3 +102,33 @@ class Layout:
             n = torch.Size(shape).numel()
             yield name, flat[at : at + n].view(shape)
             at += n
+
+
+class DirectWeights:
+    """The channel within one process (`placement.weights = "direct"`): channel, sender and receiver
+    at once. The weights are a copy."""
+
+    across_processes = False
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self.version = -1
+        self.weights: dict[str, Tensor] = {}
+
+    def sender(self) -> DirectWeights:
+        return self
+
+    def receiver(self) -> DirectWeights:
+        return self
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        # Copied, because the trainer goes on changing its own.
+        self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self.version = version
+
+    def newest(self) -> int:
+        return self.version
+
+    def into(self, engine: WeightTarget) -> int:
+        if self.version >= 0:
+            engine.load(self.weights, self.version)
+        return self.version

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from scalerl.registry import Registry
 from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.cuda_ipc import CudaIpcWeights
-from scalerl.weights.direct import DirectWeights
-from scalerl.weights.interface import Channel, Layout
+from scalerl.weights.interface import Channel, DirectWeights, Layout
 from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.shared_memory import SharedWeights
 

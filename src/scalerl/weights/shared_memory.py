@@ -1,9 +1,10 @@
-"""Weights through shared memory, between processes of one machine: two buffers.
+"""Weights through shared memory, between processes of one machine
+(`placement.weights = "shared-memory"`): two buffers.
 
 The trainer copies its weights once, into the buffer that is not the newest; a generator copies the
-newest into its model, once. A counter per buffer, odd while it is being written, tells a reader
-that it was overtaken, and it reads again. The memory belongs to the processes that hold it and is
-gone with them: nothing is left behind by a kill.
+newest into its model, once. Each buffer has a counter that is odd while it is written (a sequence
+lock): a reader that finds another count after its copy was overtaken, and reads again. The memory
+has no name in the file system and is freed with the last process that holds it, also after a kill.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from torch import Tensor
 from scalerl.errors import InputError
 from scalerl.weights.interface import Layout, WeightTarget
 
-#: Positions in the header: number of the newest buffer, then a counter and a version per buffer. A
-#: version is part of what the counter guards: new weights never go by an old number.
-_NEWEST, _COUNTER, _VERSION = 0, 1, 3
-#: Where Linux keeps shared memory. Writing more than it holds ends the process without a word.
+#: Position in the header of the number of the newest buffer.
+_NEWEST = 0
+#: Position of the first buffer's counter; the second buffer's follows.
+_COUNTER = 1
+#: Position of the first buffer's version; the second buffer's follows. The counter guards the
+#: version too, so that new weights never go by an old number.
+_VERSION = 3
+#: Where Linux keeps shared memory. A process that writes beyond its size is killed by SIGBUS,
+#: without a message.
 SHARED = Path("/dev/shm")
 
 
 class SharedWeights:
-    """Channel, sender and receiver at once: whoever holds the memory may be either."""
+    """Channel, sender and receiver at once: each process that holds the memory may be either."""
 
     across_processes = True
 
@@ -43,25 +49,28 @@ class SharedWeights:
         return self
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Trainer only."""
+        """Copy the weights into the older buffer and make it the newest. Only the trainer calls
+        this: there must be one writer."""
         target = 1 - int(self.header[_NEWEST])
-        # Odd while writing, also when an earlier writer was killed in the middle.
+        # Odd while writing, also where an earlier writer was killed in the middle and left it odd.
         self.header[_COUNTER + target] += 1 + int(self.header[_COUNTER + target]) % 2
         for name, view in self.layout.views(self.buffers[target]):
             view.copy_(weights[name])
-        self._settle()
+        self._synchronise()
+        # The order matters to readers in other processes: the data, the version, the even counter,
+        # and only then the pointer to the newest buffer.
         self.header[_VERSION + target] = version
         self.header[_COUNTER + target] += 1
         self.header[_NEWEST] = target
 
-    def _settle(self) -> None:
-        """Until the copies are made; those of a CPU are."""
+    def _synchronise(self) -> None:
+        """Wait until the copies are done. Those of a CPU are done when `copy_` returns."""
 
     def newest(self) -> int:
         return int(self.header[_VERSION + int(self.header[_NEWEST])])
 
     def into(self, engine: WeightTarget) -> int:
-        """Copies until a copy was not overtaken by the trainer."""
+        """Load the newest weights, again if the trainer overwrote them meanwhile."""
         while True:
             source = int(self.header[_NEWEST])
             counter = int(self.header[_COUNTER + source])
@@ -69,7 +78,7 @@ class SharedWeights:
             if version < 0:
                 return version
             engine.load(dict(self.layout.views(self.buffers[source])), version)
-            self._settle()
+            self._synchronise()
             if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
                 return version
 

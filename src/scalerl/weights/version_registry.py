@@ -1,42 +1,46 @@
-"""Which weights are the newest: all that the parts of a Ray cluster must agree on. No torch."""
+"""The Ray actor that holds the number of the newest weights. It does not import torch, so that the
+actor starts quickly and takes little memory."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-#: Versions kept in the object store: one may be on its way while the next is published.
+#: Versions kept in the object store: a receiver may still fetch one while the next is published.
 KEPT_VERSIONS = 2
-#: Seconds that a question stands.
+#: Seconds that a call of `newer` waits for a new version. Short, so that a receiver can stop.
 POLL_SECONDS = 5.0
 
 
 class VersionRegistry:
-    """Which weights are the newest: an actor of its own, of no weight."""
+    """An actor that knows the newest version and the object references of its pieces."""
 
     def __init__(self) -> None:
-        self.version, self.boxes = -1, [[]]  # type: tuple[int, list[list[Any]]]
+        self.version = -1
+        #: References of the latest versions. Ray frees an object once its last reference is gone.
+        self.pieces: list[list[Any]] = [[]]
         self.changed = asyncio.Condition()
 
     async def node(self) -> str:
-        """Where it is."""
+        """The node that the actor runs on."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     async def post(self, version: int, pieces: list[Any]) -> None:
+        """Make a version the newest."""
         async with self.changed:
             self.version = version
-            self.boxes = [*self.boxes, pieces][-KEPT_VERSIONS:]
+            self.pieces = [*self.pieces, pieces][-KEPT_VERSIONS:]
             self.changed.notify_all()
 
     async def newer(self, known: int) -> tuple[int, list[Any]]:
-        """The newest version and its pieces, when it is another than `known`; or as it was, after
-        a while."""
+        """The newest version and its pieces once it differs from `known`; (known, []) after a
+        timeout."""
         async with self.changed:
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     await self.changed.wait_for(lambda: self.version != known)
             except TimeoutError:
                 return known, []
-            return self.version, self.boxes[-1]
+            return self.version, self.pieces[-1]

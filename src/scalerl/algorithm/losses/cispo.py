@@ -26,6 +26,8 @@ def cispo(
 ) -> TokenLoss:
     """CISPO with an absolute one-sided cap on the ratio."""
     log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
+    # Detached before the cap, as sg() above says. With the graph kept, tokens beyond the cap would
+    # lose their gradient, as under PPO's clip, and the others would be weighted twice.
     rho_BT = log_rho_BT.detach().exp()
     weight_BT = rho_BT.clamp(max=ratio_cap)
     loss_BT = -weight_BT * batch.advantages_B[:, None] * safe_BT

@@ -17,7 +17,7 @@ from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 def clipped_surrogate(
     logprobs_BT: Tensor, batch: LossBatch, clip_low: float, clip_high: float
 ) -> TokenLoss:
-    """Per token, with the token's own ratio."""
+    """The clipped loss of every token, by the token's own ratio."""
     log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
     loss_BT, rho_BT, clipped_BT = surrogate(
         log_rho_BT, batch.advantages_B[:, None], clip_low, clip_high
@@ -31,7 +31,7 @@ def clipped_surrogate(
 def surrogate(
     log_rho: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, rho, where the clip took the gradient away)."""
+    """(loss, rho, mask of where the clip removes the gradient)."""
     rho = log_rho.exp()
     plain = rho * advantages
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages

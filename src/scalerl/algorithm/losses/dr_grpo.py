@@ -2,8 +2,8 @@
 
 The loss of a token is GRPO's. What makes it Dr. GRPO is around it: advantages are centred and
 *not* divided by a std (`normalisation = none`), and the sum over tokens is divided by a constant
-instead of each answer's length (`aggregation = constant`). A reference to compare with, not a
-recipe of the paper.
+instead of each answer's length (`aggregation = constant`). To compare with; the paper has no recipe
+with it.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def gspo(
 ) -> TokenLoss:
     """Sequence-level ratio, length-normalised, spread over the sequence's tokens."""
     log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
+    # Forced and unusable tokens are not part of |y|. A row without any gets log s = 0, not 0 / 0.
     length_B = usable_BT.sum(dim=1).clamp(min=1)
     log_s_B1 = ((log_rho_BT * usable_BT).sum(dim=1) / length_B)[:, None]
     loss_B1, s_B1, clipped_B1 = surrogate(

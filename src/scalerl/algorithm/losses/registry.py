@@ -1,7 +1,7 @@
-"""Where losses are found by name; `@LOSSES.register("mine")` adds one from outside.
+"""The registry of losses; `@LOSSES.register("mine")` adds one.
 
 A loss is a function `(logprobs_BT, batch, **constants) -> TokenLoss`. Its further parameters are
-its constants: what a recipe gives for them is compared with the signature before a run starts.
+its constants: the values in a recipe are checked against the signature before a run starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOSSES: Registry[Loss] = Registry("loss", announce=LOSS_NAMES.add)
 
 
 def check_constants(name: str, loss: Loss, constants: Mapping[str, Any]) -> None:
-    """An InputError where these are not the constants that the loss takes.
+    """Raise an InputError unless the loss takes exactly these constants.
 
     >>> def soft(logprobs_BT, batch, *, floor, width=0.3): ...
     >>> check_constants("soft", soft, {"floor": 0.1, "widht": 0.2})

@@ -1,8 +1,8 @@
-"""REINFORCE, with truncated importance weights if asked: the plainest reference.
+"""REINFORCE, optionally with truncated importance weights: the plainest loss to compare with.
 
     loss_t = - w_t * A * log pi_train(y_t),      w_t = 1, or sg( min(rho_t, ratio_cap) )
 
-With weights it coincides with CISPO; without, it ignores that the sampler was another policy.
+With weights it is CISPO; without, it ignores that older weights sampled the tokens.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ class Families:
     def basis(self, x: Array) -> tuple[Array, Array]:
         """The basis functions that c0 and c1 multiply: (cells, len(x)) each."""
         family, k, a = self.family[:, None], self.rate[:, None], self.power[:, None]
+        # Floors and clips keep powers finite at C = 0 and far beyond the window.
         t = np.log(np.maximum(x, 1e-12))[None, :]
         power = np.exp(np.clip(a * t, -60.0, 60.0))
         scaled = np.exp(np.clip(a * (t + np.log(k)), -60.0, 60.0))
@@ -92,6 +93,7 @@ class Families:
             [1.0 / power, scaled / (1.0 + scaled), np.exp(-k * x), 1.0 / (1.0 + scaled)],
             np.exp(-k * power),
         )
+        # The log-power family has no constant term.
         return np.where(family == 1, 0.0, 1.0) * np.ones_like(h), h
 
 

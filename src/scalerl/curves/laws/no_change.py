@@ -40,6 +40,7 @@ class NoChangePredictive:
 
     def levels(self, compute: Array) -> Array:
         d = np.maximum(log_compute(compute) - self.t_end, 0.0)
+        # A third: the level is the mean of at least three scores.
         sd = np.sqrt(self.points.score_variance / 3.0 + (self.wander * self.points.scale) ** 2 * d)
         z = normal_quantiles()[:, None]
         return np.clip(self.level + sd[None, :] * z, 0.0, 1.0)

@@ -52,6 +52,7 @@ def fit_power(compute: Array, score: Array, r0: float | None = None) -> PointFit
     axis = np.linspace(np.log(B_RANGE[0]), np.log(B_RANGE[1]), CELLS)
     best = (np.inf, 0.0, 0.0, 0.0)
     for _ in range(ROUNDS):
+        # exp(300) squared is still a finite float64.
         h = np.exp(np.minimum(-np.exp(axis)[:, None] * t[None, :], 300.0))
         a, d, sse = _linear(h, y)
         i = int(np.argmin(sse))
@@ -70,6 +71,7 @@ def _linear(h: Array, y: Array) -> tuple[Array, Array, Array]:
     sh, hh, sy, hy = h.sum(1), (h * h).sum(1), y.sum(), h @ y
     det = n * hh - sh * sh
     a = safe_ratio(hh * sy - sh * hy, det)
+    # Where C^-B hardly varies (B near 0), A and D are not separable: take the highest ceiling.
     a = np.where(np.abs(det) > 1e-9 * n * hh, a, 1.0)
     a = np.clip(a, 0.0, 1.0)
     d = np.maximum(safe_ratio(a * sh - hy, hh), 0.0)
