@@ -1,20 +1,21 @@
-"""What of this machine a process may use."""
+"""How many CPU cores this run may use."""
 
 from __future__ import annotations
 
 import os
 
-#: Set by who shares the machine out: a study that runs several members at once.
+#: Environment variable that limits the cores of a run: a study sets it for members that share a
+#: machine.
 CORES = "SCALERL_CORES"
 
 
 def cores() -> int:
-    """Cores for the parts of one run: those that the process may run on (of a container, a job, or
-    `taskset`), or fewer where it is told so.
+    """Number of cores for the workers of one run: those that the process may run on (in a
+    container, a cluster job or under `taskset`), or fewer if SCALERL_CORES says so.
 
     >>> cores() >= 1
     True
     """
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get(CORES, "")
-    return max(min(mine, int(told)), 1) if told.isdecimal() else mine
+    limit = os.environ.get(CORES, "")
+    return max(min(mine, int(limit)), 1) if limit.isdecimal() else mine

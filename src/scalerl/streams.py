@@ -1,4 +1,4 @@
-"""Standard output and error whose reader is gone: a pipe to `head`, a terminal that was closed."""
+"""Standard output and error without a reader: a pipe to `head`, a terminal that was closed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import sys
 from typing import Any
 
 NAMES = {1: "stdout", 2: "stderr"}
-#: What a pipe says that nobody reads, a terminal that is gone, and a file that is closed.
-GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
+#: Error numbers of writes to a pipe without a reader, a closed terminal, and a closed file.
+CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}
 
 
 def is_closed_stream(error: Exception) -> bool:
-    """Whether something could not be written because nobody is there to read it."""
+    """Whether a write failed because its stream has no reader any more, or is closed."""
     if isinstance(error, OSError):
-        return error.errno in GONE
+        return error.errno in CLOSED
     return isinstance(error, ValueError) and "closed file" in str(error)
 
 
 def redirect_unread_streams() -> list[str]:
-    """Send what nobody reads to nowhere: the names of those streams."""
+    """Redirect standard streams without a reader to the null device; the names of those."""
     if not hasattr(select, "poll"):  # Windows
         return []
-    dead = [fd for fd in NAMES if _nobody_reads(fd)]
+    dead = [fd for fd in NAMES if _has_no_reader(fd)]
     if dead:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for fd in dead:
@@ -34,10 +34,10 @@ def redirect_unread_streams() -> list[str]:
     return [NAMES[fd] for fd in dead]
 
 
-def _nobody_reads(fd: int) -> bool:
+def _has_no_reader(fd: int) -> bool:
     try:
         os.fstat(fd)
-    except OSError:  # closed from the start; what is opened next would take its number
+    except OSError:  # closed from the start: the next file that is opened would get its number
         return True
     poll = select.poll()
     poll.register(fd, 0)
@@ -45,7 +45,7 @@ def _nobody_reads(fd: int) -> bool:
 
 
 class _Pipe(io.FileIO):
-    """Takes what it is given, whether anybody reads it or not."""
+    """A stream that accepts all data, and drops what cannot be written for lack of a reader."""
 
     def write(self, data: Any) -> int:
         try:
@@ -57,8 +57,7 @@ class _Pipe(io.FileIO):
 
 
 def ignore_unread_output() -> None:
-    """In a part of a run: what it prints (a reward function, a library) may get lost, and that is
-    all."""
+    """In a worker: output of a reward function or a library may be lost, but must never raise."""
     redirect_unread_streams()
     for fd, name in NAMES.items():
         old = getattr(sys, name)

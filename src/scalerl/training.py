@@ -5,9 +5,9 @@
     ended = train(Recipe.load("scalerl", "tiny"), "runs/first")
     train(recipe_of("runs/first"), "runs/first", resume=True, from_step=20)
 
-The loop replaces generators and checkers that die. Here, a run whose trainer dies goes back to its
-last checkpoint and on from there; signals end it with a checkpoint; every other end leaves a record
-that `resume` goes on from.
+The loop replaces generators and checkers that die. When the trainer dies, the run goes back to its
+last checkpoint and continues from there. A signal ends a run with a checkpoint; after any other end
+too, `resume` continues from its record.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from scalerl.pipeline.loop import Loop, LoopEnd
     from scalerl.pipeline.setup import RunSetup
 
-#: A run that breaks so often without reaching a new checkpoint is given up.
+#: Times that a run may lose its trainer without reaching a new checkpoint, after which it fails.
 MAX_FAILURES = 3
+#: Reason in the record of a run that a signal ended.
 INTERRUPTED = "interrupted"
-#: Points before the first forecast.
+#: Validations before the first forecast.
 MIN_POINTS = 5
 
 
@@ -65,8 +66,9 @@ class RunEnd:
     compute: Compute
     #: The signal that ended it early, or None.
     signal: int | None = None
-    #: Where its record is, and the last line of its validations.
+    #: Directory of its record.
     path: str = field(default="", compare=False)
+    #: Its last validation.
     validation: EvalLine | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,8 +86,8 @@ class RunEnd:
         lines = [f"<b>{text(f'ended at step {self.steps}: {self.reason}')}</b>"]
         if self.path:
             lines.append(f"<code>{text(commands.report(self.path))}</code>")
-            again = "interrupted" in self.reason
-            lines += [f"<code>{text(commands.resume(self.path))}</code>"] if again else []
+            if self.signal is not None:
+                lines.append(f"<code>{text(commands.resume(self.path))}</code>")
         evals = () if self.validation is None else (self.validation,)
         return f"<p>{'<br/>'.join(lines)}</p>" + evals_table(evals)
 
@@ -100,80 +102,85 @@ def train(
     track: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> RunEnd:
-    """Run a recipe into a directory, or go on with the run that is there. A recipe may be given by
+    """Run a recipe into a directory, or resume the run that is there. A recipe may be given by
     names as on the command line: `train(["scalerl", "tiny", "budget.steps=5"], "runs/first")`.
 
-    resume     go on from the last checkpoint; where the recipe is another than the run had, what
-               changed is recorded (`scalerl.recipe.diff` says what may)
-    from_step  with resume: go on from the checkpoint of this step, or the last `healthy` one; the
-               record as it was is kept in `branches/N`
-    stop_when  a rule such as "gain < 0.01 per doubling", looked at after every validation
-    track      "tensorboard", "wandb", "trackio"
-    listener   who is told what happens; by default nobody, or in a notebook its page
+    resume     continue from the last checkpoint; fields of the recipe that differ from the run's
+               are recorded (`scalerl.recipe.diff` says which may)
+    from_step  with resume: continue from the checkpoint of this step, or the last `healthy` one;
+               the old record is kept in `branches/N`
+    stop_when  a rule such as "gain < 0.01 per doubling", applied after every validation
+    track      trackers to log to: "tensorboard", "wandb", "trackio"
+    listener   gets the events of the run; by default none, or in a notebook a live view
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
     from scalerl.placement import forkserver
-    from scalerl.placement.child import GUARD, UNGUARDED
+    from scalerl.placement.child import UNGUARDED, UnguardedScript
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A part that is being started has imported the script that calls this: the run says so.
-        os._exit(UNGUARDED)  # (an exception would be lost in the nursery)
+        # This is a worker that is being started, and has imported the script that calls `train`.
+        # The exit code tells the main process; an exception would be lost in the fork server.
+        os._exit(UNGUARDED)
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     recipe = recipe_from(recipe).with_decay_fixed()
     if recipe.placement.backend == "local":
-        forkserver.prepare()  # it imports while we read and plan
+        forkserver.prepare()  # first, so that its imports run while this process sets up
     rule = None if stop_when is None else parse_rule(stop_when)
-    path, told = Path(out), listener or default_listener()
+    path, listener = Path(out), listener or default_listener()
     undo = undo_new_run(path)
     store = RunStore(path, resume=resume)
     with RunLock(path):
         try:
-            recipe = _open(store, recipe, told, resume, from_step)
+            recipe = _open(store, recipe, listener, resume, from_step)
             name, config = path.resolve().name, recipe.to_dict()
-            with open_trackers(track, path, name, config, resume=resume, say=told.say) as trackers:
-                return RunAttempts(recipe, store, rule, Listeners(trackers, told), resume).go()
+            with open_trackers(
+                track, path, name, config, resume=resume, say=listener.say
+            ) as trackers:
+                both = Listeners(trackers, listener)
+                return RunAttempts(recipe, store, rule, both, resume).run()
         except InputError as error:
             if not resume:
                 undo()  # after the trackers are closed, which still write
-            if str(error) != GUARD:
+            if not isinstance(error, UnguardedScript):
                 raise
-            raise SystemExit(f"scalerl: {error}") from None  # nobody catches it in a script
+            # A traceback of a script without a `main` would hide the one line that helps.
+            raise SystemExit(f"scalerl: {error}") from None
 
 
 def recipe_of(run: str | Path) -> Recipe:
-    """The recipe that a run in this directory goes on with."""
+    """The recipe that the run in this directory is resumed with."""
     from scalerl.pipeline import branches
 
     return branches.recipe_of(Path(run))
 
 
 def _open(
-    store: RunStore, recipe: Recipe, told: Listener, resume: bool, from_step: int | str | None
+    store: RunStore, recipe: Recipe, listener: Listener, resume: bool, from_step: int | str | None
 ) -> Recipe:
-    """Prepare the directory of a run that starts, or that goes on; the recipe that it uses."""
+    """Prepare the directory of a run that starts or is resumed; the recipe that it uses."""
     from scalerl.pipeline import branches
 
     if from_step is not None and not resume:
-        raise InputError("from_step goes on with a run that is there: give resume=True as well")
+        raise InputError("from_step continues an existing run: give resume=True as well")
     if not resume:
         branches.write_recipe(store, recipe)
         return recipe
     recipe = branches.with_saved_date(store, recipe)
     event = branches.prepare_resume(store, recipe, from_step)
     if event is not None:
-        told.noted(event)
-        told.say(f"going on with a change: {event.why}")
+        listener.noted(event)
+        listener.say(f"resuming with a change: {event.why}")
     return recipe
 
 
-def begin(
+def start_crew(
     recipe: Recipe, checkpoint: Path | None, survivors: tuple[RenewableCrew, Clock] | None = None
 ) -> tuple[RunSetup, Crew, Clock]:
-    """The plan of a recipe, and its crew where the recipe places it: who has survived the loss of
-    the trainer, if they can go on with another."""
+    """Resolve a recipe and start its workers. `survivors` is the crew of an attempt that has lost
+    its trainer: it gets another one, where its placement can do that."""
     from scalerl.pipeline.setup import RunSetup
     from scalerl.placement.registry import place
 
@@ -187,7 +194,8 @@ def begin(
 
 
 class RunAttempts:
-    """One run, over as many attempts as it takes. `begin` makes plan and crew of each."""
+    """One run, over as many attempts as it takes: each starts from the last checkpoint. `start`
+    makes the setup and the crew of each."""
 
     def __init__(
         self,
@@ -196,40 +204,40 @@ class RunAttempts:
         rule: StopRule | None,
         listener: Listener,
         resume: bool,
-        begin: Callable[..., tuple[RunSetup, Crew, Clock]] = begin,
+        start: Callable[..., tuple[RunSetup, Crew, Clock]] = start_crew,
     ) -> None:
-        self.begin = begin
+        self.start = start
         self.recipe, self.store, self.rule = recipe, store, rule
-        #: What happened around the run, for its record.
+        #: Warnings that the loop is to record.
         self.notes: list[str] = []
         self.listener: Listener = DetachableListener(listener, self.notes.append)
         self.resume = resume
         self.checkpoint: Path | None = None
-        #: Of an attempt that has lost its trainer: who can go on with another.
+        #: The crew of an attempt that has lost its trainer, if it can continue with another one.
         self._survivors: tuple[RenewableCrew, Clock] | None = None
         kind = recipe.compute.axis
         self.axis = AXIS_COLUMNS[kind].removeprefix("compute/")
         self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
 
-    def go(self) -> RunEnd:
+    def run(self) -> RunEnd:
+        """Run to the end; an error is recorded, then raised."""
         try:
             with _survive_hangup(self.notes.append), _explain_out_of_memory():
                 return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
-                self._tell_notes(self._reached())
+                self._record_notes(self._reached())
                 self._event("failed", self._reached(), why=str(error))
                 if self._reached():
                     again = commands.resume(self.store.path)
-                    self.listener.say(f"once that is put right, this goes on: {again}")
+                    self.listener.say(f"once that is repaired, resume with: {again}")
             raise
         finally:
             if self._survivors is not None:
                 self._survivors[0].stop(at_once=True)
 
     def _attempts(self) -> RunEnd:
-        from scalerl.pipeline.crew import IrreplaceableWorkerLost
-        from scalerl.pipeline.memory import less_memory
+        from scalerl.pipeline.crew import IrreplaceableWorkerLost, less_memory
 
         failures, reached = 0, -1
         while True:
@@ -237,13 +245,14 @@ class RunAttempts:
             failures = 1 if step > reached else failures + 1
             reached = step
             try:
-                # Who goes back to the same checkpoint again has nobody left to trust.
+                # After a second loss at the same checkpoint, all workers are started anew: any of
+                # them may be the cause.
                 return self._attempt(None if step < 0 else step, keep=failures == 1)
             except IrreplaceableWorkerLost as lost:
                 if failures >= MAX_FAILURES:
                     raise PipelineError(
-                        f"{lost}; the run broke {failures} times without a new checkpoint; if "
-                        f"memory has run out: {less_memory('trainer')}, then --resume"
+                        f"{lost}; the run failed {failures} times without a new checkpoint; if it "
+                        f"ran out of memory: {less_memory('trainer')}, then --resume"
                     ) from None
                 self.listener.say(f"warning: {lost}: going back to the last checkpoint")
                 self._event("lost", self._reached(), why=str(lost))
@@ -255,7 +264,8 @@ class RunAttempts:
         return 0 if last is None else last.step
 
     def _rewind(self) -> int:
-        """Cut the record back to the newest whole checkpoint: its step, -1 if there is none."""
+        """Cut the record back to the newest undamaged checkpoint; its step, or -1 if there is
+        none."""
         from scalerl.pipeline import checkpoints
 
         if not self.resume:
@@ -285,19 +295,20 @@ class RunAttempts:
             self._add(line)
         checkpoint = self.checkpoint if step is not None else None
         kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
-        setup, crew, clock = self._begin(checkpoint)
-        settled, self.recipe = setup.recipe != self.recipe, setup.recipe
+        setup, crew, clock = self._start(checkpoint)
+        completed, self.recipe = setup.recipe != self.recipe, setup.recipe
         self.listener.begin(self.recipe, self.store.path, step)
         at_once = True
         caught: list[int] = []
         try:
-            if settled:  # the date of its prompts: recorded before the first of them is asked
+            # The setup may have set the date that prompts contain: recorded before the first use.
+            if completed:
                 branches.write_recipe(self.store, setup.recipe)
             loop = kind(
                 setup, crew, clock, self.store, self.listener,
                 checkpoint=checkpoint, stop_rule=self._evaluated,
             )  # fmt: skip
-            # Events are never cut: they know of every loss since the beginning.
+            # Events are never cut, unlike steps: they hold every loss since the beginning.
             past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
             loop.notes = self.notes
@@ -305,7 +316,7 @@ class RunAttempts:
                 with _signals(loop) as caught:
                     end = self._run(loop, caught)
             finally:
-                self.recipe = loop.recipe  # generators may have come and gone
+                self.recipe = loop.recipe  # the number of generators may have changed
             at_once = not loop.started
         except IrreplaceableWorkerLost as lost:
             if keep and lost.trainer and isinstance(crew, RenewableCrew):
@@ -317,34 +328,36 @@ class RunAttempts:
             setup.task.close()
         return self._ended(end, caught[0] if caught else None)
 
-    def _begin(self, checkpoint: Path | None) -> tuple[RunSetup, Crew, Clock]:
+    def _start(self, checkpoint: Path | None) -> tuple[RunSetup, Crew, Clock]:
         if self._survivors is None:
-            return self.begin(self.recipe, checkpoint)
+            return self.start(self.recipe, checkpoint)
         survivors, self._survivors = self._survivors, None
         try:
-            return self.begin(self.recipe, checkpoint, survivors)
+            return self.start(self.recipe, checkpoint, survivors)
         except BaseException:
             survivors[0].stop(at_once=True)
             raise
 
     def _run(self, loop: Loop, caught: list[int]) -> LoopEnd:
-        """To the end, and a checkpoint there; a loss after a signal does not start it again."""
+        """Run the loop to its end and write a last checkpoint. A loss after a signal ends the run
+        instead of starting another attempt."""
         from scalerl.pipeline.crew import IrreplaceableWorkerLost
         from scalerl.pipeline.loop import LoopEnd
 
         try:
             end = loop.run()
+            # An interrupted deterministic run is in the middle of a round (`DeterministicLoop`).
             if loop.started and not (caught and loop.deterministic):
                 loop.save()
         except IrreplaceableWorkerLost as lost:
             if not caught:
                 raise
-            self.listener.say(f"warning: {lost}: the last checkpoint stands")
+            self.listener.say(f"warning: {lost}: the last checkpoint is the newest state")
             end = LoopEnd(INTERRUPTED, loop.version, loop.ledger.compute())
         return end
 
     def _evaluated(self, line: EvalLine) -> str | None:
-        """Fit the run's own curve; the rule may end the run."""
+        """Fit the run's curve; why the run ends, if the stop rule says so."""
         if not self._add(line):
             self.listener.evaluated(line, None)
             return None
@@ -353,15 +366,14 @@ class RunAttempts:
         return None if look is None or look.reason is None else f"stop rule: {look.reason}"
 
     def _budget_end(self, compute: Compute) -> float | None:
-        """Compute at which the budget will be used up, if each unit of it goes on buying what it
-        bought so far."""
+        """Compute at which the budget will be used up, extrapolated from the share used so far."""
         use = budget_use(self.recipe.budget, compute)
         if use is None or use.share <= 0:
             return None
         return float(getattr(compute, self.axis)) / min(use.share, 1.0)
 
     def _add(self, line: EvalLine) -> bool:
-        """Whether it is a point of the curve: a validation that failed is none."""
+        """Add a validation to the curve; False for one that failed, which is no point of it."""
         compute = float(getattr(line.compute, self.axis))
         return self.curve.add(line.step, compute, line.pass_rate, n_eval=line.n_eval)
 
@@ -373,23 +385,25 @@ class RunAttempts:
         self.store.append(line)
         self.listener.noted(line)
 
-    def _tell_notes(self, step: int) -> None:
-        """What the loop has not come to."""
+    def _record_notes(self, step: int) -> None:
+        """Record the warnings that the loop has not recorded before its end."""
         while self.notes:
             self._event("warning", step, why=self.notes.pop(0))
 
     def _ended(self, end: LoopEnd, caught: int | None) -> RunEnd:
         from scalerl.pipeline import checkpoints
 
-        self._tell_notes(end.steps)
+        self._record_notes(end.steps)
         self._event("end", end.steps, reason=end.reason)
         healthy = checkpoints.last_healthy(self.store.path)
         newest = checkpoints.list_checkpoints(self.store.path)
         if healthy is not None and newest and healthy != newest[-1]:
             again = commands.resume(self.store.path, step="healthy")
-            self.listener.say(f"the last healthy checkpoint is {healthy.name}; from there: {again}")
-        if end.reason.startswith(INTERRUPTED):
-            self.listener.say(f"to go on from here: {commands.resume(self.store.path)}")
+            self.listener.say(
+                f"the last healthy checkpoint is {healthy.name}; to resume from it: {again}"
+            )
+        if caught is not None:
+            self.listener.say(f"to resume from here: {commands.resume(self.store.path)}")
         self.listener.end(end.reason)
         path, last = self.store.path, self.store.last(EvalLine)
         return RunEnd(end.reason, end.steps, end.compute, caught, str(path), last)
@@ -397,8 +411,8 @@ class RunAttempts:
 
 @contextmanager
 def _explain_out_of_memory() -> Iterator[None]:
-    """An error of this process, not of a part, that means that memory has run out."""
-    from scalerl.pipeline.memory import less_memory
+    """Turn an error of the main process that means "out of memory" into one line with advice."""
+    from scalerl.pipeline.crew import less_memory
 
     try:
         yield
@@ -415,12 +429,12 @@ def _explain_out_of_memory() -> Iterator[None]:
 
 @contextmanager
 def _survive_hangup(note: Callable[[str], None]) -> Iterator[None]:
-    """SIGHUP (the terminal is closed, the connection breaks) does not end a run: it goes on, and
-    its record says so. Under nohup it is ignored anyway."""
+    """Let the run survive SIGHUP (the terminal is closed, the ssh connection breaks), with a note
+    in its record. Under nohup the signal is ignored anyway."""
 
     def hang_up(number: int, frame: FrameType | None) -> None:
         redirect_unread_streams()
-        note("the terminal is gone (SIGHUP); the run goes on")
+        note("the terminal was closed (SIGHUP); the run goes on")
 
     which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
     ours = threading.current_thread() is threading.main_thread()
@@ -436,8 +450,8 @@ def _survive_hangup(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _signals(loop: Loop) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM (as clusters send it before they kill) end the run with a checkpoint; a
-    second one ends it at once."""
+    """Let Ctrl-C and SIGTERM (which clusters send before SIGKILL) end the run with a checkpoint; a
+    second one ends it at once. Yields the list of signals caught so far."""
     caught: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -450,7 +464,7 @@ def _signals(loop: Loop) -> Iterator[list[int]]:
     try:
         for one in (signal.SIGINT, signal.SIGTERM):
             before[one] = signal.signal(one, stop)
-    except ValueError:  # not the main thread: signals are somebody else's affair
+    except ValueError:  # not the main thread, which alone may set handlers
         pass
     try:
         yield caught

@@ -48,5 +48,5 @@ def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_sc
     assert {one.key for one in scored} == {prompt.id for prompt in prompts}
     assert all(verdict.scored for one in scored for verdict in one.scores)
     (line,) = said
-    assert line.startswith(f"{stopped.name} has said nothing for ")
+    assert line.startswith(f"{stopped.name} has sent nothing for ")
     assert line.endswith(" s: replaced")

@@ -338,7 +338,7 @@ def test_a_verifier_that_takes_its_process_with_it_costs_its_own_answers(tmp_pat
     assert [s["filtered"]["unscored"] for s in steps] == [4 * n for n in asked]
     events = [e["why"] for e in lines(run.out / "events.jsonl") if e["event"] == "checker"]
     replaced = [why for why in events if why.endswith("died: killed by signal 11: replaced")]
-    given_up = [why for why in events if "took its checker with it" in why]
+    given_up = [why for why in events if "ended its checker process" in why]
     assert len(given_up) >= sum(asked), "some may have been checked and not trained on yet"
     assert all("4 answers stay unscored" in why for why in given_up)
     assert len(given_up) < len(replaced) <= 2 * len(given_up), "each costs a checker twice at most"
@@ -467,7 +467,7 @@ def test_a_slow_generator_slows_nobody_and_a_stopped_one_is_replaced(tmp_path):
     run.end()
     steps = lines(run.out / "steps.jsonl")
     assert max(s["staleness"]["max"] for s in steps) <= 3
-    assert "generator 1 has said nothing for" in said(run)
+    assert "generator 1 has sent nothing for" in said(run)
     gone(run)
 
 

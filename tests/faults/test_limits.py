@@ -240,7 +240,7 @@ def test_a_generator_that_is_killed_again_and_again_is_not_replaced_for_ever(tmp
         known.add(pid)
     line = ended_by_one_line(run)
     assert line.startswith("scalerl: generator 0 died: killed by signal 9; it was started 5 times")
-    assert "if memory has run out: lower placement.generators" in line
+    assert "if it ran out of memory: lower placement.generators" in line
     assert kills == MAX_DEATHS + 1
 
 
@@ -255,7 +255,7 @@ def test_a_main_process_without_memory_ends_with_one_line(tmp_path, error):
     store = RunStore(tmp_path / "run")
     run = RunAttempts(Recipe.load("scalerl", "tiny"), store, None, Listener(), False, begin)
     with pytest.raises(PipelineError, match=r"^the main process ran out of memory \(.*: lower"):
-        run.go()
+        run.run()
     [event] = lines(tmp_path / "run" / "events.jsonl")
     assert event["event"] == "failed" and "ran out of memory" in event["why"]
 
@@ -267,7 +267,7 @@ def test_what_is_no_want_of_memory_is_not_called_so(tmp_path):
     store = RunStore(tmp_path / "run")
     run = RunAttempts(Recipe.load("scalerl", "tiny"), store, None, Listener(), False, begin)
     with pytest.raises(RuntimeError, match=r"^a defect$"):
-        run.go()
+        run.run()
 
 
 # -- clocks ---------------------------------------------------------------------------------------

@@ -62,11 +62,11 @@ def events(run):
     ],
 )
 def test_a_signal_ends_a_run_whose_verifiers_hang(tmp_path, verifier, hanging, how, settings):
-    """It waits for the verdicts of the first validation, or for those of its first batches."""
+    """It waits for the scores of the first validation, or for those of its first batches."""
     run = Victim(tmp_path / "run", [])
     run.start(*arguments(tmp_path, verifier, hanging, *settings))
     if hanging == "held-out":
-        run.wait(lambda: "verdicts on" in run.status.get("waits_for", ""), "the validation")
+        run.wait(lambda: "scores of" in run.status.get("waits_for", ""), "the validation")
     else:
         # A deterministic run decodes no further while checks are under way, so fewer groups wait.
         few = "placement.deterministic=true" in settings
@@ -133,7 +133,7 @@ def test_a_run_outlives_its_terminal(tmp_path):
     assert os.waitstatus_to_exitcode(status) == 0
     assert [s["step"] for s in lines(out / "steps.jsonl")] == list(range(1, 9))
     said = events(run)
-    assert ("warning", "the terminal is gone (SIGHUP); the run goes on") in said
+    assert ("warning", "the terminal was closed (SIGHUP); the run goes on") in said
     assert said[-1] == ("end", "budget of 8 steps")
     assert not [why for kind, why in said if kind in ("lost", "checker")], "no part has died"
     gone(run)

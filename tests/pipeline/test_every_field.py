@@ -209,7 +209,7 @@ def does(recipe, out):
 
     store = RunStore(out)
     run = RunAttempts(recipe, store, None, Listener(), False, begin)
-    end = run.go()
+    end = run.run()
     steps, evals = store.read(StepLine), store.read(EvalLine)
     return {
         "axis": run.axis,

@@ -56,14 +56,14 @@ def test_what_one_that_leaves_had_begun_is_counted_as_wasted(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"placement.deterministic": True}, "keeps its generators"),
+        ({"placement.deterministic": True}, "does not allow the number to change"),
         ({"schedule.name": "off-policy", "batch.generations": 4}, "cannot be split evenly"),
     ],
 )
 def test_a_wish_that_cannot_be_is_a_warning(tmp_path, changes, why):
     world = lived(tmp_path, scaled(2.0, 7), **changes)
     (line,) = events(world, "warning")
-    assert line.startswith("7 generators were asked for: ") and why in line
+    assert line.startswith("the request for 7 generators is refused: ") and why in line
     assert len(world.crew.generators) == 2 and events(world, "scale") == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from scalerl import load_run
 from scalerl.cli.doctor import describe, diagnose, examine
 from scalerl.errors import InputError, PipelineError
+from scalerl.pipeline.checks import MAX_REASONS, OTHER_REASONS, UnscoredReasons
 from scalerl.pipeline.setup import RunSetup
-from scalerl.pipeline.unscored import FURTHER, KNOWN, Unscored
 from scalerl.pipeline.validation import set_score
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.world import World
@@ -77,7 +77,7 @@ class Run:
         self.attempts = RunAttempts(self.recipe, self.store, None, listener, False, begin)
 
     def go(self):
-        self.end = self.attempts.go()
+        self.end = self.attempts.run()
         return self
 
     def lines(self, kind):
@@ -241,18 +241,18 @@ def test_scored_runs_say_nothing_of_it(tmp_path):
 
 
 def test_a_verifier_with_ever_new_words_does_not_fill_the_record():
-    unscored = Unscored()
+    unscored = UnscoredReasons()
     lines = [
         line for i in range(5000) for line, _ in unscored.add([AnswerScore.unscored(f"reason {i}")])
     ]
-    assert len(lines) < KNOWN + 10
-    assert unscored.totals[FURTHER] == 5000 - KNOWN
+    assert len(lines) < MAX_REASONS + 10
+    assert unscored.totals[OTHER_REASONS] == 5000 - MAX_REASONS
 
 
 def test_refilling_with_answers_that_nobody_can_score_ends_with_the_reason(tmp_path):
     run = Run(tmp_path / "run", lambda a, held_out, times: RIGHT if held_out else BROKEN,
               "filter.zero_variance=refill")  # fmt: skip
-    with pytest.raises(PipelineError, match="have no reward: function:judge raised Connection"):
+    with pytest.raises(PipelineError, match="was scored: function:judge raised Connection"):
         run.go()
 
 

@@ -138,7 +138,7 @@ def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_sc
     world.live(tmp_path / "run")
     events = [e.why for e in world.store.read(EventLine) if e.event == "checker"]
     (why,) = events
-    silence = int(re.fullmatch(r"checker 0 has said nothing for (\d+) s: replaced", why)[1])
+    silence = int(re.fullmatch(r"checker 0 has sent nothing for (\d+) s: replaced", why)[1])
     assert 15 <= silence <= 17, "the patience, and the time between two looks"
     assert all(s.filtered.unscored == 0 for s in world.store.read(StepLine))
     assert world.crew.clock.time < 60, "the deadline of a check is not waited for"

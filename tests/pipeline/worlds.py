@@ -147,7 +147,7 @@ class RandomWorld:
         self.attempts = self.renewed = 0
 
     def begin(self, recipe, checkpoint, survivors=None):
-        """RunSetup and crew of one attempt; only the first crew meets the faults."""
+        """Setup and crew of one attempt; only the first crew meets the faults."""
         task = Coins(self.together)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
         control = Limit(self.max_tokens, (0,))
@@ -196,7 +196,7 @@ class RandomWorld:
         self.listener = Witness(self)
         run = RunAttempts(self.recipe, self.store, None, self.listener, resume, self.begin)
         try:
-            self.end = run.go()
+            self.end = run.run()
         except PipelineError as error:
             # A rough world may spoil every answer of the first validation: then that is the end.
             if not (self.world.hangs and "of the first validation could be scored" in str(error)):

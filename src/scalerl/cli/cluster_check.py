@@ -64,20 +64,20 @@ def check(address: str, changes: Sequence[str]) -> list[Finding]:
     from scalerl.errors import PipelineError
     from scalerl.recipe.load import recipe_from
     from scalerl.runs.store import RunStore
-    from scalerl.training import RunAttempts, begin
+    from scalerl.training import RunAttempts, start_crew
 
     recipe = recipe_from(["scalerl", "tiny", *SMALL, f"placement.address={address}", *changes])
     watch = ClusterWatch()
 
     def begun(recipe: Any, checkpoint: Path | None) -> Any:
-        plan, watch.crew, clock = begin(recipe, checkpoint)
+        plan, watch.crew, clock = start_crew(recipe, checkpoint)
         return plan, watch.crew, clock
 
     failed = None
     with tempfile.TemporaryDirectory(prefix="scalerl-doctor-") as folder:
         store = RunStore(Path(folder) / "run")
         try:
-            RunAttempts(recipe, store, None, watch, False, begun).go()
+            RunAttempts(recipe, store, None, watch, False, begun).run()
         except PipelineError as error:
             failed = str(error)
     return [*_findings(watch, GAP[recipe.model.dtype]), *_end(recipe, watch, failed)]

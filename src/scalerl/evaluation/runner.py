@@ -10,7 +10,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Checks, ScoredAnswers
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
-from scalerl.pipeline.supervisor import START
+from scalerl.pipeline.supervisor import START_SECONDS
 from scalerl.pipeline.validation import Validation, ValidationPrompt
 from scalerl.placement.processes import RealClock, WorkerProcesses
 from scalerl.placement.specs import engine_of
@@ -67,7 +67,7 @@ class EvaluationCheckers:
         if away > 3 * LOOK + PAUSE * self._patience:
             self.checks.shift_deadlines(away)
             return []
-        return self.checks.replaceable(self._patience, max(self._patience, START))
+        return self.checks.replaceable(self._patience, max(self._patience, START_SECONDS))
 
     def _event(self, event: MessageReceived | WorkerLost) -> list[ScoredAnswers]:
         if isinstance(event, WorkerLost):

@@ -1,10 +1,8 @@
-"""Early signs of a run going wrong, in plain words, each with the knob to turn and the command that
-turns it.
+"""Early warnings of a run that goes wrong, each with the recipe key to change and the command.
 
-Pure: lines of the record in, sentences out. An alarm speaks when it comes on, and again only after
-it has been off for some steps.
-`healthy` is False while a grave one is on: checkpoints of that time do not push out the last good
-one.
+Pure functions of the lines of the record. An alarm is reported when it turns on, and again only
+after it has been off for WINDOW steps. While a grave alarm is on, `healthy` is False: the last
+healthy checkpoint from before it is then kept.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scalerl.errors import PipelineError
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_algorithm import LengthSection
 from scalerl.runs import commands
@@ -24,43 +23,53 @@ from scalerl.runs.lines import EvalLine, StepLine
 
 #: Steps over which noisy shares are averaged.
 WINDOW = 5
-#: Steps after which the start of the run is known.
+#: Steps at the beginning of a run that later ones are compared with.
 START = 10
-#: Largest ratio, and smallest effective sample size, of a batch that is still nearly on-policy.
+#: Largest ratio π_train / π_gen of a batch that is still nearly on-policy.
 MAX_RATIO = 50.0
+#: Smallest effective sample size of such a batch, as a share of its tokens.
 MIN_ESS = 0.5
-#: Entropy as a share of what it was at the start, and the validation pass rate from which a policy
-#: may well be sure of itself.
+#: Entropy, as a share of what it was at the start, below which a policy hardly explores.
 MIN_ENTROPY = 0.05
-SURE = 0.5
+#: Validation pass rate from which on a low entropy is no alarm: the policy may be right to be sure.
+SURE_PASS_RATE = 0.5
+#: Largest norm of the gradient, in multiples of that of the first steps.
 MAX_GRADIENT = 50.0
+#: Largest share of prompts with rollouts that all earned the same.
 MAX_ZERO_VARIANCE = 0.95
+#: Largest share of rollouts without a score.
 MAX_UNSCORED = 0.1
-#: Share of its time that the trainer waits for checks alone.
+#: Largest share of its time that the trainer may wait for checks alone.
 MAX_CHECK_WAIT = 0.3
-#: Fall of the validation pass rate below its best, in points and in standard errors.
-FALL, FALL_ERRORS = 0.1, 4.0
+#: Fall of the validation pass rate below its best that counts as a collapse ...
+FALL = 0.1
+#: ... if it is also this many standard errors.
+FALL_ERRORS = 4.0
 #: The recipe's own limits of truncation, where none are given.
 LENGTH = LengthSection()
 
 
 @dataclass
 class Alarms:
-    """Looks at every step and every validation."""
+    """The alarms of one run; `check_step` and `check_validation` see every line of its record."""
 
     truncation_warn: float = LENGTH.truncation_warn
     truncation_critical: float = LENGTH.truncation_critical
-    #: Which knob gives rollouts more room.
+    #: Recipe key that gives rollouts more tokens.
     longer: str = "length.max_tokens"
-    #: Where the run is, and for each knob a value that would help: for commands to type.
+    #: Directory of the run, for the commands in the warnings.
     out: Path | None = None
+    #: For each recipe key an override that would help.
     better: dict[str, str] = field(default_factory=dict)
-    #: There is a checkpoint from before the trouble.
+    #: Whether there is a checkpoint from before any grave alarm.
     has_healthy: bool = False
-    #: Alarms that are on, and for how many calm steps they will stay so.
+    #: Alarms that are on, each with the number of calm steps after which it turns off.
     on: dict[str, int] = field(default_factory=dict)
+    #: Those among them that make a checkpoint unhealthy.
     grave: set[str] = field(default_factory=set)
+    #: Best validation pass rate so far, and its standard error.
     best: tuple[float, float] | None = None
+    #: Latest validation pass rate.
     latest: float = 0.0
     _before: DeviceSeconds | None = None
     _recent: dict[str, deque[float]] = field(default_factory=dict)
@@ -85,8 +94,8 @@ class Alarms:
         return not self.grave
 
     def check_step(self, line: StepLine) -> list[str]:
-        """Lines about what has just come on."""
-        return [said for said in self._step(line) if said]
+        """Warnings about alarms that this step has turned on."""
+        return [warning for warning in self._step(line) if warning]
 
     def _step(self, r: StepLine) -> Iterator[str | None]:
         cut = self._mean("truncated", r.truncated)
@@ -116,7 +125,7 @@ class Alarms:
             "unscored", missing > MAX_UNSCORED,
             f"{missing:.0%} of rollouts could not be scored: {why}")  # fmt: skip
         flat = self._mean("zero_variance", r.zero_variance)
-        # Groups without rewards look alike as well: they say nothing about what is left to learn.
+        # Groups without scores have no variance either, but say nothing about the prompts.
         yield self._alarm(
             "zero-variance", flat > MAX_ZERO_VARIANCE and missing <= MAX_UNSCORED,
             f"{flat:.0%} of prompts are all right or all wrong: little is left to learn here; "
@@ -129,13 +138,13 @@ class Alarms:
             "help")  # fmt: skip
 
     def _against_start(self, r: StepLine) -> Iterator[str | None]:
-        """Entropy and gradient against what they were in the first steps."""
+        """Alarms that compare entropy and gradient with those of the first steps."""
         entropy, first = r.entropy, self._at_start("entropy", r.entropy)
         if entropy is not None and first:
             yield self._alarm(
-                "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE,
-                f"entropy has fallen to {entropy:.3g} from {first:.3g}: it hardly explores; "
-                f"lower optimiser.lr, or stop here{self.then('optimiser.lr', back=True)}",
+                "entropy", entropy < MIN_ENTROPY * first and self.latest < SURE_PASS_RATE,
+                f"entropy has fallen to {entropy:.3g} from {first:.3g}: the policy hardly "
+                f"explores; lower optimiser.lr, or stop here{self.then('optimiser.lr', back=True)}",
                 grave=True)  # fmt: skip
         norm, first = r.grad_norm, self._at_start("grad_norm", r.grad_norm)
         if first:
@@ -152,7 +161,7 @@ class Alarms:
         return (spent.check_wait - before.check_wait) / whole if whole > 0 else 0.0
 
     def check_validation(self, found: EvalLine) -> list[str]:
-        """Lines about what has just come on."""
+        """Warnings about alarms that this validation has turned on."""
         if found.pass_rate is None:
             return [f"the validation at step {found.step} has failed and is no point of the curve: "
                     f"{found.failed}"]  # fmt: skip
@@ -170,13 +179,13 @@ class Alarms:
         return [line] if line else []
 
     def then(self, *knobs: str, back: bool = False) -> str:
-        """What to type, once the run is stopped."""
+        """The end of a warning: the command to type once the run is stopped."""
         command = self.command(*knobs, back=back)
         return f"; Ctrl-C, then: {command}" if command else ""
 
     def command(self, *knobs: str, back: bool = False) -> str:
-        """Turns the first of these knobs that can be turned further, and goes `back` to the last
-        healthy checkpoint, if there is one."""
+        """A command that resumes the run with the first of these keys that has a better value, from
+        the last healthy checkpoint if `back` is set and there is one."""
         helps = next((self.better[knob] for knob in knobs if knob in self.better), None)
         if self.out is None or helps is None:
             return ""
@@ -197,9 +206,83 @@ class Alarms:
         return statistics.fmean(recent) if len(recent) == WINDOW else 0.0
 
     def _at_start(self, name: str, value: float | None) -> float | None:
-        """The median of the first steps; None until they are known."""
+        """The median of the first START steps; None until they have been seen."""
         known = self._start.setdefault(name, [])
         if value is not None and len(known) < START:
             known.append(value)
             return None
         return statistics.median(known) if known else None
+
+
+class EmptyStepWatch:
+    """Watches for steps that teach nothing: in every group of the batch all rollouts earned the
+    same reward, so that no rollout has an advantage.
+
+    The optimiser does not change the weights in such a step (`scalerl.trainer`). The version goes
+    up all the same: the step has its line in `steps.jsonl` and counts towards the budget. The first
+    of several in a row is a warning; after `filter.empty_steps` in a row the run fails, with what
+    to change."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        #: The empty steps in a row up to now.
+        self.streak: list[StepLine] = []
+        #: Number of the last empty step.
+        self._last: int | None = None
+
+    def check_step(self, line: StepLine) -> list[str]:
+        """The warning about a step, if any; raises PipelineError after too many in a row."""
+        if line.filtered.zero_variance_prompts < line.filtered.prompts:
+            self.streak.clear()
+            return []
+        self.streak.append(line)
+        # No second warning soon after one: with a few prompts a batch, some are empty by chance.
+        recent = self._last is not None and line.step - self._last <= WINDOW
+        self._last = line.step
+        limit = self.recipe.filter.empty_steps
+        if limit and len(self.streak) >= limit:
+            many = "step" if limit == 1 else f"{limit} steps"
+            raise PipelineError(
+                f"the last {many} taught nothing: {why_empty(self.streak, self.recipe)}, then "
+                "--resume; filter.empty_steps sets after how many steps a run ends"
+            )
+        if recent:
+            return []
+        after = f"; the run ends after {limit} such steps in a row (filter.empty_steps)"
+        return [
+            f"step {line.step} taught nothing: {why_empty(self.streak, self.recipe)}"
+            + (after if limit else "")
+        ]
+
+
+def why_empty(steps: Iterable[StepLine], recipe: Recipe) -> str:
+    """Why the rollouts of each group all earned the same reward, and what to change."""
+    lines = list(steps)
+    rollouts = sum(line.filtered.rollouts for line in lines)
+    if sum(line.filtered.unscored for line in lines) == rollouts:
+        why = next(iter(lines[-1].unscored_why or ()), "the verifier gives no reward")
+        return f"no rollout has a reward ({why}): repair the task's verifier"
+    cut = sum(line.filtered.truncated for line in lines)
+    if cut == rollouts and recipe.filter.truncated == "drop":
+        knob = "answer_tokens" if recipe.length.control == "interruption" else "max_tokens"
+        return (
+            "every rollout is cut off before its end, and filter.truncated = drop leaves such "
+            f"rollouts out: raise length.{knob}"
+        )
+    right = sum(line.pass_rate for line in lines) / len(lines)
+    size = f"raise batch.generations = {recipe.batch.generations}"
+    if right == 0.0:
+        return (
+            "the pass rate is 0, so the task is too hard for the model, or no answer has the form "
+            "that the verifier reads: read some answers in evals/, then take another model, "
+            f"easier prompts (task), or {size}"
+        )
+    if right == 1.0:
+        return (
+            "the pass rate is 1, so the task is too easy for the model: take harder prompts (task) "
+            "or a weaker model"
+        )
+    return (
+        f"the pass rate is {right:.2g}, and the rollouts of each prompt all earned the same: take "
+        f"prompts of middling difficulty (task), {size}, or look at filter.truncated"
+    )

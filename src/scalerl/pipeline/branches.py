@@ -1,18 +1,17 @@
-"""Going on with a run from an earlier checkpoint, or with changed knobs, so that nothing is lost.
+"""Resuming a run from an earlier checkpoint, or with a changed recipe, without losing its record.
 
     before                            after `--resume RUN --from 20 optimiser.lr=1e-6`
-    RUN/steps.jsonl      1 … 30       1 … 20, and on
+    RUN/steps.jsonl      1 … 30       1 … 20, 21 …
     RUN/checkpoints      20  25  30   20
     RUN/branches/1/      -            the record as it was, 1 … 30, and checkpoints 20 25 30
 
-The old record is kept whole under `branches/N`: a run like any other, that can be fitted, reported
-and gone on with. Checkpoints beyond the step are moved there; the one of the step itself is in both
-(the same files under two names, where the disk can do that).
+The old record is kept complete under `branches/N`: a run like any other, that can be fitted,
+reported and resumed. Checkpoints beyond the step are moved there; the one of the step itself is in
+both (as hard links, where the file system has them).
 
-What is to be done is written down first, in `recipe.json`, with the recipe that counts from then
-on. Every part of it can be done twice, so whoever opens the run after a kill just does the rest:
-before that line is on the disk nothing has changed, after it the new state is only a matter of
-`complete_pending`.
+All changes are written down first, in `recipe.json`, with the new recipe. Each of them can be made
+twice, so that after a kill the next process that opens the run makes the rest: before that file is
+on the disk nothing has changed, after it only `complete_pending` is left to do.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, KnobChange, Ste
 from scalerl.runs.store import RunStore
 
 FOLDER = "branches"
-#: Of a record, beside its recipe.
+#: Files and folders of a record that a branch keeps, beside the recipe.
 RECORD = (EvalLine.FILE, StepLine.FILE, EventLine.FILE, EvalAnswers.FOLDER)
 
 
 def recipe_of(path: Path) -> Recipe:
-    """The recipe that a run goes on with: `recipe.toml`, hand-edited or not; or, where a kill came
-    between, the one that was about to be written there."""
+    """The recipe that a run is resumed with: `recipe.toml`, hand-edited or not; or, after a kill in
+    the middle of a change, the one that was about to be written there."""
     used, pending = RunStore(path, resume=True).read_used_recipe()
     if used is not None and pending is not None:
         return Recipe.from_dict(used)
@@ -49,7 +48,7 @@ def recipe_of(path: Path) -> Recipe:
 
 
 def write_recipe(store: RunStore, recipe: Recipe) -> None:
-    """The recipe of a run that starts."""
+    """Write the recipe of a run into its directory."""
     store.write_recipe(recipe.to_toml())
     store.write_used_recipe(recipe.to_dict())
 
@@ -62,8 +61,8 @@ def with_saved_date(store: RunStore, recipe: Recipe) -> Recipe:
 def prepare_resume(
     store: RunStore, recipe: Recipe, since: int | str | None = None
 ) -> EventLine | None:
-    """Make the run ready to go on with this recipe, from the checkpoint `since` (a step, or
-    `healthy`; None: the last one); what was recorded about it, or None where nothing changed."""
+    """Prepare a run to be resumed with this recipe, from the checkpoint `since` (a step, or
+    `healthy`; None: the last one). Returns the recorded event, or None where nothing changed."""
     complete_pending(store)
     old = _recipe_used(store) or recipe
     changed = _changes(store, old, recipe)
@@ -92,14 +91,14 @@ def prepare_resume(
             shutil.rmtree(path / f"{branch}.tmp", ignore_errors=True)
             store.write_used_recipe(old.to_dict())
         raise InputError(
-            f"{path}: the old record cannot be kept: {error.strerror or error}; make room, then "
-            "say it again"
+            f"{path}: the old record cannot be kept: {error.strerror or error}; free disk space, "
+            "then repeat the command"
         ) from None
     return event
 
 
 def complete_pending(store: RunStore) -> None:
-    """Do what `recipe.json` says is still to be done; nothing, where that is nothing."""
+    """Make the changes that `recipe.json` says are still to be made, if any."""
     used, pending = store.read_used_recipe()
     if used is None or pending is None:
         return
@@ -114,7 +113,7 @@ def complete_pending(store: RunStore) -> None:
 
 
 def _copy_to_branch(path: Path, branch: str, pending: dict[str, Any]) -> None:
-    """The record as it is, and the checkpoints beyond the step, into the branch."""
+    """Copy the record into the branch, and move the checkpoints beyond the step there."""
     folder, step = path / branch, int(pending["step"])
     if not folder.exists():
         half = path / f"{branch}.tmp"
@@ -144,7 +143,8 @@ def _copy_to_branch(path: Path, branch: str, pending: dict[str, Any]) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for the file (checkpoints are never written into), or a copy of it."""
+    """Make a hard link, or a copy where that is impossible. (Checkpoints are never modified, so the
+    two names cannot diverge.)"""
     try:
         os.link(source, target)
     except OSError:
@@ -152,7 +152,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _truncate_record(store: RunStore, step: int) -> None:
-    """Leave the lines that the checkpoint of this step knows of."""
+    """Remove the lines of the record after the checkpoint of this step."""
     saved = checkpoints.folder_of(store.path) / f"step_{step}" / checkpoints.STATE
     validated = json.loads(saved.read_text())["last_validation"]
     store.cut_after(StepLine, step)
@@ -160,7 +160,7 @@ def _truncate_record(store: RunStore, step: int) -> None:
 
 
 def _recipe_used(store: RunStore) -> Recipe | None:
-    """What the run was last run by; None where that is not known (any more)."""
+    """The recipe that the run was last run with; None where it is missing or cannot be read."""
     used, _ = store.read_used_recipe()
     try:
         return None if used is None else Recipe.from_dict(used)
@@ -169,12 +169,12 @@ def _recipe_used(store: RunStore) -> Recipe | None:
 
 
 def _changes(store: RunStore, old: Recipe, new: Recipe) -> list[KnobChange]:
-    """What differs, and whether a hand did it: what `recipe.toml` says already was not asked for
+    """The fields that differ, and for each whether it was edited in `recipe.toml`, rather than set
     by a command."""
     found = allowed_changes(old, new)
     try:
         edited = _paths(allowed_changes(old, Recipe.load(store.path / "recipe.toml")))
-    except InputError:  # unreadable, or refused: then none of it is in the new recipe
+    except InputError:  # unreadable or refused: then none of its values is in the new recipe
         edited = {}
     return [
         KnobChange(d.path, shown(d.a), shown(d.b), d.path in edited and edited[d.path] == d.b)
@@ -196,14 +196,14 @@ def _describe(changed: Sequence[KnobChange], branch: str | None, step: int) -> s
 
 
 def _last_step(store: RunStore) -> int:
-    """Of the newest checkpoint."""
+    """The step of the newest checkpoint; 0 if there is none."""
     return max(
         (checkpoints.step_of(p) for p in checkpoints.list_checkpoints(store.path)), default=0
     )
 
 
 def _beyond(store: RunStore, step: int) -> bool:
-    """Whether the record goes on after this step."""
+    """Whether the record continues after this step."""
     last = [line.step for kind in (StepLine, EvalLine) if (line := store.last(kind)) is not None]
     return max([*last, _last_step(store)]) > step
 

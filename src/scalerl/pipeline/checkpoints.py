@@ -1,8 +1,8 @@
 """Checkpoints of a run: written under a temporary name, sealed by a list of hashes, renamed.
 
-A directory called step_N is whole or damaged, never half written: its manifest is its last file,
-and the rename comes after everything is on the disk. A damaged one (a file cut short, flipped
-bytes) is passed over for the one before it.
+A directory called step_N is never half written: its manifest is its last file, and the rename comes
+after everything is on the disk. A damaged one (a file cut short, flipped bytes) is skipped for the
+one before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scalerl.errors import InputError
 from scalerl.files import flush_to_disk, read_limited
 
 MANIFEST = "manifest.json"
-#: Without it there is nothing to go on from.
+#: The state of the loop: without it a checkpoint cannot be resumed from.
 STATE = "run.json"
 
 
@@ -31,13 +31,14 @@ def step_of(path: Path) -> int:
 
 
 def list_checkpoints(out: Path) -> list[Path]:
-    """All checkpoints of a run, oldest first, good or not."""
+    """All checkpoints of a run, oldest first, damaged ones included."""
     names = [p for p in folder_of(out).glob("step_*") if p.name[5:].isdigit()]
     return sorted(names, key=step_of)
 
 
 def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool = True) -> Path:
-    """Let `fill` write into a temporary directory, seal it, and give it its name."""
+    """Write a checkpoint: `fill` writes into a temporary directory, which is then sealed with a
+    manifest and renamed."""
     folder = folder_of(out)
     target = folder / f"step_{step}"
     temporary = folder / f"step_{step}.tmp"
@@ -63,13 +64,13 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
             f"no checkpoint of step {step} could be written to {folder}: "
             f"{error.strerror or error}; make room or repair it, then --resume"
         ) from None
-    finally:  # a full disk needs the room
+    finally:  # a failed checkpoint must not fill the disk further
         shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+    """What is wrong with a checkpoint; None if it is complete and unchanged."""
     try:
         manifest = json.loads(read_limited(path / MANIFEST))
         known = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in manifest["files"].items()}
@@ -88,7 +89,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def latest(out: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint; damaged ones are named and passed over."""
+    """The newest undamaged checkpoint; `say` gets a warning for each one that is skipped."""
     for path in reversed(list_checkpoints(out)):
         wrong = find_damage(path)
         if wrong is None:
@@ -98,7 +99,7 @@ def latest(out: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def resolve(out: Path, step: int | str) -> Path:
-    """The whole checkpoint of a step, or (`healthy`) the newest written without an alarm."""
+    """The undamaged checkpoint of a step, or (`healthy`) the newest written without an alarm."""
     whole = [p for p in list_checkpoints(out) if find_damage(p) is None]
     fits = [p for p in whole if step == step_of(p) or (step == "healthy" and is_healthy(p))]
     if fits:
@@ -119,7 +120,8 @@ def is_healthy(path: Path) -> bool:
 
 
 def prune(out: Path, keep: int) -> None:
-    """Remove all but the newest few, the newest healthy one, and leftovers of a kill."""
+    """Remove all but the newest `keep` checkpoints and the newest healthy one; and leftovers of
+    runs that were killed."""
     for leftover in folder_of(out).glob("step_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     paths = list_checkpoints(out)

@@ -1,20 +1,20 @@
-"""Answers are checked beside the loop: handed to checkers, collected as they come back.
+"""Scoring answers while the loop goes on: jobs are sent to checkers, scores collected.
 
-A verifier is somebody else's program. It may take its time, hang, or take its process with it; each
-costs its own answers and nobody else's time:
+A verifier is a user's program. It may be slow, hang, or end its process; that must cost its own
+answers only, and no other worker's time:
 
-- a checker gives up on an answer after `seconds` and says so: unscored. The call may go on in it
-  for ever; a checker with several such calls is replaced as soon as it is idle;
+- a checker gives up on an answer after `seconds`, and reports it as unscored. The call may run on
+  in the checker for ever; a checker with several such calls is replaced as soon as it is idle;
 - a checker that dies, that has sent no heartbeat for `placement.patience`, or that is past the
-  deadline of a check, is replaced. Whatever it was checking is suspect and checked again, one
-  answer at a time in a checker that does nothing else meanwhile: an answer that ends its checker a
-  second time is the cause, and stays unscored.
+  deadline of a job, is replaced. Its answers are suspect and are checked again, one at a time, in a
+  checker that does nothing else meanwhile: an answer that ends its checker a second time is the
+  cause, and stays unscored.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,30 +23,43 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
 from scalerl.tasks.task import Answer, AnswerScore, Task
 
-#: Answers in a row that no checker could bring to an end, after which the verifier is hopeless.
+#: Answers in a row that the verifier did not finish, after which the run fails.
 MAX_FAILURES = 24
-#: Seconds beyond its own limit after which a checker that has not answered is taken for dead.
-GRACE = 10.0
-#: A checker is replaced when this share of its places is taken up by calls that hang.
+#: Seconds beyond the time limits of its calls after which a job counts as lost with its checker.
+GRACE_SECONDS = 10.0
+#: Share of a checker's places that hanging calls may take up before it is replaced.
 MAX_HUNG_SHARE = 1 / 8
-#: Quick checks are given ahead, so that they do not wait for the line: what takes a checker so many
-#: seconds one after the other. Of the mean of a call, the weight of the newest.
-PREFETCH_SECONDS, EWMA_ALPHA = 0.02, 0.2
+#: Seconds of estimated work that are kept queued at each checker, so that fast checks do not pay a
+#: round trip each.
+PREFETCH_SECONDS = 0.02
+#: Weight of the newest job in the moving average of seconds per call.
+EWMA_ALPHA = 0.2
+#: Distinct reasons for missing scores that a run counts: a verifier may put anything into them.
+MAX_REASONS = 20
+#: Reasons that the line of a step lists.
+MAX_LISTED = 5
+#: Stands for all reasons beyond those.
+OTHER_REASONS = "further reasons"
+#: A reason is reported again when its count is this many times what was last reported.
+REPORT_FACTOR = 10
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Answers that are checked together, and their places among all answers of one key."""
+    """Answers that are sent to a checker together."""
 
     number: int
     key: Hashable
+    #: Positions of the answers among all answers of the key.
     places: tuple[int, ...]
     answers: tuple[Answer, ...]
-    #: Calls of the verifier that it takes.
+    #: Number of verifier calls that the job takes.
     calls: int
+    #: Whether it was in a checker that was lost.
     suspect: bool = False
-    #: When it was sent to its checker, and when that must have answered it.
+    #: Time at which it was sent to its checker.
     sent: float = 0.0
+    #: Time by which the checker must have answered.
     deadline: float = math.inf
 
 
@@ -56,7 +69,9 @@ class CheckerState:
 
     handle: Handle
     starting: bool = True
+    #: Calls that it has given up on and that still run.
     hung: int = 0
+    #: Jobs that it was sent and has not answered, by number.
     jobs: dict[int, Job] = field(default_factory=dict)
 
     @property
@@ -66,14 +81,15 @@ class CheckerState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredAnswers:
-    """All verdicts of a key, in the order of its answers."""
+    """The scores of all answers of a key, in their order."""
 
     key: Hashable
     scores: tuple[AnswerScore, ...]
 
 
 class Checks:
-    """Jobs for checkers. `checkers` calls run at once, each for at most `seconds`."""
+    """Distributes answers over checkers. `checkers` calls run at once in all, each for at most
+    `seconds`."""
 
     def __init__(
         self, task: Task, handles: Sequence[Handle], checkers: int, seconds: float, clock: Clock
@@ -84,7 +100,7 @@ class Checks:
         self.places = -(-checkers // max(len(handles), 1))
         self.seconds = seconds
         self.clock = clock
-        #: Lines worth a warning, for the loop to take.
+        #: Warnings for the loop to report.
         self.notes: list[str] = []
         self._queue: deque[Job] = deque()
         self._suspects: deque[Job] = deque()
@@ -92,16 +108,16 @@ class Checks:
         self._sizes: dict[Hashable, int] = {}
         self._number = 0
         self._failures = 0
-        #: Seconds of a call, smoothed; nothing is known of them yet.
+        #: Moving average of seconds per call; infinite until the first job is done.
         self._call_seconds = math.inf
 
     @property
     def pending(self) -> int:
-        """Keys that are not judged yet."""
+        """Number of keys with answers that are not scored yet."""
         return len(self._sizes)
 
     def submit(self, key: Hashable, answers: Sequence[Answer]) -> None:
-        """Check the answers of one prompt."""
+        """Queue the answers to one prompt for scoring."""
         self._sizes[key], self._open[key] = len(answers), {}
         places = tuple(range(len(answers)))
         together = self.task.scores_together(answers[0].prompt)
@@ -116,7 +132,7 @@ class Checks:
         return Job(self._number, key, places, answers, calls, suspect)
 
     def dispatch(self) -> None:
-        """Hand out what may be handed out: suspects to a checker that has nothing else."""
+        """Send jobs to checkers that have room; a suspect only to a checker without other jobs."""
         for state in self.states.values():
             if state.starting or self._needs_replacement(state):
                 continue
@@ -128,7 +144,7 @@ class Checks:
                 self._send(state, self._queue.popleft())
 
     def _has_room(self, state: CheckerState) -> bool:
-        """A free place, or nothing but quick checks before it."""
+        """Whether a checker has a free place, or only fast checks queued."""
         return state.calls < self.places or state.calls * self._call_seconds < PREFETCH_SECONDS
 
     def _send(self, state: CheckerState, job: Job) -> None:
@@ -137,7 +153,7 @@ class Checks:
         # that were sent before it are, and what is sent later does not move its deadline.
         rounds = -(-state.calls // self.places)
         job.sent = self.clock.now()
-        job.deadline = job.sent + rounds * self.seconds + GRACE
+        job.deadline = job.sent + rounds * self.seconds + GRACE_SECONDS
         state.handle.send(m.ScoreAnswers(job.number, job.answers))
 
     def on_ready(self, handle: Handle) -> None:
@@ -145,11 +161,11 @@ class Checks:
         self.dispatch()
 
     def on_scores(self, handle: Handle, message: m.Scores) -> list[ScoredAnswers]:
-        """What has become whole by this message."""
+        """Record a checker's message; keys that are now scored completely."""
         state = self.states[handle.name]
         state.starting, state.hung = False, message.hung
         job = None if message.job is None else state.jobs.pop(message.job, None)
-        if job is None:  # a sign of life, or an old story
+        if job is None:  # a heartbeat, or a job that was given to another checker meanwhile
             return []
         mean = message.seconds / job.calls
         known = math.isfinite(self._call_seconds)
@@ -166,13 +182,13 @@ class Checks:
         return found
 
     def _needs_replacement(self, state: CheckerState) -> bool:
-        """Too many of its calls hang: it gets nothing new."""
+        """Whether too many of its calls hang: it gets no new jobs, and is replaced once idle."""
         return state.hung > self.places * MAX_HUNG_SHARE
 
     def replaceable(self, patience: float, start: float) -> list[tuple[Handle, str]]:
-        """Checkers that should be replaced now, and why. `patience` is the longest silence in
-        seconds of one that is up (it sends heartbeats, also during long calls), `start` of one that
-        is starting."""
+        """Checkers that should be replaced now, and why. `patience` is the longest allowed silence
+        in seconds of a checker that runs (it sends heartbeats, also during long calls), `start` of
+        one that is starting."""
         found = [(state.handle, self._fault(state, patience, start))
                  for state in self.states.values()]  # fmt: skip
         return [(handle, why) for handle, why in found if why]
@@ -187,23 +203,24 @@ class Checks:
             many = "check that hangs" if state.hung == 1 else "checks that hang"
             return f"has {state.hung} {many}"
         if silence > patience:
-            return f"has said nothing for {silence:.0f} s"
+            return f"has sent nothing for {silence:.0f} s"
         return f"has not answered a check for {now - min(late):.0f} s" if late else ""
 
     def shift_deadlines(self, seconds: float) -> None:
-        """Move all deadlines: for so many seconds no answer could be received."""
+        """Move all deadlines by the seconds for which no message could be received."""
         for state in self.states.values():
             for job in state.jobs.values():
                 job.deadline += seconds
 
     def on_checker_lost(self, handle: Handle, replacement: Handle, why: str) -> list[ScoredAnswers]:
-        """A checker is gone: what it had is suspect, and what was suspect already is given up."""
+        """Replace a checker: its answers become suspect, and those that were suspect are given
+        up. Keys that are now scored completely."""
         state = self.states[handle.name]
         self.states[handle.name] = CheckerState(replacement)
         found: list[ScoredAnswers] = []
         for job in state.jobs.values():
             if job.suspect:
-                line = f"the verifier of task {self.task.name} took its checker with it ({why})"
+                line = f"the verifier of task {self.task.name} ended its checker process ({why})"
                 self._note_failures(line, len(job.answers))
                 found += self._record(job, [AnswerScore(None, None, line, True)] * len(job.answers))
             elif job.calls == 1:
@@ -233,3 +250,47 @@ class Checks:
             )
         many = "answer stays" if answers == 1 else "answers stay"
         self.notes.append(f"{why}: {answers} {many} unscored")
+
+
+@dataclass(slots=True)
+class UnscoredReasons:
+    """Counts answers without a score, by reason. A reason is reported when it first occurs, and
+    again whenever its count has grown tenfold."""
+
+    totals: Counter[str] = field(default_factory=Counter)
+    #: Count of each reason when it was last reported.
+    _reported: dict[str, int] = field(default_factory=dict)
+
+    def add(self, scores: Sequence[AnswerScore]) -> list[tuple[str, int]]:
+        """Warnings to report now, each with the number of answers so far.
+
+        >>> unscored = UnscoredReasons()
+        >>> unscored.add([AnswerScore.unscored("no gold answer")] * 4)
+        [('4 answers could not be scored: no gold answer', 4)]
+        >>> unscored.add([AnswerScore.unscored("no gold answer")] * 4)
+        []
+        """
+        # Answers that were given up have a warning of their own: `Checks.notes`.
+        for score in scores:
+            if not score.scored and not score.gave_up:
+                why = score.why
+                known = why in self.totals or len(self.totals) < MAX_REASONS
+                self.totals[why if known else OTHER_REASONS] += 1
+        lines = []
+        for why, total in self.totals.items():
+            if total >= REPORT_FACTOR * self._reported.get(why, 0):
+                self._reported[why] = total
+                many = "answer" if total == 1 else "answers"
+                lines.append((f"{total} {many} could not be scored: {why}", total))
+        return lines
+
+
+def commonest(whys: Counter[str]) -> dict[str, int]:
+    """The most common reasons with their counts, and the number of answers with other reasons.
+
+    >>> commonest(Counter({"a": 9, "b": 8, "c": 7, "d": 6, "e": 5, "f": 4, "g": 3}))
+    {'a': 9, 'b': 8, 'c': 7, 'd': 6, 'e': 5, 'further reasons': 7}
+    """
+    found = dict(whys.most_common(MAX_LISTED))
+    rest = whys.total() - sum(found.values())
+    return found | ({OTHER_REASONS: rest} if rest else {})

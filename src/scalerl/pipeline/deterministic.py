@@ -1,7 +1,8 @@
-"""The loop with fixed points (`placement.deterministic`): one seed gives one run, bit for bit.
+"""The loop in lockstep (`placement.deterministic`): one seed gives one run, bit for bit.
 
-Generators finish a fixed share of rollouts while the trainer takes a step and the checkers judge;
-then all have been waited for, their news is taken in a fixed order, and weights change.
+Each round, generators finish a fixed share of rollouts while the trainer takes one step and the
+checkers score. When all have finished, their results are handled in a fixed order, and the weights
+change. So no result depends on which worker was faster.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.loop import Loop
 from scalerl.pipeline.supervisor import Stopped
 
-#: Part of a batch that is finished between two weight updates. Less than a whole one, so that
-#: rollouts are in flight when weights change, as in a run without fixed points.
+#: Share of a batch that is finished between two weight updates. Less than a whole one, so that
+#: rollouts are in flight when weights change, as in a run that is not deterministic.
 SHARE = 0.75
 
 
 class DeterministicLoop(Loop):
-    """Nothing depends on who was faster."""
+    """A loop that waits for all workers after each round."""
 
     _holding: set[str]
     _scored: list[ScoredAnswers]
@@ -30,7 +31,8 @@ class DeterministicLoop(Loop):
         if self._validation_due():
             return self.validate()
         if self._checkpoint_due():
-            while self._count("writing"):  # a generator's memory would be lost to a resume
+            # A resume would lose the half-written rollouts that generators hold.
+            while self._count("writing"):
                 self._advance()
             self.save()
         choice = self.setup.schedule.choose(self.version, self._ages())
@@ -45,7 +47,8 @@ class DeterministicLoop(Loop):
         return None
 
     def _advance(self) -> None:
-        """Every generator finishes its share of rollouts, or all it has, with the same weights."""
+        """One round: every generator finishes its share of rollouts, or all it has, with the same
+        weights, while trainer and checkers work."""
         share = math.ceil(SHARE * self.setup.recipe.batch.completions / len(self.dispatcher))
         self._holding, self._scored, self._trainer_message = set(), [], None
         for state in self.dispatcher:
@@ -54,7 +57,7 @@ class DeterministicLoop(Loop):
                 self.dispatcher.send(state, m.AdvanceAndHold(self.published, share))
         while self._holding:
             self._raise_if_stopped()
-            self._poll_and_dispatch(f"{', '.join(sorted(self._holding))} to do their share")
+            self._poll_and_dispatch(f"{', '.join(sorted(self._holding))} to finish their share")
         while self.checks.pending:
             self._raise_if_stopped()
             self._poll_and_dispatch("the checkers")
@@ -70,12 +73,13 @@ class DeterministicLoop(Loop):
                 super()._on_step_refused(worker, message)
 
     def _raise_if_stopped(self) -> None:
-        """Nothing is saved in between: the last checkpoint stands."""
+        """Stop in the middle of a round, without a checkpoint: only those between rounds can be
+        resumed bit for bit."""
         if self._stop is not None:
             raise Stopped(self._stop)
 
     def _start_groups(self) -> None:
-        """Only at its fixed point."""
+        """Do nothing: groups are started once a round, in `_iterate`."""
 
     def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None:
         super()._on_report(worker, report)
@@ -95,7 +99,7 @@ class DeterministicLoop(Loop):
         self._trainer_message, self.trainer_since = (worker, message), None
 
     def _publishes(self, version: int) -> bool:
-        """Not by the trainer itself: at the fixed point."""
+        """Never right after a step: `_iterate` publishes at the end of the round."""
         return False
 
     def _publish(self) -> None:

@@ -1,4 +1,4 @@
-"""Who writes what: the rollouts each generator holds, its version, its speed, its deaths."""
+"""Assigns requests to generators, and keeps what each of them holds, its version and its speed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from scalerl.engine.interface import Lane, Request, RolloutResult
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
 
-#: Weight of the newest report in a generator's speed.
+#: Weight of the newest report in the moving average of a generator's speed.
 EWMA_ALPHA = 0.2
-#: What a generator's time goes to while it writes.
-WRITES = {"generate", "validate"}
+#: Kinds of work that show that a generator writes tokens.
+WRITING_WORK = {"generate", "validate"}
 
 
 @dataclass(slots=True, eq=False)
@@ -21,28 +21,32 @@ class GeneratorState:
 
     handle: Handle
     version: int = 0
-    #: Not up yet: what is asked of it is sent when it is.
+    #: Whether it has not started yet: its requests are sent when it has.
     starting: bool = True
-    #: CheckSummary to go: it is asked nothing more, and its last report is awaited.
+    #: Whether it was asked to leave: it gets no new requests, and its last report is awaited.
     leaving: bool = False
-    #: Rollouts that it has still to write, by request and row.
+    #: Rollouts that it still has to write, by request and row.
     held: dict[tuple[str, int], tuple[Request, Lane]] = field(default_factory=dict)
-    #: Tokens a second while busy, smoothed; only their proportions matter.
+    #: Moving average of tokens per second while it generates. Only ratios between generators are
+    #: used, so the initial value matters only until the first report.
     speed: float = 1.0
-    #: Times it has died since it last finished something.
+    #: Times that it has died since it last finished a rollout.
     deaths: int = 0
     #: Rollouts that it has finished.
     rollouts: int = 0
-    #: Messages it was sent and has taken in, since when these differ, and its latest report.
+    #: Messages it was sent.
     sent: int = 0
+    #: Messages it has accepted.
     taken: int = 0
+    #: Time since which `taken` < `sent`; None while they are equal.
     behind_since: float | None = None
+    #: Sequence number of its latest report.
     number: int = 0
-    #: Since when it holds rollouts and reports, and has written no token.
+    #: Time since which it holds rollouts and reports, but has written no token; else None.
     stuck_since: float | None = None
 
     def requests(self, lane: Lane) -> list[Request]:
-        """What it still has to write in a lane, group by group."""
+        """The requests of a lane that it still has to write, each with its missing rows only."""
         rows: dict[str, list[int]] = {}
         of: dict[str, Request] = {}
         for (name, row), (request, its_lane) in self.held.items():
@@ -53,12 +57,12 @@ class GeneratorState:
 
 
 class Dispatcher:
-    """Gives requests to generators and knows what became of them."""
+    """Assigns requests to generators and follows their reports."""
 
     def __init__(self, generators: Sequence[Handle], clock: Clock, *, deterministic: bool) -> None:
         self.states = {g.name: GeneratorState(g) for g in generators}
         self.clock = clock
-        #: No clock may decide who writes what.
+        #: Whether measured speeds must not influence the assignment.
         self.deterministic = deterministic
 
     def __len__(self) -> int:
@@ -69,18 +73,18 @@ class Dispatcher:
 
     @property
     def staying(self) -> list[GeneratorState]:
-        """Those that may be asked something."""
+        """Generators that may get requests: all that were not asked to leave."""
         return [state for state in self if not state.leaving]
 
     @property
     def up(self) -> list[GeneratorState]:
-        """Those that write what they are asked now; all, if none does."""
+        """Generators that have started; if none has, all that stay."""
         return [state for state in self.staying if not state.starting] or self.staying
 
     @property
     def oldest(self) -> int:
-        """The oldest version that any generator may still write with. One that is to start, and
-        holds nothing, will begin with the newest."""
+        """The oldest version that any generator may still write with. One that is starting and
+        holds nothing will begin with the newest, and does not count."""
         writing = [state for state in self if state.held or not state.starting]
         return min(state.version for state in writing or self)
 
@@ -89,14 +93,16 @@ class Dispatcher:
             state.version = version
 
     def choose(self, planned: Mapping[str, int]) -> GeneratorState:
-        """The generator that will be done first with what it holds and `planned` more: a slow one
-        holds nobody up, and one that is still to start is asked only if all are."""
+        """The generator that will have finished first, given what each holds and is `planned` to
+        get. So slow generators get fewer groups, and one that is starting gets some only if all
+        are."""
         return min(self.up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
     def assign(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int
     ) -> list[str]:
-        """It holds these from now on: names of the rollouts. Sent at once if it is up."""
+        """Assign requests to a generator, and send them if it has started; names of their
+        rollouts."""
         new = list(requests)
         rows = [(request, row) for request in new for row in request.seeds]
         state.held |= {(r.id, row): (r, lane) for r, row in rows}
@@ -107,14 +113,14 @@ class Dispatcher:
     def send(
         self, state: GeneratorState, message: m.SubmitRequests | m.AdvanceAndHold | m.LeaveRun
     ) -> None:
-        """Send a message, and note that it is to be taken in."""
+        """Send a numbered message, which the generator must acknowledge in a report."""
         state.sent += 1
         state.handle.send(replace(message, number=state.sent))
         if state.behind_since is None:
             state.behind_since = self.clock.now()
 
     def on_ready(self, handle: Handle, version: int) -> GeneratorState:
-        """A generator is up, for the first time or in the place of another."""
+        """Record that a generator has started, as a new one or as a replacement."""
         state = self.states.setdefault(handle.name, GeneratorState(handle))
         state.handle, state.version, state.starting = handle, version, False
         state.sent = state.taken = state.number = 0
@@ -122,13 +128,14 @@ class Dispatcher:
         return state
 
     def ask_to_leave(self, state: GeneratorState) -> None:
-        """Tell a generator to go; it keeps what it holds until its last report."""
+        """Ask a generator to leave; what it holds stays with it until its last report."""
         state.leaving = True
         if not state.starting:
             self.send(state, m.LeaveRun(tuple(r.id for r in state.requests("train"))))
 
     def on_report(self, state: GeneratorState, report: m.GeneratorReport) -> list[RolloutResult]:
-        """What a generator has finished of what it holds; anything else is an old story."""
+        """Record a report; the finished rollouts among those that the generator holds. (Others were
+        assigned to another generator meanwhile.)"""
         state.version = report.version
         state.number = report.number
         if report.taken != state.taken:
@@ -142,17 +149,16 @@ class Dispatcher:
         state.rollouts += len(found)
         if found:
             state.deaths = 0
-        if self.deterministic or not state.held or report.seconds.keys() & WRITES:
+        if self.deterministic or not state.held or report.seconds.keys() & WRITING_WORK:
             state.stuck_since = None
         elif state.stuck_since is None:
             state.stuck_since = self.clock.now()
         return found
 
     def seconds_behind(self, state: GeneratorState) -> float:
-        """Seconds for which it has not taken in what it was sent."""
+        """Seconds for which it has not accepted a message that it was sent."""
         return 0.0 if state.behind_since is None else self.clock.now() - state.behind_since
 
     def seconds_stuck(self, state: GeneratorState) -> float:
-        """Seconds for which it has written nothing of what it holds, though it says that it
-        lives."""
+        """Seconds for which it has written nothing of what it holds, although it sends reports."""
         return 0.0 if state.stuck_since is None else self.clock.now() - state.stuck_since

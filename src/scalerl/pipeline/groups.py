@@ -1,7 +1,7 @@
 """Groups under way: being written, being checked, or ready for the trainer.
 
-Their state goes into checkpoints as plain arrays and JSON: groups that are written are kept (those
-without verdicts are checked again), groups that are still being written are asked again from their
+They are saved in checkpoints as plain arrays and JSON. After a resume, complete groups are kept
+(those without scores are checked again), and incomplete ones are written again from their
 beginning, under the same serial number.
 """
 
@@ -31,20 +31,20 @@ _ARRAYS: dict[str, Any] = {
 
 @dataclass(slots=True, eq=False)
 class CheckSummary:
-    """What checks tell beside their rewards."""
+    """What checks return besides rewards."""
 
-    #: Rollouts without a reward, by reason.
+    #: Number of rollouts without a score, by reason.
     unscored: Counter[str] = field(default_factory=Counter)
-    #: Numbers that reward functions log, by name.
+    #: Values that reward functions log, by name.
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
-    def from_scores(verdicts: Iterable[AnswerScore]) -> CheckSummary:
+    def from_scores(scores: Iterable[AnswerScore]) -> CheckSummary:
         summary = CheckSummary()
-        for verdict in verdicts:
-            if not verdict.scored:
-                summary.unscored[verdict.why] += 1
-            for name, value in verdict.metrics:
+        for score in scores:
+            if not score.scored:
+                summary.unscored[score.why] += 1
+            for name, value in score.metrics:
                 summary.metrics.setdefault(name, []).append(value)
         return summary
 
@@ -65,14 +65,14 @@ class PendingGroup:
     serial: int
     prompt: Prompt
     token_ids: npt.NDArray[np.int64]
-    #: Rollouts it will have.
+    #: Number of rollouts it will have.
     size: int
-    #: Version of the generator when it was started: no token of the group is older.
+    #: Version of the weights when it was started: no token of the group is older.
     started: int
     #: Name of the generator that writes it.
     generator: str = ""
     rollouts: dict[int, Rollout] = field(default_factory=dict)
-    #: Once it is checked: with rewards, and what the checks summary beside them.
+    #: The group with rewards, once it is scored.
     group: Group | None = None
     check_summary: CheckSummary = field(default_factory=lambda: CheckSummary())
     _age: GroupAge | None = None
@@ -85,9 +85,10 @@ class PendingGroup:
 
     @property
     def age(self) -> GroupAge:
-        """What the schedule needs to know of it. (Asked often: of a group that is ready, once.)"""
+        """What the schedule needs to know of it."""
         if self.group is None:
             return GroupAge(self.serial, self.started)
+        # The age of a finished group does not change, and the loop asks for it at every message.
         if self._age is None:
             oldest = self.group.oldest
             age = self.started if oldest is None else oldest
@@ -95,7 +96,7 @@ class PendingGroup:
         return self._age
 
     def request(self, setup: RunSetup) -> Request:
-        """What is still to be written of it."""
+        """The request for the rollouts that are still missing."""
         missing = [row for row in range(self.size) if row not in self.rollouts]
         seed = setup.recipe.seed
         return Request(
@@ -107,35 +108,35 @@ class PendingGroup:
         )
 
     def restart_at(self, version: int) -> None:
-        """Its generator is new: rollouts that were not finished begin anew at this version."""
+        """Update `started`: the missing rollouts are written again from this version on."""
         kept = [int(r.versions.min()) for r in self.rollouts.values() if len(r)]
         self.started = min([version, *kept])
 
     def answers(self, setup: RunSetup, step: int) -> list[Answer]:
-        """What a checker judges, at this step of the run."""
+        """The answers as checkers get them, at this step of the run."""
         return [setup.answer(self.prompt, r.token_ids, step) for r in self._in_order()]
 
-    def judge(self, verdicts: Sequence[AnswerScore], setup: RunSetup) -> Group:
-        """All rollouts with their rewards: it is ready."""
-        judged = tuple(
-            r.with_reward(_reward(r, verdict, setup), verdict.correct)
-            for r, verdict in zip(self._in_order(), verdicts, strict=True)
+    def apply_rewards(self, scores: Sequence[AnswerScore], setup: RunSetup) -> Group:
+        """Give all rollouts their rewards, which makes the group ready."""
+        rollouts = tuple(
+            r.with_reward(_reward(r, score, setup), score.correct)
+            for r, score in zip(self._in_order(), scores, strict=True)
         )
-        self.group = Group(self.prompt.id, self.token_ids, judged)
-        self.check_summary = CheckSummary.from_scores(verdicts)
+        self.group = Group(self.prompt.id, self.token_ids, rollouts)
+        self.check_summary = CheckSummary.from_scores(scores)
         return self.group
 
     def _in_order(self) -> list[Rollout]:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
 
 
-def _reward(rollout: Rollout, verdict: AnswerScore, setup: RunSetup) -> float | None:
+def _reward(rollout: Rollout, score: AnswerScore, setup: RunSetup) -> float | None:
     length = setup.recipe.length
-    if verdict.reward is None or length.control != "penalty" or not length.penalty_max:
-        return verdict.reward
+    if score.reward is None or length.control != "penalty" or not length.penalty_max:
+        return score.reward
     return penalised_reward(
-        verdict.reward,
-        bool(verdict.correct),
+        score.reward,
+        bool(score.correct),
         len(rollout),
         length.penalty_max,
         length.penalty_cache or 1,
@@ -182,8 +183,8 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
 
 
 def load(path: Path, prompts: Mapping[str, Prompt], setup: RunSetup) -> dict[int, PendingGroup]:
-    """What `save` wrote; groups without rollouts are still to be written. Rollouts stay with the
-    prompt tokens that they were written for; checkpoints of earlier versions do not hold these, and
+    """Read what `save` wrote; groups without rollouts are still to be written. Rollouts keep the
+    prompt tokens that they were written for. Checkpoints of earlier versions do not hold these, and
     their prompts are rendered again (`lacks_prompts`)."""
     about = json.loads((path / "groups.json").read_text())
     with np.load(path / "groups.npz", allow_pickle=False) as file:
@@ -203,7 +204,7 @@ def load(path: Path, prompts: Mapping[str, Prompt], setup: RunSetup) -> dict[int
         for row, (length, finish, reward, correct) in enumerate(item["rollouts"]):
             part = {name: values[at : at + length] for name, values in arrays.items()}
             if experts is not None and length:
-                seen = len(p.token_ids) + length - 1  # the last token is read by nobody
+                seen = len(p.token_ids) + length - 1  # the model never reads the last token
                 part["experts"] = experts[routed : routed + seen]
                 routed += seen
             p.rollouts[row] = Rollout(**part, finish=finish, reward=reward, correct=correct)
@@ -217,6 +218,6 @@ def load(path: Path, prompts: Mapping[str, Prompt], setup: RunSetup) -> dict[int
 
 
 def lacks_prompts(path: Path) -> bool:
-    """Whether a checkpoint holds rollouts, and not the prompt tokens that they were written for."""
+    """Whether a checkpoint holds rollouts without the prompt tokens that they were written for."""
     about = json.loads((path / "groups.json").read_text())
     return any(item["rollouts"] and "prompt_tokens" not in item for item in about)

@@ -1,19 +1,19 @@
-"""Where compute went. Validation is counted apart; a resumed run goes on from what was spent.
+"""The ledger: where the compute of a run went. A resumed run continues from what was spent.
 
-Device-hours are wall-clock hours of training (validation and the time between two parts of a run
-left out, unless the recipe counts validation) times devices. FLOPs by the usual rule: 2 N per token
-written, 6 N per token that went through the trainer, for the N parameters that take part in the
-matrix products of a token.
+Device-hours are wall-clock hours of training times devices. Validation is counted apart (unless
+the recipe counts it), and the time between a stop and a resume not at all. FLOPs follow the usual
+rule: 2 N per token written, 6 N per token that went through the trainer, where N is the number of
+parameters that take part in the matrix products of a token.
 
     device_seconds = generate + hand_over + train + generate_wait + train_wait
 
-`hand_over` is generators loading weights. The two waits are what is left of each side's time:
-what it did neither generating nor training. Of train_wait, `check_wait` is the part during which
-all that the trainer waited for was written and only its check was missing; `check` is what the
-checkers spent, which are no devices. `wasted` counts rollouts that were written and not learnt
-from, by reason: stale (under way when a run went on with other knobs; the schedules themselves let
-nothing grow too old), filtered (no variance, truncated, unscored) and failed (lost with a process,
-handed back by a generator that left, or part of a refused step).
+`hand_over` is the time in which generators load weights. The two waits are the rest of each
+side's time. `check_wait` is the share of train_wait during which everything that the trainer waited
+for was written and only not scored yet; `check` is the time of the checkers, which are no devices.
+`wasted` counts rollouts that were written but not learnt from, by reason: stale (under way when a
+run was resumed with another recipe; the schedules themselves let no rollout grow too old), filtered
+(no variance, truncated, unscored) and failed (lost with a process, dropped by a generator that
+left, or part of a refused step).
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from scalerl.recipe.sections_runtime import ComputeSection
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 
 WasteReason = Literal["stale", "filtered", "failed"]
-#: What parts report, and what is booked here.
+#: Kinds of work that workers report.
 Work = Literal["generate", "hand_over", "train", "check", "validate"]
-#: The part that the trainers' time is of, and the device of a part that has not said.
-TRAINER, UNKNOWN = "trainer", "unknown"
+#: Name of the worker that stands for all ranks of the trainer.
+TRAINER = "trainer"
+#: Kind of device of a worker that has not reported its own yet.
+UNKNOWN = "unknown"
 
 
 @dataclass
@@ -47,26 +49,29 @@ class Ledger:
     trained_tokens: int = 0
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
-    #: On the clock: training and validation.
+    #: Wall-clock seconds of training and validation.
     clock_seconds: float = 0.0
-    #: Of device_seconds, by kind of device.
+    #: `device_seconds` split by kind of device.
     by_kind: dict[str, float] = field(default_factory=dict)
-    #: Seconds the sides had, all their devices together.
+    #: Device-seconds of all generators.
     generator_seconds: float = 0.0
+    #: Device-seconds of all ranks of the trainer.
     trainer_seconds: float = 0.0
+    #: Device-seconds for which the trainer waited for checks alone.
     check_wait: float = 0.0
-    #: Spent on work that a crash took away: in no other number.
+    #: Device-seconds of work that was lost in a crash; included in no other number.
     lost_device_seconds: float = 0.0
+    #: Seconds of work that workers have reported, by kind.
     spent: dict[Work, float] = field(
         default_factory=lambda: {
             "generate": 0.0, "hand_over": 0.0, "train": 0.0, "check": 0.0, "validate": 0.0,
         }
     )  # fmt: skip
-    #: (rollouts, tokens) by reason.
+    #: Rollouts and tokens that were wasted, by reason.
     wasted: dict[WasteReason, tuple[int, int]] = field(
         default_factory=lambda: {"stale": (0, 0), "filtered": (0, 0), "failed": (0, 0)}
     )
-    #: Kind of device by the name of a part.
+    #: Kind of device by the worker's name.
     _kinds: dict[str, str] = field(default_factory=dict, repr=False)
     _since: float | None = field(default=None, repr=False)
     _validating: bool = field(default=False, repr=False)
@@ -77,11 +82,11 @@ class Ledger:
         return self.generators + self.trainers
 
     def start(self) -> None:
-        """The clock runs from here."""
+        """Start to count time."""
         self._since = self.clock.now()
 
     def tick(self) -> None:
-        """Book the time since the last tick."""
+        """Add the time since the last tick to the totals."""
         if self._since is None:
             return
         now = self.clock.now()
@@ -97,29 +102,29 @@ class Ledger:
         self.check_wait += seconds * self.trainers * self._checks_awaited
 
     def validating(self, on: bool) -> None:
-        """Time from here on is validation, or training again."""
+        """Count the time from here on as validation, or as training again."""
         self.tick()
         self._validating = on
 
     def add_work(self, kind: Work, seconds: float) -> None:
-        """A part reports its work; all ranks of a trainer work at once. Generators that are done
-        with their share of a validation go on writing for training: that time is not
-        validation's."""
+        """Add the seconds of work that a worker reports."""
         self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
+        # Generators that have finished their share of a validation write for training again: that
+        # time does not belong to the validation.
         if self._validating and kind in ("generate", "hand_over"):
             self._add_generator_time(seconds)
             self.validation_seconds -= seconds
 
-    def set_device(self, part: str, kind: str) -> None:
-        """A part is on this kind of device from here on."""
+    def set_device(self, worker: str, kind: str) -> None:
+        """Record the kind of device that a worker runs on from here on."""
         self.tick()
-        self._kinds[part] = kind
+        self._kinds[worker] = kind
 
     def _add_generator_time(self, seconds: float) -> None:
-        """Device-seconds of the generators, who had equal shares of them."""
+        """Add device-seconds of all generators together, in equal shares to their devices."""
         self.device_seconds += seconds
         self.generator_seconds += seconds
-        kinds = [kind for part, kind in self._kinds.items() if part != TRAINER] or [UNKNOWN]
+        kinds = [kind for worker, kind in self._kinds.items() if worker != TRAINER] or [UNKNOWN]
         for kind in kinds:
             self._add_device_time(kind, seconds / len(kinds))
 
@@ -127,28 +132,28 @@ class Ledger:
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + seconds
 
     def awaits_checks(self, on: bool) -> None:
-        """From here on the trainer waits for checks alone, or not."""
+        """Record whether the trainer waits for checks alone from here on."""
         if on is not self._checks_awaited:
             self.tick()
             self._checks_awaited = on
 
     def generator_joined(self) -> None:
-        """One generator more."""
+        """Count one more generator from here on."""
         self.tick()
         self.generators += 1
 
-    def generator_left(self, part: str) -> None:
-        """One generator less."""
+    def generator_left(self, worker: str) -> None:
+        """Count one generator less from here on."""
         self.tick()
         self.generators -= 1
-        self._kinds.pop(part, None)
+        self._kinds.pop(worker, None)
 
     def waste(self, why: WasteReason, rollouts: int, tokens: int) -> None:
         before = self.wasted[why]
         self.wasted[why] = (before[0] + rollouts, before[1] + tokens)
 
     def compute(self) -> Compute:
-        """Compute so far, in every kind."""
+        """Compute so far, in every unit."""
         self.tick()
         seconds = self.device_seconds + self.validation_seconds * self.count_validation
         flops = self.parameters * (2.0 * self.generated_tokens + 6.0 * self.trained_tokens)
@@ -163,7 +168,7 @@ class Ledger:
         )
 
     def split(self) -> DeviceSeconds:
-        """Device-seconds by what they went to."""
+        """Device-seconds by use."""
         spent = self.spent
         return DeviceSeconds(
             **spent,
@@ -173,7 +178,7 @@ class Ledger:
         )
 
     def to_line(self) -> LedgerLine:
-        """As a step's line has it."""
+        """The ledger as part of a step's line in the record."""
         self.tick()
         return LedgerLine(
             steps=self.steps,
@@ -189,7 +194,7 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The totals, for a checkpoint."""
         self.tick()
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "device_seconds", "by_kind",
@@ -199,7 +204,7 @@ class Ledger:
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from the totals of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
         self.wasted = {why: (counts[0], counts[1]) for why, counts in state["wasted"].items()}

@@ -1,7 +1,7 @@
-"""The mismatch gate: the same tokens scored by both sides before anything is learnt.
+"""The log-prob check: before training, generator and trainer must agree on the same tokens.
 
-Ratios of the two sides' probabilities are what the losses are made of. If the two disagree on a
-policy that is the same, every ratio is wrong from the first step on.
+Losses are computed from the ratio of the trainer's probability to the generator's. If the two
+disagree while they have the same weights, every ratio is wrong from the first step on.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from scalerl.engine.interface import Request
 from scalerl.errors import PipelineError
 from scalerl.pipeline.setup import RunSetup
 
-#: Mean gap between the two sides' log-probs beyond which ratios mean nothing.
+#: Largest mean |difference of log-probs| per token, in nats: beyond it ratios mean nothing.
 MAX_GAP = 0.02
+#: Rollouts that are compared.
 ROLLOUTS = 4
-ID = "gate"
+#: Name of the request for them.
+REQUEST_ID = "logprob-check"
 
 
 def request(setup: RunSetup) -> Request:
-    """A few rollouts of one held-out prompt."""
+    """The request to a generator: a few rollouts of one held-out prompt."""
     ids = tuple(setup.tokens_of(setup.validation[0]).tolist())
-    return Request(ID, ids, setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling)
+    return Request(REQUEST_ID, ids, setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling)
 
 
 def group(setup: RunSetup, rollouts: Sequence[Rollout]) -> Group:
-    """What the trainer is asked to score."""
+    """The rollouts as the group that the trainer computes log-probs of."""
     written = tuple(r.with_reward(0.0, None) for r in rollouts if len(r))
-    return Group(ID, setup.tokens_of(setup.validation[0]), written)
+    return Group(REQUEST_ID, setup.tokens_of(setup.validation[0]), written)
 
 
 def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:
-    """A line about the gap; raises where it would poison the ratios, naming the likely culprit."""
+    """A line about the gap; raises PipelineError, with the likely cause, if it is too large."""
     if not gaps:
         return "log-prob gap before training: no tokens to compare"
     mean, most = float(np.mean(gaps)), float(np.max(gaps))
@@ -44,6 +46,7 @@ def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:
         how = " (a mixture of experts: each side chooses them by itself)" if apart else ""
         return f"log-prob gap before training: mean {mean:.2g}, max {most:.2g}{how}"
     heads = (recipe.precision.generator_head, recipe.precision.trainer_head)
+    # Likely causes, the most likely first.
     suspects = []
     if apart:
         suspects.append(
@@ -65,5 +68,5 @@ def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:
     suspects.append("different weights or a different chat template on the two sides")
     raise PipelineError(
         f"generator and trainer disagree by {mean:.3f} per token, more than {MAX_GAP}: ratios "
-        f"would mean nothing. Likely culprit: {suspects[0]}"
+        f"would mean nothing. Likely cause: {suspects[0]}"
     )

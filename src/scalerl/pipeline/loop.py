@@ -6,17 +6,17 @@
         └────── pass rates ────────┼──────────────────────┘                       │
                                    └───────────── weights, version + 1 ◄──────────┘
 
-Who pushes back on whom:
+What limits each stage:
 
-    generators   are given new prompts while the schedule has room (`Schedule.room`)
-    checkers     judge while anything is written; what they have not judged is not finished
+    generators   get new prompts while the schedule has room (`Schedule.room`)
+    checkers     score as soon as answers are written; a group is finished once it is scored
     trainer      takes a batch when the schedule has one (`Schedule.choose`), and waits otherwise
-    validation   and checkpoints wait for the trainer; training rollouts stand still meanwhile
+    validation   and checkpoints wait for the trainer; training rollouts are paused meanwhile
 
-It is handed a crew and a clock and builds nothing. Whatever changes what may be begun is followed
-by beginning it, before anything is waited for; whatever is waited for, everybody is listened to.
-A generator or checker that is gone is replaced, and what it held is asked again; without the
-trainer the run goes back to its last checkpoint (`scalerl.training`).
+The loop is given a crew and a clock and starts no process itself. Before every wait it starts all
+work that may start, and during every wait it handles the messages of all workers. A generator or
+checker that is lost is replaced, and its requests are submitted again; without the trainer the run
+goes back to its last checkpoint (`scalerl.training`).
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ from scalerl.engine.interface import RolloutResult
 from scalerl.errors import PipelineError
 from scalerl.pipeline import checkpoints, logprob_check, state
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.alarms import Alarms
-from scalerl.pipeline.checks import ScoredAnswers
+from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
+from scalerl.pipeline.checks import ScoredAnswers, UnscoredReasons
 from scalerl.pipeline.crew import Clock, Crew, Handle
-from scalerl.pipeline.empty_steps import EmptySteps
 from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.scaling import Scaling
 from scalerl.pipeline.schedule import GroupAge, NextBatch
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.step_line import step_line
-from scalerl.pipeline.supervisor import WATCH, Stopped
-from scalerl.pipeline.unscored import Unscored
+from scalerl.pipeline.supervisor import WATCH_SECONDS, Stopped
 from scalerl.pipeline.validation import Validation
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
 
-#: Batches with a gradient that is not finite, in a row, after which the run is over.
+#: Batches in a row with a gradient that is not finite, after which the run fails. One may be bad
+#: luck; in a row, the weights themselves are going wrong.
 MAX_REFUSALS = 3
-#: Batches' worth of groups without variance, in a row, after which refilling is hopeless.
+#: Groups without variance in a row, counted in batches, after which the run fails.
 MAX_REFILL = 50
-#: Prompts left out that are named one by one.
+#: Prompts left out that get a warning each.
 MAX_NAMED_PROMPTS = 5
 
 
@@ -69,7 +68,7 @@ class LoopEnd:
 
 
 class Loop(Scaling):
-    """One run, until its budget is used up, the prompts run out, or somebody says stop."""
+    """One run, until its budget is used up, its prompts run out, or it is asked to stop."""
 
     def __init__(
         self,
@@ -85,38 +84,41 @@ class Loop(Scaling):
         super().__init__(setup, crew, clock, store, listener)
         self.stop_rule = stop_rule
         self.serial = self.published = 0
-        #: Groups of a checkpoint that other knobs had begun: asked again before any new prompt.
+        #: Groups of a checkpoint that were begun under another recipe: their prompts are submitted
+        #: again before any new one.
         self.requeued: deque[PendingGroup] = deque()
-        #: The batch that the trainer works on.
+        #: The groups of the step that the trainer is taking; empty while it takes none.
         self.batch: tuple[Group, ...] = ()
-        #: What its checks told.
+        #: Reasons and metrics that the checks of that batch returned.
         self.check_summary = CheckSummary()
-        self.unscored = Unscored()
+        self.unscored = UnscoredReasons()
         self.validation_template = Validation.from_setup(setup)
         self.validation: Validation | None = None
         self.last_validation: int | None = None
         self.last_checkpoint: int | None = None
-        self.empty = EmptySteps(setup.recipe)
+        self.empty_steps = EmptyStepWatch(setup.recipe)
         self.alarms = Alarms.from_recipe(setup.recipe, store.path)
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
-        #: Groups are begun from the first validation on, and no more when the run is over.
+        #: Whether groups may be started: from the first validation on, until the run is over.
         self.started = self.over = False
         self._logprob_rollouts: list[Rollout] = []
         self._out_of_prompts = False
         self._refusals = self._refilled = 0
         self._progress_sent_at = -math.inf
         self._skipped: set[str] = set()
-        #: Lines worth a warning about the checkpoint that the run goes on from.
+        #: Warnings about the checkpoint that the run was resumed from.
         self.restored: list[str] = []
         if checkpoint is not None:
             state.restore(self, checkpoint)
 
     def run(self) -> LoopEnd:
-        """From the first weights to the last validation."""
+        """Run from the first weights to the last validation."""
         try:
             self._await_crew()
             self._warn([*self.setup.warnings, *self.restored])
             self._note("note", self.setup.stop_text)
+            # The generators have the weights of the last published version; an off-policy schedule
+            # publishes every k steps only.
             phase = 1 if self.setup.schedule.name == "pipeline" else self.setup.schedule.k
             self.published = self.version - self.version % phase
             self._check_mismatch()
@@ -137,7 +139,8 @@ class Loop(Scaling):
         return LoopEnd(reason, self.version, self.ledger.compute())
 
     def _iterate(self) -> str | None:
-        """Begin all that may begin, then take in what has come; a reason ends the run."""
+        """Start all work that may start, then handle one round of events. Returns why the run ends,
+        or None."""
         if not self.batch:
             if self._validation_due():
                 return self.validate()
@@ -150,7 +153,8 @@ class Loop(Scaling):
         return None
 
     def _start_work(self) -> str:
-        """Start groups and the next step until neither can be: who is waited for then."""
+        """Start groups and the next step until neither can be started; what the run then waits
+        for."""
         while True:
             self._start_groups()
             if self.batch:
@@ -162,7 +166,7 @@ class Loop(Scaling):
             self._train(choice.serials)
 
     def _only_checks_missing(self, choice: NextBatch) -> bool:
-        """Whether all that the trainer waits for is written, and only not checked yet."""
+        """Whether everything that the trainer waits for is written, and only not scored yet."""
         if choice.late is not None:
             return self.pending[choice.late].stage == "checking"
         return 0 < choice.missing <= self._count("checking")
@@ -178,25 +182,25 @@ class Loop(Scaling):
             raise Stopped(self._stop)
 
     def _budget_used_up(self) -> str | None:
-        """Why the budget is used up, if it is."""
+        """Why the run ends, if its budget is used up; never while a step is under way."""
         use = None if self.batch else budget_use(self.setup.recipe.budget, self.ledger.compute())
         return None if use is None else use.reason
 
     # -- before -----------------------------------------------------------------------------------
 
     def _check_mismatch(self) -> None:
-        """Both sides must agree on the same tokens before anything is learnt from their ratio."""
+        """Compare the log-probs of generator and trainer on the same tokens before training."""
         first = self.dispatcher.staying[0]
         self.dispatcher.assign(first, [logprob_check.request(self.setup)], "validate", self.version)
         while len(self._logprob_rollouts) < logprob_check.ROLLOUTS:
             self._raise_if_stopping()
-            self._poll_and_dispatch("the first rollouts, to compare both sides")
+            self._poll_and_dispatch("the first rollouts, to compare log-probs")
         group = logprob_check.group(self.setup, self._logprob_rollouts)
         gaps = self._call_trainer(m.CompareLogprobs((group,)), "to score the first rollouts").gaps
         self.listener.say(logprob_check.check_mismatch(self.setup, gaps))
 
     def _resubmit_restored(self) -> None:
-        """After a resume: what was not written is written, what was not checked is checked."""
+        """After a resume: submit the restored groups to generators or checkers again."""
         self._submit_groups(p for p in self.pending.values() if p.stage == "writing")
         for p in self.pending.values():
             if p.stage == "checking":
@@ -205,7 +209,7 @@ class Loop(Scaling):
     # -- writing ----------------------------------------------------------------------------------
 
     def _start_groups(self) -> None:
-        """Give generators new prompts, as many as the schedule allows."""
+        """Submit new prompts to generators, as many as the schedule allows."""
         ending = self.over or self._stop is not None
         if not self.started or ending or (self.validation and self.validation.unwritten):
             return
@@ -213,9 +217,9 @@ class Loop(Scaling):
         if self.setup.schedule.name == "pipeline":
             enough = self.setup.recipe.batch.prompts * len(self.dispatcher)
             most = enough - self._count("writing")
-            if most <= 0:  # the usual case, asked after every message
-                return
-        # The batch that is being trained on has used up its version, and is no longer pending.
+            if most <= 0:
+                return  # the usual case: returning here avoids sorting all ages at every message
+        # The groups of the step under way are no longer pending, so the step counts as taken.
         version = self.version + bool(self.batch)
         room = self.setup.schedule.room(version, self.dispatcher.oldest, self._ages())
         room = room if most is None else min(room, most)
@@ -244,7 +248,7 @@ class Loop(Scaling):
         return PendingGroup(self.serial - 1, prompt, self.setup.tokens_of(prompt), size, 0)
 
     def _skip_prompt(self, prompt_id: str) -> None:
-        """A prompt that is empty or too long; without any other there is nothing to do."""
+        """Leave out a prompt that is empty or too long, with a warning for the first few."""
         new = prompt_id not in self._skipped
         self._skipped.add(prompt_id)
         if len(self._skipped) == len(self.setup.prompts):
@@ -260,7 +264,7 @@ class Loop(Scaling):
             self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
     def _submit_groups(self, groups: Iterable[PendingGroup]) -> None:
-        """Each group goes as a whole to the generator that will be done first."""
+        """Submit each group, as a whole, to the generator that will have finished first."""
         shares: dict[str, list[PendingGroup]] = {}
         planned = dict.fromkeys(self.dispatcher.states, 0)
         for p in groups:
@@ -275,14 +279,14 @@ class Loop(Scaling):
             self.listener.asked(self.clock.now(), rollouts)
 
     def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None:
-        """A generator's rollouts: a group that is whole goes to the checkers."""
+        """Record a generator's rollouts; groups that are complete go to the checkers."""
         generator = self.dispatcher.states.get(worker.name)
-        if generator is None or generator.starting:  # that it is up was lost on its way
+        if generator is None or generator.starting:  # its `WorkerReady` was lost
             self._generator_ready(worker, report.version)
             generator = self.dispatcher.states[worker.name]
             generator.number = report.number - 1
         if report.number != generator.number + 1:
-            self._on_worker_lost(worker, "has lost a report on its way")
+            self._on_worker_lost(worker, "has lost a report")
             return
         self.ledger.generated_tokens += report.tokens
         for kind, seconds in report.seconds.items():
@@ -297,7 +301,7 @@ class Loop(Scaling):
             self._on_generator_left(generator)
 
     def _on_rollout(self, written: RolloutResult, report: m.GeneratorReport) -> None:
-        if written.request == logprob_check.ID:
+        if written.request == logprob_check.REQUEST_ID:
             self._logprob_rollouts.append(written.rollout)
         elif report.lane == "validate":
             answers = self.validation and self.validation.wrote(written, self.version)
@@ -310,7 +314,7 @@ class Loop(Scaling):
                 self.checks.submit(p.serial, p.answers(self.setup, self.version))
 
     def _on_scored(self, scored: ScoredAnswers) -> None:
-        """All verdicts on the answers to a prompt: a group is ready, or a validation goes on."""
+        """Record the scores of all answers to a prompt, of a group or of a validation."""
         for line, answers in self.unscored.add(scored.scores):
             self.listener.say(f"warning: {line}")
             self._note("checker", line, answers=answers)
@@ -319,7 +323,7 @@ class Loop(Scaling):
                 self.validation.add_scores(str(scored.key), scored.scores)
             return
         p = self.pending[scored.key]
-        group = p.judge(scored.scores, self.setup)
+        group = p.apply_rewards(scored.scores, self.setup)
         known = [r for r in group.rollouts if r.correct is not None]
         right = sum(bool(r.correct) for r in known)
         self.setup.curriculum.record(p.prompt.id, right, len(known))
@@ -327,7 +331,7 @@ class Loop(Scaling):
             self._refill(p, group)
 
     def _refill(self, p: PendingGroup, group: Group) -> None:
-        """Dynamic sampling: a group without variance makes room for another prompt."""
+        """Dynamic sampling: drop a group without variance, which makes room for another prompt."""
         if informative(group, self.setup.recipe.filter.truncated):
             self._refilled = 0
             return
@@ -336,14 +340,14 @@ class Loop(Scaling):
         self.ledger.samples += len(group.rollouts)
         self.ledger.waste("filtered", len(group.rollouts), group.tokens)
         if self._refilled == self.setup.recipe.batch.prompts:
-            self._warn([f"the last {self._refilled} groups, as many as a batch has, taught nothing "
-                        'and are asked again (filter.zero_variance = "refill"): easier or harder '
-                        "prompts would help"])  # fmt: skip
+            self._warn([f"the last {self._refilled} groups, as many as a batch has, had no "
+                        'variance and were replaced (filter.zero_variance = "refill"): easier or '
+                        "harder prompts would help"])  # fmt: skip
         if self._refilled > MAX_REFILL * self.setup.recipe.batch.prompts:
             if p.check_summary.unscored.total() == p.size:
                 raise PipelineError(
-                    f"the last {self._refilled} groups taught nothing, and those of this one have "
-                    f"no reward: {p.check_summary.unscored.most_common(1)[0][0]}; repair the "
+                    f"the last {self._refilled} groups had no variance, and no answer of this one "
+                    f"was scored: {p.check_summary.unscored.most_common(1)[0][0]}; repair the "
                     "verifier, then --resume"
                 )
             raise PipelineError(
@@ -385,10 +389,11 @@ class Loop(Scaling):
         self.listener.trained(now - message.seconds, now, self.version)
         self.listener.step(line)
         self._warn([*report.notes, *self.alarms.check_step(line)])
-        self._warn(self.empty.step(line))
+        self._warn(self.empty_steps.check_step(line))
 
     def _on_step_refused(self, worker: Handle, message: m.StepRefused) -> None:
-        """The trainer did not learn from a batch. Once is bad luck; in a row, it is the end."""
+        """Record a batch that the trainer did not learn from; after MAX_REFUSALS in a row the run
+        fails."""
         batch, self.batch, self.trainer_since = self.batch, (), None
         self._refusals += 1
         rollouts = sum(len(g.rollouts) for g in batch)
@@ -406,7 +411,7 @@ class Loop(Scaling):
         self.listener.say(f"warning: {message.reason}; the batch is left out")
 
     def _publish(self) -> None:
-        """Hand over the present weights, if that has not been done."""
+        """Publish the present weights, if that has not been done."""
         if self.published != self.version:
             self._call_trainer(m.PublishWeights(), "to publish its weights")
             self.published = self.version
@@ -414,15 +419,16 @@ class Loop(Scaling):
     # -- validation -------------------------------------------------------------------------------
 
     def _validation_due(self) -> bool:
-        """A validation is due, and the generators have (or may be given) this very version."""
+        """Whether a validation is due, and generators can load this very version."""
         if self.last_validation == self.version or self.published != self.version:
             return False
         return self.version - (self.last_validation or 0) >= self.setup.recipe.validation.every
 
     def validate(self) -> str | None:
-        """mean@k on the held-out prompts at the present version. Training rollouts stand still, and
-        the trainer waits, so that one set of weights answers all. When all is written the
-        generators go on, and only the trainer waits for the verdicts."""
+        """Measure mean@k on the held-out prompts at the present version. Training rollouts are
+        paused and the trainer waits, so that one set of weights answers all prompts. When all
+        answers are written, the generators go on and only the trainer waits for the scores.
+        Returns why the run ends, or None."""
         self.ledger.validating(True)
         self.validation = self.validation_template.unanswered()
         self._progress_sent_at = -math.inf
@@ -435,7 +441,7 @@ class Loop(Scaling):
                 self._raise_if_stopping()
                 self._report_progress(self.validation)
                 self._poll_and_dispatch(
-                    f"answers to {self.validation.unwritten} prompts of the validation"
+                    f"answers to {self.validation.unwritten} validation prompts"
                 )
             self.ledger.validating(False)
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
@@ -470,11 +476,12 @@ class Loop(Scaling):
         while validation.missing:
             self._raise_if_stopping()
             self._report_progress(validation)
-            self._poll_and_dispatch(f"verdicts on {validation.missing} prompts of the validation")
+            self._poll_and_dispatch(f"scores of {validation.missing} validation prompts")
 
     def _report_progress(self, validation: Validation) -> None:
-        """At once, then about every second: a view's redrawing must not slow the run down."""
-        if self.clock.now() - self._progress_sent_at >= WATCH:
+        """Report the progress of a validation to the listener, at once and then about every second:
+        redrawing a view more often would slow the run down."""
+        if self.clock.now() - self._progress_sent_at >= WATCH_SECONDS:
             self._progress_sent_at = self.clock.now()
             self.listener.validating(self.version, *validation.progress)
 
@@ -486,7 +493,7 @@ class Loop(Scaling):
         return due and self.last_checkpoint != self.version
 
     def save(self) -> Path:
-        """A checkpoint of everything the run needs to go on from here."""
+        """Write a checkpoint of everything the run needs to be resumed from here."""
         while self.batch:
             self._poll_and_dispatch("the trainer")
 

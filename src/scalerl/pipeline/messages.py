@@ -1,6 +1,6 @@
-"""What the loop and its parts say to each other: plain data, none of it from outside.
+"""Messages between the loop and its workers: plain data, none of it from outside.
 
-Importing it imports no torch: a checker needs none, and starts the sooner.
+Imports no torch, so that checkers, which need none, start quickly.
 """
 
 from __future__ import annotations
@@ -20,63 +20,71 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubmitRequests:
-    """To a generator: write these. Those of the lane `validate` are written with the weights of
-    `version`, and all others wait meanwhile."""
+    """To a generator: write these rollouts. Requests of the lane `validate` are written with the
+    weights of `version`, and the others wait meanwhile."""
 
     requests: tuple[Request, ...]
     lane: Lane = "train"
     version: int = 0
-    #: Counts what a generator is sent: after a gap it takes in nothing more. 0: not counted.
+    #: Sequence number of messages to one generator, from 1; after a gap it accepts no more. 0: not
+    #: counted.
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceAndHold:
-    """To a generator of a deterministic run: take the weights of this version, finish so many
+    """To a generator of a deterministic run: load the weights of this version, finish `rollouts`
     rollouts (or all there are), then hold."""
 
     version: int
     rollouts: int
+    #: As in `SubmitRequests`.
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRun:
-    """To a generator that is to go: drop these training requests and say what was written of them.
-    Others will write them."""
+    """To a generator that is to leave: drop these training requests, which others will write, and
+    send a last report."""
 
     requests: tuple[str, ...]
+    #: As in `SubmitRequests`.
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratorReport:
-    """From a generator, whenever it has finished something, and now and then to show it lives."""
+    """From a generator: finished rollouts and time spent. Sent whenever a group is complete, and
+    as a heartbeat."""
 
-    #: Counts its reports: a gap means that one was lost.
+    #: Sequence number of its reports, from 1: a gap means that one was lost.
     number: int
-    #: How many messages it has taken in.
+    #: Messages it has accepted so far.
     taken: int
+    #: Version of its weights.
     version: int
+    #: Rollouts finished since the last report, all of one lane.
     written: tuple[RolloutResult, ...] = ()
     lane: Lane = "train"
-    #: Seconds of its time since the last report, by what they went to.
+    #: Seconds since the last report, by the kind of work.
     seconds: dict[Work, float] = field(default_factory=dict)
     #: Training tokens written since the last report.
     tokens: int = 0
-    #: A deterministic run: it has done its share and holds.
+    #: Whether it has finished its share and holds (deterministic runs).
     held: bool = False
-    #: Its last word: it leaves; (rollouts, tokens) that it had begun for training and dropped.
+    #: Whether this is its last report before it leaves.
     left: bool = False
+    #: In a last report: (rollouts, tokens) begun for training and dropped.
     dropped: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SwitchTrainer:
-    """To a generator, from its placement: another trainer takes over. Forget all that was asked,
-    take weights from this channel, and say `WorkerReady` when the first are there."""
+    """To a generator, from its placement: another trainer takes over. Drop all requests, take
+    weights from this channel, and send `WorkerReady` when the first have arrived."""
 
     channel: Any
+    #: Number of the session that starts.
     session: int
 
 
@@ -85,39 +93,41 @@ class SwitchTrainer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainStep:
-    """To the trainer: one optimiser step on these groups; publish the weights after it, or not."""
+    """To the trainer: take one optimiser step on these groups."""
 
     groups: tuple[Group, ...]
+    #: Whether to publish the weights after it.
     publish: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepDone:
-    """From the trainer."""
+    """From the trainer: the step is taken."""
 
     report: StepReport
-    #: Of its time, publishing included.
+    #: Seconds the trainer spent, publishing included.
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """From the trainer: it did not learn from this batch, and why; its weights are as before."""
+    """From the trainer: it did not learn from the batch, and its weights are unchanged."""
 
     reason: str
+    #: Seconds the trainer spent.
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """To the trainer: write a checkpoint there."""
+    """To the trainer: write its files of a checkpoint into this directory."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class PublishWeights:
-    """To the trainer: hand over the present weights, though the schedule would not yet."""
+    """To the trainer: publish the present weights now, whatever the schedule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,10 +139,11 @@ class CompareLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TrainerDone:
-    """From the trainer: saved, published, or scored (the gaps of the log-probs, per token)."""
+    """From the trainer: the answer to `SaveCheckpoint`, `PublishWeights` or `CompareLogprobs`."""
 
+    #: |difference of log-probs| of each token, in nats.
     gaps: tuple[float, ...] = ()
-    #: Why it could not be saved.
+    #: Why the checkpoint could not be written.
     problem: str | None = None
 
 
@@ -141,7 +152,7 @@ class TrainerDone:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreAnswers:
-    """To a checker: judge these answers."""
+    """To a checker: score these answers to one prompt."""
 
     job: int
     answers: tuple[Answer, ...]
@@ -149,43 +160,45 @@ class ScoreAnswers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """From a checker: all verdicts of a job, in order. Without a job, it only shows it lives."""
+    """From a checker: the scores of a job, in the order of its answers. A heartbeat has no job."""
 
     job: int | None
     scores: tuple[AnswerScore, ...] = ()
-    #: DeviceSeconds in the checks themselves.
+    #: Seconds spent in the verifier's calls.
     seconds: float = 0.0
-    #: Checks that it has given up on and that still run in it: it should be replaced.
+    #: Calls that it has given up on and that still run in it.
     hung: int = 0
 
 
-# -- any part -------------------------------------------------------------------------------------
+# -- any worker -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """From any part: it is up."""
+    """From any worker: it has started and accepts messages."""
 
+    #: Version of its weights.
     version: int = 0
-    #: The kind of device it is on: cpu, or the name of a GPU.
+    #: Kind of its device: `cpu`, or the name of a GPU.
     device: str = "cpu"
-    #: Which of its lives has begun (`SwitchTrainer`).
+    #: Number of the session that has started (`SwitchTrainer`).
     session: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """From any part: it cannot go on, and why, in one line."""
+    """From any worker: it cannot continue."""
 
+    #: Why, in one line.
     reason: str
-    #: Whether it is something that the user can put right: a damaged model, say.
+    #: Whether the user can repair it: a damaged model file, say.
     bad_input: bool = False
-    #: Whether it is because another part of its group is gone or does not answer.
+    #: Whether it is a rank that has lost another rank.
     lost: bool = False
-    #: Whether it is because its memory has run out.
+    #: Whether it ran out of memory.
     no_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """To any part: end."""
+    """To any worker: end."""

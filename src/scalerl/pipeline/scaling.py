@@ -1,16 +1,15 @@
-"""Generators that come and go while a run goes on.
+"""Changing the number of generators while a run goes on (`scalerl scale RUN --generators N`).
 
-Somebody asks (`scalerl scale RUN --generators N`); the loop finds it when it looks around, records
-it, and from then on sees to it that there are so many:
+The watchdog finds the request, records it, and from then on keeps the number of generators at N:
 
-    joins    a generator is started and pulls the newest weights by itself; once it says that it is
-             up, it is given groups like the others
-    leaves   it is asked nothing more and told to go; its last report says what it had finished.
-             What it still held is asked of the others from its beginning, under the same serial
+    joins    a generator is started and loads the newest weights by itself; once it is ready, it
+             gets groups like the others
+    leaves   it gets no new requests and is asked to leave; its last report says what it had
+             finished. The rest is written by the others from its beginning, under the same serial
              numbers and seeds: nothing is lost or doubled
 
-One that dies on its way out has left all the same. The recipe of the run is changed with it: who
-goes on with the run later has as many.
+A generator that dies while it leaves has left all the same. The recipe of the run is changed too,
+so that a resumed run has N generators.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from scalerl.pipeline import branches
 from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.dispatch import GeneratorState
 from scalerl.pipeline.groups import PendingGroup
-from scalerl.pipeline.supervisor import MAX_DEATHS, START, CrewSupervisor
+from scalerl.pipeline.supervisor import MAX_DEATHS, START_SECONDS, CrewSupervisor
 from scalerl.runs.lines import KnobChange
 
 KEY = "placement.generators"
 
 
 class Scaling(CrewSupervisor):
-    """The part of the loop that sees to the number of generators."""
+    """The part of the loop that keeps the number of generators as it was asked for."""
 
-    #: As many as were asked for; None: as many as there are.
+    #: Generators that were asked for; None: as many as there are.
     _wanted: int | None = None
-    #: Generators in a row that were started to join and never came up.
+    #: Generators in a row that were started to join and never got ready.
     _never_up = 0
 
     @abstractmethod
@@ -61,10 +60,10 @@ class Scaling(CrewSupervisor):
         now = self._wanted or len(self.dispatcher)
         try:
             if self.deterministic:
-                raise InputError("placement.deterministic keeps its generators")
+                raise InputError("placement.deterministic=true does not allow the number to change")
             recipe = self.recipe.replace({KEY: asked})
         except InputError as error:
-            self._warn([f"{asked} generators were asked for: {error}"])
+            self._warn([f"the request for {asked} generators is refused: {error}"])
             return
         if asked == now:
             return
@@ -75,30 +74,30 @@ class Scaling(CrewSupervisor):
         self._note("scale", f"{KEY} {now} → {asked}", changes=(change,))
 
     def _joining(self) -> list[Handle]:
-        """Started, and not up yet for the first time."""
+        """Generators that were started to join and are not ready yet."""
         return [g for g in self.crew.generators if g.name not in self.dispatcher.states]
 
     def _drop_late_joiners(self) -> None:
         for handle in self._joining():
-            if handle.silence > max(self.patience, START):
+            if handle.silence > max(self.patience, START_SECONDS):
                 self._on_worker_lost(handle, f"did not start within {handle.silence:.0f} s")
 
     def _on_join_failed(self, worker: Handle) -> None:
-        """One that was about to join is gone: another try, a few times."""
+        """A generator was lost before it joined: try again, up to MAX_DEATHS times."""
         self._never_up += 1
         self.crew.remove_generator(worker)
         if self._never_up >= MAX_DEATHS:
             self._wanted = len(self.dispatcher) + len(self._joining())
-            self._warn([f"{worker.name} never came up: the run goes on with {self._wanted} "
+            self._warn([f"{worker.name} never started: the run goes on with {self._wanted} "
                         "generators; is there room for another?"])  # fmt: skip
 
     def _dismiss_generator(self, state: GeneratorState) -> None:
         self.dispatcher.ask_to_leave(state)
-        if state.starting:  # nobody is there to answer
+        if state.starting:  # it cannot answer
             self._on_generator_left(state)
 
     def _on_generator_left(self, state: GeneratorState) -> None:
-        """Its last report is in, or it died: what it still held goes to the others."""
+        """A generator has sent its last report, or died: what it still held goes to the others."""
         name = state.handle.name
         del self.dispatcher.states[name]
         self.ledger.generator_left(name)
@@ -106,7 +105,8 @@ class Scaling(CrewSupervisor):
         self.listener.say(f"{name} has left; {self._reassign(state)} groups are given to others")
 
     def _reassign(self, state: GeneratorState) -> int:
-        """What a generator holds is written by the others, from its beginning: so many groups."""
+        """Let the other generators write what this one holds, from its beginning; the number of
+        groups."""
         name = state.handle.name
         back = [p for p in self.pending.values() if p.stage == "writing" and p.generator == name]
         asked = state.requests("validate")

@@ -1,4 +1,4 @@
-"""The two schedules (paper, section 3.1), as rules about who may start and what may be trained on.
+"""The two schedules (paper, section 3.1): when groups may start, and which to train on next.
 
 pipeline-k     Generators stream; new weights are published after every step. A token written at
                version v may be trained on up to version v + k. New groups are only started while
@@ -7,8 +7,8 @@ pipeline-k     Generators stream; new weights are published after every step. A 
 off-policy-k   Generate k batches with one set of weights, then make k updates, then publish.
                off-policy-1 is the synchronous baseline.
 
-Pure: no processes, no clocks. `tests/pipeline/test_schedule.py` and `test_worlds.py` run it through
-random worlds.
+Pure functions, without processes or clocks. `tests/pipeline/test_schedule.py` and `test_worlds.py`
+run them through random worlds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class GroupAge:
-    """A group under way. `oldest` is the oldest version one of its tokens can have: that of the
-    generator when it was started, or what its tokens say once it is finished (written and
-    checked)."""
+    """How old the tokens of a group under way are."""
 
     serial: int
+    #: Oldest version that one of its tokens can have: that of the generator when it was started,
+    #: or, once it is finished, that of its oldest token.
     oldest: int
+    #: Whether it is written and scored.
     finished: bool = False
 
 
@@ -34,35 +35,38 @@ class NextBatch:
     """Groups for the next step, or what the trainer waits for."""
 
     serials: tuple[int, ...]
-    #: So many more groups must be finished first ...
+    #: Number of further groups that must be finished first ...
     missing: int = 0
-    #: ... or just this one, whose time is running out.
+    #: ... or the serial number of the one group that would grow too old without this step.
     late: int | None = None
-    #: The same in words.
+    #: What the trainer waits for, in words.
     waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`prompts` groups make a batch."""
+    """A schedule, by its name and sizes."""
 
     name: Literal["pipeline", "off-policy"]
+    #: Largest staleness of a token (pipeline), or batches per phase (off-policy).
     k: int
+    #: Groups in a batch.
     prompts: int
 
     def room(self, trainer: int, generator: int, under_way: Sequence[GroupAge]) -> int:
-        """How many new groups may be started, given the versions of trainer and generator."""
+        """Number of new groups that may be started, given the versions of trainer and generator."""
         if self.name == "off-policy":
             begins = trainer % self.k == 0 and generator == trainer and not under_way
             return self.k * self.prompts if begins else 0
         # A group started now may be trained on at versions trainer .. generator + k: that many
-        # batches must hold everything under way. One finished batch in store is enough.
+        # batches must hold everything under way. With one finished batch in store, more would only
+        # grow old.
         in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - len(under_way)
         in_store = sum(t.finished for t in under_way)
         return max(in_time, 0) if in_store < self.prompts else 0
 
     def choose(self, trainer: int, under_way: Sequence[GroupAge]) -> NextBatch:
-        """The batch for the step that trainer's version would take, oldest tokens first."""
+        """The groups for the trainer's next step, oldest tokens first, or what it waits for."""
         ready = sorted((t for t in under_way if t.finished), key=lambda t: (t.oldest, t.serial))
         writing = [t for t in under_way if not t.finished]
         if self.name == "off-policy" and writing and trainer % self.k == 0:
@@ -78,8 +82,8 @@ class Schedule:
         return NextBatch(tuple(t.serial for t in batch))
 
     def _too_late_after(self, trainer: int, rest: Sequence[GroupAge]) -> GroupAge | None:
-        """A group that would be too old before its turn came, if this step were taken without it:
-        the i-th most urgent needs a place in the next (oldest + k - trainer) batches.
+        """A group that would be too old before it could be trained on, if this step were taken
+        without it: the i-th most urgent needs a place in the next (oldest + k - trainer) batches.
 
         With k = 2 and batches of 2, the trainer is at version 5 and about to take a step without
         these groups. Group 7, begun at version 3, can be trained on up to version 5: this step is
@@ -105,5 +109,5 @@ class Schedule:
         return None
 
     def publishes(self, version: int) -> bool:
-        """Whether generators are given the weights of this version."""
+        """Whether the weights of this version are published to the generators."""
         return self.name == "pipeline" or version % self.k == 0

@@ -1,7 +1,7 @@
-"""From a recipe to what a run needs: task, tokenizer, curriculum, length control, sizes.
+"""The setup of a run: task, tokenizer, curriculum, length control and sizes, from a recipe.
 
-Everything is made and checked before any part is started, so that what a user can put right is one
-line before any compute is spent.
+Everything is resolved and checked before any worker is started, so that what a user can repair is
+reported in one line before any compute is spent.
 """
 
 from __future__ import annotations
@@ -31,38 +31,42 @@ from scalerl.tasks.registry import task_of
 from scalerl.tasks.task import Answer, Prompt, Task
 from scalerl.weights.interface import Layout
 
-#: Rows of the key-value cache of a local generator, and its bytes, at most.
+#: Largest number of rollouts that a lane of a local generator writes at once.
 MAX_SLOTS = 512
+#: Bytes of its key-value caches, both lanes together.
 CACHE_BYTES = 4 << 30
-#: The held-out prompts of the task itself; the other sets of a validation have names of their own.
+#: Name of the held-out set of the task itself; the other sets have names of their own.
 MAIN = ""
-#: Starts the names of those at further temperatures.
+#: Prefix of the names of held-out sets at further temperatures.
 TEMPERATURE = "temperature "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOutSet:
-    """Prompts that a validation asks, k times each, for one score."""
+    """Prompts that a validation asks together, for one pass rate."""
 
     name: str
     prompts: tuple[Prompt, ...]
     sampling: Sampling
+    #: Answers to each prompt.
     k: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunSetup:
-    """Everything the loop needs to know of a run, and what parts are made from."""
+    """Everything a run needs, resolved and checked before anything starts."""
 
     recipe: Recipe
     task: Task
     tokenizer: Any
     chat: Chat
-    #: Tokens that are no part of the text of an answer.
+    #: Tokens that are not shown in the text of an answer.
     hidden: frozenset[int]
+    #: Training prompts, by id.
     prompts: dict[str, Prompt]
+    #: Held-out prompts of the task.
     validation: tuple[Prompt, ...]
-    #: Further sets that are evaluated with it, by name.
+    #: Further held-out sets, by name.
     downstream: dict[str, tuple[Prompt, ...]]
     curriculum: Curriculum
     schedule: Schedule
@@ -77,9 +81,11 @@ class RunSetup:
     layout: Layout
     #: Parameters that take part in the matrix products of one token.
     parameters: int
-    #: Longest prompt plus answer, and rollouts written at once in each lane of an engine.
+    #: Tokens of the longest prompt plus the longest answer.
     columns: int
+    #: Rollouts that an engine writes at once for training.
     slots: int
+    #: Rollouts that an engine writes at once for validation.
     validation_slots: int
     #: Whether the model is a mixture of experts.
     experts: bool = False
@@ -90,10 +96,12 @@ class RunSetup:
         asks: Callable[[Task], Sequence[Prompt]] | None = None,
         today: Callable[[], date] = date.today,
     ) -> RunSetup:
-        """Raises InputError over anything that cannot work. `asks` chooses the prompts of an
-        evaluation: it has no other sets, and no training prompts but these. `today` is asked only
-        where the chat template writes a date into prompts and the recipe sets none: the recipe of
-        the plan then does."""
+        """Resolve a recipe; raises InputError over anything that cannot work.
+
+        asks   chooses the prompts of an evaluation, which has no other sets and no training prompts
+        today  is called only where the chat template writes a date into prompts and the recipe
+               sets none; the recipe of the setup then does
+        """
         model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
         device = resolve_device(recipe.placement.device)
         tokenizer = quick_tokenizer(model, trust_remote_code=trust)
@@ -123,6 +131,7 @@ class RunSetup:
                 f"precision.routing=replay is for mixtures of experts, and {recipe.model.path} has "
                 "no router: set precision.routing=own"
             )
+        # Two lanes share the cache, each with half of it.
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
         setup = RunSetup(
             recipe=recipe,
@@ -157,7 +166,7 @@ class RunSetup:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know of this run before it starts."""
+        """Warnings about this run, for the user, before it starts."""
         found = list(self.task.notes)
         if self.recipe.model.trust_remote_code:
             found.append(
@@ -178,13 +187,13 @@ class RunSetup:
 
     @property
     def stop_text(self) -> str:
-        """The tokens that end a rollout, in words."""
+        """A line about the tokens that end a rollout."""
         ids = self.control.stop_ids
         named = [f"{self.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids]
         return f"rollouts end at {', '.join(named) or 'no token, only at their longest'}"
 
     def _roles(self) -> dict[tuple[str, ...], Prompt]:
-        """A prompt for each order of roles that there is."""
+        """One prompt for each sequence of chat roles that occurs."""
         sets = (self.prompts.values(), self.validation, *self.downstream.values())
         return {
             tuple(message["role"] for message in p.question): p
@@ -194,12 +203,13 @@ class RunSetup:
         }
 
     def _check_roles(self) -> None:
-        """A template takes or refuses an order of roles, not a question."""
+        """Render one prompt of each sequence of roles: raises if the chat template refuses it."""
         for prompt in self._roles().values():
             self.tokens_of(prompt)
 
     def _without_long_prompts(self) -> RunSetup:
-        """Held-out prompts that fit. (Training prompts are looked at when their turn comes.)"""
+        """Leave out held-out prompts that are too long. (Training prompts are checked when they are
+        drawn: rendering all of a large dataset would delay the start.)"""
         kept = tuple(p for p in self.validation if self.fits(p))
         if not kept:
             raise InputError(
@@ -214,7 +224,7 @@ class RunSetup:
         return replace(self, validation=kept, downstream=others)
 
     def _with_slots_for_all(self) -> RunSetup:
-        """No more room than all answers of a validation take together."""
+        """Reduce the validation slots to the number of answers of a validation."""
         names = [each.name for each in self.sets]
         if len(set(names)) < len(names):
             raise InputError(
@@ -226,13 +236,13 @@ class RunSetup:
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """Further temperatures of the held-out prompts, by their text: "0", "0.6"."""
+        """Further temperatures of the held-out prompts, by the text that names them: "0", "0.6"."""
         further = self.recipe.validation.also_temperatures
         return {repr(float(t)).removesuffix(".0"): t for t in further}
 
     @property
     def sets(self) -> tuple[HeldOutSet, ...]:
-        """All that a validation asks: the held-out prompts of the task, downstream sets, and the
+        """All sets of a validation: the held-out prompts of the task, downstream sets, and the
         held-out prompts at further temperatures."""
         k, usual = self.recipe.validation.k, self.validation_sampling
         others = [HeldOutSet(name, found, usual, k) for name, found in self.downstream.items()]
@@ -242,11 +252,11 @@ class RunSetup:
         return (HeldOutSet(MAIN, self.validation, usual, k), *others)
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether a prompt has tokens, and not too many."""
+        """Whether a prompt has at least one token and at most sampling.max_prompt_tokens."""
         return 0 < len(self.tokens_of(prompt)) <= self.recipe.sampling.max_prompt_tokens
 
     def tokens_of(self, prompt: Prompt) -> npt.NDArray[np.int64]:
-        """The prompt as the model reads it: by the chat template where the tokenizer has one."""
+        """The tokens of a prompt, by the chat template where the tokenizer has one."""
         if self.chat.there:
             messages = prompt.question
             if isinstance(messages, str):
@@ -293,17 +303,17 @@ class RunSetup:
             )
 
     def answer(self, prompt: Prompt, token_ids: npt.NDArray[np.int64], step: int) -> Answer:
-        """An answer as checkers are given it."""
+        """An answer as checkers get it."""
         return Answer(prompt, self.text_of(token_ids), tuple(token_ids.tolist()), step)
 
     def text_of(self, token_ids: npt.NDArray[np.int64]) -> str:
-        """A completion as the task reads it."""
+        """The text of a completion, without hidden tokens."""
         shown = [i for i in token_ids.tolist() if i not in self.hidden]
         return str(self.tokenizer.decode(shown, skip_special_tokens=False))
 
 
 def _begin(messages: Sequence[Mapping[str, str]]) -> str:
-    """Roles, and how the first message begins."""
+    """The roles of a chat and the beginning of its first message, for errors."""
     roles = ", ".join(message["role"] for message in messages)
     return f"its roles are {roles}, it begins {messages[0]['content'][:40]!r}"
 

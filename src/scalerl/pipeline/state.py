@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the trainer's own files: where the loop stood."""
+"""The state of the loop in a checkpoint, beside the trainer's own files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from scalerl.pipeline import groups
 if TYPE_CHECKING:
     from scalerl.pipeline.loop import Loop
 
-#: Sections of a recipe that rollouts under way were begun by.
-ROLLOUTS = ("batch", "sampling", "length", "schedule")
+#: Sections of a recipe that decide how rollouts are written: where one of them has changed, the
+#: rollouts of a checkpoint that are not trained on yet are of no use.
+ROLLOUT_SECTIONS = ("batch", "sampling", "length", "schedule")
 
 
 def save(loop: Loop, folder: Path) -> None:
-    """Groups under way, curriculum, ledger, counters, and the tokenizer, so that the folder is a
-    model that others can load."""
+    """Write groups under way, curriculum, ledger and counters; and the tokenizer, so that the
+    folder is a model that other programs can load."""
     groups.save(folder, [*loop.pending.values(), *loop.requeued])
     state = {
         "begun_by": _begun_by(loop),
@@ -33,7 +34,7 @@ def save(loop: Loop, folder: Path) -> None:
 
 
 def restore(loop: Loop, path: Path) -> None:
-    """Go on from what `save` wrote."""
+    """Set the loop to the state that `save` wrote."""
     state = json.loads((path / "run.json").read_text())
     loop.version = loop.last_checkpoint = int(state["version"])
     loop.serial = int(state["serial"])
@@ -49,25 +50,26 @@ def restore(loop: Loop, path: Path) -> None:
             "written on"
         )
     if state.get("begun_by", _begun_by(loop)) != _begun_by(loop):
-        _begin_anew(loop)
+        _discard_rollouts(loop)
     for p in loop.pending.values():
-        if p.stage == "writing":  # begun anew, with the weights of the checkpoint
+        if p.stage == "writing":  # written from their beginning, with the checkpoint's weights
             p.started = loop.version
 
 
 def _begun_by(loop: Loop) -> dict[str, Any]:
     recipe = loop.setup.recipe.to_dict()
-    return {section: recipe[section] for section in ROLLOUTS}
+    return {section: recipe[section] for section in ROLLOUT_SECTIONS}
 
 
-def _begin_anew(loop: Loop) -> None:
-    """The run goes on with other knobs: what was written by the old ones may be too old, too long
-    or too few, so the prompts under way are asked again. Under pipeline one by one, as the new
-    schedule has room for them; an off-policy phase, whose size cannot change, at once."""
+def _discard_rollouts(loop: Loop) -> None:
+    """Drop the rollouts of a checkpoint and submit their prompts again: written under another
+    recipe, they may be too old, too long or too few."""
     for p in loop.pending.values():
         tokens = sum(len(r) for r in p.rollouts.values())
         loop.ledger.waste("stale", len(p.rollouts), tokens)
         p.rollouts, p.group = {}, None
         p.token_ids = loop.setup.tokens_of(p.prompt)
+    # Pipeline: as the new schedule has room for them. Off-policy: all at once, since a phase cannot
+    # change its size.
     if loop.setup.schedule.name == "pipeline":
         loop.requeued, loop.pending = deque(loop.pending.values()), {}

@@ -1,4 +1,7 @@
-"""One line of steps.jsonl: what a batch was like and what the trainer made of it."""
+"""The line of a step in steps.jsonl, from the trainer's report and the batch.
+
+The only place that fills a `StepLine`; what each field means is said there (`runs/lines.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.algorithm.rollout import Group
+from scalerl.pipeline.checks import commonest
 from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.unscored import commonest
 from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Staleness, StepLine
 from scalerl.trainer.interface import StepReport
 
@@ -17,12 +20,12 @@ from scalerl.trainer.interface import StepReport
 def step_line(
     report: StepReport, batch: Sequence[Group], summary: CheckSummary, retired: int, ledger: Ledger
 ) -> StepLine:
-    """The trainer's report, the batch's own numbers, and the ledger after it."""
+    """The line of the step that `report` is about; `ledger` is the state after it."""
     rollouts = [r for g in batch for r in g.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]
     lengths = [len(r) for r in rollouts]
     mixed = [len(r) > 0 and r.versions[0] != r.versions[-1] for r in rollouts]
-    d, f = report.diagnostics, report.filtered
+    d = report.diagnostics
     return StepLine(
         step=report.version,
         loss=report.loss,
@@ -47,9 +50,9 @@ def step_line(
         interrupted=float(np.mean([r.finish == "interrupted" for r in rollouts])),
         mixed_versions=float(np.mean(mixed)),
         prompts=tuple(g.prompt_id for g in batch),
-        zero_variance=f.zero_variance_prompts / len(batch),
+        zero_variance=report.filtered.zero_variance_prompts / len(batch),
         length=Lengths(float(np.mean(lengths)), int(max(lengths))),
-        filtered=FilterCounts(**f.to_dict()),
+        filtered=FilterCounts(**report.filtered.to_dict()),
         retired=retired,
         compute=ledger.compute(),
         ledger=ledger.to_line(),

@@ -1,5 +1,8 @@
-"""Talking to the crew: everybody is listened to, whoever is waited for; who is gone or has been
-silent for too long is replaced, or named."""
+"""The supervisor of the crew: dispatches messages, replaces workers that are lost or silent.
+
+Whatever the run waits for, events of all workers are handled: the wait itself is one call of
+`_poll_and_dispatch` after the other. `Loop` adds what to do with each message.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,48 @@ from typing import Any
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.checks import Checks, ScoredAnswers
-from scalerl.pipeline.crew import Clock, Crew, Handle, IrreplaceableWorkerLost, WorkerLost, number
+from scalerl.pipeline.crew import (
+    Clock,
+    Crew,
+    Handle,
+    IrreplaceableWorkerLost,
+    WorkerLost,
+    generator_number,
+    less_memory,
+)
 from scalerl.pipeline.dispatch import Dispatcher, GeneratorState
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.memory import less_memory
 from scalerl.pipeline.setup import RunSetup
 from scalerl.runs.lines import EventKind, EventLine, Status
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
 
-#: A part that dies so often without having done anything in between is not started again.
+#: A generator that dies more often than this without finishing a rollout is not started again.
 MAX_DEATHS = 5
-#: Seconds between two looks at who is silent, and between two status files.
-WATCH = 1.0
-#: Seconds a part may take to start, however short the patience with those that work.
-START = 300.0
+#: Seconds between two ticks of the watchdog, each of which writes a status file.
+WATCH_SECONDS = 1.0
+#: Seconds that a worker may take to start, however small `placement.patience` is: loading a large
+#: model from a slow disk takes minutes, while a worker that runs sends a heartbeat every 0.5 s.
+START_SECONDS = 300.0
+#: The loop itself stood still (Ctrl-Z, a slow disk) if a tick comes this many intervals late, plus
+#: PAUSE_SHARE of the patience.
+PAUSE_INTERVALS = 3
+PAUSE_SHARE = 0.1
 
 
 class Stopped(Exception):
-    """Somebody asked the run to end; the reason is its text."""
+    """The run was asked to end; its text is the reason."""
 
 
 class CrewSupervisor(ABC):
-    """The part of the loop that sends, listens and watches; what to do is the loop's affair."""
+    """The base of the loop: sends messages, dispatches events, watches over the workers."""
 
     def __init__(
         self, setup: RunSetup, crew: Crew, clock: Clock, store: RunStore, listener: Listener
     ) -> None:
         self.setup, self.crew, self.clock = setup, crew, clock
-        #: The plan's, but for the number of generators, which may change.
+        #: The recipe of the setup, with the present number of generators.
         self.recipe = setup.recipe
         self.store, self.listener = store, listener
         where = setup.recipe.placement
@@ -52,12 +67,12 @@ class CrewSupervisor(ABC):
             clock, setup.parameters, len(crew.generators), where.trainers,
             setup.recipe.compute.count_validation,
         )  # fmt: skip
-        #: Since when the trainer has had something to do; None while it has not.
+        #: Time since which the trainer has had something to do; None while it is idle.
         self.trainer_since: float | None = None
         self._trainer_ready = False
         self._answer: m.TrainerDone | None = None
         self._stop: str | None = None
-        #: Lines worth a warning, from outside; adding one is safe in a signal handler.
+        #: Warnings from outside the loop; appending one is safe in a signal handler.
         self.notes: list[str] = []
         self._last_watchdog = clock.now()
         self._checker_deaths = 0
@@ -71,7 +86,7 @@ class CrewSupervisor(ABC):
             m.StepRefused: self._on_step_refused,
         }
 
-    # -- what the loop makes of it ----------------------------------------------------------------
+    # -- handlers that the loop adds --------------------------------------------------------------
 
     @abstractmethod
     def _on_report(self, worker: Handle, report: m.GeneratorReport) -> None: ...
@@ -100,17 +115,19 @@ class CrewSupervisor(ABC):
     @abstractmethod
     def _on_join_failed(self, worker: Handle) -> None: ...
 
-    # -- listening --------------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Ask the run to end at the next opportunity; safe in a signal handler."""
+        """Ask the run to end as soon as no step is under way; safe in a signal handler."""
         self._stop = reason
 
     def _poll_and_dispatch(self, waits_for: str) -> None:
-        """Begin what can be begun meanwhile, then hear what anybody has to say."""
+        """Start new groups, wait for events, and handle them. `waits_for` says what the run needs
+        before it can go on, for the status file and for errors."""
         self._start_groups()
-        for event in self.crew.poll(WATCH):
-            if not self._present(event.worker):  # what came before in this very list has ended it
+        for event in self.crew.poll(WATCH_SECONDS):
+            # An earlier event of the same list may have led to its replacement.
+            if not self._present(event.worker):
                 continue
             if isinstance(event, WorkerLost):
                 self._on_worker_lost(event.worker, event.why)
@@ -118,21 +135,21 @@ class CrewSupervisor(ABC):
             handler = self._handlers.get(type(event.message))
             if handler is None:
                 kind = type(event.message).__name__
-                raise PipelineError(f"{event.worker.name} said {kind!r}, which nobody understands")
+                raise PipelineError(f"{event.worker.name} sent a message of unknown type {kind!r}")
             handler(event.worker, event.message)
         self._record_notes()
         self._watchdog_tick(waits_for)
 
     def _present(self, worker: Handle) -> bool:
         crew = self.crew
-        return any(worker is part for part in (crew.trainer, *crew.generators, *crew.checkers))
+        return any(worker is one for one in (crew.trainer, *crew.generators, *crew.checkers))
 
     def _send_to_trainer(self, message: Any) -> None:
         self.trainer_since = self.clock.now()
         self.crew.trainer.send(message)
 
     def _call_trainer(self, message: Any, what: str) -> m.TrainerDone:
-        """Something that the trainer, which is idle, answers when it is done."""
+        """Send a message to the trainer, which must be idle, and wait for its answer."""
         self._answer = None
         self._send_to_trainer(message)
         while self._answer is None:
@@ -149,10 +166,10 @@ class CrewSupervisor(ABC):
         for scored in self.checks.on_scores(worker, message):
             self._on_scored(scored)
 
-    # -- who is there -----------------------------------------------------------------------------
+    # -- starting and replacing workers -----------------------------------------------------------
 
     def _await_crew(self) -> None:
-        """Until the trainer and all generators are up."""
+        """Wait until the trainer and all generators have started."""
         while True:
             waiting = [s.handle.name for s in self.dispatcher if s.starting]
             waiting += [] if self._trainer_ready else [self.crew.trainer.name]
@@ -162,7 +179,9 @@ class CrewSupervisor(ABC):
                 raise Stopped(self._stop)
             names = ", ".join(sorted(waiting))
             self._poll_and_dispatch(f"{names} to start")
-            if not self._trainer_ready and self.crew.trainer.silence > max(self.patience, START):
+            if not self._trainer_ready and self.crew.trainer.silence > max(
+                self.patience, START_SECONDS
+            ):
                 raise IrreplaceableWorkerLost(
                     f"{names} did not start: is the machine short of memory?"
                 )
@@ -179,7 +198,8 @@ class CrewSupervisor(ABC):
             self._generator_ready(worker, message.version)
 
     def _generator_ready(self, worker: Handle, version: int) -> None:
-        """It is given what its predecessor held, if there was one; or it joins the others."""
+        """Give a generator that has started the requests of the one it replaces; one that replaces
+        none joins the others."""
         if worker.name not in self.dispatcher.states:
             self.ledger.generator_joined()
             self.listener.say(f"{worker.name} has joined")
@@ -201,9 +221,8 @@ class CrewSupervisor(ABC):
         raise PipelineError(f"{worker.name}: {message.reason}")
 
     def _on_worker_lost(self, worker: Handle, why: str) -> None:
-        """A new part for one that is gone. What that one held is asked again: of the others, or, if
-        there is nobody else, of the new one. A trainer cannot be replaced here, nor, in a
-        deterministic run, a generator."""
+        """Replace a worker. Its requests go to the other generators, or, if there are none, to the
+        new one. A trainer cannot be replaced here, nor, in a deterministic run, a generator."""
         if any(worker is checker for checker in self.crew.checkers):
             self._replace_checker(worker, why)
             return
@@ -224,14 +243,14 @@ class CrewSupervisor(ABC):
         if state.deaths > MAX_DEATHS:
             raise PipelineError(
                 f"{lost}; it was started {MAX_DEATHS} times and never finished a rollout; if "
-                f"memory has run out: {less_memory(worker.name)}, then --resume"
+                f"it ran out of memory: {less_memory(worker.name)}, then --resume"
             )
-        self.ledger.waste("failed", begun, 0)  # what it had written of them, nobody knows
+        self.ledger.waste("failed", begun, 0)  # how many tokens it had written is not known
         self.listener.say(f"warning: {lost}: starting another one")
         state.starting, state.behind_since, state.stuck_since = True, None, None
         state.handle = self.crew.replace(worker)
         if any(not s.starting for s in self.dispatcher.staying):
-            self._reassign(state)  # the next one may be minutes in starting
+            self._reassign(state)  # the new one may take minutes to start
 
     def _replace_checker(self, worker: Handle, why: str) -> None:
         self._checker_deaths += 1
@@ -239,19 +258,21 @@ class CrewSupervisor(ABC):
         if self._checker_deaths > MAX_DEATHS * max(len(self.crew.checkers), 1):
             raise PipelineError(
                 f"{worker.name} {why}; checkers were started {self._checker_deaths - 1} times and "
-                "never judged an answer: look at the task's verifier, then --resume"
+                "never scored an answer: look at the task's verifier, then --resume"
             )
         for scored in self.checks.on_checker_lost(worker, self.crew.replace(worker), why):
             self._on_scored(scored)
 
     def _watchdog_tick(self, waits_for: str) -> None:
-        """Replace who has been silent for too long; leave a status for `scalerl doctor`."""
+        """Once a second: replace workers that are silent, change the number of generators if that
+        was asked for, and write the status for `scalerl doctor`."""
         now = self.clock.now()
-        if now - self._last_watchdog < WATCH:
+        if now - self._last_watchdog < WATCH_SECONDS:
             return
         away, self._last_watchdog = now - self._last_watchdog, now
-        if away > 3 * WATCH + self.patience / 10:
-            self._shift_deadlines(away)  # we stood still ourselves (Ctrl-Z, a slow disk)
+        if away > PAUSE_INTERVALS * WATCH_SECONDS + self.patience * PAUSE_SHARE:
+            # Messages may wait in the pipes: workers are not to blame for a pause of the loop.
+            self._shift_deadlines(away)
         else:
             self._replace_silent_workers(waits_for)
         self._rescale()
@@ -265,21 +286,23 @@ class CrewSupervisor(ABC):
                 self._on_worker_lost(trainer, self._silence_text(silence, waits_for))
         for state in list(self.dispatcher):
             silence = max(state.handle.silence, self.dispatcher.seconds_behind(state))
-            if silence > (max(self.patience, START) if state.starting else self.patience):
+            if silence > (max(self.patience, START_SECONDS) if state.starting else self.patience):
                 self._on_worker_lost(state.handle, self._silence_text(silence, waits_for))
             elif (stuck := self.dispatcher.seconds_stuck(state)) > self.patience:
                 many = f"{len(state.held)} rollouts" if len(state.held) > 1 else "one rollout"
                 self._on_worker_lost(
                     state.handle, f"holds {many} and has written nothing for {stuck:.0f} s"
                 )
-        for checker, why in self.checks.replaceable(self.patience, max(self.patience, START)):
+        for checker, why in self.checks.replaceable(
+            self.patience, max(self.patience, START_SECONDS)
+        ):
             self._on_worker_lost(checker, why)
 
     def _silence_text(self, seconds: float, waits_for: str) -> str:
-        return f"has said nothing for {seconds:.0f} s (the run waits for {waits_for})"
+        return f"has sent nothing for {seconds:.0f} s (the run waits for {waits_for})"
 
     def _shift_deadlines(self, seconds: float) -> None:
-        """Nobody could be heard for so long: it is not held against them."""
+        """Move all deadlines by the seconds for which no message could be received."""
         if self.trainer_since is not None:
             self.trainer_since += seconds
         for state in self.dispatcher:
@@ -290,15 +313,15 @@ class CrewSupervisor(ABC):
         self.checks.shift_deadlines(seconds)
 
     def _write_status(self, waits_for: str) -> None:
-        parts = [self.crew.trainer, *self.crew.generators, *self.crew.checkers]
+        workers = [self.crew.trainer, *self.crew.generators, *self.crew.checkers]
         stages = [p.stage for p in self.pending.values()]
         self.store.status(
             Status(
                 step=self.version,
                 waits_for=waits_for,
                 pids=self.crew.pids(),
-                silent_seconds={p.name: round(p.silence, 1) for p in parts},
-                starting=tuple(number(s.handle) for s in self.dispatcher if s.starting),
+                silent_seconds={w.name: round(w.silence, 1) for w in workers},
+                starting=tuple(generator_number(s.handle) for s in self.dispatcher if s.starting),
                 stopping=self._stop is not None,
                 rollouts=tuple(s.rollouts for s in self.dispatcher),
                 under_way=len(stages),

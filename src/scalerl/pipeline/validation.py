@@ -1,5 +1,4 @@
-"""mean@k on held-out prompts, at further temperatures, and on downstream sets, each a curve of its
-own."""
+"""A validation: mean@k on the held-out prompts, at further temperatures, and on downstream sets."""
 
 from __future__ import annotations
 
@@ -19,8 +18,9 @@ from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 @dataclass(slots=True, eq=False)
 class ValidationPrompt:
-    """One held-out prompt, and what was answered."""
+    """One held-out prompt, its answers and their scores."""
 
+    #: Name of the held-out set that it belongs to.
     set: str
     prompt: Prompt
     request: Request
@@ -33,17 +33,20 @@ class ValidationPrompt:
 
 @dataclass(slots=True, eq=False)
 class Validation:
-    """One validation; the same prompts and seeds each time."""
+    """One validation. Every validation of a run has the same prompts and seeds, so that two of them
+    differ by the weights alone."""
 
     setup: RunSetup
+    #: The prompts, by the id of their request.
     asked: dict[str, ValidationPrompt] = field(default_factory=dict)
-    #: Prompts without answers, and without scores.
+    #: Number of prompts without all their answers.
     unwritten: int = 0
+    #: Number of prompts without scores.
     missing: int = 0
 
     @staticmethod
     def from_setup(setup: RunSetup) -> Validation:
-        """k rollouts for every prompt of every set."""
+        """The requests of a validation: k rollouts for every prompt of every set."""
         found = Validation(setup)
         for each in setup.sets:
             for i, prompt in enumerate(each.prompts):
@@ -63,7 +66,7 @@ class Validation:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Answers written, answers checked, and all there will be."""
+        """Numbers of answers written, answers scored, and all answers."""
         found = self.asked.values()
         return (
             sum(len(a.rollouts) for a in found),
@@ -72,12 +75,12 @@ class Validation:
         )
 
     def unanswered(self) -> Validation:
-        """The same questions, not yet answered."""
+        """A copy without answers."""
         asked = {n: ValidationPrompt(a.set, a.prompt, a.request) for n, a in self.asked.items()}
         return Validation(self.setup, asked, len(asked), len(asked))
 
     def wrote(self, written: RolloutResult, step: int) -> list[Answer] | None:
-        """One answer more; all answers to its prompt if these are now complete."""
+        """Add a rollout; all answers to its prompt if these are now complete, else None."""
         asked = self.asked.get(written.request)
         if asked is None:
             return None
@@ -92,8 +95,8 @@ class Validation:
         self.asked[request].scores = tuple(scores)
 
     def recheck(self, step: int) -> dict[str, list[Answer]]:
-        """The answers to prompts that were not scored altogether, to be checked again. (They are
-        not written again: the same weights and seeds would write the same.)"""
+        """The answers to prompts with missing scores, by request, to be checked again. They are
+        not written again: the same weights and seeds would write the same."""
         again = {}
         for name, asked in self.asked.items():
             if any(v.correct is None for v in asked.scores):
@@ -111,7 +114,7 @@ class Validation:
 
     @property
     def nothing_scored(self) -> str | None:
-        """What is wrong, if not a single answer could be scored: such a task teaches nothing."""
+        """The error if not a single answer could be scored, else None."""
         score = self.main
         if score.scored:
             return None
@@ -127,7 +130,7 @@ class Validation:
         return {s.name: set_score([a.scores for a in sets[s.name]], s.k) for s in self.setup.sets}
 
     def score(self) -> dict[str, Any]:
-        """The fields of an evaluation's line that speak of answers."""
+        """The fields of an `EvalLine` that follow from the answers."""
         scores = self._scores()
         main = scores.pop(MAIN)
         heated = {text: scores.pop(TEMPERATURE + text) for text in self.setup.temperatures}
@@ -148,7 +151,7 @@ class Validation:
         }
 
     def answers(self, step: int) -> EvalAnswers:
-        """Who was right how often, and some answers to read."""
+        """How often each prompt was answered correctly, and some answers to read."""
         return EvalAnswers.from_answers(
             step,
             (
@@ -168,7 +171,7 @@ class Validation:
 
 
 def by_task(asked: Iterable[tuple[str, Sequence[AnswerScore]]]) -> dict[str, float]:
-    """Pass rate of each task of a mixture, by the tasks and scores of prompts."""
+    """Pass rate of each task of a mixture, from (task, scores) of each prompt."""
     tasks: dict[str, list[float]] = {}
     for task, scores in asked:
         right = [v.correct for v in scores if v.correct is not None]
@@ -178,11 +181,11 @@ def by_task(asked: Iterable[tuple[str, Sequence[AnswerScore]]]) -> dict[str, flo
 
 
 def set_score(scores: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
-    """The score of a set, by the scores on the answers to each of its prompts.
+    """Pass rate of a set with its standard error, from the scores of each prompt's answers.
 
-    Unscored is not wrong: of each prompt the share that is right among its scored answers, then the
-    mean over prompts that have such answers, and its standard error. If fewer than half of the
-    answers could be scored, or only one prompt of several, there is no score.
+    Unscored is not wrong: it is the mean, over prompts with scored answers, of the share that is
+    correct among these. If fewer than half of the answers could be scored, or only one prompt of
+    several has a score, there is no pass rate but a reason (`failed`).
 
     >>> yes, no, unknown = (AnswerScore(c, 0.0, "why") for c in (True, False, None))
     >>> set_score([[yes, unknown], [no, yes]], k=2).pass_rate
@@ -200,12 +203,12 @@ def set_score(scores: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
 
 
 def reason(scores: Sequence[Sequence[AnswerScore]]) -> str:
-    """The commonest reason of answers without a score."""
+    """The most common reason of answers without a score."""
     return Counter(v.why for each in scores for v in each if v.correct is None).most_common(1)[0][0]
 
 
 def question_text(prompt: Prompt) -> str:
-    """The question as people read it."""
+    """The question as plain text; of a chat, a line per message."""
     if isinstance(prompt.question, str):
         return prompt.question
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt.question)
