@@ -191,6 +191,7 @@ class Curriculum:
             return
         history = self._histories.get(prompt, History()).plus(n_correct, n_rollouts)
         self._histories[prompt] = history
+        # Only ever added: what is retired stays so, whatever comes later.
         if self._rule.retires(history):
             self._retired.add(prompt)
 

@@ -12,7 +12,7 @@ staleness    trainer's version minus each token's: mean, max and histogram
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,23 +22,29 @@ from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """Diagnostics of a batch or a part of it; without tokens, those of a perfect batch."""
+    """Diagnostics of a batch or a part of it. The defaults are those of a perfect batch, which is
+    also what a batch without tokens gets."""
 
-    tokens: int
-    ratio_mean: float
-    ratio_max: float
-    ratio_min: float
-    ratio_truncated: float
-    ess: float
-    gap_mean: float
-    gap_max: float
-    kl_gen_train: float
+    #: Usable tokens in the loss.
+    tokens: int = 0
+    ratio_mean: float = 1.0
+    ratio_max: float = 1.0
+    ratio_min: float = 1.0
+    #: Share of tokens with a ratio that the loss truncated or clipped.
+    ratio_truncated: float = 0.0
+    ess: float = 1.0
+    gap_mean: float = 0.0
+    gap_max: float = 0.0
+    #: The k3 estimate of KL(gen || train), in nats per token.
+    kl_gen_train: float = 0.0
     #: Tokens left out because a log-prob was not finite.
-    non_finite: int
-    entropy: float | None
-    staleness_mean: float
-    staleness_max: int
-    staleness_histogram: dict[int, int]
+    non_finite: int = 0
+    #: Mean entropy in nats per token; None where it was not computed.
+    entropy: float | None = None
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    #: Number of tokens by staleness.
+    staleness_histogram: dict[int, int] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -63,7 +69,10 @@ def diagnose(
     oldest = int(staleness.max()) if staleness.numel() else 0
     if n == 0:
         return Diagnostics(
-            0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, non_finite, None, old, oldest, histogram
+            non_finite=non_finite,
+            staleness_mean=old,
+            staleness_max=oldest,
+            staleness_histogram=histogram,
         )
     rho = gap.exp()
     entropy = None if entropy_BT is None else float(entropy_BT[usable_BT].double().mean())

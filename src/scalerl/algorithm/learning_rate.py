@@ -57,6 +57,7 @@ class LearningRate:
 
     def after(self, steps: int) -> float:
         """The rate of the next step after `steps` steps."""
+        # steps + 1: the first step is made at 1 / warmup_steps of the peak, and not at 0.
         share = min((steps + 1) / max(self.warmup_steps, 1), 1.0)
         return self.peak * share * self._left(steps)
 

@@ -80,7 +80,7 @@ def _collate(
     shape = (len(rollouts), width)
     # float64 holds float32 log-probs exactly; `dtype` rounds them once, at the end.
     logprobs = np.zeros(shape, dtype=np.float64)
-    versions = np.full(shape, -1, dtype=np.int64)
+    versions = np.full(shape, -1, dtype=np.int64)  # -1 is padding
     mask, length = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     for i, r in enumerate(rollouts):
         n = len(r)

@@ -183,10 +183,12 @@ class LocalEngine:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = dict(self.model.named_parameters())
         own |= {k: v for k, v in self.model.named_buffers() if k in weights}
+        # Compared by name, because a missing tensor would keep its old values without an error.
         missing = own.keys() - weights.keys()
         if missing or weights.keys() - own.keys():
             wrong = sorted(missing | (weights.keys() - own.keys()))
             raise InputError(f"weights do not fit the model: {', '.join(wrong[:3])} ...")
+        # In place: the decoders refer to these very tensors.
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)

@@ -36,10 +36,11 @@ class ModelDecoder:
         output = self.model(
             input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),
+            # Padding is masked, but a position of -1 would be outside learnt position tables.
             position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0).to(self.device),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=1,  # logits of all positions would need gigabytes
         )
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         self.slots.append_rows(cache, lengths[which_B], which_B)

@@ -85,6 +85,7 @@ class Probe:
             self.replay.give([experts], len(self.tokens), torch.device("cpu"))
         given = {name: tensor.cpu() for name, tensor in weights.items()}
         ids = torch.tensor([self.tokens])
+        # `tie_weights`: of two tied parameters only one is in the weights.
         logits = torch.func.functional_call(
             self.model, given, kwargs={"input_ids": ids, "use_cache": False}, tie_weights=True
         ).logits[0, :-1]

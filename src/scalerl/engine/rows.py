@@ -79,7 +79,7 @@ class Rows:
         self.running: list[RunningRollout] = []
         self.device = device
         self.columns = columns
-        width = min(columns, 64)
+        width = min(columns, 64)  # grows as needed (`_widen`)
         self.tokens = np.zeros((rows_max, width), dtype=np.int64)
         self.logprobs = np.zeros((rows_max, width), dtype=np.float32)
         self.versions = np.zeros((rows_max, width), dtype=np.int64)
@@ -135,6 +135,7 @@ class Rows:
         """(settings, seeds, positions) of the rows from `first` on, for sampling their next
         token."""
         n = len(self.running)
+        # Cached: settings and seeds change only with the rows, positions with every token.
         if first == 0 and self._how is not None and self._seeds is not None:
             how, seeds = self._how, self._seeds
         else:
@@ -160,6 +161,7 @@ class Rows:
         self._widen(int(at.max()) + 1)
         forcing = self.forcing[part].copy()
         if forcing.any():
+            # A copy, because the array is a view of a tensor of the sampler.
             token_B, logprob_B = token_B.copy(), np.where(forcing, np.float32(0), logprob_B)
             for i in np.flatnonzero(forcing).tolist():
                 token_B[i] = self.running[first + i].forcing.popleft()

@@ -48,8 +48,6 @@ CACHE_GIB = 1
 MIN_PREFILL_TOKENS = 4096
 #: Steps in a row that may generate nothing while there are rollouts, before the engine raises.
 MAX_IDLE_STEPS = 100
-#: Attention head sizes that vLLM's CPU kernels support.
-HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def _environment(spec: EngineSpec) -> None:
@@ -337,7 +335,7 @@ class VllmEngine:
         while waiting and len(rows) < slots:
             room -= len(waiting[0][0].prompt_token_ids)
             if room < 0:
-                break
+                break  # vLLM would keep this one in a queue of its own
             request, number = waiting.popleft()
             running = RunningRollout.from_request(request, number)
             done = running.next_action()

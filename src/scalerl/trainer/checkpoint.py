@@ -37,6 +37,7 @@ def save(
     state = optimiser.state_dict()["state"]
     for i, name in enumerate(masters.by_name):
         for key, value in state.get(i, {}).items():
+            # A copy: safetensors refuses tensors that share memory.
             tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous().clone()
     save_file(tensors, path / STATE_FILE)
     (path / "trainer.json").write_text(json.dumps({"version": version}))

@@ -226,6 +226,7 @@ class FsdpTrainer(LocalTrainer):
         """A forward and backward pass with the same collectives as any, adding 0 to every
         gradient."""
         logprobs = self.scorer.score([]).logprobs_M
+        # Finite values only: inf * 0 is NaN.
         nothing = torch.where(logprobs.isfinite(), logprobs, 0.0).sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]
 
