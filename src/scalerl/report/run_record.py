@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.files import lines_of
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import Difference, diff
 from scalerl.recipe.load import presets
@@ -18,7 +16,6 @@ from scalerl.report.tracking import Tracking, trackings
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
-from scalerl.runs.tail import parse_line
 
 #: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
 #: that the report of a study is there in seconds.
@@ -108,13 +105,13 @@ def read_record(
     store = RunStore(path, resume=True)
     lines = tuple(store.read(EvalLine) if evals is None else evals)
     further = {n: RunStore(p, resume=True).read(EvalLine) for n, p in (evaluations or {}).items()}
-    steps, total = _steps(path / StepLine.FILE, most)
+    steps = store.sample(StepLine, most)
     answered = store.answered()
     return make_record(
         run.name,
         path,
         steps,
-        total,
+        steps[-1].step if steps else 0,
         lines,
         store.read(EventLine),
         store.read_answers(answered[-1]) if answered else None,
@@ -169,21 +166,6 @@ def find_evaluations(given: Sequence[str]) -> dict[str, dict[str, Path]]:
                 raise InputError(f"{label} is given twice: name them, as NAME={root}")
             sets[label] = record
     return found
-
-
-def _steps(path: Path, most: int) -> tuple[list[StepLine], int]:
-    """Evenly picked steps, the last one always, and how many there are: lines that are not picked
-    are not even parsed."""
-    try:
-        # Read twice, so that a record of any length takes the memory of the lines that are picked.
-        count = sum(1 for line in lines_of(path) if line)
-        every = max(-(-count // most), 1)
-        lines = islice((line for line in lines_of(path) if line), (count - 1) % every, count, every)
-        made = [StepLine.from_dict(parse_line(line)) for line in lines] if count else []
-    except OSError:
-        return [], 0
-    found = [line for line in made if line is not None]
-    return found, found[-1].step if found else 0
 
 
 def read_recipe(path: Path) -> Recipe | None:

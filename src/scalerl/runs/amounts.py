@@ -23,13 +23,15 @@ SUFFIXES = {
     "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21,
     "Y": 1e24,
 }  # fmt: skip
-#: An amount below this share of the first evaluation's compute is refused: nothing is known there.
-EARLIEST = 0.1
-#: An amount above so many times the compute spent is refused: targets are not looked for there.
-FURTHEST = 100.0
-#: Beyond the end a unit is converted at the rate of this share of the points, the last ones: a
-#: step takes longer as answers grow.
-RECENT = 0.25
+#: An amount below this share of the first evaluation's compute is refused: nothing was measured
+#: near it, so that it is rather a number in another unit.
+MIN_SHARE_OF_FIRST = 0.1
+#: An amount above this many times the compute spent is refused: forecasts search no further for
+#: the compute that reaches a target.
+MAX_TIMES_SPENT = 100.0
+#: Beyond the end of a run a unit is converted at the mean rate over this share of the points, the
+#: last ones, because a step takes longer as answers grow.
+RECENT_SHARE = 0.25
 
 _WORDS: dict[str, ComputeKind] = {
     "gpuhours": "gpu_hours", "gpuhour": "gpu_hours", "gpuh": "gpu_hours", "gpuhrs": "gpu_hours",
@@ -92,8 +94,9 @@ class Amount:
             )
         compute, amount = run.conversions[self.unit]
         if self.value > amount[-1]:
-            first = max(min(int(len(amount) * (1.0 - RECENT)), len(amount) - 2), 0)
+            first = max(min(int(len(amount) * (1.0 - RECENT_SHARE)), len(amount) - 2), 0)
             start = (compute[first], amount[first]) if len(amount) > 1 else (0.0, 0.0)
+            # 1e-300: where the other unit does not change, the result is huge and refused below.
             rate = (compute[-1] - start[0]) / max(amount[-1] - start[1], 1e-300)
             value = float(compute[-1] + rate * (self.value - amount[-1]))
             how = f", at the rate of the last {len(amount) - first} points beyond the end"
@@ -108,7 +111,7 @@ class Amount:
         """As `on`; an InputError where the amount lies far outside of what the run measured."""
         value, how = self.on(run, end)
         first = _first(run)
-        if value == 0 or EARLIEST * first <= value <= FURTHEST * end:
+        if value == 0 or MIN_SHARE_OF_FIRST * first <= value <= MAX_TIMES_SPENT * end:
             return value, how
         axis = _axis(run)
         others = [f"{self.value:g}{kind}" for kind in run.conversions if self.unit == ""]
@@ -153,7 +156,8 @@ def _unit(text: str) -> Unit | None:
 
 
 def _first(run: Run) -> float:
-    """The compute of the first evaluation after the beginning. One that was taken before training
-    may stand at next to no compute."""
+    """The compute of the first evaluation after the start of training."""
+    # An evaluation before training may be logged at a small positive compute: below a hundredth of
+    # the mean distance between evaluations it does not count.
     after = run.compute[run.compute > 0.01 * run.compute[-1] / len(run)]
     return float(after[0] if len(after) else run.compute[-1])

@@ -29,7 +29,7 @@ MIN_RISING_SHARE = 0.9
 
 @dataclass(frozen=True)
 class AxisChoice:
-    """What the user asked for; None means: find it."""
+    """The compute axis that the user chose; None: found by the names of columns."""
 
     x: str | None = None
     gpus: float | None = None
@@ -83,7 +83,7 @@ def named_columns(table: Table, choice: AxisChoice) -> list[str]:
 
 
 def other_axes(table: Table, numeric: list[str], y: Array, axis: Axis) -> dict[str, Array]:
-    """By kind: what else the table counts that rises, for amounts that are asked for in it."""
+    """By kind of compute: other running totals of the table, to convert amounts given in them."""
     found: dict[str, Array] = {}
     for name in metrics.compute_columns(_usable(table, numeric)):
         values, kind = read_column(table, name)
@@ -103,7 +103,7 @@ def _usable(table: Table, numeric: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _AxisRequest:
-    """What `--x` says: a column, a column times a number, or an expression; and what it counts."""
+    """A parsed `--x`: a column, a column times a number, or an expression; and what it counts."""
 
     text: str
     columns: tuple[str, ...]
@@ -113,6 +113,7 @@ class _AxisRequest:
 
 
 def _parse(table: Table, usable: list[str], asked: str) -> _AxisRequest:
+    # A column may itself be called `hours as logged`: an exact name wins.
     match = None if asked in table.columns else _AS.fullmatch(asked.strip())
     text, kind = (match[1], _stated_kind(match[2])) if match else (asked, None)
     name = find(text, table, usable, "--x")
@@ -243,7 +244,7 @@ def why_unread(table: Table, column: str) -> str:
 
 
 def _is_there(table: Table, name: str, y: Array) -> bool:
-    """Whether most rows of the score have it."""
+    """Whether most rows of the score have a finite value in this column."""
     return bool(np.isfinite(read_column(table, name)[0][np.isfinite(y)]).mean() > 0.5)
 
 
@@ -282,7 +283,7 @@ def read_column(table: Table, name: str) -> tuple[Array, ComputeKind]:
     if stated is not None and unit == "" and name.lower() in {"x", "c", "compute"}:
         word = next((str(v).strip() for v in stated if not is_missing(v)), "")
         kind = cast(ComputeKind, word) if word in get_args(ComputeKind) else "unknown"
-    # Absurd numbers become infinite here, which cleaning drops and counts.
+    # Numbers near the largest float become infinite here; cleaning drops and counts them.
     with np.errstate(over="ignore", invalid="ignore"):
         values = _as_logged(table, name)
         return values / 3600 if unit else values, kind
@@ -299,6 +300,7 @@ def _as_logged(table: Table, name: str) -> Array:
 
 def carry_forward(x: Array, y: Array) -> Array:
     """Compute for the rows of a score: where most have none of their own, the last before them."""
+    # Trackers log evaluations on rows of their own, without the step of the training row before.
     here = np.isfinite(y)
     if not here.any() or np.isfinite(x[here]).mean() > 0.5:
         return x

@@ -73,6 +73,7 @@ def _resolve_restarts(
     starts = np.flatnonzero(np.diff(x) < 0) + 1
     if not len(starts):
         return rows
+    # A resumed run has long stretches; one or two rows each are an unsorted log.
     if len(rows) / (len(starts) + 1) < 2.5:
         notes.append(_unsorted(kind))
         return rows
@@ -104,7 +105,9 @@ def _gaps(compute: Array) -> list[str]:
     if len(compute) < 6:
         return []
     steps = np.diff(compute)
+    # The upper median, which one long gap among few points does not move.
     usual = np.sort(steps)[len(steps) // 2]
+    # Not `steps > 5 * usual`, which may overflow for compute near the largest float.
     wide = np.flatnonzero(steps / 5 > usual)
     if not len(wide):
         return []

@@ -1,4 +1,4 @@
-"""Commands that messages tell people to type: they work when pasted, whatever the path is called.
+"""Commands shown in messages, quoted so that they work when pasted, whatever the path.
 
 >>> print(resume("my runs/it's", "optimiser.lr=1e-06", step=20))
 scalerl train --resume 'my runs/it'"'"'s' --from 20 optimiser.lr=1e-06
@@ -11,17 +11,18 @@ from pathlib import Path
 
 
 def resume(run: str | Path, *changes: str, step: int | str | None = None) -> str:
-    """Go on with a run, from an earlier checkpoint if one is named, with changed knobs."""
+    """The command that resumes a run, from an earlier checkpoint if `step` is given, with changes
+    of its recipe."""
     since = [] if step is None else ["--from", str(step)]
     return shlex.join(["scalerl", "train", "--resume", _path(run), *since, *changes])
 
 
 def report(run: str | Path) -> str:
-    """The page of a run, inside its directory."""
+    """The command that writes the report of a run into its directory."""
     return shlex.join(["scalerl", "report", _path(run), "-o", f"{_path(run)}/report"])
 
 
 def _path(run: str | Path) -> str:
-    """A name that begins with a dash would be read as an option."""
     text = str(run)
+    # A name that begins with a dash would be read as an option.
     return f"./{text}" if text.startswith("-") else text

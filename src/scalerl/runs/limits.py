@@ -106,6 +106,7 @@ class Meter:
         return time.thread_time() - self._start
 
     def is_out_of_time(self) -> bool:
+        """Whether the processor seconds are used up; SQLite asks this between instructions."""
         return self.seconds() > self.limits.seconds
 
 

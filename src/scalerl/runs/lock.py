@@ -1,10 +1,9 @@
-"""One run, one writer: a lock on the run directory that ends with its process."""
+"""A lock on the run directory, so that one process at a time writes it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scalerl.errors import InputError
@@ -17,7 +16,7 @@ except ImportError:  # Windows: two runs on one directory are not noticed there
 
 
 class RunLock:
-    """Held while a run is written. The system gives it up when the process ends, even by a kill."""
+    """Held while a run is written. The system releases it when the process ends, even by a kill."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "lock"
@@ -45,17 +44,12 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is writing this run just now; False where there is no lock to try."""
+    """Whether a process is writing this run; False on systems without file locks."""
     if fcntl is None:
         return False
     try:
@@ -64,6 +58,7 @@ def is_locked(path: Path) -> bool:
         return False
     with file:
         try:
+            # Shared, so that two processes that ask at the same time do not see each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True

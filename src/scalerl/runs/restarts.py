@@ -31,7 +31,8 @@ from scalerl.runs.names import find
 from scalerl.runs.record import Array
 from scalerl.runs.table import Table, is_missing, to_text
 
-#: A part of fewer rows on average is an unsorted log, not a run.
+#: Least mean rows of a part that counts as a run (as in `clean.py`): shorter parts are an unsorted
+#: log.
 MIN_ROWS = 2.5
 #: Least share of rows that repeat the compute of another row in a table of several runs. A resume
 #: repeats fewer.
@@ -45,7 +46,7 @@ def split_restarts(
     column has already named, its name comes before theirs.
 
     `axis` are the columns of the compute that was asked for, and `y` the score: whatever they are
-    called, they are judged as known names are.
+    called, they count as columns of compute and score.
     """
     column = _compute(table, axis)
     if column is None:
@@ -137,6 +138,7 @@ def _by_condition(table: Table, x: Array) -> tuple[list[str], list[str | None]] 
         if _repeats(x, joined) < _repeats(x, names):
             names = joined
             chosen.append(column)
+    # A tenth may repeat: a resumed run logs some steps twice.
     if not chosen or _repeats(x, names) > 0.1 * len(x):
         return None
     return chosen, names
@@ -198,6 +200,7 @@ def _by_start(
     if not again or len(x) / (len(again) + 1) < MIN_ROWS:
         return [table]
     ends = [x[a:b].max() for a, b in zip([0, *again], [*again, len(x)], strict=True)]
+    # One restart with another end is a run that was broken off and started again.
     if len(again) == 1 and ends[0] != ends[1]:
         return [table]
     # Rows without compute (evaluations on lines of their own) stay with the rows before them.

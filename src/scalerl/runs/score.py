@@ -1,4 +1,4 @@
-"""Which column of a table is the score, and what is said where none is."""
+"""Which column of a table is the score, whether it falls as a model improves, and its scale."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ _RIGHT = re.compile(
     re.IGNORECASE,
 )
 _REWARD = re.compile(r"reward|return|objective", re.IGNORECASE)
-#: Float error around 0 and 1 that is forgiven.
+#: Rounding error outside of [0, 1] that is accepted and clipped.
 _SLACK = 1e-9
 
 

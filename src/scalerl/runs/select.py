@@ -20,7 +20,7 @@ from scalerl.text import listed
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """What the user asked for; None means: find it."""
+    """The columns that the user chose; None: found by their names."""
 
     axis: AxisChoice = ANY
     y: str | None = None
@@ -119,6 +119,7 @@ def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], aske
             beside = table.numbers(name)[here]
             # A bare `lr` that never changes is a setting of the run.
             changes = "/" in name or len(np.unique(beside)) > 1
+            # Not all rows: the loss of a step may be missing or not finite.
             if changes and np.isfinite(beside).mean() > 0.8:
                 stage = "training"
                 why = f"{y_name} stands beside {name}: taken as measured on training prompts"
@@ -164,6 +165,7 @@ def _from_stderr(table: Table, y_name: str, notes: list[str]) -> Array | None:
     sizes = sizes[np.isfinite(sizes) & (sizes > 1)]
     if not sizes.size:
         return None
+    # The median, because sizes from rounded standard errors differ a little.
     size = float(np.round(np.median(sizes)))
     notes.append(f"evaluation size from {column}: {size:g}")
     return np.full(len(table), size)
@@ -180,6 +182,7 @@ def _from_size(table: Table, y_name: str, notes: list[str]) -> Array | None:
         found = np.unique(sizes[here & np.isfinite(sizes)])
         if len(found) == 1 and found[0] >= 2 and np.isfinite(sizes[here]).all():
             right = y[here] * found[0]
+            # 0.02: scores are often logged with four digits, which is off by 0.01 at 200 samples.
             if np.abs(right - np.round(right)).max() <= 0.02 and np.nanmax(y) <= 1:
                 notes.append(f"{column} is the evaluation's size: {found[0]:g}")
                 return np.where(np.isfinite(sizes), sizes, found[0])

@@ -68,6 +68,7 @@ def names_runs(table: Table, column: str) -> str | None:
     if usual not in (None, found) and column in map(to_text, table.columns[usual or ""]):
         return None
     values = [to_text(v) for v in table.columns[found] if not is_missing(v)]
+    # Two rows for each value on average, at least: a run has several points.
     return found if values and len(set(values)) * 2 <= len(values) else None
 
 
@@ -115,6 +116,7 @@ def _split_columns(table: Table, computes: list[str]) -> list[Table]:
         return [table]
     for column in scores:
         numbers = table.numbers(column)
+        # Outside of percent it is no score, so that the columns are metrics and not runs.
         if not table.is_numeric(column) or np.nanmin(numbers) < 0 or np.nanmax(numbers) > 100:
             return [table]
     note = f"each column beside {' and '.join(computes)} is read as a run"
@@ -200,6 +202,7 @@ def _by_stage(table: Table, axis: list[str]) -> Table:
     said = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
     values = {v: count for v, count in Counter(said).items() if v is not None}
     stages = {v: metrics.stage_of_rows(v) for v in values}
+    # A column with more values is an id or a free text, not a split.
     if len(values) > 20 or set(stages.values()) <= {"unknown"}:
         return table
     shared = {column, *axis, *metrics.compute_columns(table.columns)}

@@ -1,7 +1,7 @@
-"""Trackers a run may write to beside its own record: TensorBoard, W&B, trackio.
+"""Trackers that a run writes to in addition to its own record: TensorBoard, W&B, trackio.
 
 The run directory is complete without them. So a tracker that cannot start is an error before any
-compute is spent, and one that breaks later is switched off with a warning: no run ends for it.
+compute is spent, and one that fails later is switched off with a warning: it does not end the run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 #: Project under which W&B and trackio file the run, unless WANDB_PROJECT says otherwise.
 PROJECT = "scalerl"
+#: File in the run directory with the id of the W&B run, which a resume continues.
 WANDB_ID = "wandb_id.txt"
 #: A killed run loses at most this many seconds of TensorBoard's buffer.
 FLUSH_SECONDS = 10
 
 
 class Tracker(Protocol):
-    """One library. Whatever it raises is caught by `Trackers`."""
+    """One tracking library. `Trackers` catches every exception that it raises."""
 
     def log(self, step: int, values: dict[str, float]) -> None: ...
 
@@ -44,13 +45,13 @@ class Tracker(Protocol):
 MakeTracker = Callable[[Path, str, dict[str, Any], bool], Tracker]
 #: One of your own: `@TRACKERS.register("mine")`, or `--track package.module:Class`.
 TRACKERS: Registry[MakeTracker] = Registry("tracker")
-#: Those that need the library of their name.
+#: Trackers that need the library of the same name.
 LIBRARIES = ("tensorboard", "wandb", "trackio")
 
 
 class Trackers(Listener):
-    """Sends the lines of a run to every tracker that is still working. Leave it as a context
-    manager: what is buffered is written then, however the run ends."""
+    """Sends the lines of a run to every tracker that still works. Use it as a context manager: its
+    exit writes what is buffered, however the run ends."""
 
     def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
         self._trackers = dict(trackers)
@@ -61,19 +62,19 @@ class Trackers(Listener):
 
     @property
     def working(self) -> tuple[str, ...]:
-        """Those that have not failed."""
+        """Names of the trackers that have not failed."""
         return tuple(self._trackers)
 
     def step(self, line: StepLine) -> None:
-        """Its numbers."""
+        """Log the numbers of a step."""
         self._log(line.step, _under("train", line))
 
     def evaluated(self, line: EvalLine, look: LiveForecast | None) -> None:
-        """Its numbers, and what the forecast says after it."""
+        """Log the numbers of a validation and of the forecast after it."""
         self._log(line.step, _under("eval", line) | _scalars({} if look is None else look.numbers))
 
     def close(self) -> None:
-        """Write what is buffered. Twice does no harm."""
+        """Write what is buffered and stop; a second call does nothing."""
         for name in self.working:
             self._guarded(name, lambda tracker: tracker.close())
         self._trackers = {}
