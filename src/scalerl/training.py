@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,6 +123,9 @@ def train(
         # This is a worker that is being started, and has imported the script that calls `train`.
         # The exit code tells the main process; an exception would be lost in the fork server.
         os._exit(UNGUARDED)
+    if find_spec("torch") is None:
+        # Checked before the run's directory is made: the loop imports torch only later.
+        raise InputError("training needs torch: pip install 'scalerl[train]'")
     # One thread per process: small matrix products on contended threads are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

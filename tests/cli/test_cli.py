@@ -187,3 +187,11 @@ def test_a_closed_pipe_is_not_an_error():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "["
     assert "Traceback" not in done.stderr
+
+
+def test_training_without_torch_is_one_line_and_leaves_no_directory(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    out = tmp_path / "first"
+    code, _, err = run(capsys, "train", "scalerl", "tiny", "--out", str(out))
+    assert code == 2 and err == "scalerl: training needs torch: pip install 'scalerl[train]'\n"
+    assert not out.exists()
