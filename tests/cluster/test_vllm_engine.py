@@ -27,8 +27,8 @@ from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
 
-#: The options of the default recipe.
-SCALERL = options_from_recipe(Recipe())
+#: The options of the default recipe, but for rollouts that are cut off: here all of them are.
+SCALERL = replace(options_from_recipe(Recipe()), truncated="keep")
 #: What a trainer is made with, where a test says nothing else.
 TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
