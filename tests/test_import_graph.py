@@ -16,6 +16,7 @@ FLOOR = {
     "errors": set(),
     "files": set(),
     "machine": set(),
+    "parquet": {"errors", "text"},
     "processes": set(),
     "registry": {"errors", "text"},
     "renamed": set(),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from scalerl.errors import InputError
+from scalerl.parquet import open_parquet
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Question, Rules, Task, make_prompt
 
 QUESTION = ("prompt", "problem", "question")
@@ -202,16 +203,9 @@ def _delimited(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise InputError(f"{path.name} needs pyarrow: pip install pyarrow")
-    from pyarrow import ArrowException, parquet
-
-    try:
-        table = parquet.ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet ({error}): check the file") from None
-    for batch in table.iter_batches():
-        yield from batch.to_pylist()
+    with open_parquet(path) as table:
+        for batch in table.iter_batches():
+            yield from batch.to_pylist()
 
 
 def _hugging_face(source: str, split: str) -> Iterator[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.parquet import open_parquet
 from scalerl.runs.importers import CERTAIN, Importer, by_suffix
 from scalerl.runs.importers.text_files import check_file
 from scalerl.runs.limits import ImportLimits, Meter
@@ -23,26 +24,13 @@ BATCH_ROWS = 65_536
 def read_parquet(path: Path, name: str) -> Table:
     """The scalar columns of a Parquet file; page checksums are checked where it has them."""
     check_file(path)
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise InputError("reading Parquet needs pyarrow: pip install 'scalerl[parquet]'") from None
-    broken = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError)
-    try:
-        with pq.ParquetFile(path) as file:
-            wanted = _scalar_columns(file.metadata, path)
-            texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
-        # Texts as dictionaries: one that stands in a million rows is in the memory once.
-        with pq.ParquetFile(
-            path, page_checksum_verification=True, read_dictionary=texts, pre_buffer=False
-        ) as file:
-            columns = _columns(file, wanted, path)
-    except InputError:
-        raise
-    except broken as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: not a readable Parquet file: {reason}") from None
+    with open_parquet(path) as file:
+        wanted = _scalar_columns(file.metadata, path)
+        texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
+    # Texts as dictionaries: one that stands in a million rows is in the memory once.
+    options = {"page_checksum_verification": True, "read_dictionary": texts, "pre_buffer": False}
+    with open_parquet(path, **options) as file:
+        columns = _columns(file, wanted, path)
     if not any(columns.values()):
         raise InputError(f"{path}: the table has no rows")
     return Table(name, columns, str(path))

@@ -24,7 +24,6 @@ __all__ = ["Lines", "check_file", "confined", "is_inside", "open_binary", "read_
 MAX_LINE = 10_000_000
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), *((mark, "utf-16") for mark in _UTF_16))
 
 
 def check_file(path: Path) -> int:
@@ -127,7 +126,9 @@ class Lines:
 
 
 def _encoding(head: bytes) -> str:
-    return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
+    if head.startswith(_UTF_16):
+        return "utf-16"
+    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
 
 
 def _reason(error: OSError | ValueError) -> str:
