@@ -211,7 +211,7 @@ def changed(monkeypatch, kind, *pairs):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("--as-pid-1", [], "another process is the first"),
+        ("--as-pid-1", [], "the program is not the first process"),
         ("--chdir", ["--proc", "/proc", "--chdir"], "/proc is in sight"),
         ("--chdir", ["--ro-bind", "/sys", "/sys", "--chdir"], "/sys is in sight"),
         ("--chdir", ["--ro-bind", "/etc", "/etc", "--chdir"], "/etc/passwd is in sight"),
@@ -398,7 +398,7 @@ def test_programs_that_isolate_nothing_are_refused(open_folder):
     for found in refusals((), path):
         assert found.startswith("holes: ")
         assert "/proc is in sight" in found
-        assert "another process is the first" in found
+        assert "the program is not the first process" in found
         assert "0 processes have a pid namespace of their own, not one" in found
 
 

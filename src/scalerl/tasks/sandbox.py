@@ -1,23 +1,24 @@
-"""Runs a program that must be assumed hostile, or refuses to.
+"""The sandbox: runs a program that must be assumed hostile, or refuses to.
 
-Walls, from the outside in:
+Restrictions, from the outside in:
 
-1. nobody: a caller who is root becomes an unprivileged user before anything else, so that neither
-   the program nor what is built around it has a right that counts outside;
-2. namespaces (user, mount, pid, network, ipc, uts) by bubblewrap, or by `unshare` where that is
-   missing: no network, a root of its own with the system's libraries and Python's standard library
-   read-only, an empty /tmp in memory as the only place to write, and neither /proc nor /sys: no
-   setting of the kernel, no memory of a process. The program is the first process there and the
-   only one; there is no other to attack, and none that is not behind the walls to come;
-3. a cleared environment and no open file but the three standard streams;
-4. inside, before the program is read (`inside/walls.py`): limits on CPU, memory, file size and open
-   files, no capabilities, and a filter that lists the system calls there are;
-5. outside, this module: a cap on the output, a limit on the time, and a kill of the whole group,
-   which ends the pid namespace and all that is in it. If the caller dies first, the kernel does
-   the same in its place (`tied`).
+1. an unprivileged user: a caller that is root switches to the user `nobody` before anything else,
+   so that neither the program nor the commands around it have rights outside;
+2. namespaces (user, mount, pid, network, ipc, uts) by bubblewrap, or by `unshare` if that is
+   missing: no network; a root with the system's libraries and Python's standard library, read-only;
+   an empty /tmp in memory as the only place to write; neither /proc nor /sys, so no kernel settings
+   and no memory of other processes. The program is the first and only process in its pid namespace:
+   there is none that it could attack, and none that escapes the restrictions below;
+3. an empty environment, and no open file except the three standard streams;
+4. inside, before the program is read (`inside/restrictions.py`): limits on CPU, memory, file size
+   and open files, no capabilities, and a filter that lists the allowed system calls;
+5. outside, in this module: a limit on output and on time, and a kill of the whole process group,
+   which ends the pid namespace and everything in it. If the caller dies first, the kernel does the
+   same (`tied`).
 
-Nothing touches the disk: the job goes in through a pipe. Where these walls cannot be had,
-`find_sandbox` raises an InputError (`trial.py` tries them out): there is no weaker mode.
+The job is sent in through a socket or an unnamed file; no file has to be cleaned up. If any restriction is missing on
+this machine (`sandbox_selftest.py` tests them), `find_sandbox` raises an InputError: there is no
+weaker mode.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ HOW_TO = (
     "kernel.apparmor_restrict_unprivileged_userns=0)"
 )
 Kind: TypeAlias = Literal["bubblewrap", "unshare"]
-#: What runs inside: the program, the judge of its values, or a trial of the walls.
+#: What runs inside: the program, the unit tests of its values, or the self-test.
 Part: TypeAlias = Literal["program", "tester", "selftest"]
+#: User and group id of `nobody` on every Linux.
 NOBODY = 65534
+#: Devices that ordinary programs open; none of them leads to hardware.
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-#: The first thing inside: close what was left open, and become the modules that are sent in.
+#: The first code inside: it closes inherited files and loads the modules that are sent in. It is
+#: a text for `python -c`, since no file of scalerl can be read inside.
 BOOT = """# scalerl's sandbox
 import marshal, os, sys
 os.closerange(3, 65536)
@@ -78,30 +82,31 @@ module.main(package.wire.decode(take(int(take(8), 16))))
 
 
 class Sandbox(Protocol):
-    """Runs programs."""
+    """Runs hostile programs."""
 
     @property
     def name(self) -> str: ...
 
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
-        """A program on an input."""
+        """Run a program on an input."""
 
     def run_tests(
         self, code: str, tests: Mapping[str, Any], limits: Limits
     ) -> tuple[SandboxResult, SandboxResult]:
-        """A program in one sandbox and its judge in another: what each of them left, the judge's
-        verdicts being its errors."""
+        """Run a program in one sandbox and its unit tests in another. Returns the results of both;
+        the lines on standard error of the second are the results of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """A sandbox made by a command that puts what runs inside behind walls 1 to 3."""
+    """A sandbox made by a command that applies restrictions 1 to 3."""
 
     name: Kind
 
     def start(self, limits: Limits, stdin: int, stdout: int) -> SandboxedProcess:
         make = bubblewrap if self.name == "bubblewrap" else unshare
-        # A directory that root alone can reach is entered before root is nobody.
+        # Popen changes the directory while it is still root: a directory that only root can reach
+        # can be bound afterwards as ".".
         cwd = _out_of_reach() or "/"
         command = [*tied(os.getpid()), *make(limits), *_python()]
         return SandboxedProcess(command, stdin, stdout, cwd, identity())
@@ -119,11 +124,13 @@ class Namespaces:
         here, there = socket.socketpair()
         with here, there, ExitStack() as started:
             here.settimeout(limits.seconds)
-            here.sendall(packed("program", {}, limits))  # ahead of all that the judge will say
+            # Before the tester starts, because it writes to the same socket.
+            here.sendall(packed("program", {}, limits))
             here.settimeout(None)
             program = started.enter_context(self.start(limits, there.fileno(), subprocess.DEVNULL))
             with as_file(packed("tester", {"code": code, **tests}, limits)) as job:
                 tester = started.enter_context(self.start(limits, job, here.fileno()))
+            # Only the two processes keep their ends: if one of them ends, the other notices.
             here.close()
             there.close()
             killed = watch([tester, program], tester, limits)
@@ -132,7 +139,7 @@ class Namespaces:
 
 @lru_cache(maxsize=1)
 def find_sandbox() -> Sandbox:
-    """The sandbox of this machine, tried out; an InputError if there is none."""
+    """The sandbox of this machine, after a self-test; InputError if there is none."""
     from scalerl.tasks.sandbox_selftest import why_unusable
 
     failed = []
@@ -147,18 +154,20 @@ def find_sandbox() -> Sandbox:
 
 
 def tied(parent: int) -> list[str]:
-    """A command that executes its arguments and is killed by the kernel when its parent ends,
-    however that ends. The signal is set before the parent is looked at, so that a parent that
-    ends in between is noticed too. It stays set in the programs that are executed next; the first
-    process of the pid namespace has the same tie to them (`--die-with-parent`, `--kill-child`).
+    """The beginning of a command that the kernel kills when its parent ends, however that ends. The
+    setting survives exec; the first process of the pid namespace is tied to the command in the same
+    way (`--die-with-parent`, `--kill-child`).
 
-    The kernel means the thread that called Popen: it has to wait for the end of the sandbox."""
+    For the kernel, the parent is the thread that called Popen: that thread has to wait for the end
+    of the sandbox."""
+    # The signal is set first and the parent checked second: a parent that has ended in between, for
+    # which no signal would come, is noticed by its changed process id.
     check = f'[ "$PPID" = {parent} ] && exec "$@"'
     return ["setpriv", "--pdeathsig", "KILL", "/bin/sh", "-c", check, "sandbox"]
 
 
 def bubblewrap(limits: Limits) -> list[str]:
-    """The command up to the program."""
+    """The beginning of a command that runs its arguments in bubblewrap's namespaces."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     command += ["--as-pid-1", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     command += ["--hostname", "sandbox"]
@@ -166,22 +175,26 @@ def bubblewrap(limits: Limits) -> list[str]:
         kind = "--symlink" if target else "--ro-bind"
         seen = _mount_point() if source == _out_of_reach() else source
         command += [kind, target or seen, source]
+    # Order matters: a later mount covers an earlier one.
     for path in hidden():
         command += ["--tmpfs", path, "--remount-ro", path]
     for device in DEVICES:
         command += ["--dev-bind", device, device]
     command += ["--symlink", INPUT, "/dev/stdin"]
+    # Several files of the largest size fit, and no more than that in memory.
     command += ["--size", str(4 * limits.file_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     command += ["--remount-ro", "/", "--clearenv", "--setenv", "PATH", "/usr/bin", "--"]
     if _out_of_reach() is None:
         return command
+    # bwrap runs as nobody and cannot reach the directory by its path: an outer mount namespace
+    # binds the current directory to a path that everybody can reach.
     script = f'mount --no-canonicalize --bind . {_mount_point()} && exec "$@"'
     around = ["unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", script, "sandbox"]
     return [*around, *command]
 
 
 def unshare(limits: Limits) -> list[str]:
-    """The same by util-linux's unshare and a shell script that builds the root."""
+    """The same with util-linux's unshare and a shell script that builds the root."""
     script = ["set -e", f"R={_mount_point()}", "mount -t tmpfs -o size=1m,mode=755 none $R"]
     script.append("mkdir -p $R/dev $R/tmp $R/old $R/proc")
     for source, target in _read_only():
@@ -191,6 +204,7 @@ def unshare(limits: Limits) -> list[str]:
         else:
             seen = "." if source == _out_of_reach() else at
             script += [f"mkdir -p $R{at}", f"mount --no-canonicalize --bind {seen} $R{at}"]
+            # A bind mount ignores `ro` at first; only a remount makes it read-only.
             script.append(f"mount -o remount,bind,ro,nosuid,nodev $R{at}")
     for path in hidden():
         script.append(f"mount -t tmpfs -o size=4k,ro none $R{shlex.quote(path)}")
@@ -200,9 +214,11 @@ def unshare(limits: Limits) -> list[str]:
     script += [
         f"ln -s {INPUT} $R/dev/stdin",
         f"mount -t tmpfs -o size={size},mode=777,nosuid,nodev none $R/tmp",
-        "mount --rbind /proc $R/proc",  # umount reads its own table there
+        # umount reads the table of mounts there; it is unmounted below.
+        "mount --rbind /proc $R/proc",
         "cd $R",
         "pivot_root . old",
+        # Lazily: the shell's own files are still open in the old root.
         "umount -l /old",
         "umount -l /proc",
         "rmdir /old /proc",
@@ -215,10 +231,12 @@ def unshare(limits: Limits) -> list[str]:
 
 
 def identity() -> Identity:
-    """Who starts the sandbox, in Popen's words: root becomes nobody. Where there is no nobody to
-    become (a user namespace that maps root alone), root must be somebody else's name outside."""
+    """Popen's arguments for the user that starts the sandbox: root becomes `nobody`, other users
+    stay. In a user namespace that maps only root, `nobody` does not exist; root may stay if it is
+    an ordinary user outside that namespace."""
     if os.geteuid() != 0:
         return {}
+    # Each line is: first id here, first id outside, number of ids.
     ranges = [
         [int(number) for number in line.split()]
         for line in Path("/proc/self/uid_map").read_text().splitlines()
@@ -232,8 +250,9 @@ def identity() -> Identity:
 
 @lru_cache(maxsize=1)
 def _out_of_reach() -> str | None:
-    """What is bound and can be reached by root only, such as a Python below /root. The one who
-    becomes nobody goes there first, and binds the directory it stands in."""
+    """The directory among those to bind that only root can reach, such as a Python below /root.
+    `Namespaces.start` enters it as root and binds it as the current directory. There can be one
+    such directory at most."""
     if "user" not in identity():
         return None
     closed = [
@@ -248,7 +267,7 @@ def _out_of_reach() -> str | None:
 
 @lru_cache(maxsize=1)
 def _mount_point() -> str:
-    """A directory to build the new root on, with nothing below it that goes into the root."""
+    """A directory to build the new root on, with nothing below it that is bound into the root."""
     taken = [source for source, _ in _read_only()]
     for name in ("/mnt", "/media", "/srv", "/opt", "/tmp"):
         if Path(name).is_dir() and not any(f"{t}/".startswith(f"{name}/") for t in taken):
@@ -257,17 +276,17 @@ def _mount_point() -> str:
 
 
 def _python() -> list[str]:
-    """This Python without site-packages, waiting for what it is to be."""
+    """The command of this Python, isolated (-I), without site-packages (-S) or .pyc files (-B)."""
     return [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", BOOT]
 
 
 @lru_cache(maxsize=1)
 def _read_only() -> Sequence[tuple[str, str]]:
-    """(path, "") to bind read-only or (path, target) to link: libraries and this Python."""
+    """The system's libraries and this Python: (path, "") to bind, or (path, target) to link."""
     found = [("/usr", "")]
     for name in ("/lib", "/lib64", "/bin"):
         path = Path(name)
-        if path.is_symlink():
+        if path.is_symlink():  # /lib is a link to usr/lib on most systems
             found.append((name, str(path.readlink())))
         elif path.is_dir():
             found.append((name, ""))
@@ -279,14 +298,14 @@ def _read_only() -> Sequence[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def hidden() -> Sequence[str]:
-    """Installed packages below what is bound: not the program's business."""
+    """Directories of installed packages, which the program must not see."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     packages = {sysconfig.get_path(kind, vars=base) for kind in ("purelib", "platlib")}
     return tuple(sorted(p for p in packages if Path(p).is_dir()))
 
 
 def packed(part: Part, job: Mapping[str, Any], limits: Limits) -> bytes:
-    """What is sent in first: the modules of a part, compiled, and its job."""
+    """The first message to a sandboxed process: its compiled modules, and its job."""
     words = wire.encode(
         {**job, "limits": {name: getattr(limits, name) for name in Limits.__slots__}}
     )
@@ -295,6 +314,7 @@ def packed(part: Part, job: Mapping[str, Any], limits: Limits) -> bytes:
 
 @lru_cache(maxsize=3)
 def _modules(part: Part) -> bytes:
+    # In this order: each module finds those before it already loaded.
     names = ("wire", "restrictions", part)
     return marshal.dumps([(name, compile(source(name), name, "exec")) for name in names])
 
@@ -306,7 +326,8 @@ def source(module: str) -> str:
 
 @contextmanager
 def as_file(content: bytes) -> Iterator[int]:
-    """A file without a name, to be read from its start."""
+    """The descriptor of an unnamed file with this content, at its start. A pipe would block on
+    content that is larger than its buffer."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)

@@ -1,7 +1,7 @@
-"""Tries a sandbox out before anything is run in it: every wall, from the inside and from outside.
+"""Tests every restriction of a sandbox before a program is run in it, from inside and outside.
 
-Inside, `inside/probe.py` tries what a program must not be able to do. From outside, the kernel says
-who and what that process is: what the process says of itself is not asked.
+Inside, `inside/selftest.py` tries what a program must not be able to do. Outside, this module reads
+user, capabilities and namespaces of the process from the kernel, not from the process itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from scalerl.tasks.inside import wire
 from scalerl.tasks.sandbox import NOBODY, Namespaces, as_file, hidden, identity, packed
 from scalerl.tasks.sandboxed_process import Limits, SandboxedProcess
 
+#: Time limit of the self-test, generous for a busy machine.
 SECONDS = 30.0
+#: The five capability sets in /proc/PID/status.
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 def why_unusable(sandbox: Namespaces) -> str:
-    """Why this sandbox cannot be used here; empty if a trial run finds every wall in place."""
+    """Why this sandbox cannot be used here; empty if the self-test finds every restriction."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     for program in ("bwrap" if sandbox.name == "bubblewrap" else "unshare", "setpriv"):
@@ -35,13 +37,14 @@ def why_unusable(sandbox: Namespaces) -> str:
     except OSError as error:
         return str(error)
     if found is None:
+        # The last line on standard error is usually the message of bwrap or unshare.
         words = running.read["errors"].decode(errors="replace").split("\n")
         return next((w for w in reversed(words) if w.strip()), "does not start")
     return f"holes: {', '.join(found)}" if found else ""
 
 
 def holes(running: SandboxedProcess) -> list[str] | None:
-    """What was found, inside and from outside; None if it did not get that far."""
+    """Missing restrictions, found inside and outside; None if the sandbox did not start."""
     late = threading.Timer(SECONDS, running.process.kill)
     late.start()
     try:
@@ -54,8 +57,9 @@ def holes(running: SandboxedProcess) -> list[str] | None:
 
 
 def outside(command: int) -> list[str]:
-    """What is wrong with the processes that a command started, as the kernel sees them."""
+    """What is wrong with the processes that a command started, according to the kernel."""
     every = {pid: status(pid) for pid in below(command)}
+    # NSpid has one process id for each nested pid namespace.
     here = len(status("self")["NSpid"].split())
     inside = [pid for pid, facts in every.items() if len(facts["NSpid"].split()) > here]
     found = []
@@ -68,7 +72,7 @@ def outside(command: int) -> list[str]:
         if "user" in identity() and facts["Groups"].strip():
             found.append(f"{facts['Name']} has groups of root")
         if pid not in inside or facts["State"].startswith("Z"):
-            continue
+            continue  # a zombie has no capabilities or filter any more
         if any(int(facts[kind], 16) for kind in CAPABILITIES):
             found.append("capabilities are left")
         if facts["NoNewPrivs"] != "1":
@@ -81,7 +85,7 @@ def outside(command: int) -> list[str]:
 
 
 def below(pid: int) -> list[int]:
-    """A process and all that come from it."""
+    """The process ids of a process and all its descendants."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -95,5 +99,6 @@ def below(pid: int) -> list[int]:
 
 
 def status(pid: int | str) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)

@@ -1,4 +1,4 @@
-"""A process behind walls, seen from outside: what it wrote, how long it took, and its end."""
+"""A sandboxed process, seen from outside: what it wrote, how long it took, and its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Self, TypedDict
 
 from scalerl.tasks.inside.restrictions import READY
 
-#: How long a killed namespace may take to vanish.
+#: Seconds that a killed namespace may take to disappear.
 LAST_SECONDS = 10
 
 
 class Identity(TypedDict, total=False):
-    """As whom a command is started, in Popen's words; empty for the caller itself."""
+    """Popen's arguments for the user that runs a command; empty for the user of the caller."""
 
     user: int
     group: int
@@ -30,33 +30,35 @@ class Identity(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run of a program may use."""
+    """The resources that one run of a program may use."""
 
+    #: Time in seconds, and processor time.
     seconds: float = 10.0
     cpu_seconds: int = 5
+    #: Address space.
     memory_bytes: int = 512 * 1024**2
-    #: Of standard output, and of standard error.
+    #: Size of standard output, and of standard error.
     output_bytes: int = 1024**2
-    #: The largest file, and all of /tmp.
+    #: Size of a file; /tmp holds four times as much.
     file_bytes: int = 8 * 1024**2
     open_files: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What a run left: exit code (None if it was killed from outside), output and errors."""
+    """The result of a run: exit code (None if it was killed from outside), output and errors."""
 
     exit_code: int | None
     output: bytes
     errors: bytes
-    #: Empty, or why it was killed.
+    #: Why it was killed; empty if it was not.
     killed: str = ""
-    #: Whether the program was reached at all; if not, what went wrong is not its doing.
+    #: Whether the program was started; if not, the sandbox failed, not the program.
     started: bool = True
 
 
 class SandboxedProcess:
-    """A command's process, in a session of its own. Leaving its context ends it."""
+    """The process of a sandbox command, in its own session. Leaving the context kills it."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class SandboxedProcess:
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
-            # Ordinary users have no sbin in their path, and pivot_root is there.
+            # pivot_root is in sbin, which is not on the PATH of ordinary users.
             env={"PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"},
             cwd=cwd,
             start_new_session=True,
@@ -84,6 +86,7 @@ class SandboxedProcess:
         self.read = {"output": bytearray(), "errors": bytearray()}
 
     def result(self, killed: str) -> SandboxResult:
+        """The result, after the context was left; `killed` is what `watch` returned."""
         code = self.process.returncode if not killed else None
         errors = bytes(self.read["errors"])
         started = errors.startswith(READY)
@@ -101,13 +104,16 @@ class SandboxedProcess:
     ) -> None:
         end(self.process)
         for name, stream in self.streams.items():
-            with stream:  # what it wrote before its end, as far as a pipe holds that
+            # The process is gone, so the pipe holds what is left; without blocking, since a process
+            # that inherited the pipe could still hold it open.
+            with stream:
                 os.set_blocking(stream.fileno(), False)
                 self.read[name] += stream.read() or b""
 
 
 def watch(running: Sequence[SandboxedProcess], until: SandboxedProcess, limits: Limits) -> str:
-    """Read what all write until one of them has ended; why that one did not end by itself."""
+    """Read the output of all processes until one of them ends. Returns why that one has to be
+    killed, or "" if it ended by itself."""
     deadline = time.monotonic() + limits.seconds
     late = f"ran longer than {limits.seconds:g} s"
     with selectors.DefaultSelector() as selector:
@@ -137,8 +143,10 @@ def watch(running: Sequence[SandboxedProcess], until: SandboxedProcess, limits: 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group and the first process of the pid namespace, and wait until both are gone: the
-    kernel lets that process go only after every other one in its namespace."""
+    """Kill the process group and the first process of the pid namespace, and wait for both. The
+    kernel releases that first process only after every other one in its namespace."""
+    # Handles are opened before the kill: afterwards the children have another parent, and a process
+    # id could belong to another process.
     handles = _children(process.pid)
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -158,7 +166,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Handles of a process's children."""
+    """Process handles (pidfd) of the children of a process."""
     found: list[int] = []
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -139,7 +139,7 @@ def test_a_function_of_the_sender_is_not_called_for_missing_keys():
         text = b"s%d:%s" % (len(name), name.encode())
         message = b"mt%d:s11:collections%s%s" % (2 + parts.count(b"ht") + ("d0" in str(parts)),
                                                   text, parts)  # fmt: skip
-        with pytest.raises(NotData, match="does not travel"):
+        with pytest.raises(NotData, match="cannot be sent"):
             decode(message, lambda *_: lambda: 7919)
 
 

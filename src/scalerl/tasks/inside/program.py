@@ -1,10 +1,10 @@
-"""Runs a program: once, on an input, or as a server of calls that the judge makes.
+"""Runs a program inside the sandbox: once, on an input, or as a server of calls from the tests.
 
-The program shares this process and may own all of it. Nothing said from here is believed beyond
-"this is the value I claim": what a value should be never comes in, and no comparison is made here.
+The program shares this process and may change anything in it. A reply from here is trusted only as
+"this is the value the program claims": expected values never come in, and nothing is compared here.
 """
 
-# pathlib would add to the start of every run of every program.
+# Importing pathlib would delay the start of every program.
 # ruff: noqa: PTH123, SIM115
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: What /dev/stdin is a link to: there is no /proc for it to lead to.
+#: Target of the link /dev/stdin, which normally leads to /proc; the sandbox has no /proc.
 INPUT = "/tmp/input"
+#: What a test may ask an object of the program for, as data.
 CLAIMS: dict[str, Callable[[Any], object]] = {
     "len": len,
     "bool": bool,
@@ -31,12 +32,13 @@ CLAIMS: dict[str, Callable[[Any], object]] = {
     "str": str,
     "repr": repr,
 }
-#: At most so many items of an iterator are taken at once.
+#: Items of an iterator sent in one message. The tests ask for 1, 2, 4 … items: an endless iterator
+#: costs nothing, and a long one few messages.
 MOST_ITEMS = 1024
 
 
 def main(job: dict[str, Any]) -> None:
-    """The program on an input, or as a server where there is none."""
+    """Run the program on the job's input, or as a server if there is none."""
     if "input" in job:
         run(job)
     else:
@@ -44,19 +46,21 @@ def main(job: dict[str, Any]) -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """The program on an input; what it prints is its answer."""
+    """Run the program on an input; what it prints is its answer."""
     with open(INPUT, "wb") as file:
         file.write(job["input"].encode("utf-8", "surrogatepass"))
     given = os.open(INPUT, os.O_RDONLY)
     os.dup2(given, 0)
     os.close(given)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
+    # After the input is written, before the first line of the program.
     restrictions.apply(job["limits"])
     execute(job["code"], "__main__")
 
 
 def serve(job: dict[str, Any]) -> None:
-    """The program, then the calls that come in, until there are no more."""
+    """Run the program, then answer calls until the connection is closed."""
+    # The program's standard streams lead to /dev/null: what it prints must not mix with replies.
     channel = os.dup(0)
     nothing = os.open("/dev/null", os.O_RDWR)
     os.dup2(nothing, 0)
@@ -75,18 +79,19 @@ def serve(job: dict[str, Any]) -> None:
         try:
             message = wire.receive(channel)
         except EOFError:
-            os._exit(0)
+            os._exit(0)  # at once: the program may have registered exit handlers or threads
         request = wire.decode(message, lambda number, *_: server.objects[number])
         wire.send(channel, server.reply(request))
 
 
 def execute(code: str, name: str, imports: str = "") -> dict[str, Any]:
-    """Run a program as the module of that name. What it leaves behind when it says exit(), or when
-    it wants to read where there is nothing, counts."""
+    """Run a program as a module of this name and return what it defines. As a server, a program
+    that calls exit() or reads missing input still counts with what it has defined so far."""
     module = ModuleType(name)
     module.__dict__["__builtins__"] = builtins
     for word in ("exit", "quit"):
-        setattr(builtins, word, sys.exit)  # as the site module would, which is not loaded
+        # The site module, which is not loaded here, usually defines them.
+        setattr(builtins, word, sys.exit)
     sys.modules[name] = module
     compiled = compile(code, "answer.py", "exec", dont_inherit=True)
     exec(imports, module.__dict__)
@@ -99,15 +104,17 @@ def execute(code: str, name: str, imports: str = "") -> dict[str, Any]:
 
 
 def raised(error: BaseException) -> tuple[object, ...]:
+    """An exception as a reply: its class and its text."""
     try:
         words = str(error)[:200]
-    except BaseException:
+    except BaseException:  # the exception may be of the program's own class
         words = ""
     return ("raised", type(error).__name__, words)
 
 
 class Server:
-    """Answers requests. Objects that are no data stay here, and are spoken of by number."""
+    """Answers the requests of the tests. Objects that are not data stay here; the tests refer to
+    them by number."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
@@ -152,7 +159,7 @@ class Server:
         return Items(iter(owner))
 
     def do_next(self, items: Any, most: int) -> list[Any]:
-        """Up to so many items, and none at the end."""
+        """The next items, at most this many; none at the end."""
         if not isinstance(items, Items):
             items = Items(items)
         found: list[Any] = []
@@ -164,12 +171,12 @@ class Server:
         return found
 
     def do_as(self, kind: str, owner: Any) -> Any:
-        """Its claim to a length, a truth, a number or a text."""
+        """The length, truth value, number or text that an object claims."""
         return CLAIMS[kind](owner)
 
 
 class Items:
-    """An iterator, which must not look like data even if it is a program's list."""
+    """Wraps an iterator, so that it is sent as a handle even if its class is a kind of list."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -1,14 +1,15 @@
-"""The inner walls: limits, no capabilities, and a filter of system calls.
+"""The restrictions that a sandboxed process puts on itself before it runs a program: resource
+limits, no capabilities, and a filter of system calls.
 
-The filter lists what is allowed: what ordinary Python needs of files, memory, threads, time and
-signals. All else, and what kernels to come will add, is "no such call": no new process and no other
-program, no network, no look at or hand on another process, no mount, no namespace, no keys, no BPF.
+The filter lists what is allowed: the calls that ordinary Python makes for files, memory, threads,
+time and signals. Every other call, including those that later kernels add, fails with ENOSYS: no
+new process or program, no network, no access to another process, no mount, namespace, key or BPF.
 
-File locks are granted and do nothing. A lock belongs to a file of the machine, however many
-read-only mounts lead there: with it one program could signal to another, or hold up a process
-outside. A program is alone with the files that it can write, and needs no lock there.
+File locks succeed and do nothing. A lock belongs to a file of the machine, however many read-only
+mounts lead to it: with a lock, one program could signal to another or block a process outside. The
+files that a program can write are its own, so it needs no lock there.
 
-The filter is written out here, and not left to libseccomp, since it must be there on every machine
+The filter is written out here instead of using libseccomp, because it must work on every machine
 that has Python; a test compares each number with libseccomp's.
 """
 
@@ -23,17 +24,37 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 47, 4, 2
-ALLOW, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050026, 0x80000000
-#: The call is skipped and its result is 0, as if it had succeeded.
+# Options of prctl, from linux/prctl.h.
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+# Results of the filter, from linux/seccomp.h.
+SECCOMP_MODE_FILTER = 2
+ALLOW = 0x7FFF0000
+#: The call fails with errno 38, ENOSYS, as on a kernel that does not have it: programs and
+#: libraries are prepared for that, and fall back on another call.
+NO_SUCH_CALL = 0x00050026
+#: The call is skipped and returns 0 (errno 0), as if it had succeeded.
 SKIPPED = 0x00050000
+KILL = 0x80000000
+#: Flag of clone: the new task is a thread of this process (linux/sched.h).
 CLONE_THREAD = 0x00010000
-LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_GE, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-#: The first line written to standard error: what happens from there on is the program's doing.
+# Instructions of classic BPF, from linux/bpf_common.h: load a 32-bit word, jump if equal, jump if
+# any bit is set, jump if greater or equal, return.
+LOAD = 0x20
+JUMP_EQUAL = 0x15
+JUMP_BITS = 0x45
+JUMP_GE = 0x35
+RETURN = 0x06
+#: First line on standard error. Whatever is written after it was caused by the program; without
+#: it, the sandbox itself has failed.
 READY = b"restrictions applied\n"
-#: Allowed system calls, and their numbers on x86_64 and aarch64 (-: it has no such call). Sockets
-#: come in pairs connected with each other, as asyncio wants them; there is no other kind.
+#: Allowed system calls, with their numbers on x86_64 and aarch64 (-: no such call there). Of
+#: sockets there is only socketpair, which asyncio needs: both ends are in this process. kill and
+#: tgkill reach only this process, since it is alone in its pid namespace.
 ALLOWED = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, lseek 8 62,
 close 3 57, close_range 436 436, open 2 -, openat 257 56, creat 85 -, stat 4 -, fstat 5 80,
@@ -72,32 +93,39 @@ MACHINES = {
     "x86_64": (1, 0xC000003E, 56, 72, 73, 126),
     "aarch64": (2, 0xC00000B7, 220, 25, 32, 91),
 }
-#: Commands of fcntl about a descriptor itself: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL,
-#: F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ. Not F_GETLK, leases or notifications.
+#: Allowed commands of fcntl, which concern only the descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL,
+#: F_SETFL, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ. Not F_GETLK, leases or notifications: they
+#: would show what processes outside do with a file.
 DESCRIPTOR = (0, 1, 2, 3, 4, 1030, 1031, 1032)
-#: F_SETLK, F_SETLKW, F_OFD_SETLK and F_OFD_SETLKW.
+#: Commands of fcntl that lock: F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW.
 LOCK = (6, 7, 37, 38)
 
 
 def stop(why: str) -> NoReturn:
-    """A wall could not be raised: the program is not run."""
+    """End the process before it runs the program, because a restriction could not be applied."""
     os.write(2, why.encode() + b"\n")
     os._exit(97)
 
 
 def system_call_filter(machine: str) -> bytes:
-    """A BPF program: one instruction is (code, jump if true, jump if false, value)."""
+    """The filter as a BPF program. An instruction is (code, jump if true, jump if false, value);
+    a jump is a number of instructions to skip. Loads read `struct seccomp_data`: the number of the
+    call at byte 0, the architecture at 4, the arguments from 16 on, 8 bytes each."""
     column, architecture, clone, fcntl, flock, _ = MACHINES[machine]
     commands = [(command, ALLOW) for command in DESCRIPTOR]
     commands += [(command, SKIPPED) for command in LOCK]
     steps = [
+        # A 32-bit call on x86_64 has another architecture, where the numbers mean other calls.
         (LOAD, 0, 0, 4),
         (JUMP_EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, 0),
-        (JUMP_GE, 0, 1, 0x40000000),  # the x32 calls have other numbers
+        # The x32 calls have the same architecture but numbers from 2^30 on.
+        (JUMP_GE, 0, 1, 0x40000000),
         (RETURN, 0, 0, KILL),
-        (JUMP_EQUAL, 0, 4, clone),  # threads only; of clone3 the flags could not be read
+        # clone only for threads. clone3 is not allowed at all: its flags are in memory, which a
+        # filter cannot read; glibc falls back on clone.
+        (JUMP_EQUAL, 0, 4, clone),
         (LOAD, 0, 0, 16),
         (JUMP_BITS, 0, 1, CLONE_THREAD),
         (RETURN, 0, 0, ALLOW),
@@ -105,7 +133,8 @@ def system_call_filter(machine: str) -> bytes:
         (JUMP_EQUAL, 0, 1, flock),
         (RETURN, 0, 0, SKIPPED),
         (JUMP_EQUAL, 0, 2 + 2 * len(commands), fcntl),
-        (LOAD, 0, 0, 24),  # the command: the kernel reads no more than these 32 bits either
+        # The command is the low half of the second argument; the kernel ignores the high half too.
+        (LOAD, 0, 0, 24),
         *(
             step
             for command, result in commands
@@ -122,17 +151,22 @@ def system_call_filter(machine: str) -> bytes:
 
 
 class Program(ctypes.Structure):
+    """`struct sock_fprog` of linux/filter.h: number of instructions, and a pointer to them."""
+
     _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
 
 
 def limit(limits: dict[str, float]) -> None:
+    """Set the resource limits, soft and hard, so that the program cannot raise them."""
     for name, value in (
         (resource.RLIMIT_CPU, int(limits["cpu_seconds"])),
         (resource.RLIMIT_AS, int(limits["memory_bytes"])),
         (resource.RLIMIT_FSIZE, int(limits["file_bytes"])),
         (resource.RLIMIT_NOFILE, int(limits["open_files"])),
         (resource.RLIMIT_CORE, 0),
+        # Threads: the filter allows no other process. Each costs kernel memory.
         (resource.RLIMIT_NPROC, 64),
+        # Memory that cannot be swapped out, and message queues, which RLIMIT_AS does not count.
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
@@ -140,19 +174,22 @@ def limit(limits: dict[str, float]) -> None:
 
 
 def drop(library: ctypes.CDLL, machine: str) -> None:
-    """No capability in any set, and no way to one."""
+    """Drop the capabilities of all five sets, and the way to regain them."""
+    # The bounding set first: dropping from it needs a capability that capset takes away below.
     for capability in range(64):
         library.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails past the last one
     library.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    # Version 3 of capset's header, for this process; the empty data clears the other three sets.
     header = struct.pack("Ii", 0x20080522, 0)
     if library.syscall(ctypes.c_long(MACHINES[machine][-1]), header, bytes(24)):
         stop("capabilities cannot be given up")
+    # The kernel accepts a filter from an unprivileged process only with this flag.
     if library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         stop("privileges cannot be given up")
 
 
 def seal(library: ctypes.CDLL, machine: str) -> None:
-    """The filter. The only thread there is gets it; what comes after inherits it."""
+    """Install the filter. This is the only thread; threads that it starts inherit the filter."""
     steps = system_call_filter(machine)
     program = Program(len(steps) // 8, steps)
     if library.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
@@ -160,13 +197,15 @@ def seal(library: ctypes.CDLL, machine: str) -> None:
 
 
 def apply(limits: dict[str, float]) -> None:
-    """All of them, then say so. None can be undone."""
+    """Apply all restrictions, then write READY. None of them can be undone."""
     machine = os.uname().machine
     if machine not in MACHINES:
         stop(f"there is no system-call filter for {machine}")
     library = ctypes.CDLL(None, use_errno=True)
     limit(limits)
     drop(library, machine)
-    library.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a crash is nothing for the machine's crash handler
+    # Not dumpable: no core goes to the machine's crash handler, and no /proc/PID/mem can be opened.
+    library.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    # Last, because the filter forbids capset and prctl.
     seal(library, machine)
     os.write(2, READY)

@@ -1,6 +1,6 @@
-"""What a trial run finds missing, from the inside: it tries."""
+"""The self-test inside the sandbox: tries what a program must not be able to do."""
 
-# pathlib would add to the start of every run of every program.
+# Importing pathlib would delay the start of every program.
 # ruff: noqa: PTH108, PTH110
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Nothing of these has a place in the sandbox.
+#: Paths that must not exist in the sandbox.
 OUT_OF_SIGHT = ("/proc", "/sys", "/run", "/etc/passwd", "/home", "/var", "/dev/mem", "/dev/kmsg")
-#: Should they be in sight after all: what must not open for writing.
+#: If /proc exists after all: files that must not open for writing.
 NOT_FOR_WRITING = (
     *("/proc/1/mem", "/proc/1/oom_score_adj", "/proc/sysrq-trigger", "/proc/kcore"),
     *("/proc/sys/vm/swappiness", "/proc/sys/kernel/core_pattern"),
 )
-#: Where no file can be made.
+#: Directories in which no file can be created.
 READ_ONLY = ("/", "/usr", "/dev", "/dev/shm", sys.prefix)
-#: Calls that must not exist, by their numbers on x86_64 and aarch64, with harmless arguments.
+#: System calls that must fail with ENOSYS: numbers on x86_64 and aarch64, and arguments with which
+#: the call would do no harm if it were allowed.
 MISSING = {
     "ptrace": ((101, 117), (16, -1, 0, 0)),
     "process_vm_readv": ((310, 270), (-1, 0, 0, 0, 0, 0)),
@@ -55,7 +56,7 @@ MISSING = {
 
 
 def main(job: dict[str, Any]) -> None:
-    """Say what is missing, and stay to be looked at from outside."""
+    """Send what is missing, then wait to be inspected from outside."""
     restrictions.apply(job["limits"])
     wire.send(1, wire.encode(holes(job["read_only"])))
     while True:
@@ -63,28 +64,28 @@ def main(job: dict[str, Any]) -> None:
 
 
 def holes(read_only: list[str]) -> list[str]:
-    """Each hole in a few words."""
+    """Each missing restriction, in a few words."""
     found = [f"{path} is in sight" for path in OUT_OF_SIGHT if os.path.exists(path)]
     found += [f"{path} can be written" for path in NOT_FOR_WRITING if opens(path, os.O_WRONLY)]
     for path in (*READ_ONLY, *read_only):
-        # O_EXCL: what this makes, and nothing else, is removed again.
+        # O_EXCL: only a file that was created here is removed again.
         if opens(f"{path}/hole", os.O_CREAT | os.O_EXCL | os.O_WRONLY):
             os.unlink(f"{path}/hole")
             found.append(f"{path} can be written")
     if os.getpid() != 1:
-        found.append("another process is the first")
+        found.append("the program is not the first process of its namespace")
     found += [*calls(), *open_directories()]
     try:
         if os.fork() == 0:
             os._exit(0)
         found.append("processes can be started")
     except OSError:
-        pass  # as it should be
+        pass  # the filter works
     return found
 
 
 def open_directories() -> list[str]:
-    """Where one could walk from, past the new root."""
+    """Open directories: with fchdir, a program could leave the new root through them."""
     for number in range(1024):
         try:
             if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -95,6 +96,7 @@ def open_directories() -> list[str]:
 
 
 def opens(path: str, flags: int) -> bool:
+    """Whether a file can be opened with these flags."""
     try:
         os.close(os.open(path, flags))
     except OSError:
@@ -103,7 +105,7 @@ def opens(path: str, flags: int) -> bool:
 
 
 def calls() -> list[str]:
-    """Which of the calls that must be missing are there."""
+    """System calls that are allowed although they must not be."""
     library = ctypes.CDLL(None, use_errno=True)
     column = 0 if os.uname().machine == "x86_64" else 1
     found = []

@@ -1,25 +1,25 @@
-"""Runs the tests in an interpreter that never sees the program, and asks for the program's values.
+"""Runs the unit tests in an interpreter that never sees the program, and asks for its values.
 
-The tests are Python as their author wrote it. A name that the program has to define stands for
-something elsewhere (`Remote`): calling it sends the arguments, as data, to the process of the
-program, and what comes back is data too, which the test then looks at *here*. For
+The tests are Python as their author wrote it. A name that the program has to define is a `Remote`
+here: calling it sends the arguments, as data, to the program's process; the reply is data too, and
+the test uses it in *this* process. For
 
     assert abs(root(2) - 1.414) < 1e-3
 
-2 goes out, a number comes in; the subtraction, `abs` and `<` are this interpreter's own, and 1.414
-goes nowhere. So the program decides about its values and nothing else:
+2 is sent and a number comes back; the subtraction, `abs` and `<` are this interpreter's own, and
+1.414 is never sent. So the program determines its values and nothing else:
 
-- an object of the program's own class stays there. It can be asked for attributes, items and claims
-  (its length, its truth, its text), but it compares with nothing and takes no part in arithmetic:
-  otherwise `root(2) - 1.414` would be asked of an object that calls every difference 0. What stands
-  for it here can be called, iterated over or measured only if the object says that it can;
-- what a function gives has no methods of data (`startswith`, `issubset`) unless it *is* data. What
-  `Stack()` gives, a class by its capital letter, may have methods of any name;
+- an object of the program's own class stays in its process. A test can ask it for attributes, items
+  and claims (its length, truth value, text), but cannot compare it or calculate with it: otherwise
+  an object could answer 0 to `root(2) - 1.414`. Its stand-in here can be called, iterated over or
+  measured only if the object has the method for it;
+- the result of a function has no methods of data (`startswith`, `issubset`) unless it *is* data.
+  What `Stack()` returns, a class by its capital letter, may have methods of any name;
 - within a test the same call with the same arguments is made once: a function cannot be large for
-  `f(2) > 1.4` and small for `f(2) < 1.5`. Nor can an object be, between two calls;
-- an error there is an error here, but for those that end a loop;
-- a program that ends, or whose process sends nonsense, fails its test whatever the test catches
-  (`TestOver`).
+  `f(2) > 1.4` and small for `f(2) < 1.5`. Nor can an object change between two calls;
+- an exception there is an exception here, except those that end a loop;
+- a program that ends, or sends something that cannot be decoded, fails its test whatever the test
+  catches (`TestOver`).
 """
 
 from __future__ import annotations
@@ -38,42 +38,45 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DATA = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
-#: Names of methods that data have, and hence what a function's result may not pretend to have.
+#: Names of the methods that data has: the result of a function may not pretend to have them.
 METHODS = {name for kind in DATA for name in dir(kind) if not name.startswith("__")}
-#: Not passed on: they would end a loop or a generator of the test.
+#: Exceptions that are not passed on: they would end a loop or a generator of the test.
 CONTROL = ("StopIteration", "StopAsyncIteration")
-#: The program wants to end. Passed on, these would end the judge.
+#: Exceptions by which a program ends. Passed on, they would end this process.
 ENDS = ("GeneratorExit", "SystemExit", "KeyboardInterrupt")
 
 
 class TestOver(BaseException):
-    """Why a test is over, as the verdict says it. `except Exception` does not catch it; what
-    catches it all the same does not change the verdict, which the channel keeps."""
+    """Ends a test; the text is its result. `except Exception` does not catch it. A test that
+    catches it all the same fails, because the client keeps it as its `fault`."""
 
 
 class ProgramClient:
-    """The way to the program."""
+    """The connection to the program's process."""
 
     def __init__(self, number: int) -> None:
+        #: File descriptor of the connection.
         self.number = number
-        #: Whether the test has a value of the program's.
+        #: Whether the test has received a value from the program.
         self.answered = False
+        #: Why the test has failed for good.
         self.fault: TestOver | None = None
-        #: What calls gave, within one test.
+        #: Replies to calls, kept for one test.
         self.known: dict[bytes, bytes] = {}
-        #: What objects said of themselves, up to the next call.
+        #: Replies to questions about objects, kept until the next call.
         self.seen: dict[bytes, bytes] = {}
 
     def ask(
         self, *request: object, made: bool = False, once: bool = False, looks: bool = False
     ) -> Any:
-        """What the program gives; `made` if that is an object of a class, `once` if it is asked
-        only once in a test, `looks` if nothing is changed by it."""
+        """The program's reply to a request. `made`: the reply is an object of a class; `once`: the
+        reply is kept for the whole test; `looks`: the request changes nothing, so the reply is kept
+        until a request that may."""
         message = wire.encode(request, self.number_of)
         if len(message) > wire.LONGEST:
-            # What the program gave is too large to be given back to it, or the test's own data is.
-            whose = "wrong TooLarge:" if self.answered else "unfit"
-            self.fail(f"{whose} the program would be given more than {wire.LONGEST} bytes")
+            # If the program has given a value, its size is to blame; if not, the test's own data.
+            result = "wrong TooLarge:" if self.answered else "unfit"
+            self.fail(f"{result} more than {wire.LONGEST} bytes would be sent to the program")
         kept = self.known if once else self.seen if looks else {}
         reply = kept.get(message)
         if reply is None:
@@ -88,28 +91,30 @@ class ProgramClient:
 
         value = self.read(reply, remote)
         self.answered = True
+        # A reply with objects is not kept: their numbers stand for objects that may change.
         if not objects:
             kept[message] = reply
         return value
 
     def run(self, imports: str, code: str) -> None:
-        """Have the program run, up to its end."""
+        """Run the program's code to its end."""
         self.read(self.exchange(wire.encode((imports, code))), None)
 
     def read(self, reply: bytes, remote: wire.Handle | None) -> Any:
-        """The value of a reply, or its error."""
+        """The value in a reply; raises the exception in it."""
         try:
             what, *content = wire.decode(reply, remote)
             name, words = (None, *content) if what == "value" else content
         except (ValueError, TypeError) as error:
             self.fail(f"wrong Nonsense: from the program's process: {error}")
         if name in ENDS:
-            self.fail(f"wrong {name}: the program wants to end: {words}")
+            self.fail(f"wrong {name}: the program ends itself: {words}")
         if name is not None:
             raise error_of(str(name), str(words))
         return words
 
     def exchange(self, message: bytes) -> bytes:
+        """Send a message and return the reply."""
         if self.fault is not None:
             raise self.fault
         try:
@@ -121,33 +126,34 @@ class ProgramClient:
             self.fail(f"wrong Nonsense: from the program's process: {error}")
 
     def fail(self, word: str) -> Never:
-        """End the test with this verdict, unless there is one already."""
+        """End the test with this result, unless it has one already."""
         self.fault = self.fault or TestOver(word)
         raise self.fault
 
     def number_of(self, value: object) -> int:
-        """The handle of what goes back to where it came from."""
+        """The number of an object that goes back to the program's process."""
         if not isinstance(value, Remote):
             kind = type(value).__name__
-            self.fail(f"unfit the program would be given what is no data ({kind})")
+            self.fail(f"unfit an argument for the program is not data ({kind})")
         return int(value._remote_number)
 
 
 def error_of(name: str, words: str) -> Exception:
-    """What an error there is here."""
+    """The exception here for one that was raised in the program's process."""
     kind = getattr(builtins, name, None)
     if name not in CONTROL and isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(words)
-        except TypeError:  # a Unicode error wants more than words
+        except TypeError:  # UnicodeDecodeError takes more than a text
             pass
     return RuntimeError(f"{name}: {words}")
 
 
 class Remote:
-    """An object in the program's process, and the name that the test reached it by. `stand_in`
-    makes one with the methods that the object has."""
+    """Stand-in for an object in the program's process, with the name by which the test reached it.
+    `stand_in` makes one with the methods that the object has."""
 
+    # Names with a prefix, since any other attribute is one of the program's object.
     __slots__ = ("_remote_first", "_remote_kind", "_remote_made", "_remote_name", "_remote_number")
     channel: ProgramClient
 
@@ -157,15 +163,15 @@ class Remote:
             object.__setattr__(self, name, value)
 
     def _remote_named(self, name: str, first: bool = False) -> Remote:
-        """The same as a function or, by its capital letter, a class; `first` if the test starts
-        from it."""
+        """This stand-in under a name: that of a function, or of a class if it has a capital letter.
+        `first`: the name is one that the program defines."""
         object.__setattr__(self, "_remote_name", name)
         object.__setattr__(self, "_remote_first", first)
         return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or (name in METHODS and not self._remote_may_have_methods()):
-            raise AttributeError(f"{self._remote_kind} is no data: no {name}")
+            raise AttributeError(f"{self._remote_kind} is not data: it has no {name}")
         value = self.channel.ask("get", self, name, looks=True)
         return value._remote_named(name) if isinstance(value, Remote) else value
 
@@ -185,14 +191,14 @@ class Remote:
         return claim(self, "repr", str)
 
     def _remote_incomparable(self, other: object) -> Never:
-        raise TypeError(f"{self._remote_kind} is no data: it cannot be compared")
+        raise TypeError(f"{self._remote_kind} is not data: it cannot be compared")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _remote_incomparable
     __hash__ = None  # type: ignore[assignment]
 
 
 class Able(Remote):
-    """The methods that not every object has, from which `stand_in` takes those that one has."""
+    """The methods that only some objects have; `stand_in` takes from here those that one has."""
 
     __slots__ = ()
 
@@ -204,15 +210,16 @@ class Able(Remote):
 
     def __getitem__(self, key: object) -> Any:
         if not self._remote_made:
-            raise TypeError(f"{self._remote_kind} is no data: no items")
-        return self.channel.ask("item", self, key)  # a cache may count that it was used
+            raise TypeError(f"{self._remote_kind} is not data: it has no items")
+        # Not kept as a reply: reading an item may change the object, as in a cache.
+        return self.channel.ask("item", self, key)
 
     def __setitem__(self, key: object, value: object) -> None:
         self.channel.ask("set_item", self, key, value)
 
     def __iter__(self) -> Iterator[Any]:
         items = self.channel.ask("iterate", self)
-        most = 1
+        most = 1  # doubled below: few messages for a long iterator, few items from an endless one
         while found := self.channel.ask("next", items, most):
             yield from found
             most *= 2
@@ -232,13 +239,13 @@ class Able(Remote):
         return claim(self, "float", float)
 
 
-#: Classes of what stands for objects, by what these can do.
+#: Classes of stand-ins, by the methods that they have.
 STAND_INS: dict[tuple[str, ...], type[Remote]] = {}
 
 
 def stand_in(number: int, kind: str, able: tuple[str, ...], made: bool) -> Remote:
-    """What stands for an object of the program's. `callable` and the classes of `collections.abc`
-    look at its class for these methods."""
+    """The stand-in for an object. The methods are in its class, because `callable` and the classes
+    of `collections.abc` look for them there."""
     if able not in STAND_INS:
         methods = {name: Able.__dict__[name] for name in able}
         STAND_INS[able] = type("Remote", (Remote,), {"__slots__": (), **methods})
@@ -246,28 +253,30 @@ def stand_in(number: int, kind: str, able: tuple[str, ...], made: bool) -> Remot
 
 
 def claim(owner: Remote, what: str, kind: type[T]) -> T:
-    """What an object says it is, as data."""
+    """The length, truth value, number or text that an object claims, as data."""
     value = owner.channel.ask("as", what, owner, looks=True)
     if not isinstance(value, kind):
-        raise TypeError(f"{owner._remote_kind} gives no {what}")
+        raise TypeError(f"{owner._remote_kind} has no {what}")
     return value
 
 
 def main(job: dict[str, Any]) -> None:
-    """Say `ok` for each test that holds; what else is said is the last word."""
+    """Run the tests. Writes `ok` for each test that passes; any other line is the last one, and
+    says why a test failed (`wrong …`, `gone`) or cannot be scored (`unfit …`)."""
     channel = ProgramClient(os.dup(1))
     nothing = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)
     restrictions.apply(job["limits"])
     said = os.dup(2)
-    os.dup2(nothing, 2)  # what tests print, and warnings about them, is no verdict
+    os.dup2(nothing, 2)  # what tests print, and warnings about them, are no results
     Remote.channel = channel
-    for word in verdicts(job, channel):
+    for word in results(job, channel):
         os.write(said, " ".join(word.split())[:300].encode("utf-8", "replace") + b"\n")
 
 
-def verdicts(job: dict[str, Any], channel: ProgramClient) -> Iterator[str]:
+def results(job: dict[str, Any], channel: ProgramClient) -> Iterator[str]:
+    """The result of each test, up to the first that does not pass."""
     names: dict[str, Any] = {"__name__": "test", "__builtins__": builtins}
     ours = False
     try:
@@ -275,24 +284,25 @@ def verdicts(job: dict[str, Any], channel: ProgramClient) -> Iterator[str]:
         for number, text in enumerate([job["setup"], *job["tests"]]):
             channel.known.clear()
             channel.seen.clear()
+            # `ours`: an error would be the test's, not the program's.
             ours = True
             code = compile(text, "test", "exec", dont_inherit=True)
             ours = False
             names.update(found_names(job["names"], channel))
-            # An error of the set-up is the program's if that has a part in it: an answer that is
-            # missing, or of the wrong type, is wrong.
+            # An error in the set-up is the program's if the set-up uses it: a value that is
+            # missing, or of the wrong type, is a wrong answer.
             ours = number == 0 and not mentioned(code) & set(job["names"])
             exec(code, names)
-            if channel.fault is not None:
+            if channel.fault is not None:  # which the test has caught
                 raise channel.fault
             if number:
                 yield "ok"
     except BaseException as error:
-        yield verdict(error, channel.fault, ours)
+        yield last_result(error, channel.fault, ours)
 
 
-def verdict(error: BaseException, fault: TestOver | None, ours: bool) -> str:
-    """The last word on a test that has ended with an error."""
+def last_result(error: BaseException, fault: TestOver | None, ours: bool) -> str:
+    """The result of a test that has ended with an exception."""
     if fault is not None:
         return str(fault)
     if isinstance(error, AssertionError) and not ours:
@@ -301,7 +311,7 @@ def verdict(error: BaseException, fault: TestOver | None, ours: bool) -> str:
 
 
 def found_names(wanted: list[str], channel: ProgramClient) -> dict[str, Any]:
-    """What the program defines, by name."""
+    """The objects that the program defines, by name; NameError if one is missing."""
     answered = channel.answered
     found = channel.ask("names", wanted)
     for name in wanted:

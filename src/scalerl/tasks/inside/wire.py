@@ -1,10 +1,10 @@
-"""How values travel between the program, the judge and the checker: as data that keeps its type.
+"""Encoding of values that are sent between the program, the tests and the checker.
 
-A value is a letter and its content, `i2a;` for 42 or `l2:TN` for [True, None]: decoding it runs no
-code of the sender's. What is no data (an object of the program's own class, a generator) stays
-where it is, and travels as a number, its *handle*, with the name of its class and which of the
-methods in ABILITIES it has. A subclass travels as the data it is built on: a
-named tuple as a tuple, an int that calls itself equal to everything as the int that it is.
+A value is a letter and its content, `i2a;` for 42 or `l2:TN` for [True, None]. Decoding runs no
+code of the sender. An object that is not data (of the program's own class, a generator) stays in
+its process; a number, its *handle*, is sent with the name of its class and those of the methods in
+ABILITIES that it has. A subclass is sent as the data it is built on: a named tuple as a tuple, an
+int that claims to equal everything as the int that it is.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing these takes longer than all the rest
+if TYPE_CHECKING:  # importing these takes longer than the rest of the module
     from collections.abc import Callable
     from typing import Any
 
-    #: Number, name of the class and abilities of an object give what stands for it.
+    #: Makes the stand-in of an object from its number, the name of its class and its abilities.
     Handle = Callable[[int, str, tuple[str, ...]], object]
 
-#: Letters of what holds further values.
+#: Letters of the containers.
 MANY: dict[type, str] = {list: "l", tuple: "t", set: "S", frozenset: "Z", dict: "d"}
-#: Classes of modules that not every program loads: how to take one apart into what, given to the
-#: class, puts it together again. What a defaultdict gives for a missing key is code, and stays.
+#: Classes of the standard library: how to take an object apart into arguments from which the class
+#: makes it again. The default factory of a defaultdict is code and is left out.
 PARTS: dict[str, dict[str, Callable[[Any], tuple[Any, ...]]]] = {
     "collections": {
         "deque": lambda v: (list(v), v.maxlen),
@@ -43,25 +43,27 @@ PARTS: dict[str, dict[str, Callable[[Any], tuple[Any, ...]]]] = {
         ),
     },
 }
-#: What the parts of such a class are, exactly: not an object that looks like them. In particular no
-#: defaultdict can be sent whose missing keys are made by a function of the sender's.
+#: The exact types of such arguments. Subclasses are refused: they could have methods of the
+#: sender, and a defaultdict could call a function of the sender for missing keys.
 PART_TYPES = (list, dict, str, int, type(None))
-#: Special methods of an object that the receiver may want to know of.
+#: Special methods that the stand-in of an object may have.
 ABILITIES = (
     *("__call__", "__iter__", "__next__", "__len__", "__getitem__", "__setitem__"),
     *("__int__", "__float__"),
 )
+#: Deepest nesting of a value. Encoding recurses, and Python's stack ends at 1,000 calls.
 DEEPEST = 100
-#: The longest message, in bytes.
+#: Longest message in bytes: 4 MiB, far more than an answer to a unit test needs.
 LONGEST = 2**22
 
 
 class NotData(ValueError):
-    """A value that does not travel."""
+    """The value cannot be sent."""
 
 
 def encode(value: object, handle: Callable[[object], object] | None = None) -> bytes:
-    """A value as bytes; `handle` gives a number for what is no data, else that raises NotData."""
+    """The value as bytes. `handle` gives a number for an object that is not data; without it such
+    an object raises NotData."""
     parts: list[bytes] = []
     _put(value, parts, handle, 0)
     return b"".join(parts)
@@ -72,6 +74,7 @@ def _put(
 ) -> None:
     if depth > DEEPEST:
         raise NotData("nested too deeply")
+    # By type and not by `isinstance` alone: an object may claim any class as its `__class__`.
     kind = type(value)
     apart = _parts(value, kind)
     if apart is None and kind not in (bool, int, float, str):
@@ -84,6 +87,8 @@ def _put(
     elif kind is bool:
         parts.append(b"T" if value else b"F")
     elif kind is int:
+        # Here and below the methods are those of the built-in class: a subclass may override its
+        # own. Hexadecimal has no limit on digits and keeps floats exact.
         parts.append(b"i%s;" % format(int.__index__(value), "x").encode())
     elif kind is float:
         parts.append(b"f%s;" % float.hex(value).encode())
@@ -104,15 +109,15 @@ def _put(
             for part in item if kind is dict else (item,):
                 _put(part, parts, handle, depth + 1)
     elif handle is None:
-        raise NotData(f"an object of class {kind.__name__} is no data")
+        raise NotData(f"an object of class {kind.__name__} is not data")
     else:
         parts.append(b"h")
         _put((handle(value), kind.__name__, abilities(kind)), parts, handle, depth + 1)
 
 
 def abilities(kind: type) -> tuple[str, ...]:
-    """Which of the methods in ABILITIES objects of a class have. (`hasattr` would find those of
-    the class of the class: every class can be called.)"""
+    """Those of the methods in ABILITIES that objects of this class have. (`hasattr` would also find
+    methods of the metaclass: every class can be called.)"""
     found = {name: method for base in reversed(kind.__mro__) for name, method in vars(base).items()}
     return tuple(name for name in ABILITIES if found.get(name) is not None)
 
@@ -120,15 +125,16 @@ def abilities(kind: type) -> tuple[str, ...]:
 def _parts(value: object, kind: type) -> tuple[Any, ...] | None:
     module = kind.__module__
     take = PARTS.get(module, {}).get(kind.__name__)
+    # The name alone proves nothing: a program can name its own class "Decimal".
     if take is None or kind is not getattr(sys.modules.get(module), kind.__name__, None):
         return None
     if getattr(value, "tzinfo", None) is not None:
-        return None
+        return None  # a time zone is an object with code
     return (module, kind.__name__, *take(value))
 
 
 def decode(data: bytes, handle: Handle | None = None) -> Any:
-    """The value of these bytes; NotData if no sender of ours wrote them.
+    """The value in these bytes; NotData if `encode` cannot have written them.
 
     >>> decode(encode([1, (2.5, "x"), {3: {4}}, 10**20]))
     [1, (2.5, 'x'), {3: {4}}, 100000000000000000000]
@@ -151,7 +157,7 @@ def decode(data: bytes, handle: Handle | None = None) -> Any:
 
 
 def _take(data: bytes, at: int, handle: Handle | None, depth: int) -> tuple[Any, int]:
-    if depth > DEEPEST + 2:
+    if depth > DEEPEST + 2:  # more than `encode` allows: it must never refuse its own messages
         raise NotData("nested too deeply")
     letter = data[at : at + 1].decode("ascii")
     at += 1
@@ -171,8 +177,9 @@ def _take(data: bytes, at: int, handle: Handle | None, depth: int) -> tuple[Any,
         end = data.index(b";", at)
         return complex(float.fromhex(head), float.fromhex(data[at:end].decode())), end + 1
     size = int(head)
+    # Every item takes at least a byte: a large claimed length costs no memory.
     if not 0 <= size <= len(data) - at:
-        raise NotData("a length that cannot be")
+        raise NotData("a length beyond the end of the message")
     if letter in "sbB":
         content = data[at : at + size]
         if letter == "s":
@@ -192,17 +199,17 @@ def _build(letter: str, found: tuple[Any, ...], handle: Handle | None) -> Any:
         return range(*found)
     if letter == "h":
         if handle is None:
-            raise NotData("an object where there can be none")
+            raise NotData("an object where only data is allowed")
         number, name, able = found
         return handle(int(number), str(name), tuple(a for a in ABILITIES if a in able))
     module, name, *parts = found
     if name not in PARTS[module] or any(type(part) not in PART_TYPES for part in parts):
-        raise NotData("a class that does not travel")
+        raise NotData("a class that cannot be sent")
     return getattr(__import__(module), name)(*parts)
 
 
 def send(to: int, message: bytes) -> None:
-    """Write a message and its length."""
+    """Write the length of a message, then the message."""
     if len(message) > LONGEST:
         raise NotData(f"more than {LONGEST} bytes")
     left = memoryview(b"%08x" % len(message) + message)
@@ -211,7 +218,7 @@ def send(to: int, message: bytes) -> None:
 
 
 def receive(source: int) -> bytes:
-    """The next message; EOFError if there will be none."""
+    """Read the next message; EOFError at the end of the stream."""
     size = int(exactly(source, 8), 16)
     if not 0 <= size <= LONGEST:
         raise NotData(f"more than {LONGEST} bytes")
@@ -219,7 +226,7 @@ def receive(source: int) -> bytes:
 
 
 def exactly(source: int, size: int) -> bytes:
-    """So many bytes; EOFError if there are fewer."""
+    """Read this many bytes; EOFError if there are fewer."""
     found = b""
     while len(found) < size:
         chunk = os.read(source, size - len(found))
