@@ -383,10 +383,10 @@ def test_rows_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
     task = CodeTask(str(path))
     assert len(task.prompts()) == 2
     (line,) = task.notes
-    assert "2 of 3 tests cannot be judged, which leaves 2 of 3 prompts" in line
+    assert "2 of 3 tests cannot be used, which leaves 2 of 3 prompts" in line
     assert "code.jsonl row 1: 'assert f(1) == f(1)': both sides are the program's" in line
     path.write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(InputError, match=r"no test of .* can be judged; the first: .* row 1"):
+    with pytest.raises(InputError, match=r"no test of .* can be used; the first: .* row 1"):
         CodeTask(str(path))
 
 

@@ -74,10 +74,14 @@ def test_parquet_with_structs_is_read(tmp_path):
         ("a.json", '[{"prompt": "1?", "answer": "1"}, 5]', "a.json row 2 is not an object"),
         ("a.json", '[{"prompt": "1?"},\n{"prompt" "2?"}]', "a.json:2 is not JSON"),
         ("a.json", '{\n"prompt": "1?"\n}', "a.json:1 is not JSON"),
-        ("a.csv", "prompt,answer\n1?,1\n2?,2,3\n", "a.csv row 2 has more cells than names"),
+        (
+            "a.csv",
+            "prompt,answer\n1?,1\n2?,2,3\n",
+            "a.csv row 2 has more cells than there are columns",
+        ),
         ("a.csv", 'prompt,answer\n1?,1\n"2?,2\n', "a.csv row 2 is not CSV"),
-        ("a.csv", "prompt,answer\n1?,1\n,2\n", "a.csv row 2: no question"),
-        ("a.csv", "prompt,answer\n1?,1\n2?,\n", "a.csv row 2: no answer"),
+        ("a.csv", "prompt,answer\n1?,1\n,2\n", "a.csv row 2 has no question"),
+        ("a.csv", "prompt,answer\n1?,1\n2?,\n", "a.csv row 2 has no answer"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_row(name, text, said, tmp_path):
@@ -87,7 +91,7 @@ def test_what_cannot_be_read_is_named_with_its_row(name, text, said, tmp_path):
 
 def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"prompt": "é"}'.encode("utf-16"))
-    assert "cannot be read as UTF-8 text" in refusal(tmp_path / "a.jsonl")
+    assert "save it as UTF-8 text" in refusal(tmp_path / "a.jsonl")
 
 
 def test_json_keeps_the_line_ends_of_unicode_inside_its_texts(tmp_path):
@@ -118,8 +122,8 @@ def test_typed_parts_are_the_text_they_hold(tmp_path):
     [
         ([{"type": "text", "text": "?"}, {"type": "image", "image": "x.png"}], "type 'image'"),
         ([{"type": "image_url", "image_url": {"url": "x"}}], "type 'image_url'"),
-        ([{"type": "text", "text": None}], "no text"),
-        (None, "no text"),
+        ([{"type": "text", "text": None}], "is not text"),
+        (None, "is not text"),
     ],
 )
 def test_what_is_no_text_is_refused_with_its_row(content, said, tmp_path):

@@ -39,7 +39,7 @@ def test_questions_are_seeded_and_the_split_holds():
 def test_options_of_the_dataset_are_passed_on():
     task = make_task("reasoning-gym:leg_counting", options={"size": 5, "max_animals": 3})
     assert len(task.prompts()) == 5
-    with pytest.raises(InputError, match="options of reasoning-gym:leg_counting"):
+    with pytest.raises(InputError, match="reasoning-gym:leg_counting refuses its options"):
         make_task("reasoning-gym:leg_counting", options={"size": 5, "max_animal": 3})
 
 

@@ -151,7 +151,7 @@ def test_options_of_a_mixture_reach_the_task_they_are_named_after(tmp_path):
     [
         ("running-sum", {}, "did you mean"),
         ("running-sums", {"item_max": 3}, "items_max"),
-        ("reasoning-gym", {}, "say which one"),
+        ("reasoning-gym", {}, "write reasoning-gym:NAME"),
         ("no.such.module:Task", {}, "cannot be imported"),
     ],
 )

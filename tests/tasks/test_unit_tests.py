@@ -1,4 +1,4 @@
-"""Reading tests: which names are the program's, and what cannot be judged."""
+"""Reading tests: which names are the program's, and what cannot be scored."""
 
 import pytest
 
@@ -232,6 +232,6 @@ def test_a_check_function_is_called_with_the_entry_point():
     found = read_tests({"test": test, "entry_point": "f"}, "row 1", most=20)
     assert (found.tests, found.names, found.refused) == (("check(f)",), ("f",), ())
     row = {"test": test.replace("== 2", "== poly(3)"), "entry_point": "f"}
-    assert "poly is nobody's" in read_tests(row, "row 1", most=20).refused[0]
+    assert "poly is not defined by the test" in read_tests(row, "row 1", most=20).refused[0]
     row = {"test": test.replace("== 2", "== candidate(2)"), "entry_point": "f"}
     assert "both sides" in read_tests(row, "row 1", most=20).refused[0]

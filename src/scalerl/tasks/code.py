@@ -1,15 +1,15 @@
-"""Code: a program is taken from the answer and put to unit tests in the sandbox.
+"""The task `code`: a program is taken from the answer and run on unit tests in the sandbox.
 
-Two kinds of tests, in the columns people use (`unit_tests.py`):
+There are two kinds of tests, read from the usual columns (`unit_tests.py`):
 
 - `inputs` and `outputs` (or `input_output`, `tests` with `input`/`output`): text on standard input,
   and what the program must print (trailing blanks and empty lines at the end do not count);
 - `test_list`: Python with `assert`, as in MBPP, with `test_imports` and `test_setup_code`; or
   `test` with a function `check`, and `entry_point`, as in HumanEval.
 
-The program only *computes* outputs and values. They are judged elsewhere, outputs in this process
-and values by an interpreter of its own: a program that forges results, ends the process, or patches
-whatever it finds has to produce the right values all the same.
+The program only *computes* outputs and values. They are compared elsewhere: outputs in this
+process, values in a separate interpreter. A program that forges results, ends the process or
+patches what it finds still has to produce the right values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.tasks.data import Downstream, RowsTask
+from scalerl.tasks.data import Downstream, RowsTask, with_instruction
 from scalerl.tasks.sandbox import Sandbox, find_sandbox
 from scalerl.tasks.sandboxed_process import Limits, SandboxResult
 from scalerl.tasks.task import (
@@ -35,7 +35,7 @@ from scalerl.tasks.unit_tests import UnitTests, read_tests
 
 BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 INSTRUCTION = "Write your solution in Python, in one ```python block at the end of your answer."
-#: Programs longer than this are not run.
+#: Characters of a program; a longer one is not run.
 LONGEST = 100_000
 PASSED = "all tests passed"
 
@@ -74,25 +74,22 @@ class CodeTask(RowsTask):
         )
 
     def question_of(self, question: Question, row: Mapping[str, Any]) -> Question:
-        if not isinstance(question, str):
-            return question
-        text = f"{question}\n\n{self._instruction}".strip()
-        return ({"role": "user", "content": text},) if self._chat else text
+        return with_instruction(question, self._instruction, self._chat)
 
     def answer_of(self, row: Mapping[str, Any], where: str) -> UnitTests:
         return read_tests(row, where, self._most)
 
     def _read(self, source: str, split: str) -> list[Prompt]:
-        """The prompts that have a test which can be judged; how many have not is said once."""
+        """The prompts with at least one usable test. A note says how many tests were left out."""
         prompts = super()._read(source, split)
         refused = [reason for prompt in prompts for reason in prompt.answer.refused]
         usable = [prompt for prompt in prompts if prompt.answer.usable]
         if not usable:
-            raise InputError(f"no test of {source} can be judged; the first: {refused[0]}")
+            raise InputError(f"no test of {source} can be used; the first: {refused[0]}")
         if refused:
             total = sum(len(p.answer.tests) + len(p.answer.refused) for p in prompts)
             self.notes.append(
-                f"{source}: {len(refused)} of {total} tests cannot be judged, which leaves "
+                f"{source}: {len(refused)} of {total} tests cannot be used, which leaves "
                 f"{len(usable)} of {len(prompts)} prompts; the first: {refused[0]}"
             )
         return usable
@@ -123,8 +120,8 @@ def extract(text: str) -> str | None:
 def run_tests(
     code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
 ) -> tuple[bool | None, str]:
-    """Whether the program passes all tests, and the first thing it fails; None if the sandbox did
-    not get as far as running it."""
+    """Whether the program passes all tests, and the first failure; None if the sandbox did not
+    start."""
     if len(code) > LONGEST:
         return False, f"the program is longer than {LONGEST} characters"
     if "\x00" in code:
@@ -141,10 +138,10 @@ def run_tests(
             return False, f"test {number}: {_failure(done)}"
         if _lines(done.output.decode(errors="replace")) != _lines(wanted):
             return False, f"test {number}: wrong output"
-    return _judge(code, tests, sandbox, limits) if tests.tests else (True, PASSED)
+    return _run_asserts(code, tests, sandbox, limits) if tests.tests else (True, PASSED)
 
 
-def _judge(
+def _run_asserts(
     code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
 ) -> tuple[bool | None, str]:
     words = {name: getattr(tests, name) for name in ("setup", "imports", "tests", "names")}
@@ -154,21 +151,24 @@ def _judge(
             return None, f"the sandbox did not start: {_failure(done)}"
     said = tester.errors.decode(errors="replace").splitlines()
     held = sum(line == "ok" for line in said)
+    # All lines are "ok", and there is one for each test: a tester that was killed early has fewer.
     if held == len(tests.tests) == len(said):
         return True, PASSED
-    verdict, _, why = said[held].partition(" ") if len(said) > held else ("gone", "", "")
-    if verdict == "unfit":
-        return None, f"test {held + 1} cannot be judged: {why}"
-    if tester.killed or verdict == "gone":
+    result, _, why = said[held].partition(" ") if len(said) > held else ("gone", "", "")
+    if result == "unfit":
+        return None, f"test {held + 1} cannot be used: {why}"
+    if tester.killed or result == "gone":
         return False, f"test {held + 1}: {_failure(program)}"
     return False, f"test {held + 1}: {why if ':' in why else 'wrong value'}"
 
 
 def _lines(text: str) -> list[str]:
+    # Judges of programming contests ignore trailing blanks and empty lines too.
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def _failure(done: SandboxResult) -> str:
+    """Why a run failed: it was killed, or the last line of its traceback."""
     if done.killed:
         return done.killed
     words = [w for w in done.errors.decode(errors="replace").splitlines() if w.strip()]

@@ -1,12 +1,12 @@
-"""Prompts from rows: JSON lines, a JSON array, CSV, Parquet, or a Hugging Face dataset, with the
-columns people use.
+"""Prompts from the rows of a file (JSON lines, a JSON array, CSV, Parquet) or of a Hugging Face
+dataset, with the usual column names.
 
 | what | columns, first found |
 |---|---|
 | question | `prompt`, `problem`, `question` (text, or chat messages) |
 | answer | `answer`, `solution`, `ground_truth`, `reward_model.ground_truth` (verl) |
 
-All other columns are kept for reward functions: a `question` beside a `prompt` is one of them.
+All other columns are passed to reward functions, including a `question` next to a `prompt`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from scalerl.tasks.task import DEFAULT_RULES, Prompt, Question, Rules, Task, mak
 
 QUESTION = ("prompt", "problem", "question")
 ANSWER = ("answer", "solution", "ground_truth")
-#: What files are called; those of other names are read as JSON lines.
+#: Endings of files; a file with another ending is read as JSON lines.
 FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-#: Name of a curve, and the file or dataset behind it.
+#: Further test sets: name of the curve → file or dataset.
 Downstream: TypeAlias = Mapping[str, str]
 
 
 class RowsTask(Task):
-    """A task whose prompts are the rows of a file or dataset. Repeated questions count once."""
+    """A task with the rows of a file or dataset as prompts. A repeated question counts once."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class RowsTask(Task):
         self._needs_answer = needs_answer
         self._prompts = self._read(dataset, split)
         self._downstream = {
+            # A dataset of the hub that is only measured has a "test" split; a file has none.
             label: self._read(source, "test" if split == "train" and not is_file(source) else split)
             for label, source in (downstream or {}).items()
         }
@@ -63,20 +64,20 @@ class RowsTask(Task):
 
     def for_checking(self) -> Self:
         light = super().for_checking()
-        light._prompts, light._downstream = [], {}
+        light._prompts, light._downstream = [], {}  # a copy only scores answers
         return light
 
     def answer_of(self, row: Mapping[str, Any], where: str) -> Any:
-        """What the check needs of a row."""
+        """What scoring an answer needs from a row: the reference answer, or None."""
         found = first(row, ANSWER)
         if found is None and isinstance(row.get("reward_model"), Mapping):
             found = row["reward_model"].get("ground_truth")
         if found is None and self._needs_answer:
-            raise InputError(f"{where}: no answer; name the column {' or '.join(ANSWER)}")
+            raise InputError(f"{where} has no answer: name its column {' or '.join(ANSWER)}")
         return found
 
     def question_of(self, question: Question, row: Mapping[str, Any]) -> Question:
-        """The question as it is asked; a task may add its instruction here."""
+        """The question as the model gets it; a task may add its instruction here."""
         return question
 
     def _read(self, source: str, split: str) -> list[Prompt]:
@@ -93,11 +94,21 @@ class RowsTask(Task):
             )
             found.setdefault(prompt.id, prompt)
         if not found:
-            raise InputError(f"{source} has no rows: give a file with one question a line")
+            raise InputError(f"{source} has no rows: give a file with one question per line")
         return list(found.values())
 
 
+def with_instruction(question: Question, instruction: str, chat: bool) -> Question:
+    """A text question followed by an instruction, as a chat message or as text; chat messages stay
+    as they are."""
+    if not isinstance(question, str):
+        return question
+    text = f"{question}\n\n{instruction}".strip()
+    return ({"role": "user", "content": text},) if chat else text
+
+
 def is_file(source: str) -> bool:
+    """Whether a source is a file (by its ending, or because it exists) and no hub dataset."""
     return Path(source).suffix in FILES or Path(source).exists()
 
 
@@ -107,25 +118,25 @@ def read_rows(source: str, split: str = "train") -> Iterator[Mapping[str, Any]]:
     if not is_file(source):
         return _hugging_face(source, split)
     if not path.is_file():
-        raise InputError(f"no file {source}: check the path (task.dataset)")
+        raise InputError(f"there is no file {source}: check task.dataset")
     if path.suffix == ".parquet":
         return _parquet(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # with a byte order mark or without
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as UTF-8 text ({error}): save it so") from None
+        raise InputError(f"{path} cannot be read ({error}): save it as UTF-8 text") from None
     if path.suffix in (".csv", ".tsv"):
         return _delimited(path, text)
     return _json_array(path, text) if text.lstrip().startswith("[") else _json_lines(path, text)
 
 
 def first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first of these columns that has a value."""
+    """The value of the first of these columns that has one."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def _question(row: Mapping[str, Any], where: str) -> tuple[str, Question]:
-    """The column of the question, and what is in it."""
+    """The name of the question's column, and the question."""
     column = next((name for name in QUESTION if row.get(name) is not None), "")
     found = row.get(column)
     if isinstance(found, str) and found.strip():
@@ -134,13 +145,13 @@ def _question(row: Mapping[str, Any], where: str) -> tuple[str, Question]:
         try:
             messages = [(str(m["role"]), m["content"]) for m in found]
         except (KeyError, TypeError):
-            raise InputError(f"{where}: messages need a role and a content each") from None
+            raise InputError(f"{where}: each message needs a role and a content") from None
         return column, tuple({"role": r, "content": _text(c, where)} for r, c in messages)
-    raise InputError(f"{where}: no question; name the column {' or '.join(QUESTION)}")
+    raise InputError(f"{where} has no question: name its column {' or '.join(QUESTION)}")
 
 
 def _text(content: Any, where: str) -> str:
-    """The content of a message: text, or typed parts, whose texts are lines (as vLLM joins them).
+    """The text of a message. Typed parts are joined as lines, as vLLM does.
 
     >>> _text([{"type": "text", "text": "How many?"}, {"type": "text", "text": "A B C"}], "row 1")
     'How many?\\nA B C'
@@ -151,17 +162,17 @@ def _text(content: Any, where: str) -> str:
         text = part.get("text") if isinstance(part, Mapping) else part
         if isinstance(part, Mapping) and part.get("type", "text") != "text":
             raise InputError(
-                f"{where}: a message holds a part of the type {part['type']!r}, but only text can "
-                "be asked: leave the row out, or say it in words"
+                f"{where}: a message has a part of type {part['type']!r}, but only text is "
+                "supported: remove the row, or describe the part in words"
             )
         if not isinstance(text, str | int | float):
-            raise InputError(f"{where}: the content of a message is no text")
+            raise InputError(f"{where}: the content of a message is not text")
         texts.append(str(text))
     return "\n".join(texts)
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
-    # Not splitlines(): JSON may hold other characters that Python takes for the end of a line.
+    # Not splitlines(): it also splits at characters that JSON strings may contain, such as U+2028.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -180,26 +191,29 @@ def _json_array(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}:{error.lineno} is not JSON ({error.msg}): fix the array, or write one {{…}} "
-            "a line"
+            "per line"
         ) from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise InputError(f"{path} row {number} is not an object: {{…}} is needed")
+            raise InputError(f"{path} row {number} is not an object: write it as {{…}}")
         yield row
 
 
 def _delimited(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
-    """CSV with a line of names; an empty cell has no value."""
+    """The rows of CSV text with column names in its first line; an empty cell is None."""
     mark = "\t" if path.suffix == ".tsv" else ","
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     number = 0
     try:
         for number, row in enumerate(rows, start=1):
             if None in row:
-                raise InputError(f"{path} row {number} has more cells than names: quote the text")
+                raise InputError(
+                    f"{path} row {number} has more cells than there are columns: quote cells that "
+                    "contain the separator"
+                )
             yield {name: cell or None for name, cell in row.items()}
     except csv.Error as error:
-        raise InputError(f"{path} row {number + 1} is not CSV ({error}): fix it") from None
+        raise InputError(f"{path} row {number + 1} is not CSV ({error}): fix the row") from None
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -211,12 +225,12 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 def _hugging_face(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     if importlib.util.find_spec("datasets") is None:
         raise InputError(
-            f"{source} is no file here; a Hugging Face dataset needs: pip install datasets"
+            f"{source} is not a file; to load it as a Hugging Face dataset: pip install datasets"
         )
     import datasets
 
     try:
-        # Loading scripts are gone from `datasets`; where an older one is installed, none is run.
+        # An old version of `datasets` could still run a dataset's loading script: never here.
         rows = datasets.load_dataset(source, split=split, trust_remote_code=False)
     except Exception as error:  # the hub's errors have no common base
         reason = " ".join(str(error).split())[:200]

@@ -1,11 +1,11 @@
-"""Any reward function with TRL's signature, by import path: `function:pkg.mod:fn`, or several whose
-rewards are added: `function:pkg.mod:right,pkg.mod:brief`.
+"""The tasks `function:pkg.mod:fn`: rewards from any function with TRL's signature. The rewards of
+several functions, `function:pkg.mod:right,pkg.mod:brief`, are added.
 
     def fn(prompts, completions, **columns) -> list[float | None]        # or async def
 
-`prompts` and `completions` are lists of one length, strings or chat messages as the dataset has
-them; every further column of the dataset arrives as a list, and so do `completion_ids`.
-`trainer_state`, `log_metric` and `log_extra` are there too. None means "cannot say".
+`prompts` and `completions` are lists of equal length, of strings or chat messages as in the
+dataset; every further column of the dataset is passed as a list, and so are `completion_ids`.
+`trainer_state`, `log_metric` and `log_extra` are passed too. A reward of None means "unknown".
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ REWARDS: Registry[Callable[..., Any]] = Registry("reward function")
 
 @dataclass(frozen=True, slots=True)
 class RewardState:
-    """What a reward function may know of the run: `trainer_state`."""
+    """The state of the run, passed to reward functions as `trainer_state`."""
 
     #: Optimiser steps that the run had taken when the answers were handed over.
     global_step: int
 
 
 @dataclass(slots=True)
-class _Said:
-    """What reward functions tell beside their rewards, in one call."""
+class _CallLog:
+    """What reward functions log in one call, besides their rewards."""
 
     metrics: list[tuple[str, float]] = field(default_factory=list)
     extras: dict[str, list[Any]] = field(default_factory=dict)
@@ -50,16 +50,15 @@ class _Said:
 
 
 class _Unusable(Exception):
-    """A function did not give one reward for each answer; why is its text."""
+    """A function did not return one reward for each answer; the text says why."""
 
 
 class FunctionTask(RowsTask):
     """Prompts from a file or dataset, rewards from functions.
 
-    Several rewards are added with `reward_weights` (1 each), those that cannot say left out, as in
-    TRL. A reward of the first function of at least `correct_from` counts as a right answer in the
-    pass rate: what the others add shapes the reward and makes nothing right. The reward itself is
-    kept."""
+    Rewards of several functions are added with `reward_weights` (1 each); unknown ones are left out,
+    as in TRL. An answer counts as correct in the pass rate if the first function gives at least
+    `correct_from`: the other functions change the reward only."""
 
     together = True
 
@@ -90,8 +89,8 @@ class FunctionTask(RowsTask):
         self.weights = _weights(reward_weights, self._paths)
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
-        verdict = self.check(prompt, completion)
-        return verdict.correct, verdict.why
+        found = self.check(prompt, completion)
+        return found.correct, found.why
 
     def check(self, prompt: Prompt, completion: str) -> AnswerScore:
         return self.check_all([Answer(prompt, completion)])[0]
@@ -105,60 +104,63 @@ class FunctionTask(RowsTask):
         return all(map(_is_async, self.functions))
 
     def check_all(self, answers: Sequence[Answer]) -> list[AnswerScore]:
-        """One call for all of them, as in TRL. (Async functions are waited for here; within an
-        event loop, await `check_together`.)"""
+        """The scores of all answers by one call of each function, as in TRL. (Waits for async
+        functions; within an event loop, await `check_together`.)"""
         if self.is_async:
             return asyncio.run(self.check_together(answers))
         if not answers:
             return []
-        said = _Said()
+        log = _CallLog()
         try:
-            found = [self._rewards(i, answers, self._call(i, answers, said))
+            found = [self._rewards(i, answers, self._call(i, answers, log))
                      for i in range(len(self.functions))]  # fmt: skip
         except _Unusable as why:
             return [AnswerScore.unscored(str(why))] * len(answers)
-        return self._verdicts(answers, found, said)
+        return self._scores(answers, found, log)
 
     async def check_together(self, answers: Sequence[Answer]) -> list[AnswerScore]:
-        """`check_all` for an event loop, which async functions leave free while they wait; others,
-        beside them, run in threads of their own."""
+        """`check_all` for an event loop. Async functions leave the loop free while they wait; if
+        there are any, the others run in threads."""
         if not self.is_async:
             return self.check_all(answers)
         if not answers:
             return []
-        said = _Said()
-        given = [self._awaited(i, answers, said) for i in range(len(self.functions))]
+        log = _CallLog()
+        given = [self._awaited(i, answers, log) for i in range(len(self.functions))]
         found = await asyncio.gather(*given, return_exceptions=True)
         for one in found:
             if isinstance(one, _Unusable):
                 return [AnswerScore.unscored(str(one))] * len(answers)
             if isinstance(one, BaseException):
                 raise one
-        return self._verdicts(answers, [one for one in found if isinstance(one, list)], said)
+        return self._scores(answers, [one for one in found if isinstance(one, list)], log)
 
     # -- calling ----------------------------------------------------------------------------------
 
-    def _call(self, i: int, answers: Sequence[Answer], said: _Said) -> Any:
+    def _call(self, i: int, answers: Sequence[Answer], log: _CallLog) -> Any:
         function = self.functions[i]
         arguments = _arguments(answers) | {
             "trainer_state": RewardState(max(a.step for a in answers)),
-            "log_metric": said.metric,
-            "log_extra": said.extra,
+            "log_metric": log.metric,
+            "log_extra": log.extra,
         }
         try:
             return function(**_accepted(function, arguments))
-        except (Exception, SystemExit) as error:  # somebody else's: what it raises is data
+        except (Exception, SystemExit) as error:  # a user's function must not end the run
             raise self._unusable(i, f"raised {named(error)}") from None
 
-    async def _awaited(self, i: int, answers: Sequence[Answer], said: _Said) -> list[float | None]:
+    async def _awaited(
+        self, i: int, answers: Sequence[Answer], log: _CallLog
+    ) -> list[float | None]:
         if not _is_async(self.functions[i]):
-            given = await _in_a_thread(lambda: self._call(i, answers, said))
+            given = await _in_a_thread(lambda: self._call(i, answers, log))
             return self._rewards(i, answers, given)
         try:
-            given = await self._call(i, answers, said)
+            given = await self._call(i, answers, log)
         except _Unusable:
             raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # being cancelled is none
+        # Not BaseException: CancelledError has to pass, or the call could not be cancelled.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise self._unusable(i, f"raised {named(error)}") from None
         return self._rewards(i, answers, given)
 
@@ -166,7 +168,7 @@ class FunctionTask(RowsTask):
         return _Unusable(f"function:{self._paths[i]} {why}")
 
     def _rewards(self, i: int, answers: Sequence[Answer], given: Any) -> list[float | None]:
-        """What a function gave, as one number (or None) for each answer."""
+        """What a function returned, as a list with one item for each answer."""
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise self._unusable(i, f"returned {type(given).__name__}, not a list of numbers")
         try:
@@ -177,23 +179,23 @@ class FunctionTask(RowsTask):
             raise self._unusable(i, f"returned {len(found)} rewards for {len(answers)} answers")
         return found
 
-    # -- judging ----------------------------------------------------------------------------------
+    # -- scoring ----------------------------------------------------------------------------------
 
-    def _verdicts(
-        self, answers: Sequence[Answer], given: list[list[Any]], said: _Said
+    def _scores(
+        self, answers: Sequence[Answer], given: list[list[Any]], log: _CallLog
     ) -> list[AnswerScore]:
-        """`given` is per function and answer."""
-        verdicts = [self._verdict(one) for one in zip(*given, strict=True)]
-        for column, values in said.extras.items():
+        """The scores of the answers; `given` has the rewards by function, then by answer."""
+        scores = [self._score(one) for one in zip(*given, strict=True)]
+        for column, values in log.extras.items():
             if len(values) == len(answers):
-                verdicts = [replace(v, why=one_line(f"{v.why}; {column} = {value}"))
-                            for v, value in zip(verdicts, values, strict=True)]  # fmt: skip
-        # The numbers of a call go with its first answer: they are counted once.
-        first = verdicts[0]
-        return [replace(first, metrics=(*first.metrics, *said.metrics)), *verdicts[1:]]
+                scores = [replace(s, why=one_line(f"{s.why}; {column} = {value}"))
+                          for s, value in zip(scores, values, strict=True)]  # fmt: skip
+        # The metrics of a call go with its first answer, so that they are counted once.
+        first = scores[0]
+        return [replace(first, metrics=(*first.metrics, *log.metrics)), *scores[1:]]
 
-    def _verdict(self, given: Sequence[Any]) -> AnswerScore:
-        """One answer, by what each function gave it."""
+    def _score(self, given: Sequence[Any]) -> AnswerScore:
+        """The score of one answer from the rewards of each function."""
         values: list[float | None] = []
         for path, reward in zip(self._paths, given, strict=True):
             value, wrong = _number(reward)
@@ -214,8 +216,8 @@ class FunctionTask(RowsTask):
         return AnswerScore(correct, total, f"{self.name} gave {shown}", metrics=metrics)
 
     def __getstate__(self) -> dict[str, Any]:
-        """By import path, where there is one: what it leads to may be a lambda or wrapped, which
-        does not pickle. (A function that only a decorator named goes by its module and name.)"""
+        """Pickle functions by their import path if they have one: a lambda or a wrapped function
+        does not pickle itself. (A function registered by a decorator is pickled by its name.)"""
         state = dict(self.__dict__)
         if all(":" in path for path in self._paths):
             del state["functions"]
@@ -242,7 +244,7 @@ def _weights(given: Sequence[float], paths: Sequence[str]) -> tuple[float, ...]:
 
 
 def _number(reward: Any) -> tuple[float | None, str]:
-    """A reward as a number, or what is wrong with it. None stays None."""
+    """A reward as a number, and what is wrong with it. None stays None."""
     if reward is None:
         return None, ""
     if isinstance(reward, (str, bytes)):
@@ -260,13 +262,14 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 async def _in_a_thread(function: Callable[[], Any]) -> Any:
-    """As `asyncio.to_thread`, but without a pool that functions which hang would use up."""
+    """As `asyncio.to_thread`, but with a new thread each: functions that hang would use up the
+    threads of a pool."""
     events = asyncio.get_running_loop()
     found: asyncio.Future[Any] = events.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
         if found.done():
-            return  # nobody waits any more
+            return  # the call was cancelled meanwhile
         if error is None:
             found.set_result(result)
         else:
@@ -285,7 +288,7 @@ async def _in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 def _arguments(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What every reward function is told: as in TRL, a list each."""
+    """The arguments for every reward function, a list each, as in TRL."""
     asked = [a.prompt for a in answers]
     columns = {name: [p.columns.get(name) for p in asked]
                for name in sorted({name for p in asked for name in p.columns})}  # fmt: skip
@@ -301,7 +304,7 @@ def _arguments(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments a function asks for: all with **kwargs, else those it names."""
+    """The arguments that a function takes: all with **kwargs, otherwise those it names."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature gets everything

@@ -1,9 +1,9 @@
-"""Mathematics: questions from a file or dataset, answers checked by math-verify.
+"""The task `math`: questions from a file or dataset, answers compared by math-verify.
 
 The last \\boxed{…}, LaTeX formula or number after the thought is compared with the reference. The
-comparison never runs in this process: `pool.py` has worker processes with a hard time limit. An
-answer that hangs or kills its checker is wrong, and its worker is replaced; a reference that does
-so is unscored, since the policy is not to blame.
+comparison runs in separate worker processes (`math_worker.py`) with a hard time limit. An answer
+that makes its worker hang or crash is wrong, and the worker is replaced; a reference that does so
+leaves the answer unscored, since the policy is not to blame.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from scalerl.errors import InputError
-from scalerl.tasks.data import Downstream, RowsTask
+from scalerl.tasks.data import Downstream, RowsTask, with_instruction
 from scalerl.tasks.task import (
     DEFAULT_RULES,
     Answer,
@@ -33,16 +33,17 @@ from scalerl.tasks.task import (
 )
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
-#: Characters of an answer that are looked at: its end, where the result stands.
+#: Characters at the end of an answer that are compared: the result is there.
 LONGEST = 4000
-#: Importing sympy and math-verify takes seconds, and far more on a loaded machine.
+#: Time limit for the start of a worker: importing sympy takes seconds, and far more on a busy
+#: machine.
 START_SECONDS = 120.0
 WORKER = Path(__file__).with_name("math_worker.py")
 
 
 class MathTask(RowsTask):
-    """The task `math`. Text questions are asked as a chat with an instruction unless `chat` is
-    off; `seconds` is the limit for one answer, `workers` the number of checking processes."""
+    """The task `math`. `seconds` is the time limit for one answer, `workers` the number of
+    processes; `chat` and `instruction` say how a text question is put."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class MathTask(RowsTask):
         downstream: Downstream | None = None,
     ) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise InputError("task math needs its checker: pip install math-verify")
+            raise InputError("task math needs math-verify: pip install math-verify")
         self._chat, self._instruction = chat, instruction
         super().__init__(
             "math",
@@ -71,10 +72,7 @@ class MathTask(RowsTask):
         self.pool = MathWorkerPool(workers, seconds)
 
     def question_of(self, question: Question, row: Mapping[str, Any]) -> Question:
-        if not isinstance(question, str):
-            return question
-        text = f"{question}\n\n{self._instruction}".strip()
-        return ({"role": "user", "content": text},) if self._chat else text
+        return with_instruction(question, self._instruction, self._chat)
 
     def answer_of(self, row: Mapping[str, Any], where: str) -> str:
         return str(super().answer_of(row, where))
@@ -100,7 +98,7 @@ class MathTask(RowsTask):
 
 
 class MathWorkerDied(Exception):
-    """The worker gave no verdict; `stage` says which side it was reading."""
+    """A worker did not reply; `stage` says what it was reading: start, reference or answer."""
 
     def __init__(self, stage: str, why: str) -> None:
         super().__init__(why)
@@ -108,10 +106,12 @@ class MathWorkerDied(Exception):
 
 
 class MathWorker:
-    """One checking process."""
+    """One worker process. Requests and replies are JSON lines: an object that an answer makes the
+    worker build never comes back."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
+            # Isolated (-I), so the worker gets this process's import path as arguments.
             [sys.executable, "-I", str(WORKER), *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -125,7 +125,7 @@ class MathWorker:
         except MathWorkerDied as error:
             self.kill()
             raise InputError(
-                f"the checker of mathematics does not start ({error}): "
+                f"the worker of math-verify does not start ({error}): "
                 "check that `python -c 'import math_verify'` works"
             ) from None
 
@@ -140,7 +140,7 @@ class MathWorker:
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except OSError as error:
-            raise MathWorkerDied("start", f"the checker is gone ({error})") from None
+            raise MathWorkerDied("start", f"its process is gone ({error})") from None
         while True:
             reply = self._receive(deadline, stage)
             if "correct" in reply:
@@ -157,7 +157,7 @@ class MathWorker:
                     raise MathWorkerDied(stage, "it took longer than the time limit")
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
-                    raise MathWorkerDied(stage, "the checker fell over")
+                    raise MathWorkerDied(stage, "its process ended")
                 self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
@@ -172,28 +172,31 @@ class MathWorker:
                 try:
                     pipe.close()
                 except BrokenPipeError:
-                    continue  # it died with a request in the pipe
+                    continue  # the worker died with a request in the pipe
 
 
 class MathWorkerPool:
-    """A fixed number of workers, started when first needed; safe to use from several threads."""
+    """A fixed number of workers, started when first needed. Safe to use from several threads."""
 
     def __init__(self, workers: int = 2, seconds: float = 5.0) -> None:
         if workers < 1 or seconds <= 0:
-            raise InputError(f"{workers} workers of {seconds} s: give at least one, and a time")
+            raise InputError(
+                f"task math with workers = {workers} and seconds = {seconds}: give at least 1 "
+                "worker and more than 0 seconds"
+            )
         self.workers, self.seconds = workers, seconds
-        #: Workers killed over an answer so far.
+        #: Workers killed so far because of an answer or a reference.
         self.killed = 0
         self._idle: queue.SimpleQueue[MathWorker | None] = queue.SimpleQueue()
         for _ in range(workers):
             self._idle.put(None)
 
     def __reduce__(self) -> tuple[type[MathWorkerPool], tuple[int, float]]:
-        """In another process: a pool of the same size, none of whose workers has started."""
+        """Pickle as a new pool of the same size: processes cannot be sent."""
         return MathWorkerPool, (self.workers, self.seconds)
 
     def compare(self, reference: str, answer: str) -> tuple[bool | None, str]:
-        """Whether the answer says the same as the reference; None if the reference is unusable."""
+        """Whether the answer equals the reference, and why; None if the reference is unusable."""
         worker = self._idle.get()
         try:
             worker = worker or MathWorker()
@@ -210,7 +213,7 @@ class MathWorkerPool:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """End all workers; the pool starts new ones if it is used again."""
+        """Kill all workers; the pool starts new ones if it is used again."""
         for _ in range(self.workers):
             worker = self._idle.get()
             if worker is not None:

@@ -1,7 +1,7 @@
-"""The checking process of `pool.py`: reads requests, writes verdicts, one JSON object a line.
+"""The worker process of the task `math`: compares answers, one JSON object per line in and out.
 
-Run by path, not imported: it must not load the package. After the reference is read it says so, so
-that the other side knows whom to blame for what follows.
+It is run by its path and does not import scalerl, which would make its start slower. It reports
+when the reference is read, so that `math.py` knows whether reference or answer caused a failure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+#: Address space in bytes: an answer such as 9^9^9 must not take all memory of the machine.
 MEMORY = 2 * 1024**3
-#: Seconds beyond the limit of a request after which a worker ends by itself: enough for a pool on a
-#: busy machine to end it first, and to say why.
+#: Seconds after the time limit of a request at which the worker ends by itself: late enough for the
+#: pool, even on a busy machine, to kill it first and give the reason.
 LATE = 5
 
 
@@ -26,7 +27,7 @@ def reply(out: int, **message: Any) -> None:
 
 
 def main() -> None:
-    # math-verify prints now and then; nothing of that may look like a verdict.
+    # math-verify may print: its output goes to standard error and cannot be taken for a reply.
     out = os.dup(1)
     os.dup2(2, 1)
     sys.path.extend(entry for entry in sys.argv[1:] if entry and entry not in sys.path)
@@ -54,7 +55,7 @@ def main() -> None:
         try:
             answer = parse(request["answer"], parsing_timeout=None)
             correct = bool(answer) and bool(verify(reference, answer, timeout_seconds=None))
-        except Exception as error:  # whatever an answer makes the parser raise is the answer's
+        except Exception as error:  # the reference was read, so the answer is to blame
             reply(out, correct=False, why=f"cannot be read: {type(error).__name__}")
             return
         found = "no mathematics found" if not answer else f"found {str(answer[-1])[:60]}"
@@ -63,8 +64,8 @@ def main() -> None:
     reply(out, ready=True)
     for line in sys.stdin:
         request = json.loads(line)
-        # The pool kills a worker that is late. If the pool's process is gone, the kernel does:
-        # SIGALRM has no handler, so that it also ends a computation that holds the interpreter.
+        # The pool kills a late worker. If the pool's process is gone, the kernel does: SIGALRM has
+        # no Python handler here, so it also ends a computation inside C code.
         signal.alarm(math.ceil(request["seconds"]) + LATE)
         compare(request)
         signal.alarm(0)

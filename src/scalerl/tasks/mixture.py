@@ -1,4 +1,4 @@
-"""Several tasks in one run, each with its share of the prompts and its own pass rate."""
+"""A mixture: several tasks in one run, each with its share of the prompts and its own pass rate."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from scalerl.tasks.task import Answer, AnswerScore, Prompt, Task
 
 
 class Mixture(Task):
-    """Tasks with weights: the share of each in the training pool and in validation.
+    """Several tasks; the weights are their shares in the training pool and in validation.
 
-    The pool is as large as the shares allow without asking a prompt twice: the task that is
-    smallest for its weight gives all its prompts, the others a part chosen by the seed.
+    The pool is as large as the shares allow without repeating a prompt: the task that is smallest
+    for its weight gives all its prompts, each other task a subset chosen by the seed.
     """
 
     def __init__(self, tasks: Sequence[Task], weights: Sequence[float] = ()) -> None:
         weights = list(weights) or [1.0] * len(tasks)
         if len(tasks) != len(weights) or not tasks:
-            raise InputError(f"{len(weights)} weights for {len(tasks)} tasks: give one each")
+            raise InputError(
+                f"task.weights has {len(weights)} numbers for {len(tasks)} tasks: give one for each"
+            )
         if min(weights) < 0 or sum(weights) <= 0:
-            raise InputError(f"weights {weights} of a mixture: give numbers from 0, not all 0")
+            raise InputError(f"task.weights = {weights}: give numbers of 0 or more, not all 0")
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
-            raise InputError(f"tasks {', '.join(names)} of a mixture: each may occur once")
+            raise InputError(f"task.name = {'+'.join(names)}: name each task only once")
         super().__init__("+".join(names), rules=tasks[0].rules)
         total = sum(weights)
         self.tasks: Mapping[str, Task] = dict(zip(names, tasks, strict=True))
@@ -38,6 +40,7 @@ class Mixture(Task):
     def train_prompts(self, seed: int) -> list[Prompt]:
         pools = {n: self.tasks[n].train_prompts(seed) for n, s in self.shares.items() if s > 0}
         size = min(len(pool) / self.shares[n] for n, pool in pools.items())
+        # 1e-9 keeps a product such as 0.29 * 100 = 28.999… from losing a prompt.
         chosen = [p for n, pool in pools.items() for p in pool[: int(size * self.shares[n] + 1e-9)]]
         random.Random(f"{self.name}|{seed}").shuffle(chosen)
         return chosen
@@ -88,7 +91,7 @@ class Mixture(Task):
 
 
 def _divide(n: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """n in whole parts, as near to the shares as can be.
+    """n split into whole numbers as close to the shares as possible (largest remainders).
 
     >>> _divide(10, {"math": 2 / 3, "code": 1 / 3})
     {'math': 7, 'code': 3}

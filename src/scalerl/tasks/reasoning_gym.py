@@ -1,8 +1,8 @@
-"""Any dataset of reasoning-gym by name: `reasoning-gym:leg_counting`.
+"""The tasks `reasoning-gym:NAME`: any dataset of reasoning-gym.
 
-Questions are made from a seed, answers scored by the dataset's own `score_answer`, which gives 0 to
-1 with partial credit for some; an answer is right from `correct_from` on (0.99: floating-point
-scores of a perfect answer may fall short of 1).
+Questions are made from a seed. The dataset's own `score_answer` gives 0 to 1, some with partial
+credit; an answer counts as correct from `correct_from` on (0.99, because the floating-point score
+of a perfect answer may be slightly below 1).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from typing import Any, Self
 
 from scalerl.errors import InputError
+from scalerl.tasks.data import with_instruction
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -19,7 +20,7 @@ INSTRUCTION = "Think first, then give only the final answer between <answer> and
 
 
 class ReasoningGym(Task):
-    """`size` questions made from `data_seed`; further options go to the dataset's config."""
+    """`size` questions made from `data_seed`. Further options are passed to the dataset."""
 
     def __init__(
         self,
@@ -42,12 +43,10 @@ class ReasoningGym(Task):
         found: dict[str, Prompt] = {}
         for number in range(size):
             entry = self._dataset[number]
-            text = f"{entry['question']}\n\n{instruction}".strip()
-            question = ({"role": "user", "content": text},) if chat else text
-            # The entry is needed to score; it can be made again from its number.
+            # Only the number of the entry is kept: `score` makes the entry again from it.
             prompt = make_prompt(
                 self.name,
-                question,
+                with_instruction(entry["question"], instruction, chat),
                 entry["answer"],
                 columns={"entry": number},
                 content=entry["question"],
@@ -68,7 +67,7 @@ class ReasoningGym(Task):
         if final is None:
             return False, "no answer: the thought is not closed"
         answer = extract(final)
-        if self._dataset is None:  # a copy for checking, in its new process
+        if self._dataset is None:  # this is the copy in a checker process
             self._dataset = _create(*self._made_from)
         entry = self._dataset[int(prompt.columns["entry"])]
         score = float(self._dataset.score_answer(answer, entry))
@@ -76,7 +75,7 @@ class ReasoningGym(Task):
 
 
 def extract(text: str) -> str:
-    """What stands in the last <answer> tags, else all of the text.
+    """The text between the last <answer> tags, or the whole text.
 
     >>> extract("so <answer> 12 </answer>."), extract(" 12 ")
     ('12', '12')
@@ -95,9 +94,9 @@ def _create(name: str, size: int, seed: int, config: dict[str, Any]) -> Any:
         from difflib import get_close_matches
 
         near = get_close_matches(name, DATASETS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else "see its list of datasets"
+        hint = f"did you mean {near[0]!r}?" if near else "see the list of datasets in its README"
         raise InputError(f"reasoning-gym has no dataset {name!r}: {hint}")
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **config)
     except (TypeError, AssertionError, ValueError) as error:
-        raise InputError(f"options of reasoning-gym:{name}: {error}") from None
+        raise InputError(f"reasoning-gym:{name} refuses its options: {error}") from None

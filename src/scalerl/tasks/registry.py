@@ -1,10 +1,10 @@
-"""Tasks by name, and the task of a recipe.
+"""The registry of tasks, and the task of a recipe.
 
-A task's factory is called as `factory(dataset=…, rules=…, **options)`. A name is one of
+The factory of a task is called as `factory(dataset=…, rules=…, **options)`. A name is one of
 
 - `running-sums`, `carry-sums`, `math`, `code`: registered names;
-- `reasoning-gym:leg_counting`, `function:pkg.mod:fn`: a registered name and what it is about;
-- `pkg.mod:MyTask`: the import path of a factory of your own;
+- `reasoning-gym:leg_counting`, `function:pkg.mod:fn`: a registered name with an argument;
+- `pkg.mod:MyTask`: the import path of your own factory;
 - several of them joined by `+`: a mixture.
 """
 
@@ -35,7 +35,7 @@ TASKS.register("math")(MathTask)
 TASKS.register("code")(CodeTask)
 TASKS.register("reasoning-gym")(ReasoningGym)
 TASKS.register("function")(FunctionTask)
-#: Tasks whose name goes on with what they are about.
+#: Registered names that take an argument after a colon.
 PREFIXES = ("reasoning-gym", "function")
 
 
@@ -47,8 +47,8 @@ def make_task(
     weights: Sequence[float] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Task:
-    """The task of this name, or a mixture. An option table named after a task goes to that task
-    only; everything else goes to all.
+    """The task of this name, or a mixture. Options in a table named after a task go to that task
+    only; all others go to every task.
 
     >>> make_task("running-sums", options={"items_max": 8}).name
     'running-sums'
@@ -75,26 +75,26 @@ def task_of(section: TaskSection) -> Task:
 
 
 def recipe_ceiling(recipe: Recipe) -> float | None:
-    """The highest pass rate on the validation prompts of a recipe, where its task has one by
-    construction: `running-sums` and `carry-sums` with a thinking budget. None for any other; the
-    task of another name is not made, as that could import code."""
+    """The highest possible pass rate on the validation prompts of a recipe, if its task has one by
+    construction: `running-sums` and `carry-sums` with a thinking budget. None otherwise."""
     low, high = recipe.length.think_tokens_min, recipe.length.think_tokens_max
     if recipe.length.control != "interruption" or low is None or high is None:
         return None
+    # By name: making another task could import code of the user.
     if recipe.task.name not in (NAME, CARRY_NAME):
         return None
     try:
         task = task_of(recipe.task)
         assert isinstance(task, RunningSums)
         return task.ceiling(task.validation_prompts(recipe.validation.prompts), low, high)
-    except InputError:  # options that the task no longer has
+    except InputError:  # an old recipe may have options that the task no longer has
         return None
 
 
 def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> Task:
     kind, _, about = name.partition(":")
     if kind in PREFIXES and not about:
-        raise InputError(f"task {name!r}: say which one, as in {kind}:NAME")
+        raise InputError(f"task.name = {name!r} is incomplete: write {kind}:NAME")
     factory = TASKS[kind if kind in PREFIXES else name]
     arguments: dict[str, Any] = {"dataset": dataset, **options, "rules": rules}
     if kind in PREFIXES:
@@ -104,5 +104,5 @@ def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> 
         known.bind(**arguments)
     except TypeError as error:
         takes = ", ".join(k for k in known.parameters if k not in ("rules", "about"))
-        raise InputError(f"options of task {name!r}: {error}; it takes {takes}") from None
+        raise InputError(f"task.options do not fit {name!r} ({error}): it takes {takes}") from None
     return factory(**arguments)

@@ -1,6 +1,6 @@
-"""Running sums: the task that comes with scalerl, with a ceiling known by construction.
+"""The tasks `running-sums` and `carry-sums`, which come with scalerl and have a known ceiling.
 
-A prompt is n digits, each with a letter, n from `items_min` to `items_max`; the model is to write
+A prompt is n digits, each with a letter, n from `items_min` to `items_max`. The model has to write
 for every item its letter, its digit and the running sum, then the last sum again as its answer.
 Sums are modulo 100, two digits, ones first (12 is `21`): the carry is then known when it is needed.
 
@@ -10,15 +10,14 @@ Sums are modulo 100, two digits, ones first (12 is `21`): the carry is then know
 `~` after an item redoes it, `~~` starts over; both cost tokens. A thought that reaches its budget
 is interrupted by `!</think>` and answered with the last sum it finished.
 
-An answer is right if it is the sum **and the thought ended by itself with the last item's line**
-(`c912</think>` above): a guess, or a sum finished unseen after an interruption, does not count. A
-line takes 4 tokens and `</think>` one, so n items can be right only if the thinking budget is at
-least 4n + 1 tokens, and the pass rate cannot pass `ceiling`, whatever is learned about being
-interrupted. The budget moves the ceiling; learning rate, batch and staleness the efficiency.
+An answer is correct if it is the sum **and the thought ended by itself with the last item's line**
+(`c912</think>` above): a guess, or a sum completed after an interruption, does not count. A line
+takes 4 tokens and `</think>` one, so n items can be correct only with a thinking budget of at least
+4n + 1 tokens, and the pass rate cannot exceed `ceiling`. The budget moves the ceiling; learning
+rate, batch and staleness move the efficiency.
 
-`carry-sums` asks the same of the digits 5 to 9 alone, where most lines carry: harder for a model
-that was taught by somebody who forgets to, with the same ceiling. It is the tiny model's second
-task, for mixtures.
+`carry-sums` uses only the digits 5 to 9, where most lines carry. It has the same ceiling and is
+harder for the tiny model, which was taught to forget the carry: its second task, for mixtures.
 """
 
 from __future__ import annotations
@@ -34,19 +33,25 @@ from scalerl.errors import InputError
 from scalerl.tasks.task import DEFAULT_RULES, Prompt, Rules, Task, make_prompt, seed_from
 from scalerl.tasks.task import held_out as is_held_out
 
-NAME, CARRY_NAME = "running-sums", "carry-sums"
+NAME = "running-sums"
+CARRY_NAME = "carry-sums"
 #: Tokens of one line of a thought: letter, digit, and a sum of two digits.
 LINE = 4
-REDO, START_OVER, CUT = "~", "~~", "!"
-THINK, END_THINK, END = "<think>", "</think>", "<eos>"
-#: What a length control appends to a thought whose budget is used up.
+# Marks in a thought: redo the last item, start over, interrupted.
+REDO = "~"
+START_OVER = "~~"
+CUT = "!"
+THINK = "<think>"
+END_THINK = "</think>"
+END = "<eos>"
+#: Text that the length control appends to a thought at the end of its budget.
 PHRASE = CUT + END_THINK
-#: The tutorial's default: changing it changes which prompts every run of it is trained on.
+#: Seed of the questions. Changing it changes the training prompts of every run of these tasks.
 POOL_SEED = 20251013
 
 
 def written(value: int) -> str:
-    """A sum as the task writes it.
+    """A sum modulo 100 as the task writes it: two digits, ones first.
 
     >>> written(12), written(7), written(103)
     ('21', '70', '30')
@@ -79,13 +84,13 @@ class Sum:
 
     @property
     def last_line(self) -> str:
-        """How a whole thought ends."""
+        """The line with which a complete thought ends."""
         tag, digit = self.items[-1]
         return f"{tag}{digit}{self.answer}"
 
     @property
     def thought(self) -> str:
-        """The thought without a slip."""
+        """The thought without any mistake."""
         total, lines = 0, []
         for tag, digit in self.items:
             total += digit
@@ -94,13 +99,13 @@ class Sum:
 
     @classmethod
     def parse(cls, question: str) -> Sum:
-        """The sum a question asks for."""
+        """The sum that a question asks for."""
         tagged = question.removesuffix(THINK).removesuffix("=")
         return cls(tuple(int(digit) for digit in tagged[1::2]))
 
 
 def score_answer(asked: Sum, completion: str) -> tuple[bool, str]:
-    """Whether a completion answers the question, and why.
+    """Whether a completion answers the question correctly, and why.
 
     >>> score_answer(Sum((7, 5)), "a770b521</think>21<eos>")
     (True, 'right')
@@ -136,10 +141,10 @@ def ceiling_of(items: Iterable[int], budget_min: int, budget_max: int) -> float:
     """The ceiling for prompts with these numbers of items, as of a validation set."""
     budgets = budget_max - budget_min + 1
     if budgets < 1:
-        raise InputError(f"budgets {budget_min} to {budget_max}: give the smaller one first")
+        raise InputError(f"thinking budgets {budget_min} to {budget_max}: give the smaller first")
     shares = [min(max(budget_max - LINE * n, 0), budgets) / budgets for n in items]
     if not shares:
-        raise InputError("the ceiling of no prompts: give at least one number of items")
+        raise InputError("a ceiling needs at least one prompt: give its number of items")
     return sum(shares) / len(shares)
 
 
@@ -168,12 +173,12 @@ class RunningSums(Task):
         super().__init__(self.title, rules=rules, held_out_share=held_out_share)
         if dataset:
             raise InputError(
-                f"{self.title} makes its own prompts: leave out the dataset {dataset!r}"
+                f"{self.title} makes its own prompts: leave task.dataset = {dataset!r} out"
             )
         if (rules.think_open, rules.think_close) != (DEFAULT_RULES.think_open, END_THINK):
             raise InputError(
-                f"{self.title} ends its thoughts by {END_THINK}, as its model was taught: leave "
-                "task.think_open and task.think_close as they are"
+                f"the tiny model ends its thoughts with {END_THINK}: leave task.think_open and "
+                f"task.think_close out for {self.title}"
             )
         if not 2 <= items_min <= items_max <= len(string.ascii_lowercase):
             raise InputError(
@@ -181,7 +186,7 @@ class RunningSums(Task):
                 "give 2 <= items_min <= items_max <= 26"
             )
         if prompts < 1:
-            raise InputError(f"prompts={prompts} of {self.title}: give a number from 1")
+            raise InputError(f"prompts={prompts} of {self.title}: give 1 or more")
         self.items_min, self.items_max, self.pool = items_min, items_max, prompts
 
     @property
@@ -190,31 +195,31 @@ class RunningSums(Task):
         return range(self.items_min, self.items_max + 1)
 
     def prompts(self) -> list[Prompt]:
-        """The training pool, and as many held-out prompts as it takes to have a share."""
+        """The training pool, and held-out prompts in proportion to `held_out_share`."""
         n_held_out = max(round(self.pool * self.held_out_share / (1 - self.held_out_share)), 1)
         return self._draw(self.pool, False) + self._draw(n_held_out, True)
 
     def train_prompts(self, seed: int) -> list[Prompt]:
-        """`prompts` questions of the training side; the seed gives their order only."""
+        """The training pool, in an order given by the seed."""
         chosen = self._draw(self.pool, False)
         random.Random(f"{self.name}|{seed}").shuffle(chosen)
         return chosen
 
     def validation_prompts(self, n: int) -> list[Prompt]:
-        """n questions of the held-out side, the sizes taking turns."""
+        """n held-out questions, equally many of each size."""
         return self._draw(n, True)
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool, str]:
         return score_answer(Sum.parse(str(prompt.question)), completion)
 
     def ceiling(self, prompts: Sequence[Prompt], budget_min: int, budget_max: int) -> float:
-        """The highest pass rate on just these prompts."""
+        """The highest possible pass rate on these prompts."""
         sizes = (len(Sum.parse(str(p.question)).digits) for p in prompts)
         return ceiling_of(sizes, budget_min, budget_max)
 
     def _draw(self, n: int, held_out: bool) -> list[Prompt]:
-        """n different questions of one side, sizes in turn while they have any left (2 items make
-        only 100 questions)."""
+        """n different questions of one side of the split, sizes in turn. A size that is used up is
+        left out: 2 items make only 100 questions."""
         sources = [
             _questions(size, self.digits, held_out, self.held_out_share) for size in self.sizes
         ]
@@ -228,14 +233,14 @@ class RunningSums(Task):
                     found.append(_prompt(self.name, asked))
         if len(found) < n:
             raise InputError(
-                f"there are only {len(found)} such questions with {self.items_min} to "
-                f"{self.items_max} items, not {n}: raise items_max or ask for fewer"
+                f"there are only {len(found)} questions with {self.items_min} to {self.items_max} "
+                f"items on this side of the split, not {n}: raise items_max or ask for fewer"
             )
         return found
 
 
 class CarrySums(RunningSums):
-    """The task `carry-sums`: running sums of large digits. Options as there.
+    """The task `carry-sums`: running sums of large digits. Options as for `running-sums`.
 
     >>> Sum.parse(CarrySums(prompts=100).train_prompts(seed=0)[0].question).digits
     (9, 7, 7, 6, 6, 5, 6, 9, 9, 8)
@@ -250,8 +255,9 @@ def _prompt(task: str, asked: Sum) -> Prompt:
 
 
 def _questions(size: int, digits: range, held_out: bool, share: float) -> Iterator[Sum]:
-    """Different questions of one size and side, in a fixed order."""
+    """Different questions of one size and side of the split, in a fixed order."""
     source = random.Random(seed_from(POOL_SEED, size))
+    # Up to 1,000 questions are listed and shuffled: drawing at random would repeat itself.
     if size <= 3:
         every = [Sum(each) for each in itertools.product(digits, repeat=size)]
         source.shuffle(every)

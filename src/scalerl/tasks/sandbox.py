@@ -16,9 +16,9 @@ Restrictions, from the outside in:
    which ends the pid namespace and everything in it. If the caller dies first, the kernel does the
    same (`tied`).
 
-The job is sent in through a socket or an unnamed file; no file has to be cleaned up. If any restriction is missing on
-this machine (`sandbox_selftest.py` tests them), `find_sandbox` raises an InputError: there is no
-weaker mode.
+The job is sent in through a socket or an unnamed file; no file has to be cleaned up. If any
+restriction is missing on this machine (`sandbox_selftest.py` tests them), `find_sandbox` raises an
+InputError: there is no weaker mode.
 """
 
 from __future__ import annotations

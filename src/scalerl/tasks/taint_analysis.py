@@ -1,13 +1,13 @@
-"""Taint analysis of a unit test: which of its values come from the program that it judges.
+"""Taint analysis of a unit test: which of its values come from the program that it tests.
 
-A comparison whose sides all come from the program is no test: `assert f(1) == f(1)` holds for any
-program. So every value of the program's is followed through the test, whatever syntax binds it
-(assignments of all kinds, loops, comprehensions, patterns, helpers and their parameters, containers
-that it is put into). `refusals.py` refuses a test where such values decide alone.
+A comparison of values that all come from the program is no test: `assert f(1) == f(1)` passes for
+any program. So every value of the program is followed through the test, whatever syntax binds it
+(assignments of all kinds, loops, comprehensions, patterns, helper functions and their parameters,
+containers that it is put into). `unscorable_tests.py` refuses a test that only such values decide.
 
-The analysis knows no order of statements and no branches: what may be the program's counts as the
-program's. A test that is refused although it could be judged is one test less; one that is kept
-although the program decides about it rewards any answer.
+The analysis ignores the order of statements and branches: a value that may come from the program
+counts as one that does. A test that is refused without need is one test less; a test that is kept
+although the program decides it would reward any answer.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ PUTS = frozenset(
 
 
 class TaintAnalysis(ast.NodeVisitor):
-    """Follows the program's values through a test: `names` are where they may be."""
+    """Follows the program's values through a test; `names` may hold such values."""
 
     def __init__(self, names: set[str], trees: Sequence[ast.Module]) -> None:
         self.given = frozenset(names)
-        #: Names of the current scope that may hold a value of the program's.
+        #: Names of the current scope that may hold a value of the program.
         self.names = set(names)
-        #: Names of their own scope that may, by function: parameters and others.
+        #: The same for the scope of each function: parameters and other local names.
         self.own: dict[Body, set[str]] = {}
-        #: Functions of the test by the names that they are called by.
+        #: Functions of the test, by the names under which they can be called.
         self.functions: dict[str, list[Body]] = {}
-        #: The functions of a class, each with all of them.
+        #: Method → all methods of its class.
         self.siblings: dict[Body, list[Body]] = {}
         self.imported: set[str] = set()
         self._mentioned: dict[ast.AST, frozenset[str]] = {}
-        #: Functions that are used as values: any call of something unknown may call them.
+        #: Functions used as values: a call of an unknown function may call them.
         self.loose: list[Body] = []
         every = [node for tree in trees for node in ast.walk(tree)]
         for node in every:
@@ -71,7 +71,7 @@ class TaintAnalysis(ast.NodeVisitor):
             self.functions.setdefault(node.name, []).extend(made)
 
     def _bodies(self, node: ast.AST) -> list[Body]:
-        """The test's functions that an expression is."""
+        """The functions of the test that an expression may refer to."""
         if isinstance(node, ast.Lambda):
             return [node]
         name = name_of(node)
@@ -84,7 +84,7 @@ class TaintAnalysis(ast.NodeVisitor):
     # -- which expressions are the program's ------------------------------------------------------
 
     def mentions(self, node: ast.AST) -> frozenset[str]:
-        """All names in a piece of code; remembered, since a test may have a long list of data."""
+        """All names in a piece of code. Cached, because a test may contain long lists of data."""
         found = self._mentioned.get(node)
         if found is None:
             below = {name for part in ast.iter_child_nodes(node) for name in self.mentions(part)}
@@ -97,7 +97,7 @@ class TaintAnalysis(ast.NodeVisitor):
             super().visit(node)
 
     def touches(self, node: ast.AST, without: frozenset[str] = frozenset()) -> bool:
-        """Whether the program has a part in the value of an expression."""
+        """Whether the value of an expression may depend on the program."""
         if not self.mentions(node) & self.names:
             return False
         if isinstance(node, ast.Name):
@@ -142,7 +142,7 @@ class TaintAnalysis(ast.NodeVisitor):
             self.bind(target, values)
 
     def _taint(self, target: ast.AST) -> None:
-        """A name, or the object that an attribute or an item belongs to."""
+        """Mark a name, or the object that an attribute or an item belongs to."""
         owner = root(target)
         if isinstance(owner, ast.Name) and owner.id not in self.imported:
             self.names.add(owner.id)
@@ -151,7 +151,7 @@ class TaintAnalysis(ast.NodeVisitor):
         self.generic_visit(node)
         for target in node.targets:
             self.bind(target, node.value)
-        # Two names of one object: what is put into it by one of them is there for the other.
+        # Two names of one object: a value that is put into it under one name is in the other too.
         aliases = [n for n in (*node.targets, node.value) if isinstance(n, ast.Name)]
         if any(map(self.touches, aliases)):
             for name in aliases:
@@ -226,7 +226,7 @@ class TaintAnalysis(ast.NodeVisitor):
         self._own(node, self.names & own)
         self.names = before | (self.names - own)
         if used and not isinstance(node, ast.Lambda):
-            self.names.add(node.name)  # what it gives may be the program's
+            self.names.add(node.name)  # its result may come from the program
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _body
 
@@ -239,14 +239,14 @@ class TaintAnalysis(ast.NodeVisitor):
                 self._own(method, set(arguments(method)[:1]))
 
     def _own(self, function: Body, names: set[str]) -> None:
-        """Names of a function's scope are the program's. `self` is that of all methods."""
+        """Mark names in the scope of a function. A marked `self` counts for all methods."""
         self.own.setdefault(function, set()).update(names)
         if names & set(arguments(function)[:1]):
             for method in self.siblings.get(function, []):
                 self.own.setdefault(method, set()).update(arguments(method)[:1])
 
     def _give(self, function: Body, values: Sequence[ast.expr], *, skip: int = 0) -> None:
-        """Values for the parameters of a function, in order."""
+        """Mark the parameters of a function that get values of the program, in order."""
         places = [*function.args.posonlyargs, *function.args.args][skip:]
         if any(map(starred, values)) or len(values) > len(places):
             if any(map(self.touches, values)):
@@ -257,7 +257,7 @@ class TaintAnalysis(ast.NodeVisitor):
                 self._own(function, {place.arg})
 
     def _enter(self, node: ast.Call) -> None:
-        """A call of the test's own functions, or with them as arguments."""
+        """Follow values into functions of the test that are called, or passed as arguments."""
         bodies = self._bodies(node.func)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         for body in bodies:
@@ -281,14 +281,15 @@ class TaintAnalysis(ast.NodeVisitor):
         self._give_to_arguments(node, values)
 
     def _unknown(self, called: ast.expr) -> bool:
-        """Whether a call may be one of any function of the test's."""
+        """Whether a call may reach any function of the test."""
         base = root(called)
         if isinstance(called, ast.Name) and hasattr(builtins, called.id):
             return False
         return not (isinstance(base, ast.Name) and base.id in self.given | self.imported)
 
     def _give_to_arguments(self, node: ast.Call, values: Sequence[ast.expr]) -> None:
-        """`map(lambda a, b: a == b, f(1), g(1))`: functions that another one will call."""
+        """Follow values into functions that another function calls, as in
+        `map(lambda a, b: a == b, f(1), g(1))`."""
         plain = isinstance(node.func, ast.Name) and node.func.id == "map"
         for i, value in enumerate(values):
             others = [other for other in values if other is not value]
@@ -305,7 +306,7 @@ class TaintAnalysis(ast.NodeVisitor):
 
 
 def paired(targets: Sequence[ast.expr], value: ast.expr) -> Iterable[tuple[ast.expr, ast.expr]]:
-    """Each target with what it is given of a value."""
+    """Each target of an assignment, with the part of the value that it gets."""
     items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     if len(items) == len(targets) and not any(map(starred, [*targets, *items])):
         return zip(targets, items, strict=True)
@@ -336,12 +337,12 @@ def parameters(function: Body) -> frozenset[str]:
 
 
 def statements(function: Body) -> Sequence[ast.AST]:
-    """What a function does."""
+    """The body of a function."""
     return [function.body] if isinstance(function, ast.Lambda) else function.body
 
 
 def local_names(function: Body) -> set[str]:
-    """Parameters, and names that the body binds for itself."""
+    """Parameters, and names that the body binds locally."""
     found, outer = set(parameters(function)), set()
     for node in (node for part in statements(function) for node in ast.walk(part)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -157,7 +157,7 @@ class Task(ABC):
             warnings.warn(
                 f"{cls.__name__}.judge is now called score: rename the method",
                 DeprecationWarning,
-                stacklevel=2,
+                stacklevel=3,  # past ABCMeta, to the class statement
             )
             cls.score = cls.__dict__["judge"]  # type: ignore[method-assign]
         elif "score" in cls.__dict__:

@@ -1,8 +1,8 @@
-"""Reads the tests of a row, and refuses those whose verdict would be the program's own.
+"""Reads the unit tests of a row, and finds the names that the program has to define.
 
-Tests are Python, and run as it stands, but beside the program, not within it (`inside/judge.py`).
-Here it is found out which names the program has to define: those that neither the tests nor Python
-do. What cannot be judged is refused before a run, with its reason (`refusals.py`).
+Tests are Python and run as written, but in another process than the program (`inside/tester.py`).
+The names that the program has to define are those that neither the tests nor Python define. A test
+that cannot be scored is refused before a run, with its reason (`unscorable_tests.py`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.tasks.unscorable_tests import UnscorableTest, refuse_unscorable
 
-#: Names that a test uses without importing them, because the program is sure to.
+#: Names that tests use without importing them, because programs usually import them.
 USUAL = {"np": "numpy", "pd": "pandas", "plt": "matplotlib"}
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTests:
-    """What a program must do: print `outputs` for `inputs`, and hold up to `tests`."""
+    """What a program must do: print `outputs` for `inputs`, and pass `tests`."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    #: Python that comes before the tests, and the part of it that imports.
+    #: Python code that runs before the tests.
     setup: str = ""
+    #: The import statements of the set-up, which run before the program too.
     imports: str = ""
     tests: tuple[str, ...] = ()
-    #: What the program defines, of what the tests speak of.
+    #: Names in the tests that the program has to define.
     names: tuple[str, ...] = ()
-    #: Why tests were left out.
+    #: Reasons why tests were left out.
     refused: tuple[str, ...] = ()
 
     @property
@@ -44,7 +45,7 @@ class UnitTests:
 
 
 def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
-    """The tests of a row, in any of the usual columns."""
+    """The tests of a row, from any of the usual columns; at most `most` of each kind."""
     pairs = row.get("input_output", row)
     if isinstance(pairs, str):
         pairs = _json(pairs, where)
@@ -59,10 +60,12 @@ def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
         inputs = [str(text) for text in pairs.get("inputs") or ()]
         outputs = [str(text) for text in pairs.get("outputs") or ()]
     if len(inputs) != len(outputs):
-        raise InputError(f"{where}: {len(inputs)} inputs and {len(outputs)} outputs; give pairs")
+        raise InputError(
+            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs: give an output for each"
+        )
     setup, texts, entry = _texts(row, listed)
     if not inputs and not texts:
-        raise InputError(f"{where}: no tests; name the columns inputs and outputs, or test_list")
+        raise InputError(f"{where} has no tests: name the columns inputs and outputs, or test_list")
     found = read_asserts(texts, setup, entry, where)
     return UnitTests(
         tuple(inputs[:most]),
@@ -76,8 +79,8 @@ def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
 
 
 def _texts(row: Mapping[str, Any], listed: Any) -> tuple[str, list[str], str]:
-    """Set-up, tests and, where it is told, the name of the function (HumanEval: a function `check`
-    that is called with it)."""
+    """The set-up, the tests and, if the row has it, the name of the tested function (HumanEval has
+    a function `check` that is called with it)."""
     setup = []
     for column in ("test_imports", "test_setup_code"):
         value = row.get(column) or ()
@@ -91,7 +94,7 @@ def _texts(row: Mapping[str, Any], listed: Any) -> tuple[str, list[str], str]:
 def read_asserts(
     texts: Sequence[str], setup: str = "", entry: str = "", where: str = "test"
 ) -> UnitTests:
-    """The tests that can be judged.
+    """The tests that can be scored, and why the others are refused.
 
     >>> found = read_asserts(["assert set(f(3)) == {1, 3}", "assert f(1) == f(1)"])
     >>> found.names, found.tests, found.refused[0][-30:]
@@ -121,8 +124,9 @@ def read_asserts(
     )
 
 
-def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[str], list[str]]:
-    """The program's names in a test, and imports that it lacks."""
+def _examine(text: str, setup: str, given: set[str], only: bool) -> tuple[set[str], list[str]]:
+    """The names that the program has to define for a test (those in `given`; with `only`, no
+    others), and imports that the test lacks."""
     before, test = _parse(setup), _parse(text.strip())
     asserts = [n for tree in (before, test) for n in ast.walk(tree) if isinstance(n, ast.Assert)]
     if not asserts:
@@ -132,10 +136,8 @@ def _examine(text: str, setup: str, given: set[str], told: bool) -> tuple[set[st
     for name in free & set(USUAL):
         raise UnscorableTest(f"needs {USUAL[name]}, and the sandbox has the standard library only")
     names = given | (free - modules)
-    if told and names != given:
-        raise UnscorableTest(
-            f"{', '.join(sorted(names - given))} is nobody's: only the program could say"
-        )
+    if only and names != given:
+        raise UnscorableTest(f"{', '.join(sorted(names - given))} is not defined by the test")
     for tree in (before, test):
         for module in _imported(tree):
             if module not in sys.stdlib_module_names:
@@ -156,7 +158,7 @@ def _parse(text: str) -> ast.Module:
 
 
 def _free(text: str) -> set[str]:
-    """Global names that are used, and neither bound by the text nor built in."""
+    """Global names that a text uses, and that neither it nor Python defines."""
     top = symtable.symtable(text, "test", "exec")
     bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
 
@@ -171,8 +173,8 @@ def _free(text: str) -> set[str]:
 
 
 def _builtin(texts: Sequence[str], setup: str) -> str:
-    """A task may ask for a function of a built-in one's name (`assert sum(10, 15) == 6`): if the
-    tests know of no other, and call one only, it is that."""
+    """The name of a built-in function that the program has to redefine, or "". Some rows ask for one
+    (`assert sum(10, 15) == 6`): the tests then name nothing else, and call only this function."""
     try:
         trees = [_parse(text.strip()) for text in texts]
         if any(_free(f"{setup}\n{text.strip()}") for text in texts):
@@ -189,7 +191,7 @@ def _builtin(texts: Sequence[str], setup: str) -> str:
 
 
 def _is_base(name: str, test: ast.Module) -> bool:
-    """Whether a name is only used for what is in it: `math.pi`, and not `math(3)`."""
+    """Whether a name is used only for its attributes: `math.pi`, and not `math(3)`."""
     inner = [n.value for n in ast.walk(test) if isinstance(n, ast.Attribute)]
     every = [n for n in ast.walk(test) if isinstance(n, ast.Name) and n.id == name]
     return all(any(n is base for base in inner) for n in every)
@@ -204,7 +206,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _imports(setup: str) -> str:
-    """The imports of the set-up, which the program may rely on as well."""
+    """The import statements of the set-up, which the program may rely on as well."""
     kept = [n for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
     return "\n".join(ast.unparse(node) for node in kept)
 
@@ -213,4 +215,4 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: tests are not JSON ({error.msg}); fix the column") from None
+        raise InputError(f"{where}: the tests are not JSON ({error.msg}): fix the column") from None

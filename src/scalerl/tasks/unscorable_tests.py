@@ -1,4 +1,7 @@
-"""Refuses unit tests whose verdict would be the program's own, or that cannot run beside it."""
+"""Refuses unit tests that the program itself would decide, or that cannot run in another process.
+
+`assert f(1) == f(1)` passes for any program: training on such a test would reward any answer.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,39 @@ from collections.abc import Sequence
 
 from scalerl.tasks.taint_analysis import TaintAnalysis, name_of
 
-#: Functions that compare their arguments, and methods that compare their object with them. Those of
-#: unittest, `assert...`, too.
+#: Functions that compare their arguments, and methods that compare their object with an argument.
+#: (Methods of unittest, `assert…`, are recognised by their prefix.)
 COMPARES = frozenset(
     ("isclose", "allclose", "approx", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not",
      "contains", "compare_digest", "startswith", "endswith", "issubset", "issuperset",
      "isdisjoint", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
      "match", "fullmatch", "search")
 )  # fmt: skip
-#: What runs text as code, or reaches names by their text.
+#: Functions that run text as code, or look up names by text.
 RUNS_TEXT = frozenset(
     ("eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint")
 )
-#: Modules that run what they read, or reach into the interpreter.
+#: Modules that run code from data, or reach into the interpreter.
 RUN_DATA = frozenset(
     ("pickle", "marshal", "shelve", "importlib", "runpy", "code", "codeop", "ctypes", "builtins")
 )
-#: Built-in functions whose results are no data.
+#: Built-in functions with results that are not data.
 ITERATORS = frozenset(
     ("iter", "map", "filter", "zip", "reversed", "enumerate", "open", "object", "type",
      "memoryview")
 )  # fmt: skip
-#: Errors by which a program ends, which end its process and reach no test.
+#: Exceptions that end the program's process, so that no test can catch them.
 ENDS = frozenset(("SystemExit", "KeyboardInterrupt", "GeneratorExit"))
-#: Passes over a test until no further value is found; each finds at least one.
+#: Limit of passes over a test. Each pass but the last finds a further value of the program.
 MOST_PASSES = 50
 
 
 class UnscorableTest(ValueError):
-    """Why a test is not used."""
+    """The test cannot be scored; the text says why."""
 
 
 def refuse_unscorable(names: set[str], before: ast.Module, test: ast.Module) -> None:
-    """Raises UnscorableTest if the program, which defines `names`, would decide about itself.
+    """Raise UnscorableTest if the program, which defines `names`, would decide the test itself.
 
     >>> test = ast.parse("assert (r := f(3)) == f(3)")
     >>> refuse_unscorable({"f"}, ast.parse(""), test)
@@ -57,14 +60,14 @@ def refuse_unscorable(names: set[str], before: ast.Module, test: ast.Module) -> 
         taint.visit(before)
         taint.visit(test)
     else:
-        raise UnscorableTest("is too complicated to be followed")
+        raise UnscorableTest("is too complicated to be analysed")
     if not any(taint.touches(node) for node in test.body):
         raise UnscorableTest("says nothing about the program")
 
 
 class ScorabilityCheck(TaintAnalysis):
-    """Raises UnscorableTest where the program's values decide alone, would run as code, or would be
-    given what is no data."""
+    """Raises UnscorableTest where only values of the program are compared, where they would run as
+    code, or where the program would get an argument that is not data."""
 
     def __init__(self, names: set[str], trees: Sequence[ast.Module]) -> None:
         super().__init__(names, trees)
@@ -80,7 +83,7 @@ class ScorabilityCheck(TaintAnalysis):
         called = name_of(node.func)
         self._refuse_comparison(node, called)
         if called in ("isinstance", "issubclass") and any(map(self.touches, node.args[1:])):
-            raise UnscorableTest("asks the program for a class, which is no data")
+            raise UnscorableTest("asks the program for a class, which is not data")
         if called in ("getattr", "hasattr", "setattr") and any(map(self.touches, node.args[1:2])):
             raise UnscorableTest("lets the program choose an attribute")
         if self.touches(node.func) and called not in self.functions:
@@ -91,12 +94,13 @@ class ScorabilityCheck(TaintAnalysis):
         for kind in (h.type for h in node.handlers if h.type is not None):
             if any(name_of(part) in ENDS for part in ast.walk(kind)):
                 raise UnscorableTest("waits for the program to end, which ends its process")
-        self.trying += 1  # a call whose value is not used may be there for its error
+        # Inside `try`, a call without a use of its value may be there for its exception.
+        self.trying += 1
         super().visit_Try(node)
         self.trying -= 1
 
     def visit_TryStar(self, node: ast.AST) -> None:
-        raise UnscorableTest("uses except*, which is not followed")
+        raise UnscorableTest("uses except*, which is not supported")
 
     def _refuse_comparison(self, node: ast.Call, called: str) -> None:
         sides: list[ast.expr] = node.args[:2]
@@ -107,13 +111,13 @@ class ScorabilityCheck(TaintAnalysis):
             raise UnscorableTest("both sides are the program's")
 
     def _refuse_no_data(self, value: ast.expr) -> None:
-        """What a test gives to the program must travel."""
+        """Refuse an argument for the program that cannot be sent to its process."""
         if isinstance(value, ast.Lambda) or self._is_function(value):
-            raise UnscorableTest("gives the program a function, which is no data")
+            raise UnscorableTest("gives the program a function, which is not data")
         called = value.func if isinstance(value, ast.Call) else None
         iterator = isinstance(called, ast.Name) and called.id in ITERATORS - self.names
         if isinstance(value, ast.GeneratorExp) or iterator:
-            raise UnscorableTest("gives the program an iterator, which is no data")
+            raise UnscorableTest("gives the program an iterator, which is not data")
 
     def _is_function(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name) or node.id in self.given:
