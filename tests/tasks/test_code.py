@@ -316,12 +316,12 @@ def test_a_test_that_is_hostile_itself_harms_nobody():
 
 
 @needs_isolation
-def test_a_test_that_cannot_be_judged_leaves_the_answer_unscored():
+def test_a_test_that_cannot_be_scored_leaves_the_answer_unscored():
     """What it gives to the program is found to be no data only when it runs."""
     tests = read_asserts(["import itertools\nassert f(itertools.chain([1, 2])) == 3"])
     correct, why = run_tests("def f(x): return sum(x)", tests, find_sandbox(), PATIENT)
     assert correct is None
-    assert "no data (chain)" in why
+    assert "not data (chain)" in why
     tests = read_asserts(["assert f(1) == 1"], "import antigravity_of_tomorrow")
     assert "needs antigravity_of_tomorrow" in tests.refused[0]
     tests = UnitTests(setup="1 / 0", tests=("assert f(1) == 1",), names=("f",))

@@ -62,7 +62,7 @@ def test_the_second_task_has_large_digits_the_same_ceiling_and_the_same_split():
 
 
 def test_budgets_in_the_wrong_order_are_refused():
-    with pytest.raises(InputError, match="smaller one first"):
+    with pytest.raises(InputError, match="smaller first"):
         ceiling(64, 56)
 
 

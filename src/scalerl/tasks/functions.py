@@ -56,8 +56,8 @@ class _Unusable(Exception):
 class FunctionTask(RowsTask):
     """Prompts from a file or dataset, rewards from functions.
 
-    Rewards of several functions are added with `reward_weights` (1 each); unknown ones are left out,
-    as in TRL. An answer counts as correct in the pass rate if the first function gives at least
+    Rewards of several functions are added with `reward_weights` (1 each), without unknown ones, as
+    in TRL. An answer counts as correct in the pass rate if the first function gives at least
     `correct_from`: the other functions change the reward only."""
 
     together = True
