@@ -121,11 +121,11 @@ def test_other_questions_or_weights_do_not_mix_with_what_is_there(run, evaluated
     text = manifest.read_text()
     manifest.write_text(text + " ")
     try:
-        with pytest.raises(InputError, match="other weights of step 3"):
+        with pytest.raises(InputError, match="other weights for step 3"):
             evaluate(run, out=out)
     finally:
         manifest.write_text(text)
-    with pytest.raises(InputError, match="holds a run, no evaluation"):
+    with pytest.raises(InputError, match="is a run, not an evaluation"):
         evaluate(run, out=run.parent)
 
 
@@ -164,7 +164,7 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing(run, tmp_path):
         (["tiny"], {}, "give --task NAME"),
         (["tiny"], {"task": "sums"}, "no task 'sums'"),
         (["tiny"], {"task": "math"}, "no prompts"),
-        ([run], {"k": 0}, "--k 0: give a number from 1"),
+        ([run], {"k": 0}, "--k 0: give 1 or more"),
         ([run], {"prompts": 0}, "--prompts 0"),
         ([run], {"temperature": 0.0, "k": 4}, "all answers to a prompt would be the same"),
         ([run], {"task": "math", "dataset": _three(tmp_path), "prompts": 4}, "has 3 prompts, not"),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scalerl import tasks
 from scalerl.errors import InputError
 from scalerl.tasks import Answer, AnswerScore, Mixture, Rules, Task, make_prompt, make_task, task_of
 from scalerl.tasks.task import DEFAULT_RULES, held_out, normal
@@ -188,3 +189,8 @@ def test_judge_of_a_task_that_defines_score_is_its_score():
     task = Grown()
     prompt = task.prompts()[0]
     assert task.check(prompt, "0") == Echo().check(prompt, "0")
+
+
+def test_the_old_name_of_a_score_still_works():
+    with pytest.warns(DeprecationWarning, match=r"scalerl\.tasks\.Checked is now"):
+        assert tasks.Checked is AnswerScore

@@ -5,9 +5,9 @@
     evaluate("runs/first", out="evals/first")                          # its own validation
     evaluate("tiny", task="running-sums", prompts=50, k=16, out="evals/tiny")
 
-A run or a checkpoint is asked by the recipe of its run: the same prompts, seeds, sampling and
-length control as its validations, so that the numbers are theirs. What is already in the directory
-is not asked again.
+A run or a checkpoint is evaluated with the recipe of its run: the same prompts, seeds, sampling and
+length control as in its validations, so that the numbers are the same. Answers that are already in
+the output directory are not generated again.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ def evaluate(
     say: Callable[[str], None] | None = None,
 ) -> list[Evaluation]:
     """Score each model (a directory, a Hugging Face id, `tiny`), checkpoint, and every checkpoint
-    of each run, into the directory `out`; what is there already is not asked again.
+    of each run, into the directory `out`; answers that are there already are kept.
 
     task         as in recipes; by default that of the run
-    dataset      file or dataset that the task asks: all of it
+    dataset      file or dataset with the prompts; all of it is used
     prompts, k   how many prompts, and answers to each; by default those of the run's validations,
                  16 answers for a model
     temperature  0 is greedy, with one answer a prompt
-    recipe       presets or files that a model which is no run is asked by ("scalerl")
+    recipe       presets or files for models that are not runs ("scalerl")
     changes      "key=value" of the recipe
-    progress     is called with the share done of what was to do; say: with lines worth a warning
+    progress     called with the share of the work that is done; say: called with warnings
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(UNGUARDED)  # a checker that is being started has imported the script
+        # A checker that is starting has imported the user's script, which calls this again.
+        os._exit(UNGUARDED)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not models:
@@ -82,7 +83,8 @@ def evaluate(
     named = None if dataset is None else str(dataset)
     asking = EvaluationOptions(task, named, prompts, k, temperature, tuple(changes))
     found = subjects(models, recipe)
-    recipes = [asking.recipe(each) for each in found]  # all that is wrong is said before any work
+    # All recipes and records first: what is wrong with any of them is reported before any work.
+    recipes = [asking.recipe(each) for each in found]
     records = [EvaluationRecord(Path(out), *pair) for pair in zip(found, recipes, strict=True)]
     done = []
     for i, record in enumerate(records):
@@ -91,13 +93,13 @@ def evaluate(
             if progress is not None:
                 progress((i + share) / len(records))
 
-        done.append(_one(record, asking, level, part, say or _nobody))
+        done.append(_one(record, asking, level, part, say or _ignore))
         part(1.0)
     return done
 
 
-def _nobody(line: str) -> None:
-    """Hears it."""
+def _ignore(line: str) -> None:
+    """Drop a warning."""
 
 
 def _one(
@@ -109,7 +111,7 @@ def _one(
 ) -> Evaluation:
     subject, began = record.subject, time.monotonic()
     setup, chosen = _setup(record.recipe, asking.chooser(subject))
-    record.recipe = setup.recipe  # with the date of its prompts, for an evaluation that goes on
+    record.recipe = setup.recipe  # with its chat date, which a resumed evaluation has to keep
     if len(setup.validation) < chosen:
         say(
             f"{chosen - len(setup.validation)} of {chosen} prompts are left out: they are empty or "
@@ -131,7 +133,7 @@ def _all_lines(
     progress: Callable[[float], None],
     say: Callable[[str], None],
 ) -> dict[str, list[AnswerLine]]:
-    """The answers to all prompts: those on the disk, and the rest as they come."""
+    """The answers to all prompts: those on disk, and new ones for the others."""
     lines, subject = record.open(), record.subject
     asked = Validation.from_setup(setup).asked
     left = {key: one for key, one in asked.items() if one.prompt.id not in lines}
@@ -183,7 +185,7 @@ def _score(
     level: float,
     seconds: float,
 ) -> Evaluation:
-    """The score by what is on the disk, and its line there."""
+    """The evaluation of the answers on disk; also writes its line there."""
     k = record.recipe.validation.k
     verdicts = [[AnswerScore(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
     found = set_score(verdicts, k)

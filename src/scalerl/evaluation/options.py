@@ -1,4 +1,4 @@
-"""What a subject is asked: the run's own validation, unless something else is said."""
+"""Options of an evaluation: by default it repeats the validation of the run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from scalerl.tasks.task import Prompt, Task
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What `evaluate` was told to ask; None where the recipe of the subject says it."""
+    """The arguments of `evaluate` that change the recipe; None leaves the recipe's value."""
 
     task: str | None = None
     dataset: str | None = None
     prompts: int | None = None
     k: int | None = None
     temperature: float | None = None
-    #: key=value, over everything else.
+    #: Overrides, key=value, which come last.
     changes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("prompts", self.prompts), ("k", self.k)):
             if least is not None and least < 1:
-                raise InputError(f"--{name} {least}: give a number from 1")
+                raise InputError(f"--{name} {least}: give 1 or more")
         if self.temperature is not None and not 0.0 <= self.temperature < float("inf"):
-            raise InputError(f"--temperature {self.temperature}: give a number from 0")
+            raise InputError(f"--temperature {self.temperature}: give 0 or more")
         if self.temperature == 0.0 and (self.k or 1) > 1:
             raise InputError(
                 f"--k {self.k} at --temperature 0: all answers to a prompt would be the same; "
@@ -39,12 +39,13 @@ class EvaluationOptions:
             )
 
     def recipe(self, subject: Subject) -> Recipe:
-        """The recipe that this subject is asked by."""
+        """The recipe of the evaluation of this subject."""
         data: dict[str, Any] = subject.recipe.to_dict()
         own = data["task"]
         if self.task is None and subject.run is None:
-            raise InputError(f"{subject.name} is no run with a task of its own: give --task NAME")
+            raise InputError(f"{subject.name} is a model, not a run with a task: give --task NAME")
         if self.task is not None and self.task != own["name"]:
+            # Dataset, options and weights belong to the run's task, not to the new one.
             own |= {"name": self.task, "dataset": "", "options": {}, "weights": []}
         if self.dataset is not None:
             own["dataset"] = self.dataset
@@ -52,6 +53,7 @@ class EvaluationOptions:
         asked["also_temperatures"] = []
         if self.temperature is not None:
             asked["temperature"] = self.temperature
+        # Greedy answers to a prompt are all the same: one is enough.
         if self.k is not None or asked["temperature"] == 0.0:
             asked["k"] = self.k or 1
         if self.prompts is not None:
@@ -59,8 +61,9 @@ class EvaluationOptions:
         return recipe_from([data, *self.changes])
 
     def chooser(self, subject: Subject) -> Callable[[Task], Sequence[Prompt]]:
-        """Which prompts. Of a data set of its own, all: a benchmark has no training side. Of
-        everything else those that are held out, which a run has never been trained on."""
+        """A function that chooses the prompts of a task: all of a dataset given for the evaluation,
+        since a benchmark has no training side; otherwise the held-out ones, which the run was never
+        trained on."""
         recipe = self.recipe(subject)
         trained = subject.recipe.task.dataset
         whole = bool(self.dataset) and not _same_file(self.dataset or "", trained)
@@ -71,8 +74,7 @@ class EvaluationOptions:
             found = sorted(task.prompts(), key=lambda prompt: prompt.rank)
             if self.prompts is not None and self.prompts > len(found):
                 raise InputError(
-                    f"{self.dataset} has {len(found)} prompts, not {self.prompts}: ask for fewer "
-                    "(--prompts)"
+                    f"{self.dataset} has {len(found)} prompts, not {self.prompts}: lower --prompts"
                 )
             return found[: self.prompts]
 

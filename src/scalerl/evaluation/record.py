@@ -1,13 +1,13 @@
-"""An evaluation on disk: a run record of its own, with every answer.
+"""The record of an evaluation on disk: a run record with every answer.
 
-    OUT/NAME/recipe.toml            by which it was asked
-    OUT/NAME/evaluation.json        which weights answered
-    OUT/NAME/answers/step_N.jsonl   every answer, a line each
-    OUT/NAME/evals.jsonl, evals/    the scores, as a run has them: a curve, if there are many
+    OUT/NAME/recipe.toml            the recipe of the evaluation
+    OUT/NAME/evaluation.json        which weights were evaluated
+    OUT/NAME/answers/step_N.jsonl   every answer, one per line
+    OUT/NAME/evals.jsonl, evals/    the scores, in the format of a run: a curve, if there are many
 
-The lines of a prompt are appended together when all its answers are checked. Whoever comes after a
-kill finds whole prompts, which stay, and perhaps the beginning of one more, which is dropped and
-asked again: the same weights and seeds write the same.
+The lines of a prompt are appended together when all its answers are scored. After a kill, complete
+prompts are kept; an incomplete one is dropped and generated again, with the same result, since
+weights and seeds are the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from scalerl.runs.store import RunStore
 from scalerl.runs.tail import parse_line
 
 FILE = "evaluation.json"
-#: Fields that decide nothing of an answer, or only how many there are.
+#: Fields that may differ when an evaluation is resumed: they do not change any answer.
 FREE = ("validation.prompts", "placement.checkers", "placement.check_seconds")
 
 
 class EvaluationRecord:
-    """The record of one subject's home, open for one of its steps."""
+    """The record of a run or model, open for one of its steps."""
 
     def __init__(self, out: Path, subject: Subject, recipe: Recipe) -> None:
         self.subject, self.recipe = subject, recipe
@@ -42,30 +42,30 @@ class EvaluationRecord:
         self.answers = self.path / AnswerLine.FOLDER / f"step_{subject.step}.jsonl"
 
     def _check(self) -> None:
-        """Nothing but an evaluation that asked the same of the same weights is gone on with."""
+        """Refuse to continue a record of another recipe or of other weights."""
         there = _read(self.path / FILE)
         if there is None:
             if (self.path / EvalLine.FILE).exists():
-                raise InputError(f"{self.path} holds a run, no evaluation: choose another -o")
+                raise InputError(f"{self.path} is a run, not an evaluation: choose another -o")
             return
         before = Recipe.load(self.path / "recipe.toml")
         self.recipe = with_date_of(before, self.recipe)
-        # A new test set under an old name may not mix with what is there.
+        # Scores of two different test sets must not be mixed in one record.
         for difference in diff(before, self.recipe):
             if difference.path not in FREE:
                 raise InputError(
-                    f"{self.path} was asked with {difference.path} = {difference.a}, not "
+                    f"{self.path} was made with {difference.path} = {difference.a}, not "
                     f"{difference.b}: choose another -o"
                 )
         mark = there["weights"].get(str(self.subject.step))
         if mark not in (None, self.subject.mark):
             raise InputError(
-                f"{self.path} holds answers of other weights of step {self.subject.step}: choose "
+                f"{self.path} has answers of other weights for step {self.subject.step}: choose "
                 "another -o"
             )
 
     def make(self) -> None:
-        """Its directory."""
+        """Create the directory."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -76,7 +76,7 @@ class EvaluationRecord:
         return RunStore(self.path, resume=True)
 
     def open(self) -> dict[str, list[AnswerLine]]:
-        """The answers that are there, by prompt: all k of a prompt, each scored. The rest is
+        """The answers on disk by prompt, for prompts with all k answers scored. Other answers are
         dropped from the file."""
         marks = (_read(self.path / FILE) or {"weights": {}})["weights"]
         marks[str(self.subject.step)] = self.subject.mark
@@ -104,7 +104,7 @@ class EvaluationRecord:
         return found
 
     def append(self, lines: Sequence[AnswerLine]) -> None:
-        """All answers to a prompt: on the disk when this returns."""
+        """Append all answers to a prompt; they are on disk when this returns."""
         try:
             with self.answers.open("ab") as file:
                 file.write(_text(lines).encode())
@@ -114,7 +114,7 @@ class EvaluationRecord:
             raise self._refused(error) from None
 
     def close(self, line: EvalLine, answers: Iterable[AnswerLine]) -> None:
-        """The score, in the place of one that may be there."""
+        """Write the score, replacing an earlier one of the same step."""
         samples = (
             AnswerSample(a.prompt, a.question, a.answer, a.correct, a.why, a.finish)
             for a in answers
@@ -131,8 +131,8 @@ class EvaluationRecord:
 
     def _refused(self, error: OSError) -> InputError:
         return InputError(
-            f"{self.path} cannot be written: {error.strerror}; put that right and say it again: "
-            "it goes on from here"
+            f"{self.path} cannot be written: {error.strerror}; fix that and repeat the command, "
+            "which continues from here"
         )
 
 

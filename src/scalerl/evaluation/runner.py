@@ -1,4 +1,4 @@
-"""The parts of an evaluation: an engine in this process writes, checkers in theirs judge."""
+"""Runs an evaluation: an engine in this process generates, checker processes score."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from scalerl.pipeline.validation import Validation, ValidationPrompt
 from scalerl.placement.processes import RealClock, WorkerProcesses
 from scalerl.placement.specs import engine_of
 
-#: Seconds that are waited for a checker when nothing is left to write.
+#: Seconds to wait for scores when all answers are generated.
 WAIT = 0.2
-#: Seconds between two looks for checkers to replace. After a pause (Ctrl-Z, a model that loads) it
-#: gives their heartbeats, which have waited in the pipes, time to be read.
-LOOK = 1.0
-#: Part of the patience: an interval between two looks that is longer was a pause of this process,
+#: Seconds between two searches for checkers to replace. After a pause of this process (Ctrl-Z, a
+#: model that loads) the heartbeats in the pipes have this long to be read.
+WATCH_SECONDS = 1.0
+#: Share of placement.patience: a longer interval between two searches was a pause of this process,
 #: which is not counted against the checkers.
 PAUSE = 0.1
 
 
 class EvaluationCheckers:
-    """Checkers for the task of a setup, which may serve many subjects."""
+    """The checker processes of an evaluation; they may serve many models."""
 
     def __init__(self, setup: RunSetup, say: Callable[[str], None]) -> None:
         self.crew = WorkerProcesses()
@@ -40,15 +40,16 @@ class EvaluationCheckers:
             self.checks = Checks(
                 setup.task, self.crew.checkers, where.checkers, where.check_seconds, self._clock
             )
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no process may be left behind
             self.close()
             raise
 
     def close(self) -> None:
+        """Kill the checker processes."""
         self.crew.stop(at_once=True)
 
     def poll_scores(self, seconds: float) -> list[ScoredAnswers]:
-        """Verdicts that have come, waiting at most so long for the first."""
+        """Scores that have arrived, after at most this many seconds for the first."""
         found: list[ScoredAnswers] = []
         for event in self.crew.poll(seconds):
             found += self._event(event)
@@ -60,11 +61,13 @@ class EvaluationCheckers:
         return found
 
     def _replaceable(self) -> list[tuple[Handle, str]]:
+        """Checkers that have to be replaced, each with the reason."""
         away = self._clock.now() - self._looked
-        if away < LOOK:
+        if away < WATCH_SECONDS:
             return []
         self._looked += away
-        if away > 3 * LOOK + PAUSE * self._patience:
+        # Three intervals, since one engine step may take longer than one.
+        if away > 3 * WATCH_SECONDS + PAUSE * self._patience:
             self.checks.shift_deadlines(away)
             return []
         return self.checks.replaceable(self._patience, max(self._patience, START_SECONDS))
@@ -88,9 +91,9 @@ class EvaluationCheckers:
 def score_answers(
     setup: RunSetup, weights: str, questions: Validation, checkers: EvaluationCheckers, step: int
 ) -> Iterator[tuple[ValidationPrompt, float]]:
-    """Every question with its answers and verdicts, as they become whole; and the share of all
-    rollouts that is written and checked by then."""
-    # The lane of training stays empty.
+    """Yield every prompt when all its answers are scored, with the share of the work done so far;
+    generating and scoring count half each."""
+    # One slot: the training lane stays empty, all requests go to the validation lane.
     engine: Engine = engine_of(setup, model=weights, slots=1)
     engine.submit([asked.request for asked in questions.asked.values()], "validate")
     while questions.missing:

@@ -1,20 +1,20 @@
-"""What the answers to some prompts say of a model: mean@k with its interval, and pass@k.
+"""Scores of a model from its answers: mean@k with an interval, and pass@k.
 
-Answers to one prompt are alike, so prompts are what is counted: the interval is about the mean over
-all prompts that the task might have asked, and more answers to the same few do not make it narrow.
+Answers to one prompt are correlated, so prompts are the unit: the interval is for the mean over all
+prompts of the task, and more answers to the same few prompts do not make it narrow.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-#: Of the interval.
+#: Default probability of the interval.
 LEVEL = 0.9
 
 
@@ -29,7 +29,7 @@ class Evaluation:
     k: int
     #: Mean over prompts of the share of right answers; None where too few could be scored.
     mean: float | None
-    #: Of that mean, at `level`.
+    #: Interval of the mean, with probability `level`.
     interval: tuple[float, float] | None
     #: k' -> chance that at least one of k' answers is right, averaged over prompts.
     pass_at: dict[int, float]
@@ -37,39 +37,29 @@ class Evaluation:
     stderr: float | None = None
     #: Optimiser steps behind the weights; None for a model that is no checkpoint of a run.
     step: int | None = None
-    #: Shares of the answers.
+    #: Share of the answers that were cut off before their end.
     truncated: float = 0.0
-    #: Answers that could not be scored, and the commonest reason where there is no mean.
+    #: Number of answers that could not be scored.
     unscored: int = 0
+    #: Most frequent reason, if there is no mean.
     failed: str | None = None
-    #: Directory of its record, and file of its answers.
+    #: Directory of the record.
     path: str = ""
+    #: File with the answers.
     answers: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model,
-            "task": self.task,
-            "n_prompts": self.n_prompts,
-            "k": self.k,
-            "mean": self.mean,
+            **asdict(self),
             "interval": None if self.interval is None else list(self.interval),
             "pass_at": {str(k): rate for k, rate in self.pass_at.items()},
-            "level": self.level,
-            "stderr": self.stderr,
-            "step": self.step,
-            "truncated": self.truncated,
-            "unscored": self.unscored,
-            "failed": self.failed,
-            "path": self.path,
-            "answers": self.answers,
         }
 
 
 def pass_at(n: int, right: int, k: int) -> float:
-    """The chance that at least one of k answers is right, from n answers of which some are: the
-    share of the subsets of k that hold a right one, 1 - C(n - right, k) / C(n, k). Its mean is the
-    true chance, which that of 1 - (1 - right/n)^k is not.
+    """The probability that at least one of k answers is correct, from n answers of which `right`
+    are: the share of subsets of k with a correct one, 1 - C(n - right, k) / C(n, k). This estimate
+    is unbiased; 1 - (1 - right/n)^k is not.
 
     >>> pass_at(4, 2, 1), round(pass_at(4, 2, 2), 4), pass_at(4, 0, 4)
     (0.5, 0.8333, 0.0)
@@ -87,8 +77,8 @@ def sizes(k: int) -> list[int]:
 
 
 def pass_at_all(outcomes: Sequence[tuple[int, int]], k: int) -> dict[int, float]:
-    """pass@1, 2, 4, …, k, averaged over prompts, each (right, scored). Prompts of which fewer
-    answers were scored than asked for say nothing of the largest sizes, and are left out there."""
+    """pass@1, 2, 4, …, k, averaged over prompts, each given as (right, scored). A prompt with fewer
+    scored answers than a size is left out of that size."""
     found = {}
     for size in sizes(k):
         rates = [pass_at(n, right, size) for right, n in outcomes if n >= size]
@@ -98,12 +88,12 @@ def pass_at_all(outcomes: Sequence[tuple[int, int]], k: int) -> dict[int, float]
 
 
 def interval(mean: float, stderr: float | None, prompts: int, level: float) -> tuple[float, float]:
-    """Where the mean over all possible prompts lies: Wilson's interval, which stays inside [0, 1]
-    and does not shrink to a point where every prompt was answered alike.
+    """Wilson's interval for the mean over all possible prompts. It stays inside [0, 1] and does not
+    shrink to a point if all prompts have the same result.
 
-    It takes as many coin tosses as would have the same standard error: independent prompts of 0.5
-    each, and k answers that all agree, give one toss a prompt; answers that differ give more. No
-    standard error (one prompt, or all alike) counts one toss a prompt.
+    Wilson's formula needs a number of coin tosses: as many as would have the same standard error.
+    If the k answers to each prompt agree, that is one toss per prompt; if they differ, more.
+    Without a standard error (one prompt, or equal results) there is one toss per prompt.
 
     >>> [round(v, 2) for v in interval(0.5, 0.05, 100, 0.9)]
     [0.42, 0.58]
@@ -111,7 +101,7 @@ def interval(mean: float, stderr: float | None, prompts: int, level: float) -> t
     [0.79, 1.0]
     """
     tosses = mean * (1.0 - mean) / stderr**2 if stderr else float(prompts)
-    # The standard error is itself an estimate, from so many prompts.
+    # Student's t: the standard error is itself estimated from this many prompts.
     z = float(stats.t.ppf((1.0 + level) / 2.0, max(prompts - 1, 1)))
     if not stderr:
         z = float(stats.norm.ppf((1.0 + level) / 2.0))
@@ -121,5 +111,5 @@ def interval(mean: float, stderr: float | None, prompts: int, level: float) -> t
         * math.sqrt(mean * (1.0 - mean) / tosses + (z / (2.0 * tosses)) ** 2)
         / (1.0 + z * z / tosses)
     )
-    # The mean is inside also where rounding says otherwise.
+    # Rounding must not push the mean out of its own interval.
     return max(min(middle - half, mean), 0.0), min(max(middle + half, mean), 1.0)

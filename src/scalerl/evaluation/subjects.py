@@ -1,4 +1,4 @@
-"""What is evaluated: a model, a checkpoint, or a run, which stands for all its checkpoints."""
+"""The subjects of an evaluation: a model, a checkpoint, or all checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from scalerl.runs.compute import Compute
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.store import RunStore
 
-#: A model that is no run is asked so often where nothing else is said.
+#: Answers per prompt for a model that is not a run.
 K = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One set of weights, and the recipe by which it is asked."""
+    """One set of weights, and the recipe of its evaluation."""
 
-    #: As results call it, and the directory of its record.
+    #: Name in results.
     name: str
+    #: Directory of its record, below the output directory.
     home: str
     recipe: Recipe
-    #: Directory or hub id of the weights; tells them from others of the same name.
+    #: Directory or hub id of the weights.
     weights: str
+    #: Hash of the checkpoint's manifest, which tells it from others with the same name.
     mark: str = ""
-    #: Of the run that it is a checkpoint of.
+    #: Directory of the run, for a checkpoint.
     run: Path | None = None
     step: int = 0
     compute: Compute = field(default_factory=Compute)
 
 
 def subjects(sources: Sequence[str | Path], layers: Sequence[str | Path] = ()) -> list[Subject]:
-    """All that the sources stand for. `layers` are the recipe of those that are no runs."""
+    """The subjects of all sources. `layers` are the recipe for those that are not runs."""
     found: dict[str, Subject] = {}
     homes: dict[str, Path | str] = {}
     for source in sources:
@@ -47,7 +49,7 @@ def subjects(sources: Sequence[str | Path], layers: Sequence[str | Path] = ()) -
             if other != (one.run or one.weights):
                 raise InputError(
                     f"{other} and {one.run or one.weights} are both called {one.home}: evaluate "
-                    "them into directories of their own (-o)"
+                    "them separately, each with its own -o"
                 )
             found.setdefault(one.name, one)
     return list(found.values())
@@ -68,13 +70,13 @@ def _subjects(source: str | Path, layers: Sequence[str | Path]) -> list[Subject]
     elif str(source) not in SHIPPED and not _may_be_an_id(str(source)):
         raise InputError(
             f"{source}: no such model, run or checkpoint; give a directory, a Hugging Face id, or "
-            f"one that comes with scalerl ({', '.join(SHIPPED)})"
+            f"a model that comes with scalerl ({', '.join(SHIPPED)})"
         )
     return [_of_model(str(source), layers)]
 
 
 def _may_be_an_id(text: str) -> bool:
-    """OWNER/NAME, as the hub has them; where OWNER is a directory here, it is a path.
+    """Whether a text may be a hub id, OWNER/NAME. If OWNER is a directory here, it is a path.
 
     >>> _may_be_an_id("org/model"), _may_be_an_id("./org/model"), _may_be_an_id("model")
     (True, False, False)
@@ -88,7 +90,7 @@ def _of_run(run: Path) -> list[Subject]:
     there = checkpoints.list_checkpoints(run)
     if not there:
         raise InputError(
-            f"{run} has no checkpoints: evaluate a run that still has some, or train with a larger "
+            f"{run} has no checkpoints to evaluate: choose another run, or train with a larger "
             "checkpoint.keep"
         )
     return [_of_checkpoint(run, path) for path in there]
@@ -113,7 +115,7 @@ def _of_checkpoint(run: Path, path: Path) -> Subject:
 
 
 def _compute_at(run: Path, step: int) -> Compute:
-    """What the run had spent by this step, as its own curve counts it."""
+    """The compute of the run up to this step, as its own curve counts it."""
     store = RunStore(run, resume=True)
     lines = [line for line in store.read(EvalLine) if line.step == step]
     if lines:
@@ -126,7 +128,7 @@ def _of_model(source: str, layers: Sequence[str | Path]) -> Subject:
     below = list(layers) or (["scalerl", "tiny"] if source in SHIPPED else ["scalerl"])
     changes = {"model.path": source, "validation.k": K}
     if not layers and source not in SHIPPED:
-        # The preset is for a cluster; an evaluation is one process.
+        # The preset is for a cluster; an evaluation generates in one process.
         changes |= {
             "placement.engine": "local",
             "placement.device": "auto",

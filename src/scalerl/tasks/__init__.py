@@ -7,6 +7,7 @@
 -1.0
 """
 
+from scalerl.renamed import renamed_names
 from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.registry import TASKS, make_task, task_of
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, Rules, Task, make_prompt
@@ -23,3 +24,5 @@ __all__ = [
     "make_task",
     "task_of",
 ]
+
+__getattr__ = renamed_names(__name__, {"Checked": "AnswerScore"})

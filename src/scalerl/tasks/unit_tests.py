@@ -174,7 +174,7 @@ def _free(text: str) -> set[str]:
 
 def _builtin(texts: Sequence[str], setup: str) -> str:
     """The name of a built-in function that the program has to redefine, or "". Some rows ask for
-    one (`assert sum(10, 15) == 6`): the tests then name nothing else, and call only this function."""
+    one (`assert sum(10, 15) == 6`): their tests name nothing else and call only this function."""
     try:
         trees = [_parse(text.strip()) for text in texts]
         if any(_free(f"{setup}\n{text.strip()}") for text in texts):
