@@ -133,8 +133,8 @@ def test_what_is_no_recipe_is_explained_in_one_line(given, tmp_path):
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_names_given_to_recipe_itself_are_told_where_to_go():
-    with pytest.raises(InputError, match=r"is written Recipe.load\('scalerl', 'tiny'\)"):
+def test_names_given_to_recipe_itself_are_refused_with_what_to_write():
+    with pytest.raises(InputError, match=r"write Recipe.load\('scalerl', 'tiny'\)"):
         Recipe("scalerl", "tiny")
 
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two drawings; what says something new for good is drawn at once.
 PAUSE = 0.5
-#: Validations, and lines said, that stay in sight.
-EVALS, SAID = 8, 5
+#: Latest validations that are shown.
+EVALS = 8
+#: Latest messages that are shown.
+SAID = 5
 
 Show = Callable[[str], None]
 
@@ -39,7 +41,8 @@ def in_kernel() -> bool:
 
 
 def default_listener() -> Listener:
-    """Who listens where nobody was named: in a notebook its page, elsewhere nobody."""
+    """The listener of a run that was given none: in a notebook a view, elsewhere one that does
+    nothing."""
     return NotebookView(_display()) if in_kernel() else Listener()
 
 

@@ -198,8 +198,8 @@ def test_members_that_run_at_once_share_the_cores(study, tmp_path, monkeypatch):
 
 def test_the_time_left_is_not_known_before_something_was_done(study):
     runner = Runner(study, 1, Heard())
-    assert runner.told().left is None
+    assert runner.progress().left is None
     runner.done_before -= 1e-12  # of rounding
-    assert runner.told().left is None
+    assert runner.progress().left is None
     record(study.members[0], 40, 80)
-    assert runner.told().left is not None
+    assert runner.progress().left is not None

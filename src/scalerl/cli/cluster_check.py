@@ -103,5 +103,5 @@ def _findings(watch: ClusterWatch, allowed: float) -> list[Finding]:
 def _end(recipe: Any, watch: ClusterWatch, failed: str | None) -> list[Finding]:
     lost = [e.why for e in watch.events if e.event == "lost"]
     whole = failed is None and len(watch.steps) >= int(recipe.budget.steps)
-    line = failed or f"{lost[0] if lost else 'nobody was lost'}; then {len(watch.steps)} steps"
+    line = failed or f"{lost[0] if lost else 'no worker was lost'}; then {len(watch.steps)} steps"
     return [Finding("kill", whole and bool(lost), line)]

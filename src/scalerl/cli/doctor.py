@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from scalerl.runs.compute import LedgerLine
     from scalerl.runs.lines import EventLine, Status, StepLine
 
-#: Steps whose median time is what a step usually takes.
+#: Latest steps; the median of their times is the usual time of a step.
 USUAL = 20
 #: status.json is written every second; beyond this age the main process does something else.
 OLD_STATUS = 30.0
-#: A step that takes so many times as long as usual, and so many seconds, is no step any more.
-LONG, LONG_SECONDS = 20.0, 60.0
+#: A run is stuck when a step takes this many times as long as usual,
+LONG = 20.0
+#: and at least this many seconds, so that a pause of seconds is none for short steps.
+LONG_SECONDS = 60.0
 #: A checkpoint is written beside the old ones: room for so many is needed.
 ROOM = 2
 EVENTS = 5
@@ -252,7 +254,7 @@ def diagnose(found: Findings) -> Diagnosis:
 
 
 def _alive(f: Findings) -> Iterator[Diagnosis]:
-    """Somebody holds the lock: the first of these is the diagnosis."""
+    """Diagnoses of a run with a held lock, the most serious first."""
     main, age, status = f.main, f.status_age, f.status
     if main is not None and main.stopped:
         yield Diagnosis("stuck", f"the main process {main.pid} is {main.state}",
@@ -294,7 +296,7 @@ def _alive(f: Findings) -> Iterator[Diagnosis]:
 
 
 def _ended(f: Findings) -> Iterator[Diagnosis]:
-    """Nobody holds the lock."""
+    """Diagnoses of a run that no process writes, the most serious first."""
     left = [p for p in f.workers if p.alive]
     again = commands.resume(f.path)
     if left:

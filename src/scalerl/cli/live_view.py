@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 #: Widest panel: beyond it, eyes travel too far.
 WIDTH = 200
-#: Rows of the curve itself: as many as the terminal has room for, from these to those, or none.
-MIN_ROWS, MAX_ROWS = 5, 24
-#: Lines that the curve has beside its rows; and the panel's border with a line to spare.
-FRAME, BORDER = 3, 3
+#: Fewest rows of the curve; on a lower terminal it is left out.
+MIN_ROWS = 5
+#: Most rows of the curve.
+MAX_ROWS = 24
+#: Lines of the curve's axis and legend.
+FRAME = 3
+#: Lines of the panel's border, and a line to spare.
+BORDER = 3
 #: Said lines that stay in the panel; older ones go up into the terminal's history.
 SAID = 3
 BAR = 10

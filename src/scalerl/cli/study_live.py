@@ -1,4 +1,4 @@
-"""The live panel of `scalerl study`: how far it is, who runs, and the table so far."""
+"""The live panel of `scalerl study`: its progress, the running members, the table so far."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from scalerl.study.race import RaceState
     from scalerl.study.study import Study
 
-#: Widest panel, said lines that stay in it, and drawings a second.
-WIDTH, SAID, REFRESH = 120, 4, 2
+#: Columns of the widest panel.
+WIDTH = 120
+#: Latest messages that stay in the panel.
+SAID = 4
+#: Drawings per second.
+REFRESH = 2
 #: Heading of the column of a race: the probability that the budget closes the verdict.
 CHANCE = "to close"
 STYLES = {"unstable": "bold red", "undecided": "dim"}

@@ -1,4 +1,4 @@
-"""How fast a run goes and who waits for whom, from the lines of its steps."""
+"""Tokens per second of the generators and of the trainer, and which waits for which."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 STEPS = 5
 #: Below this share of its time at work, a side is said to wait.
 WAITS = 0.9
-#: A log has nothing of a validation shorter than this, and then a line every so often: seconds.
-PATIENCE, EVERY = 2.0, 10.0
+#: Seconds of a validation before a log mentions it.
+PATIENCE = 2.0
+#: Seconds between two lines of a log about one validation.
+EVERY = 10.0
 #: From this share of its waiting on, the trainer is said to wait for the checks.
 FOR_CHECKS = 0.5
 
@@ -29,7 +31,7 @@ WaitsFor = Literal["trainer", "generators", "checks"]
 
 @dataclass(frozen=True, slots=True)
 class SideThroughput:
-    """Generators or trainer: tokens a second, the share of its time it works, whom it waits for."""
+    """Generators or trainer: tokens per second, share of time at work, what it waits for."""
 
     tokens: float | None = None
     busy: float | None = None
@@ -87,11 +89,11 @@ class RunThroughput:
         seconds = self._seconds(old, new)
         tokens = new.compute.generated_tokens - old.compute.generated_tokens
         learnt = new.compute.trained_tokens - old.compute.trained_tokens
-        whom: WaitsFor = "checks" if checks else "generators"
+        reason: WaitsFor = "checks" if checks else "generators"
         return (
             SideThroughput(_rate(tokens, seconds), writes, "trainer" if for_trainer else None),
             SideThroughput(
-                _rate(learnt, seconds), trains, whom if checks or for_generators else None
+                _rate(learnt, seconds), trains, reason if checks or for_generators else None
             ),
         )
 

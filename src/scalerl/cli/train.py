@@ -176,7 +176,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
                 raise
             view.say(f"scalerl: {error}")
             return 1
-        redirect_unread_streams()  # who closes the view needs no terminal for it
+        redirect_unread_streams()  # closing the view needs no terminal
         if isinstance(view, JsonView):
             view.ended(ended)
     return 0 if ended.signal is None else 128 + ended.signal

@@ -190,11 +190,11 @@ def generators(recipe: Recipe) -> str:
 
 
 def waits(side: SideThroughput, recipe: Recipe) -> str:
-    """Whom a side waits for, in words; "" if for nobody."""
+    """What a side waits for, in words; "" if it does not wait."""
     if side.waits_for is None:
         return ""
-    whom = generators(recipe) if side.waits_for == "generators" else side.waits_for
-    return f"waits for the {whom}"
+    other = generators(recipe) if side.waits_for == "generators" else side.waits_for
+    return f"waits for the {other}"
 
 
 def validation_line(line: EvalLine) -> str:

@@ -26,7 +26,7 @@ MIXTURE = "running-sums+carry-sums"
 def axis_changes(
     base: Recipe, axis: str, values: Sequence[Any], learning_rate: str = "kept", home: Path = HERE
 ) -> Iterator[tuple[str, Changes]]:
-    """Name and changes of every variant on an axis, of a study whose directory is `home`.
+    """Name and changes of every variant on an axis; `home` is the directory of the study.
 
     >>> tiny = Recipe.load("scalerl", "tiny")
     >>> list(axis_changes(tiny, "generations", (8, 32)))

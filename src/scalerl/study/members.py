@@ -1,5 +1,6 @@
-"""The members of a study: which run each is, how far it has come, and the command that takes it
-further. All of it is read from the run's own directory, so it does not matter who ran it, or where.
+"""The members of a study: the run of each, its progress, and the command that continues it.
+
+Everything is read from the run's own directory, so a member may have been run on any machine.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from scalerl.runs.store import RunStore
 MemberStatus = Literal[
     "waiting", "running", "begun", "failed", "paused", "screened", "unstable", "done"
 ]
-#: What each word says, for help and docs.
+#: What each status means, for help and docs.
 STATUS = {
     "waiting": "not begun",
     "running": "being written just now",
-    "begun": "stopped or killed on the way; the next start goes on with it",
+    "begun": "stopped or killed before its end; the next start continues it",
     "failed": "ended by an error; the next start tries again",
-    "paused": "stands where a race has left it, and may be gone on with",
-    "screened": "has its screening behind it, and the rest of its budget before it",
-    "unstable": "became unstable while it was screened, and is not extended",
+    "paused": "paused by a race, which may continue it",
+    "screened": "has finished its screening, but not its budget",
+    "unstable": "became unstable in its screening, and is not continued",
     "done": "at the end of its budget",
 }
-#: Sections in which a run made elsewhere may differ: where it ran, how often it was saved, and how
-#: far it was to go.
+#: Recipe sections in which a run that was made elsewhere may differ from its member: they change
+#: where it ran, how often it was saved and its budget, not its curve.
 ELSEWHERE = ("placement", "checkpoint", "budget")
 LIMITS = ("steps", "gpu_hours", "minutes")
-#: Of the recipe's limits, those that are set.
+#: Name of a limit of the budget → its value.
 Limits = Mapping[str, float]
 
 
@@ -47,14 +48,15 @@ class Member:
     name: str
     variant: str
     seed: int
-    #: The variant's, with this seed and the whole budget.
+    #: The variant's recipe with this seed and the whole budget.
     recipe: Recipe
-    #: The variant's recipe as a file, and the directory of the run.
+    #: File of the variant's recipe.
     file: Path
+    #: Directory of the run.
     path: Path
 
     def command(self, limits: Limits, program: tuple[str, ...] = ("scalerl",)) -> list[str]:
-        """`scalerl train` up to these limits: from the beginning, or on from where it is."""
+        """The `scalerl train` command up to these limits: from the start, or with --resume."""
         changes = [f"budget.{key}={value:g}" for key, value in limits.items()]
         if (self.path / "recipe.toml").exists():
             return [*program, "train", "--resume", _word(self.path), *changes]
@@ -67,14 +69,14 @@ class Member:
 
 
 def _word(path: Path) -> str:
-    """A name that begins with a dash would be read as an option."""
+    """The path as a word of a command; one that begins with a dash would be read as an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:
-    """The limits of a recipe's budget, or a share of them: its steps, where it counts them, else
-    what it has. A share of steps goes up to the next validation, so that the point at its end is
-    one that the whole run has as well.
+    """The limits of a recipe's budget, or a share of them: its steps if they are set, else all its
+    limits. A share of steps is rounded up to the next validation, so that its last point is also a
+    point of the whole run.
 
     >>> tiny = Recipe.load("scalerl", "tiny")
     >>> limits_of(tiny), limits_of(tiny, 0.25)
@@ -93,7 +95,7 @@ def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:
 
 
 def budget_weight(recipe: Recipe) -> float:
-    """Of a member's budget among those of the others: rollouts, or device-hours."""
+    """The size of a member's budget relative to others: in rollouts, or else in hours."""
     budget = recipe.budget
     if budget.steps is not None:
         return float(budget.steps * recipe.batch.completions)
@@ -102,16 +104,17 @@ def budget_weight(recipe: Recipe) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MemberProgress:
-    """How far a run has come."""
+    """Progress of a run, read from its record."""
 
     locked: bool = False
     step: int = 0
     compute: Compute = field(default_factory=Compute)
     pass_rate: float | None = None
-    #: The last event: `end` with its reason, `failed`, or something on the way.
+    #: Reason of its end, if the last event is `end`.
     ended: str | None = None
+    #: Why it failed, if the last event is `failed`.
     failed: str | None = None
-    #: Of the budget that it was last run with.
+    #: Limits of the budget that it was last run with; None before it has started.
     limits: Mapping[str, float] | None = None
 
     @property
@@ -119,18 +122,19 @@ class MemberProgress:
         return self.limits is not None
 
     def reached(self, limits: Limits) -> bool:
-        """Whether it ended, and not short of these limits. A run that ended for another reason than
-        its budget (its prompts ran out, a rule stopped it) has nothing further to do."""
+        """Whether the run ended at or beyond these limits. A run that ended for another reason than
+        its budget (its prompts ran out, a rule stopped it) has nothing left to do."""
         if self.ended is None or self.limits is None or self.ended.startswith("interrupted"):
             return False
         if not self.ended.startswith("budget of"):
             return True
+        # 1e-9: limits of a share are computed in floating point.
         return all(
             self.limits.get(key, value) >= value * (1 - 1e-9) for key, value in limits.items()
         )
 
     def share(self, recipe: Recipe) -> float:
-        """Of the member's whole budget."""
+        """Share of the member's whole budget that is spent, 0 to 1."""
         if self.reached(limits_of(recipe)):
             return 1.0
         use = budget_use(recipe.budget, self.compute)
@@ -138,7 +142,7 @@ class MemberProgress:
 
 
 def read_progress(member: Member) -> MemberProgress:
-    """Reads the ends of the run's files only."""
+    """The progress of a member, from the ends of its run's files only."""
     path = member.path
     if not (path / "recipe.toml").exists():
         return MemberProgress(locked=is_locked(path))
@@ -159,7 +163,7 @@ def read_progress(member: Member) -> MemberProgress:
 
 
 def check_same(member: Member) -> None:
-    """The run in the member's directory is the member's: InputError if it is another."""
+    """Raise InputError if the member's directory holds a run of another recipe."""
     if not (member.path / "recipe.toml").exists():
         return
     used, _ = RunStore(member.path, resume=True).read_used_recipe()

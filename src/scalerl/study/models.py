@@ -3,8 +3,8 @@
     --axis model=1x64,2x128     1 layer of width 64, 2 layers of width 128
     DIR/models/tiny-1x64        what the variant's recipe names as its model
 
-Each is a sister of the tiny model: the same teacher, seed and lessons (`scalerl warmstart --size`).
-A model that is there is kept, so that a study goes on with the very weights it began with.
+Each is made like the tiny model: the same teacher, seed and lessons (`scalerl warmstart --size`).
+An existing model is kept, so that a study continues with the weights it started with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 
 FOLDER = "models"
-#: The tiny models that come with scalerl, and who taught them.
+#: Tiny models that come with scalerl → the teacher of each.
 TEACHERS = {"tiny": "forgetful", "tiny-noisy": "noisy"}
 #: A smaller and a larger one than the default, which has 2 layers of width 64.
 SIZES = ("1x64", "2x128")
@@ -29,8 +29,10 @@ SIZES = ("1x64", "2x128")
 HEAD = 32
 _SIZE = re.compile(r"(\d+)x(\d+)")
 _MADE = re.compile(rf"({'|'.join(TEACHERS)})-(\d+)x(\d+)")
-#: Tokens of a warm start, and parameters times tokens that a core learns from in a second.
-TOKENS, RATE = 3.6e6, 5.5e9
+#: Tokens of a warm start.
+TOKENS = 3.6e6
+#: Parameters × tokens that one core trains in a second.
+RATE = 5.5e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class GeneratedModel:
 
     @property
     def minutes(self) -> float:
-        """On one idle core, about."""
+        """Estimated minutes on one idle core."""
         parameters = 16 * self.layers * self.width**2 + 80 * self.width
         return TOKENS * parameters / RATE / 60
 
@@ -55,7 +57,7 @@ class GeneratedModel:
         return (self.path / "warmstart.json").exists()
 
     def make(self) -> None:
-        """Under another name first: what has its name is whole."""
+        """Make the model under another name, then rename it: what has its name is complete."""
         if self.there:
             return
         making = self.path.with_name(f"{self.path.name}.making")
@@ -71,9 +73,9 @@ class GeneratedModel:
             check=False,
         )
         if done.returncode:
-            said = done.stderr.strip().splitlines()
+            lines = done.stderr.strip().splitlines()
             raise InputError(
-                f"{self.path} cannot be made: {said[-1] if said else 'scalerl warmstart failed'}"
+                f"{self.path} cannot be made: {lines[-1] if lines else 'scalerl warmstart failed'}"
             )
         making.rename(self.path)
 

@@ -1,4 +1,4 @@
-"""Prompt by prompt: the difference of two variants on the very prompts that both were asked.
+"""The difference in pass rate of two variants, prompt by prompt, on the prompts both were asked.
 
     D = mean over prompts p of   d_p = mean over seeds of y_vsp  -  mean over seeds of y_rsp
 
@@ -37,9 +37,9 @@ from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
 
 Array = npt.NDArray[np.float64]
-#: Central interval.
+#: Probability of the central interval.
 LEVEL = 0.9
-#: Prompts that two variants must have in common.
+#: Prompts that two variants must share: fewer give no useful variance between prompts.
 MIN_PROMPTS = 10
 
 
@@ -49,12 +49,13 @@ class PairedDifference:
 
     difference: float
     interval: tuple[float, float]
-    #: What it would be had each been asked prompts of its own.
+    #: The interval if each had been asked prompts of its own.
     unpaired_interval: tuple[float, float]
-    #: Kind and amount of the compute that both have reached, and the steps of the validations
-    #: nearest to it: of the reference's runs, of the variant's.
+    #: Kind of compute.
     x_kind: str
+    #: Amount of compute that both have reached.
     compute: float
+    #: Steps of the validations nearest to it: of the reference's runs, and of the variant's.
     steps: tuple[tuple[int, ...], tuple[int, ...]]
     n_prompts: int
     #: Runs of the reference, and of the variant.
@@ -140,7 +141,7 @@ def _half(prompts: float, prompt_freedom: float, seeds: float, seed_freedom: flo
 
 def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
     """tau² and its degrees of freedom, from the (seeds, prompts) of all variants: what seeds differ
-    by beyond the luck of sampling, which is told from how unevenly they differ over prompts."""
+    by beyond the luck of sampling, estimated from how their difference varies by prompt."""
     squares, freedom = SEED_PSEUDO_COUNT * SEED_SD**2, SEED_PSEUDO_COUNT
     for y in tables:
         n, prompts = y.shape
@@ -151,7 +152,8 @@ def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
         luck = float((rest * rest).sum()) / ((n - 1) * (prompts - 1)) / prompts
         squares += float(((means - means.mean()) ** 2).sum()) - (n - 1) * luck
         freedom += n - 1
-    # Luck may seem to explain all of it: never believe less than a quarter of what is usual.
+    # Sampling may seem to explain all of the spread between few seeds, and the interval would then
+    # be far too narrow: allow for at least a quarter of the usual variance.
     return max(squares / freedom, SEED_SD**2 / 4), freedom
 
 
@@ -161,8 +163,8 @@ def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
 def paired_differences(
     runs: Mapping[str, Sequence[AnsweredRun]], reference: str
 ) -> dict[str, PairedDifference]:
-    """Of every variant whose runs have answers to prompts that the reference was asked, too; `runs`
-    are those that count, by variant."""
+    """The paired difference of every variant with answers to prompts that the reference was asked
+    as well. `runs` are the runs that enter the numbers, by variant."""
     found = {
         name: made
         for name, mine in runs.items()

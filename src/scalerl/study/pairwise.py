@@ -1,19 +1,18 @@
-"""A variant beside the reference, in the questions that people ask of two curves.
+"""Each variant of a study against the reference: compute to a target, crossing, speed by axis.
 
-- *Compute to a target*: when the mean curve of its runs reaches a score, by default TARGET of the
-  reference's ceiling, and how often it ever does.
-- *Crossing*: whether the one that leads early is behind in the end, and where they meet. A lead is
-  one of LEAD or more, and the end is where both are heading (their ceilings), so that a run that
-  may fall apart some day is not counted as one that is overtaken:
+- *Compute to a target*: the compute at which the mean curve of a variant's runs reaches a score (by
+  default TARGET of the reference's ceiling), and the probability that it ever does.
+- *Crossing*: whether the curve that leads early is behind in the end, and where the curves cross. A
+  lead is LEAD or more. The end is given by the two ceilings, so that a run that may collapse later
+  does not count as overtaken:
 
       gap  -.03  -.01  +.00  +.02 | heading for +.03      crosses, inside the budget
       gap  -.03  -.02  -.02  -.01 | heading for +.03      crosses, beyond it
       gap  -.004 +.003 -.002 +.00 | heading for +.03      never led by LEAD: no crossing
 
-- *Fixed A*: B of both with one ceiling, as the paper has it.
-- *Axes*: the compute to one score in device-hours, in tokens and in FLOPs. The curves are the same,
-  only their points lie elsewhere, so nothing is fitted anew: every draw's place on one axis is read
-  off on the other.
+- *Fixed A*: B of both curves when they are fitted with one ceiling, as the paper does.
+- *Axes*: the compute to one score in device-hours, in tokens and in FLOPs. Nothing is fitted again:
+  each draw's compute on one axis is interpolated to the other axis from the run's own record.
 """
 
 from __future__ import annotations
@@ -34,14 +33,17 @@ from scalerl.errors import InputError
 from scalerl.runs.lines import EvalLine
 
 Array = npt.NDArray[np.float64]
+#: Probability of the intervals.
 LEVEL = 0.9
-#: Share of the reference's ceiling that is the target, unless one is given.
+#: Default target as a share of the reference's ceiling.
 TARGET = 0.9
-#: Smaller leads are none.
+#: Smallest difference in pass rate that counts as a lead.
 LEAD = 0.01
-#: Knots on which curves are compared, up to the budget and beyond it.
-KNOTS, KNOTS_BEYOND = 32, 24
-#: Kinds of compute that are set side by side, and what they are called.
+#: Amounts of compute at which curves are compared, up to the budget.
+KNOTS = 32
+#: Amounts of compute beyond the budget.
+KNOTS_BEYOND = 24
+#: Kinds of compute that are compared, and their names in texts.
 AXES = {"gpu_hours": "device-hours", "tokens": "tokens", "flops": "FLOPs"}
 
 
@@ -49,13 +51,15 @@ AXES = {"gpu_hours": "device-hours", "tokens": "tokens", "flops": "FLOPs"}
 class CurveCrossing:
     """Where two curves cross."""
 
-    #: That they do: before the end of the budget, and at all.
+    #: Probability that the curves cross before the end of the budget.
     within_budget: float
+    #: Probability that they cross at all.
     at_all: float
-    #: Who leads in the end, in most of the cases where they cross.
+    #: Name of the arm that leads in the end in most draws with a crossing.
     overtakes: str | None
-    #: Of those cases; inf where that many meet beyond all that is looked at.
+    #: Median compute of the crossing, over the draws that have one; inf: beyond the last knot.
     compute: float | None
+    #: Central interval of that compute.
     interval: tuple[float, float] | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +97,7 @@ class AxisSpeed:
 
 @dataclass(frozen=True, slots=True)
 class PairwiseSummary:
-    """All of it, of one variant."""
+    """The comparison of one variant with the reference; fields are None where unknown."""
 
     target: Target | None = None
     crossing: CurveCrossing | None = None
@@ -127,10 +131,10 @@ def disagreement(axes: Mapping[str, AxisSpeed]) -> str | None:
     taken = [side for side in ("faster", "slower") if side in sides]
     if not taken or len(sides) == 1:
         return None
-    said = [f"{side} on {' and '.join(sides[side])}" for side in taken]
+    parts = [f"{side} on {' and '.join(sides[side])}" for side in taken]
     if "no side" in sides:
-        said.append(f"not on {' and '.join(sides['no side'])}")
-    return ", ".join(said)
+        parts.append(f"not on {' and '.join(sides['no side'])}")
+    return ", ".join(parts)
 
 
 def pairwise_summaries(
@@ -141,8 +145,8 @@ def pairwise_summaries(
     budget: float,
     target: float | None = None,
 ) -> dict[str, PairwiseSummary]:
-    """Of every arm of a study, the reference among them. `evals` are the validations of each run
-    by the name of its fit, `budget` the compute of the reference's whole budget."""
+    """The summary of every arm of a study, the reference included. `evals` holds the validations of
+    each run by the name of its fit, `budget` is the compute of the reference's whole budget."""
     main = arms.get(reference)
     score = target
     if score is not None and not 0.0 < score <= 1.0:
@@ -164,7 +168,7 @@ def pairwise_summaries(
 
 
 def compute_to(arm: Arm, score: float) -> Target:
-    """When the mean of its runs reaches a score."""
+    """The compute at which the mean curve of an arm reaches a score."""
     first = min(float(f.points.compute[f.points.compute > 0][0]) for f in arm.fits)
     knots = np.concatenate(
         [np.geomspace(first, arm.end, KNOTS)[:-1], np.geomspace(arm.end, HORIZON * arm.end, 40)]
@@ -173,7 +177,7 @@ def compute_to(arm: Arm, score: float) -> Target:
 
 
 def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing:
-    """Do the mean curves of two arms cross, and where?"""
+    """Whether and where the mean curves of two arms cross."""
     # Knots of the reference alone: its curve is then worked out once for all variants.
     first = max(float(f.points.compute[f.points.compute > 0][0]) for f in reference.fits)
     budget = max(budget, 1.01 * first)
@@ -183,7 +187,7 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
     gap = variant.levels(knots) - reference.levels(knots)
     heading = (variant.ceiling - reference.ceiling)[:: _thin(variant, gap)]
     last = np.where(np.abs(gap[:, KNOTS - 1]) >= LEAD, gap[:, KNOTS - 1], 0.0)
-    # Who leads in the end: where both are heading, or, where that is a tie, who leads now.
+    # The side that leads in the end: by the ceilings, or where these tie, by the last gap.
     end = np.sign(np.where(np.abs(heading) >= LEAD, heading, last))
     before = gap[:, :KNOTS] * end[:, None]
     behind = before <= -LEAD
@@ -199,7 +203,7 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
 
 
 def _thin(arm: Arm, gap: Array) -> int:
-    """Of the draws of a ceiling, one in so many has a curve."""
+    """Every how many-th draw of the ceiling has a curve: curves are computed for fewer draws."""
     return max(len(arm.ceiling) // len(gap), 1)
 
 
@@ -226,7 +230,7 @@ def _fixed(pair: Pair, reference: str) -> tuple[float, float, float] | None:
 
 # -- both axes ------------------------------------------------------------------------------------
 
-#: Per run: kind of compute → ln C of each validation.
+#: For each run: kind of compute → ln C of each validation.
 Places = list[dict[str, Array]]
 
 
@@ -235,7 +239,8 @@ def _places(arm: Arm, evals: Mapping[str, Sequence[EvalLine]]) -> Places:
 
 
 def _kinds(lines: Sequence[EvalLine]) -> dict[str, Array]:
-    """Of a run; a kind that does not grow from one validation to the next is left out."""
+    """ln C of a run's validations by kind. A kind that does not grow from one validation to the
+    next is left out, because it cannot be inverted."""
     spent = [line.compute for line in lines if line.pass_rate is not None]
     columns = {
         "gpu_hours": [c.device_hours for c in spent],

@@ -1,31 +1,32 @@
-"""The race: which member of a study is to go on next, and when enough has been seen.
+"""The race: which run of a study gets compute next, and when to stop.
 
-A study asks one question a variant: what is it, against the reference? Each pair's posterior says
-what is known by now. What more compute would add is worked out for two ways to spend it:
+A study asks for one verdict per variant, against the reference. The posterior of each pair says
+what is known so far. What more compute would add is estimated for two ways to spend it:
 
-    go on         the runs of a variant get longer. A run whose draws disagree about the scores to
-                  come will be told apart by them, by as much as its ceiling goes with those scores:
+    continue      the runs of a variant get longer. Where the draws of a run disagree about later
+                  scores, those scores narrow its ceiling, as far as they correlate with it:
                   Var(A | scores) = Var(A) - c' (S + N)^-1 c     c, S: covariances of ceiling and
                                                                  scores over the draws; N: noise
-    another seed  n runs become n + 1: what the points leave open, and what seeds do, both divided
-                  by one more
+    another seed  n runs become n + 1: the variance left by the points and the variance between
+                  seeds are both divided by one more run
 
-so the difference of two ceilings, now mu with variance V, will be N(mu, R) with variance V - R, and
-it is plain how often that is a verdict (`_Difference.later`).
+so the difference of two ceilings, now mu with variance V, will move by N(0, R) and keep variance
+V - R, which gives the probability of a verdict (`_Difference.later`).
 
-    pair         now              if the variant goes on to 40 %       another seed of it
+    pair         now              if the variant continues to 40 %     another seed of it
     loo-loss     +.024 (.016)     a verdict in .55 for .16             .30 for .24
     loo-head     +.003 (.022)     .21 for .16                          .10 for .24
-                                  best: loo-loss goes on, .55 / .16 = 3.4 verdicts a whole run
+                                  best: loo-loss continues, .55 / .16 = 3.4 verdicts a whole run
 
-The next chunk goes to where verdicts per unit of compute are most. Plans are weighed up to the end
-of the budget, not for one chunk alone: a single validation hardly ever decides, ten may. Every
-variant begins with one seed; the others are begun where a seed is what is missing.
+The next chunk goes where the expected verdicts per unit of compute are most. Allocations are
+evaluated up to the end of the budget, not for one chunk alone: a single validation hardly ever
+decides, ten may. Every variant starts with one seed; further seeds start where a seed is what is
+missing.
 
-Nobody is thrown away: who is not run is paused, and goes on when its pair promises most. Curves
-cross, so how high a member stands counts for nothing, only how open its verdict is. And before a
-verdict on a ceiling is the last word, one run of either side goes to the end of its budget: until
-then a slower climb looks like a lower ceiling, and a run that will break looks like a high one.
+No run is discarded: a run that gets nothing is paused, and continues when its pair promises most.
+Curves cross, so the current score of a run does not count, only how open its verdict is. Before a
+verdict on a ceiling is final, one run of either side goes to the end of its budget: until then a
+slower climb looks like a lower ceiling, and a run that will collapse looks like a high one.
 Everything here is a function of the records.
 """
 
@@ -54,16 +55,19 @@ from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 
 Array = npt.NDArray[np.float64]
 
-#: Multiples of the compute so far that plans go to (1: those behind catch up); the end of the
-#: budget is always one.
+#: Multiples of the compute so far to which runs may continue (1: shorter runs catch up). The end of
+#: the budget is always considered as well.
 MULTIPLES = (1.0, 1.25, 1.5, 2.0, 3.0)
-#: A pair that all its budget would decide with less than this probability is left undecided.
+#: A pair that its whole budget would decide with less than this probability is left undecided.
 MIN_DECISION_PROBABILITY = 0.2
-#: A race asks after every chunk, and whoever asks often is told something wrong more often: a side
-#: closes a verdict from this probability on, above the WINNER_PROBABILITY of a single look.
+#: Probability from which a verdict is closed. Above the SURE of a single look, because a race looks
+#: after every chunk, and each further look adds a chance of a wrong verdict.
 CLOSING_PROBABILITY = 0.99
-#: Scores to come are looked at in so many places, on every THIN-th draw.
-KNOTS, THIN = 4, 4
+#: Amounts of compute at which later scores are predicted.
+KNOTS = 4
+#: Every THIN-th draw of the posterior is used for it.
+THIN = 4
+#: Standard deviations of a normal distribution to CLOSING_PROBABILITY.
 _SIDE = NormalDist().inv_cdf(CLOSING_PROBABILITY)
 
 
@@ -73,17 +77,18 @@ class Racer:
 
     name: str
     variant: str
-    #: Of a run that has the racer's name; None before it can be fitted.
+    #: The fit of the run, which has the racer's name; None before it can be fitted.
     fit: Fit | None
-    #: Of its budget: spent so far; given first, so that a law can be fitted; and given at a time
-    #: from then on.
+    #: Share of its budget that is spent, 0 to 1.
     share: float
+    #: Share that it gets first, so that the law can be fitted.
     first: float
+    #: Share that it gets at a time after that.
     chunk: float
-    #: Compute of its whole budget, in any unit that all have in common.
+    #: Compute of its whole budget, in any unit that all racers share.
     whole: float = 1.0
     unstable: bool = False
-    #: Ended, failed or at work elsewhere: it cannot be given anything.
+    #: It ended, failed, or runs elsewhere: it cannot get compute.
     closed: bool = False
 
     @property
@@ -93,17 +98,18 @@ class Racer:
 
 @dataclass(frozen=True, slots=True)
 class RaceState:
-    """What the race does next, and why. Empty `order`: it is over."""
+    """What the race does next, and why. The race is over when `order` is empty."""
 
-    #: Members that may be given the next chunk, the most deciding first.
+    #: Members that may get the next chunk, the one expected to decide most first.
     order: tuple[str, ...]
     why: str
-    #: Variant → its verdict and winner so far; of those that are open: the chance that its budget
-    #: decides it.
+    #: Variant → its verdict and winner so far.
     verdicts: Mapping[str, tuple[str, str | None]]
+    #: Variant with an open verdict → the probability that its budget decides it.
     chances: Mapping[str, float]
-    #: Compute spent, of that of all budgets.
+    #: Compute spent.
     spent: float
+    #: Compute of all budgets.
     of: float
 
     @property
@@ -112,16 +118,16 @@ class RaceState:
 
     @property
     def summary(self) -> str:
-        """How many verdicts are closed, and what is to be hoped of the others; "" while there are
-        variants without a curve."""
+        """How many verdicts are closed, open, and beyond the budget; "" while there are variants
+        without a curve."""
         if not self.over and not self.chances:
             return ""
-        hopeful = sum(chance >= MIN_DECISION_PROBABILITY for chance in self.chances.values())
+        within = sum(chance >= MIN_DECISION_PROBABILITY for chance in self.chances.values())
         parts = [f"{len(self.verdicts) - len(self.chances)} of {len(self.verdicts)} closed"]
-        if hopeful:
-            parts.append(f"{hopeful} open")
-        if len(self.chances) > hopeful:
-            parts.append(f"{len(self.chances) - hopeful} beyond the budget")
+        if within:
+            parts.append(f"{within} open")
+        if len(self.chances) > within:
+            parts.append(f"{len(self.chances) - within} beyond the budget")
         return ", ".join(parts)
 
     def __str__(self) -> str:
@@ -142,8 +148,9 @@ class RaceState:
 
 @dataclass(slots=True)
 class RaceCache:
-    """What was worked out for fits, arms and pairs of them, kept between looks, since only the
-    member that went on has changed. (Arms keep their fits, so that no other has their ids.)"""
+    """Arms, pairs and predictions that were computed for earlier looks; between two looks only one
+    member has changed. Keys are ids of fits and arms, which stay unique because arms hold their
+    fits."""
 
     alone: dict[tuple[int, ...], Arm] = field(default_factory=dict)
     akin: dict[tuple[int, RunPrior | None], Arm] = field(default_factory=dict)
@@ -151,7 +158,7 @@ class RaceCache:
     narrowed: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def keep(self, fits: Collection[Fit]) -> None:
-        """Let go of what is not about these: the curves of members as they were."""
+        """Drop entries of other fits: the curves of members at earlier looks."""
         now = set(map(id, fits))
         self.alone = {key: arm for key, arm in self.alone.items() if now.issuperset(key)}
         laws = {id(arm) for arm in self.alone.values()}
@@ -161,7 +168,7 @@ class RaceCache:
         self.paired = {key: pair for key, pair in self.paired.items() if arms.issuperset(key[:2])}
 
     def arm(self, name: str, fits: tuple[Fit, ...]) -> Arm:
-        """The law of these runs: it need not be fitted again when another variant goes on."""
+        """The law of these runs, fitted once per set of fits."""
         key = tuple(map(id, fits))
         if key not in self.alone:
             self.alone[key] = Arm(name, fits)
@@ -183,7 +190,7 @@ class RaceCache:
         return self.paired[key]
 
     def narrowing(self, arm: Arm, multiple: float) -> float:
-        """Share of the ceiling's variance that going on to a multiple takes away."""
+        """Share of the ceiling's variance that is removed by continuing to a multiple."""
         if multiple <= 1.0:
             return 0.0
         key = id(arm), round(multiple, 6)
@@ -195,11 +202,11 @@ class RaceCache:
 
 def narrowing(f: Fit, multiple: float, new: float) -> float:
     """Share of the variance of the ceiling that `new` evaluations up to `multiple` times the
-    compute so far are expected to take away. Futures that fall are left out: they tell of the fall,
-    and not of the ceiling.
+    compute so far are expected to remove. Draws that fall are left out: later scores then inform
+    about the fall, not about the ceiling.
 
-    To first order too much is left, since later points also tell how rough a run is and what shape
-    it has, which no linear rule sees. In simulated studies (benchmarks/race.py) what was left was
+    The linear estimate leaves too much variance, since later points also inform about the noise and
+    the shape of the curve. In simulated studies (benchmarks/race.py) the variance that was left was
     the square of it, at every length: .17 .22 .34 .68 were expected, .02 .05 .11 .52 came.
     """
     predictive = f.predictive.thinned(THIN)
@@ -222,25 +229,28 @@ def narrowing(f: Fit, multiple: float, new: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A variant after some plan, beside what it is now: what its points leave open of its ceiling
-    (in units of now), and the seeds it stands for."""
+    """An arm after some allocation of compute."""
 
+    #: Variance of the ceiling that its points leave, relative to now.
     points: float
+    #: Number of whole runs that it is worth.
     seeds: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A variant beside the reference."""
+    """A variant and the reference."""
 
     verdict: Verdict
-    #: The two arms' names, the seeds each has, and its part in what the points leave open.
+    #: Names of the reference and of the variant.
     names: tuple[str, str]
+    #: Number of whole runs of each.
     seeds: tuple[float, float]
+    #: Share of each in the variance that the points leave.
     parts: tuple[float, float]
     ceiling: _Difference
     speed: _Difference | None
-    #: By a normal distribution, rather closed by now.
+    #: Whether a normal distribution would more likely have a verdict by now.
     normally_closed: bool
 
     @property
@@ -253,14 +263,14 @@ class _Pair:
             return CLOSING_PROBABILITY > float((speed < 0.0).mean()) > 1.0 - CLOSING_PROBABILITY
         return name == "undecided"
 
-    def chance(self, plan: Mapping[str, _Side]) -> float:
-        """Probability of a verdict once the plan is carried out. The speed is taken to become known
-        as the ceilings do."""
-        then = [plan.get(n, _Side(1.0, s)) for n, s in zip(self.names, self.seeds, strict=True)]
+    def chance(self, after: Mapping[str, _Side]) -> float:
+        """Probability of a verdict once the arms are as in `after`. The uncertainty of the speed is
+        taken to shrink as that of the ceilings does."""
+        then = [after.get(n, _Side(1.0, s)) for n, s in zip(self.names, self.seeds, strict=True)]
         points = sum(part * side.points for part, side in zip(self.parts, then, strict=True))
         seeds = sum(1.0 / side.seeds for side in then) / sum(1.0 / s for s in self.seeds)
-        # Open by the draws though closed by a normal distribution (heavy tails, an alarm, ceilings
-        # open at the top): what is left to be known is all that can be gone by.
+        # The draws leave it open though a normal distribution would not (heavy tails, an alarm, a
+        # ceiling that may be perfect): only the variance that is removed can be used then.
         if self.normally_closed:
             return 1.0 - points
         return _chance(self.ceiling, self.speed, points, seeds)
@@ -272,8 +282,9 @@ class _Difference:
 
     middle: float
     variance: float
-    #: Of the variance, what seeds do, which going on does not narrow; and what counts as the same.
+    #: Part of the variance that is between seeds; longer runs do not narrow it.
     seeds: float
+    #: Largest difference that counts as none.
     margin: float
 
     @staticmethod
@@ -282,9 +293,9 @@ class _Difference:
         return _Difference(float(middle), max((high - low) / 2.0, 1e-6) ** 2, seeds, margin)
 
     def later(self, points: float, seeds: float) -> tuple[float, float]:
-        """Probability that it will have a side, and that it will be the same within the margin, by
-        the rules of decision.py, once only these shares are left of what the points leave open and
-        of what seeds do."""
+        """Probabilities that the difference will have a sign, and will be within the margin,
+        by the rules of decision.py, once only these shares are left of the variance of the points
+        and of the seeds."""
         own = max(self.variance - self.seeds, 0.0)
         gone = max((1.0 - points) * own + (1.0 - seeds) * min(self.seeds, self.variance), 0.0)
         sd, moves = math.sqrt(max(self.variance - gone, 1e-12)), math.sqrt(gone) + 1e-9
@@ -300,7 +311,7 @@ def _chance(ceiling: _Difference, speed: _Difference | None, points: float, seed
 
 
 def _mass(end: float, middle: float, sd: float) -> float:
-    """Of a normal distribution within ± end."""
+    """Probability of a normal distribution within ± end."""
     z = math.sqrt(2.0) * sd
     return 0.5 * (math.erf((end - middle) / z) + math.erf((end + middle) / z))
 
@@ -323,7 +334,7 @@ def _nearest(sd: float) -> float:
 
 
 def race(racers: Sequence[Racer], reference: str, cache: RaceCache | None = None) -> RaceState:
-    """What is to be done next."""
+    """What to run next."""
     cache = cache or RaceCache()
     cache.keep([r.fit for r in racers if r.fit is not None])
     spent, of = sum(r.share * r.whole for r in racers), sum(r.whole for r in racers)
@@ -339,10 +350,10 @@ def race(racers: Sequence[Racer], reference: str, cache: RaceCache | None = None
         return RaceState(tuple(early), why, verdicts, {}, spent, of)
     chances = {v: _at_the_end(p, racers, arms, cache) for v, p in pairs.items() if p.open}
     worth = {v: pairs[v] for v, chance in chances.items() if chance >= MIN_DECISION_PROBABILITY}
-    plans = sorted(_allocations(worth, racers, arms, reference, cache), key=lambda plan: -plan.gain)
-    order = tuple(dict.fromkeys(name for plan in plans for name in plan.members))
+    found = sorted(_allocations(worth, racers, arms, reference, cache), key=lambda each: -each.gain)
+    order = tuple(dict.fromkeys(name for each in found for name in each.members))
     if order:
-        return RaceState(order, plans[0].why, verdicts, chances, spent, of)
+        return RaceState(order, found[0].why, verdicts, chances, spent, of)
     unseen = tuple(dict.fromkeys(_unseen_ends(pairs, racers)))
     if unseen:
         why = f"{unseen[0]} goes to its end, before the verdict on its ceiling is the last word"
@@ -354,7 +365,7 @@ def race(racers: Sequence[Racer], reference: str, cache: RaceCache | None = None
 
 
 def _unseen_ends(pairs: Mapping[str, _Pair], racers: Sequence[Racer]) -> Iterator[str]:
-    """Of each side of a verdict on ceilings that no run has followed to the end: the longest."""
+    """The longest run of each side of a closed verdict on ceilings, where none is at its end."""
     groups = _groups(racers)
     for pair in pairs.values():
         if pair.verdict.name == "higher-ceiling" and not pair.open:
@@ -380,13 +391,13 @@ def _why_over(
 
 
 def _unstable(racers: Sequence[Racer]) -> list[str]:
-    """Variants of which every seed that was begun is unstable."""
+    """Variants in which every started seed is unstable."""
     begun = _groups([r for r in racers if r.share > 0.0])
     return [v for v, group in begun.items() if all(r.unstable for r in group)]
 
 
 def _early(racers: Sequence[Racer]) -> Iterator[str]:
-    """Of every variant that has no curve yet, the member that is to make one; and who was begun."""
+    """Members that have to run before the law can be fitted: one per variant, and those started."""
     for group in _groups(racers).values():
         begun = [r for r in group if r.share > 0.0]
         if not begun:
@@ -404,7 +415,7 @@ def _groups(racers: Sequence[Racer]) -> dict[str, list[Racer]]:
 
 
 def _arms(racers: Sequence[Racer], cache: RaceCache) -> dict[str, Arm]:
-    """The variants, of members that are not unstable: as the table has them."""
+    """The arms of members that are not unstable, as in the table."""
     fits = {
         variant: tuple(r.fit for r in group if r.fit is not None and not r.unstable)
         for variant, group in _groups(racers).items()
@@ -416,7 +427,7 @@ def _pairs(arms: Mapping[str, Arm], reference: str, cache: RaceCache) -> dict[st
     """Each variant with the reference."""
     if reference not in arms:
         return {}
-    # Rounded: it moves a little with every look, and all pairs would have to be redone.
+    # Rounded, because it moves a little with every look and each value is a new key of the cache.
     sd = round(seed_spread(arms.values()), 3)
     return {v: cache.pair(arms[reference], a, sd) for v, a in arms.items() if v != reference}
 
@@ -445,18 +456,18 @@ def _pair(reference: Arm, variant: Arm, sd: float) -> _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """What may become of a variant: members → the share of its budget that each goes to."""
+    """A way to spend compute on a variant: the share of the budget that each member goes to."""
 
     targets: Mapping[str, float]
     cost: float
     after: _Side
-    #: Who begins, and who is next: those that are furthest behind.
+    #: Members in the order in which they run: those furthest behind first.
     order: tuple[str, ...]
     words: str
 
 
 def _actions(variant: str, group: Sequence[Racer], arm: Arm, cache: RaceCache) -> list[_Action]:
-    """Its runs go on, or a further seed is begun and catches up."""
+    """The runs of a variant continue, or a further seed starts and catches up."""
     running = [r for r in group if r.share > 0.0 and not r.unstable]
     level = max((r.share for r in running), default=0.0)
     if level <= 0.0:
@@ -465,7 +476,7 @@ def _actions(variant: str, group: Sequence[Racer], arm: Arm, cache: RaceCache) -
     found = []
     for multiple in (*MULTIPLES, math.inf):
         going = {r.name: _target(r, level, multiple) for r in running if r.may_go_on}
-        found.append((going, f"going on with {variant} to {{:.0%}} of the budget"))
+        found.append((going, f"continuing {variant} to {{:.0%}} of the budget"))
     fresh = [r for r in group if r.share <= 0.0 and r.may_go_on][:1]
     found += [({r.name: max(level, r.first)}, f"another seed of {variant}") for r in fresh]
     members = {r.name: r for r in group}
@@ -488,10 +499,10 @@ def _actions(variant: str, group: Sequence[Racer], arm: Arm, cache: RaceCache) -
 def _at_the_end(
     pair: _Pair, racers: Sequence[Racer], arms: Mapping[str, Arm], cache: RaceCache
 ) -> float:
-    """The chance of a verdict if both sides get all of their budget, every seed; 0 where all have
-    it. Who is at work just now counts: or a verdict would look hopeless whenever its best member is
-    running."""
-    plan, left = {}, False
+    """Probability of a verdict if every seed of both sides gets its whole budget; 0 where all have
+    it. Members that are running count: otherwise a verdict would look out of reach whenever its
+    best member is running."""
+    after, left = {}, False
     for name, now in zip(pair.names, pair.seeds, strict=True):
         group = [r for r in racers if r.variant == name and not r.unstable]
         running = [r for r in group if r.share > 0.0 and r.fit is not None]
@@ -499,13 +510,15 @@ def _at_the_end(
         left = left or any(r.share < 1.0 for r in group)
         then = float(len(group))
         points = (1.0 - cache.narrowing(arms[name], 1.0 / level)) * now / then
-        plan[name] = _Side(points, then)
-    return pair.chance(plan) if left else 0.0
+        after[name] = _Side(points, then)
+    return pair.chance(after) if left else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Allocation:
-    #: Verdicts to be expected per unit of compute.
+    """Actions on one or two variants, and what they are expected to decide."""
+
+    #: Expected verdicts per unit of compute.
     gain: float
     members: tuple[str, ...]
     why: str
@@ -518,7 +531,7 @@ def _allocations(
     reference: str,
     cache: RaceCache,
 ) -> Iterator[_Allocation]:
-    """A variant, the reference, or both take some action."""
+    """Every action of a variant, of the reference, and of both together."""
     if not pairs:
         return
     groups = _groups(racers)

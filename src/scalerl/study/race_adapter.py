@@ -1,4 +1,4 @@
-"""A study's members as racers: how much each is given at a time, and what the race says of them."""
+"""The members of a study as the race sees them, and the limits of the next chunk of each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scalerl.study.members import Limits, Member, MemberProgress, budget_weight,
 from scalerl.study.race import Racer
 from scalerl.study.table import MemberFinding
 
-#: Validations after which a law can be fitted: every member of a race gets them.
+#: Validations that every member of a race gets first, so that the law can be fitted.
 FIRST_VALIDATIONS = 6
-#: Chunks that a budget is given out in, if it has so many validations. Few: whoever asks often is
-#: told something wrong more often, and every start of a run costs seconds.
+#: Number of chunks of a budget, if it has that many validations. Few, because every further look at
+#: the data adds a chance of a wrong verdict, and every start of a run costs seconds.
 CHUNKS = 4
 
 
 def portions(recipe: Recipe, screen: float) -> tuple[float, float]:
-    """Shares of the budget: what a member gets first, and then at a time.
+    """Shares of the budget that a member gets first, and at a time after that.
 
     >>> tiny = Recipe.load("scalerl", "tiny")  # 300 steps, a validation every 10
     >>> [round(300 * share) for share in portions(tiny, screen=0.25)]
@@ -31,9 +31,8 @@ def portions(recipe: Recipe, screen: float) -> tuple[float, float]:
 
 
 def next_limits(member: Member, share: float, screen: float) -> Limits:
-    """Those of the next chunk of a member that has had this share: places between which chunks lie
-    are always the same ones, whoever was stopped where. What is left at the end goes with the last
-    chunk, unless it is half of one."""
+    """The limits of the next chunk of a member that has spent this share. Chunks end at fixed
+    shares, wherever a run was stopped. Less than half a chunk at the end goes with the last."""
     first, chunk = portions(member.recipe, screen)
     if share < first - 1e-9:
         return limits_of(member.recipe, first)
@@ -49,7 +48,7 @@ def racers(
     screen: float,
     closed: Collection[str],
 ) -> list[Racer]:
-    """The members as `race` takes them; `closed` are at work, or have failed."""
+    """The members as `race` takes them; those in `closed` are running or have failed."""
     made = []
     for member, finding in zip(members, found, strict=True):
         first, chunk = portions(member.recipe, screen)

@@ -2,8 +2,8 @@
 
 First every member up to its screening, then those that are not unstable up to the end of their
 budget; seed by seed, so that there is something to compare as early as possible. What is to be done
-is read from the runs each time: whoever finds a study half done, after a kill or after members were
-run elsewhere, just does the rest.
+is read from the runs each time, so a study that was killed, or in which members were run elsewhere,
+is continued with what is left.
 
     member ended with           it is
     0                           looked at again: screened, or done
@@ -11,8 +11,8 @@ run elsewhere, just does the rest.
     a kill (a signal)           started again, unless it got no further since the last start
     another's lock              being written elsewhere: waited for
 
-In a race (race.py) there is no screening: members are run a chunk at a time, the one next whose
-going on is expected to decide most.
+In a race (race.py) there is no screening: members run a chunk at a time, next the one that is
+expected to decide most.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ if TYPE_CHECKING:
     from scalerl.study.study import Study
     from scalerl.study.table import StudyRow
 
-#: Seconds between two looks at the processes, and between two at the records.
-PAUSE, LOOK = 0.2, 2.0
+#: Seconds between two polls of the processes.
+POLL_SECONDS = 0.2
+#: Seconds between two reads of the records, which are slower than a poll.
+READ_SECONDS = 2.0
 #: Seconds that members have for their last checkpoint when the study is asked to end.
 GRACE = 300.0
-#: Share of a study that says how fast it goes.
-ENOUGH = 0.001
-#: Starts of a killed member that get it no further, after which it is left alone.
+#: Share of a study that must be done before the time left is estimated.
+MIN_SHARE = 0.001
+#: Starts of a killed member without progress, after which it is reported as failed.
 MAX_STARTS = 3
 PROGRAM = (sys.executable, "-m", "scalerl.study.member_process")
 
 
 class StudyListener:
-    """Who is told what happens; here nobody."""
+    """Receives what happens in a study; this one ignores it."""
 
     def begin(self, study: Study, jobs: int) -> None:
         """The study starts, or goes on."""
@@ -111,12 +113,12 @@ class MemberJob:
     member: Member
     limits: Limits
     process: subprocess.Popen[bytes]
-    #: Where its words begin in the log.
+    #: Offset of this start's output in the log, in bytes.
     log_offset: int
 
 
 def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
-    """Until nothing is left to do, or a signal."""
+    """Run members until nothing is left to do, or a signal comes."""
     if find_spec("torch") is None:
         raise InputError("training needs torch: pip install 'scalerl[train]'")
     with RunLock(study.path), _signals() as caught, _surviving_hangup():
@@ -134,7 +136,7 @@ class Runner:
         self.study, self.jobs, self.listener = study, jobs, listener
         self.running: list[MemberJob] = []
         self.failed: dict[str, str] = {}
-        #: Members that somebody stopped: left for the next start.
+        #: Members that were stopped by a signal: left for the next start.
         self.stopped: set[str] = set()
         self.starts: dict[str, tuple[int, int]] = {}
         self.elsewhere: set[str] = set()
@@ -144,17 +146,17 @@ class Runner:
     def go(self, caught: list[int]) -> StudyEnd:
         self.listener.begin(self.study, self.jobs)
         self.listener.table(self.study.table())
-        looked = -LOOK
+        read_at = -READ_SECONDS
         while not caught:
             ended = self.reap()
             if ended:
                 self.listener.table(self.study.table())
-            if ended or time.monotonic() - looked > LOOK:
+            if ended or time.monotonic() - read_at > READ_SECONDS:
                 if not self.fill():
                     break
                 self.listener.progress(self.progress())
-                looked = time.monotonic()
-            time.sleep(PAUSE)
+                read_at = time.monotonic()
+            time.sleep(POLL_SECONDS)
         if caught:
             self.listener.say("ending: members save a checkpoint and stop")
             self.end_all()
@@ -165,7 +167,7 @@ class Runner:
     # -- what next --------------------------------------------------------------------------------
 
     def fill(self) -> bool:
-        """Start what there is room for; whether anything is still to be waited for."""
+        """Start members while there is room; returns whether anything is still running."""
         now = {m.name: read_progress(m) for m in self.study.members}
         busy = {job.member.name for job in self.running}
         elsewhere = {name for name, p in now.items() if p.locked and name not in busy}
@@ -183,7 +185,7 @@ class Runner:
         return bool(self.running or self.elsewhere)
 
     def tasks(self, now: dict[str, MemberProgress]) -> Iterator[tuple[Member, Limits]]:
-        """What is left, in the order in which it is to be done."""
+        """Members that are left with their limits, in the order in which they run."""
         study = self.study
         order = sorted(study.members, key=lambda m: m.seed)
         left = [
@@ -245,7 +247,7 @@ class Runner:
     # -- what has ended ---------------------------------------------------------------------------
 
     def reap(self) -> bool:
-        """Take in what has ended; whether anything has."""
+        """Handle the members that have ended; returns whether there are any."""
         ended = [job for job in self.running if job.process.poll() is not None]
         for job in ended:
             self.running.remove(job)
@@ -262,7 +264,7 @@ class Runner:
             status = self.study.status(member, now)
             self.listener.say(f"{name}: {status} at step {now.step}, pass rate {rate}")
             return
-        if is_locked(member.path):  # somebody else was first
+        if is_locked(member.path):  # another process started it first
             return
         if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             self.stopped.add(name)
@@ -302,8 +304,8 @@ class Runner:
         if self.done_before is None:
             self.done_before = done
         elapsed, gained = time.monotonic() - self.began, done - self.done_before
-        left = elapsed * (total - done) / gained if gained > ENOUGH * total else None
-        if study.definition.race:  # nobody knows when it will have decided
+        left = elapsed * (total - done) / gained if gained > MIN_SHARE * total else None
+        if study.definition.race:  # its end cannot be known
             left = None
         busy = tuple((job.member, now[job.member.name]) for job in self.running)
         waiting = sum(not p.begun for p in now.values())
@@ -349,7 +351,7 @@ def _signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _surviving_hangup() -> Iterator[None]:
-    """A terminal that is closed does not end a study, as it does not end a run."""
+    """Keep the study running when its terminal is closed, as a run does."""
     which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
     ours = threading.current_thread() is threading.main_thread()
     if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:

@@ -48,8 +48,10 @@ MIN_EVALS = 5
 SHARE = 0.1
 #: Growth of a truncation that was too high from the beginning.
 RISE = 1.25
-#: Points that a forecast at half the compute needs, and points that it is checked on.
-MIN_FITTED, MIN_HELD = 6, 3
+#: Points in the first half that the forecast needs.
+MIN_FITTED = 6
+#: Points in the second half that it is checked on.
+MIN_HELD = 3
 #: Fall below the forecast that matters: the paper's margin on a ceiling.
 MARGIN = 0.02
 #: Ways from the forecast's median to the lower end of its 90 % interval that a stable run does not

@@ -61,21 +61,24 @@ from scalerl.study.table import (
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
 
-RECIPES, RUNS, LOGS = "recipes", "runs", "logs"
+#: Directories of a study.
+RECIPES = "recipes"
+RUNS = "runs"
+LOGS = "logs"
 
 
 class Study:
-    """A set of recipes × seeds in a directory: the one that is there, or the one that is asked for.
+    """A set of recipes × seeds in a directory: an existing study, or a new one.
 
     >>> study = Study("out/my-first", ["scalerl", "tiny"], leave_one_out=True, seeds=3)
     >>> len(study.members), study.reference, study.differs("loo-plan")
     (27, 'scalerl+tiny', {'advantage.normalisation': 'prompt'})
 
-    path      its directory; alone, the study that is there
+    path      its directory; alone, an existing study
     recipe    presets, files and KEY=VALUE, as `train` takes them
-    more      what else a study file may say: leave_one_out, forward, recipes, sweep, axis,
-              learning_rate, variants, seeds, steps, screen, race. Of a study that is there, seeds,
-              steps and variants may grow.
+    more      the other keys of a study file: leave_one_out, forward, recipes, sweep, axis,
+              learning_rate, variants, seeds, steps, screen, race. An existing study may be extended
+              by seeds, steps and variants.
 
     Nothing is written before `write`, `run` or `commands`.
     """
@@ -102,7 +105,7 @@ class Study:
         if old is not None:
             _check_growth(self.path, old, self.definition, known, self.variants)
         self.members = tuple(self._members())
-        #: Score whose compute the table gives; None: a share of the reference's ceiling.
+        #: Target score, to which the table gives the compute; None: a share of the ceiling.
         self.target: float | None = None
         #: Rates of trial runs, for the hours of a study of which no member has run.
         self.measured: Sequence[tuple[Recipe, Rate]] = ()
@@ -112,9 +115,9 @@ class Study:
             check_same(member)
 
     def _read(self) -> tuple[dict[str, Recipe], StudyDefinition]:
-        plan = read_definition(self.path / FILE)
-        known = {n: Recipe.load(self._file(n)) for n in plan.variants}
-        return known, plan
+        asked = read_definition(self.path / FILE)
+        known = {n: Recipe.load(self._file(n)) for n in asked.variants}
+        return known, asked
 
     def _file(self, variant: str) -> Path:
         return self.path / RECIPES / f"{variant}.toml"
@@ -138,15 +141,15 @@ class Study:
         return next(iter(self.variants))
 
     def write(self) -> None:
-        """What was asked, into the directory: recipes first, so that `study.toml` is never without
-        them."""
+        """Write the definition into the directory: recipes first, so that `study.toml` names no
+        recipe without a file."""
         try:
             for folder in (RECIPES, RUNS, LOGS):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             for name, recipe in self.variants.items():
                 _replace(self._file(name), recipe.to_toml())
-            told = replace(self.definition, variants=tuple(self.variants))
-            _replace(self.path / FILE, told.to_toml())
+            asked = replace(self.definition, variants=tuple(self.variants))
+            _replace(self.path / FILE, asked.to_toml())
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}: choose another directory") from None
 
@@ -167,7 +170,7 @@ class Study:
         return {member.name: read_progress(member) for member in self.members}
 
     def status(self, member: Member, now: MemberProgress) -> MemberStatus:
-        """In one word (`members.STATUS`)."""
+        """The status of a member in one word (`members.STATUS` says what each means)."""
         if now.locked:
             return "running"
         if now.reached(limits_of(member.recipe)):
@@ -183,7 +186,7 @@ class Study:
         return "begun" if now.begun else "waiting"
 
     def expected(self, jobs: int | None = None) -> Expected:
-        """Compute and hours of what is left, from measured rates."""
+        """Compute and hours that are left, from measured rates."""
         jobs = jobs or self.jobs()
         return expected(self.members, self.progress(), self.path, jobs, self.measured)
 
@@ -212,13 +215,13 @@ class Study:
         ]
 
     def run(self, jobs: int | None = None, listener: StudyListener | None = None) -> StudyEnd:
-        """Run what is not yet at its end; needs `scalerl[train]`."""
+        """Run all members that are not done; needs `scalerl[train]`."""
         from scalerl.study.running import StudyListener, run_members
 
         self.write()
-        heard = listener or StudyListener()
-        make_all(self.models(), heard.say)
-        return run_members(self, jobs or self.jobs(), heard)
+        listener = listener or StudyListener()
+        make_all(self.models(), listener.say)
+        return run_members(self, jobs or self.jobs(), listener)
 
     def models(self) -> list[GeneratedModel]:
         """Models that the study makes before it runs: other sizes of the tiny one."""
@@ -227,7 +230,7 @@ class Study:
     # -- what it has shown ------------------------------------------------------------------------
 
     def finding(self, member: Member) -> MemberFinding:
-        """Stability and fit of a member, worked out anew only where its record has grown."""
+        """Stability and fit of a member, computed again only when its record has grown."""
         return self._assess(member).finding
 
     def evals(self, member: Member) -> Sequence[EvalLine]:
@@ -242,7 +245,7 @@ class Study:
         return kept
 
     def table(self) -> list[StudyRow]:
-        """One row a variant."""
+        """One row per variant."""
         found = self._findings()
         arms = StudyArms.from_findings(found)
         return self._rows(found, arms, arms.pairs(self.reference))
@@ -265,7 +268,7 @@ class Study:
     def race(
         self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
     ) -> RaceState:
-        """What a race does next, and why; `closed` are members that cannot go on now."""
+        """What a race does next, and why; members in `closed` cannot get compute now."""
         given = racers(
             self.members, self._findings(), now or self.progress(), self.definition.screen, closed
         )
@@ -287,8 +290,8 @@ class Study:
         return plot_knob_map([knob.to_dict() for knob in self.knobs()], self.reference, path)
 
     def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
-        """Members, table and knobs, as `scalerl study --json` prints them; `end` knows why members
-        failed that have no record."""
+        """Members, table and knobs, as `scalerl study --json` prints them; `end` has the errors of
+        members without a record."""
         now, failed = self.progress(), {} if end is None else end.failed
         found = self._findings()
         arms = StudyArms.from_findings(found)
@@ -388,7 +391,7 @@ def _assess(member: Member, sizes: tuple[int, int]) -> _CachedFinding:
 
 
 def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:
-    """The plan that is there, with what is asked for beside it."""
+    """The definition of an existing study, extended by what is given."""
     more = definition_from({"recipe": [], **given}, "study")
     changes = {key: getattr(more, key) for key in given}
     for key in ("sweep", "axis"):
@@ -400,8 +403,8 @@ def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:
 def _more(
     old: StudyDefinition, new: StudyDefinition, known: Mapping[str, Recipe], home: Path
 ) -> dict[str, Recipe]:
-    """The variants that are there, and those that only the grown plan makes: of variants that were
-    left out when the study began, none comes back by itself."""
+    """The variants that are there, and those that only the extended definition makes: variants that
+    were left out when the study started do not come back."""
     found = variants(new, known, home)
     if new.variants:
         return found

@@ -1,6 +1,6 @@
-"""What a study shows: one row a variant, with the verdict against the reference.
+"""The table of a study: one row per variant, with its verdict against the reference.
 
-Seeds of a variant are fitted as one curve, and variants tell each other what their curves have in
+Seeds of a variant are fitted as one curve, and variants share a prior on what their curves have in
 common (curves/arms.py, curves/shared_prior.py): a row is about the recipe, not about one of its
 runs.
 """
@@ -68,7 +68,7 @@ class StudyRow:
     words: str
     #: Seed → what the rules say, for every member begun.
     stability: Mapping[int, Stability]
-    #: Members whose forecast at half their compute held, of those that could be checked.
+    #: Members with a forecast at half their compute that held, of those that could be checked.
     held: tuple[int, int]
     #: Against the reference on the same prompts; None where there are no such answers.
     paired: PairedDifference | None = None
