@@ -55,7 +55,7 @@ def test_prints_the_placement_and_what_the_papers_preset_lacks_here(capsys):
     assert Recipe.load(tomllib.loads(out)) == Recipe.load("scalerl")
     *_, where, lacking = out.splitlines()
     assert where.startswith("# placement (ray at local): 64 generators (vllm) and 16 ranks of the")
-    assert lacking.startswith("# lacking: 80 GPUs are needed, this machine has 0: join a cluster")
+    assert lacking.startswith("# missing: 80 GPUs are needed, this machine has 0: join a cluster")
 
 
 def test_a_placement_that_fits_lacks_nothing(dry_run):

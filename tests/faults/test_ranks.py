@@ -40,4 +40,4 @@ def test_a_frozen_rank_is_named_after_the_deadline_of_a_collective(tmp_path):
 
     run = run_under_faults(tmp_path / "run", strikes, *TWO, "placement.patience=10")
     (why,) = losses(run)
-    assert why.startswith("trainer waited in vain for trainer rank 1 (")
+    assert why.startswith("trainer is stuck: trainer rank 1 did not answer the other ranks (")

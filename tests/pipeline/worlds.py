@@ -20,7 +20,7 @@ from scalerl.errors import PipelineError
 from scalerl.models.chat import Chat
 from scalerl.pipeline.schedule import Schedule
 from scalerl.pipeline.setup import RunSetup
-from scalerl.placement.generator_worker import HEARTBEAT
+from scalerl.placement.generator_worker import HEARTBEAT_SECONDS
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.recipe import Recipe
@@ -241,7 +241,7 @@ class RandomWorld:
         if not self.world.faults:
             # What is reported after the end of a validation may have been done before it.
             longest = self.world.decode.mean * np.exp(4 * self.world.decode.spread)
-            slack = len(evals) * self.generators * (longest + HEARTBEAT)
+            slack = len(evals) * self.generators * (longest + HEARTBEAT_SECONDS)
             assert s.generate_wait > -slack and s.train_wait > -1e-6, s
         # Validations when they are due, by one version.
         assert evals[0] == 0 and evals == sorted(set(evals)) and evals[-1] == loop.version

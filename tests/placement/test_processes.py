@@ -77,8 +77,8 @@ def test_one_that_ends_by_itself_says_with_which_code(part):
 
 @pytest.mark.parametrize(
     ("message", "why"),
-    [("unreadable", "said what cannot be read (ImportError: a class"),
-     (Untold(), "cannot be told what it should do (TypeError: not for travelling")],
+    [("unreadable", "sent a message that cannot be unpickled (ImportError: a class"),
+     (Untold(), "was to get a message that cannot be pickled (TypeError: not for travelling")],
 )  # fmt: skip
 def test_what_cannot_travel_ends_the_run_instead_of_being_waited_for(part, message, why):
     handle, inbox = part
@@ -89,7 +89,7 @@ def test_what_cannot_travel_ends_the_run_instead_of_being_waited_for(part, messa
 
 def test_a_successor_keeps_the_name_and_what_the_old_one_said_is_not_heard(part):
     handle, inbox = part
-    other = handle.again()
+    other = handle.restart()
     try:
         assert other.name == "part 0" and not handle.process.is_alive()
         other.send("hello")

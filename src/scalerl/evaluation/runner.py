@@ -13,7 +13,7 @@ from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.supervisor import START_SECONDS
 from scalerl.pipeline.validation import Validation, ValidationPrompt
 from scalerl.placement.processes import RealClock, WorkerProcesses
-from scalerl.placement.specs import engine_of
+from scalerl.placement.specs import make_engine_here
 
 #: Seconds to wait for scores when all answers are generated.
 WAIT = 0.2
@@ -94,7 +94,7 @@ def score_answers(
     """Yield every prompt when all its answers are scored, with the share of the work done so far;
     generating and scoring count half each."""
     # One slot: the training lane stays empty, all requests go to the validation lane.
-    engine: Engine = engine_of(setup, model=weights, slots=1)
+    engine: Engine = make_engine_here(setup, model=weights, slots=1)
     engine.submit([asked.request for asked in questions.asked.values()], "validate")
     while questions.missing:
         writing = engine.health().busy

@@ -1,1 +1,1 @@
-"""Where the parts of a run live: processes on this machine, or one process on a virtual clock."""
+"""Where the workers of a run are: processes, actors of a Ray cluster, or inline in one process."""

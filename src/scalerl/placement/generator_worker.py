@@ -1,5 +1,8 @@
-"""A generator: an engine, a weights receiver, and what it is told. The same wherever it lives:
-a placement gives it messages, lets it work, and carries away what it says."""
+"""A generator: an engine, a weights receiver, and the messages of the loop.
+
+It is the same in every placement, which delivers messages (`take`), calls `work` in turn, and
+carries away the reports.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Work
 from scalerl.weights.interface import Receiver
 
-#: A generator reports at least this often, so that the loop sees it is alive.
-HEARTBEAT = 0.5
+#: Seconds after which a generator sends a report even without news, as a heartbeat.
+HEARTBEAT_SECONDS = 0.5
 
 
 class GeneratorWorker:
-    """Takes requests, weights and decode steps in turn. `now` is the clock of where it lives."""
+    """Handles requests, weights and decode steps in turn. `now` is the clock of its placement."""
 
     def __init__(
         self, engine: Engine, receiver: Receiver, now: Callable[[], float], *, deterministic: bool
@@ -27,32 +30,33 @@ class GeneratorWorker:
         self.engine = engine
         self.now = now
         self.deterministic = deterministic
-        #: Of each request, how many of its rollouts are not finished.
+        #: Number of unfinished rollouts of each request.
         self.unfinished: dict[str, int] = {}
         self.reset(receiver)
 
     def reset(self, receiver: Receiver) -> None:
-        """Begin anew with weights from here: nothing was ever asked."""
+        """Drop all requests and start again, with weights from this receiver."""
         self.engine.abort(list(self.unfinished))
         self.unfinished.clear()
         self.receiver = receiver
-        #: Rollouts to finish before holding; None: never hold.
+        #: Rollouts to finish before it holds; None: it never holds.
         self.share: int | None = 0 if self.deterministic else None
-        #: The version that must be there before anything else is done.
+        #: Version that must have arrived before the next message in `_held` is handled.
         self.needs = 0
         self._held: list[m.SubmitRequests | m.AdvanceAndHold] = []
-        #: CheckSummary to go: then what it drops, and then nothing more.
+        #: The message that asked it to leave.
         self._leave: m.LeaveRun | None = None
-        self._gone = False
+        #: Whether it has sent its last report.
+        self._left = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
-        #: What is finished and was not said yet, all of one lane.
+        #: Finished rollouts that were not reported yet, all of one lane.
         self._written: list[RolloutResult] = []
         self._lane: Lane = "train"
-        self._told = self.now()
+        self._reported_at = self.now()
 
     def start(self) -> m.WorkerReady | None:
-        """Load the first weights; None while there are none."""
+        """Load the first weights; None while none have been published."""
         version = self.receiver.into(self.engine)
         return None if version < 0 else m.WorkerReady(version)
 
@@ -62,22 +66,22 @@ class GeneratorWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether `work` would do anything but report."""
+        """Whether `work` would do more than send a heartbeat."""
         if self._leave is not None:
-            return not self._gone
+            return not self._left
         if self._held:
             return self.receiver.newest() >= self.needs
         health = self.engine.health()
         return health.busy and not (self.share == 0 and health.lane == "train")
 
     def take(self, message: Any) -> None:
-        """Anything the loop says. What must wait for weights waits in order."""
+        """Accept a message of the loop. Those that must wait for weights are handled in order."""
         if not isinstance(message, m.SubmitRequests | m.AdvanceAndHold | m.LeaveRun):
             raise PipelineError(f"a generator does not understand {type(message).__name__!r}")
         if message.number not in (0, self._taken + 1):
-            return  # one before it was lost: the loop sees that no more is taken in
+            return  # a message was lost: `taken` in the reports stops growing, which the loop sees
         self._taken += 1
-        if isinstance(message, m.LeaveRun):  # waits for nothing
+        if isinstance(message, m.LeaveRun):  # needs no weights, so it is not queued
             self._leave = message
             return
         self._held.append(message)
@@ -89,7 +93,7 @@ class GeneratorWorker:
             if isinstance(message, m.AdvanceAndHold) or message.lane == "validate":
                 self.needs = message.version
                 if self.receiver.newest() < message.version:
-                    return  # published, but not here yet
+                    return  # published, but not received yet
                 self._load(self.now())
             self._held.pop(0)
             if isinstance(message, m.AdvanceAndHold):
@@ -101,7 +105,7 @@ class GeneratorWorker:
                     self.unfinished[request.id] = left + len(request.seeds)
 
     def _load(self, began: float) -> bool:
-        """The newest weights, if they are new."""
+        """Load the newest weights; whether they are new."""
         if self.receiver.newest() == self.version:
             return False
         self.receiver.into(self.engine)
@@ -109,14 +113,14 @@ class GeneratorWorker:
         return True
 
     def work(self, began: float) -> list[m.GeneratorReport]:
-        """One decode step, if there is anything to write, and a report, if there is anything to
-        say. `began` is when this turn began, for the ledger."""
+        """One turn: a decode step, if there is anything to write, and the reports that are due.
+        `began` is the time at which the turn began, for the ledger."""
         if self._leave is not None:
-            return self._last_word(self._leave)
+            return self._last_report(self._leave)
         self._accept()
         new = False
         if self.share is None and self.engine.health().lane == "train":
-            new = self._load(began)  # new groups may be waiting for these: said at once
+            new = self._load(began)  # reported at once: the schedule may allow new groups
             began = self.now() if new else began
         step = EngineStep("train")
         if self.busy and not self._held:
@@ -125,31 +129,31 @@ class GeneratorWorker:
                 kind: Work = "validate" if step.lane == "validate" else "generate"
                 self._seconds[kind] += self.now() - began
                 self._tokens += step.tokens if step.lane == "train" else 0
-        said = []
+        reports = []
         if self._written and step.written and step.lane != self._lane:
-            said.append(self._report(held=False))
-        whole = self._finished(step)
+            reports.append(self._report(held=False))
+        complete = self._finished(step)
         held = step.lane == "train" and self._holds(len(step.written))
-        if whole or held or new or self.now() - self._told > HEARTBEAT:
-            said.append(self._report(held))
-        return said
+        if complete or held or new or self.now() - self._reported_at > HEARTBEAT_SECONDS:
+            reports.append(self._report(held))
+        return reports
 
     def _finished(self, step: EngineStep) -> bool:
-        """Keep what is written until its group is whole, which is when anybody can use it: a
-        message a group instead of one a decode step. Whether one is."""
-        whole = False
+        """Keep finished rollouts until their group is complete; whether one is now."""
+        # Only complete groups are of use to the loop: one message per group, not per decode step.
+        complete = False
         for written in step.written:
             self.unfinished[written.request] -= 1
             if not self.unfinished[written.request]:
                 del self.unfinished[written.request]
-                whole = True
+                complete = True
         if step.written:
             self._lane = step.lane
             self._written += step.written
-        return whole
+        return complete
 
     def _holds(self, finished: int) -> bool:
-        """Whether the share has just been done (or nothing is left to do)."""
+        """Whether it holds now: its share is finished, or nothing is left to write."""
         if not self.share or self._held:
             return False
         self.share = max(self.share - finished, 0)
@@ -157,10 +161,10 @@ class GeneratorWorker:
             self.share = 0
         return self.share == 0
 
-    def _last_word(self, leave: m.LeaveRun) -> list[m.GeneratorReport]:
-        if self._gone:
+    def _last_report(self, leave: m.LeaveRun) -> list[m.GeneratorReport]:
+        if self._left:
             return []
-        self._gone = True
+        self._left = True
         begun = [w.rollout for w in self.engine.abort(leave.requests) if len(w.rollout)]
         report = self._report(held=False)
         return [replace(report, left=True, dropped=(len(begun), sum(map(len, begun))))]
@@ -180,5 +184,5 @@ class GeneratorWorker:
         self._written.clear()
         self._seconds.clear()
         self._tokens = 0
-        self._told = self.now()
+        self._reported_at = self.now()
         return report

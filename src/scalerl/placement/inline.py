@@ -1,9 +1,9 @@
-"""The whole crew in one process, on a virtual clock: deterministic, and as fast as Python goes.
+"""The whole crew in one process, on a virtual clock: deterministic, and as fast as Python runs.
 
-The loop, the protocols and the parts are the real ones; only time is made up (`World`). Engines
+The loop, the protocols and the workers are the real ones; only time is simulated (`World`). Engines
 and trainers may be real, and then really write and learn, or simulated (`placement.engine =
-"simulated"`), and then only take time. The clock stands still while Python works and jumps to the
-next thing on the agenda when the loop waits.
+"simulated"`), and then only take time. The clock stands still while Python works, and jumps to the
+next entry of the agenda when the loop waits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.connection import SessionFilter
-from scalerl.placement.generator_worker import HEARTBEAT, GeneratorWorker
+from scalerl.placement.generator_worker import HEARTBEAT_SECONDS, GeneratorWorker
 from scalerl.placement.specs import Specs
 from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.tasks.task import AnswerScore, seed_from
 
-P = TypeVar("P", bound="InlineWorker")
+W = TypeVar("W", bound="InlineWorker")
 
 
 class VirtualClock:
-    """Moved by the agenda alone."""
+    """A clock that only the agenda moves."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -42,7 +42,7 @@ class VirtualClock:
 
 
 class InlineWorker(ABC):
-    """A part and its handle. Messages keep their order in each direction."""
+    """A worker and its handle. Messages keep their order in each direction."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class InlineWorker(ABC):
         self._travel("to", lambda: self._deliver(message))
 
     def send_to_loop(self, message: Any) -> None:
-        """To the loop."""
+        """Send a message to the loop."""
         self._travel("from", lambda: self._arrive(message))
 
     def _travel(self, way: str, arrive: Callable[[], None]) -> None:
@@ -76,9 +76,9 @@ class InlineWorker(ABC):
         crew.at(self._last[way], arrive)
 
     def _arrive(self, message: Any) -> None:
-        for said in self.session.current([message]):
+        for current in self.session.current([message]):
             self._last_heard = self.crew.clock.now()
-            self.crew.inbox.append(MessageReceived(self, said))
+            self.crew.inbox.append(MessageReceived(self, current))
 
     def _deliver(self, message: Any) -> None:
         if self.alive:
@@ -96,14 +96,14 @@ class InlineWorker(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """It says that it is up."""
+        """Send `WorkerReady`, now or as soon as it can."""
 
     @abstractmethod
     def take(self, message: Any) -> None:
-        """A message of the loop's has arrived."""
+        """Handle a message of the loop."""
 
-    def wake(self) -> None:  # noqa: B027 - most parts look at nothing else
-        """Something outside has changed: weights, say."""
+    def wake(self) -> None:  # noqa: B027 - most workers watch nothing
+        """Look for changes from outside, such as new weights."""
 
     def die(self, why: str) -> None:
         if self.alive:
@@ -113,7 +113,7 @@ class InlineWorker(ABC):
 
 
 class InlineGenerator(InlineWorker):
-    """Turns of a generator part, each as long as a decode step takes."""
+    """A generator: each turn takes as long as a decode step."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
@@ -134,8 +134,8 @@ class InlineGenerator(InlineWorker):
         self.send_to_loop(replace(ready, session=self._session))
         self.wake()
 
-    def renew(self) -> None:
-        """Another trainer takes over."""
+    def start_session(self) -> None:
+        """Start another session: another trainer takes over."""
         self._last_heard = self.crew.clock.now()
         self.send(m.SwitchTrainer(self.crew.specs.channel, self.session.start()))
 
@@ -149,14 +149,14 @@ class InlineGenerator(InlineWorker):
         self.wake()
 
     def wake(self) -> None:
-        """Begin a turn: at once if there is something to do, else when a sign of life is due."""
+        """Begin a turn, unless one is under way."""
         if not self.up or self._turning or not self.alive:
             return
         self._turning, began, crew = True, self.crew.clock.now(), self.crew
         crew.after(crew.world.decode, lambda: self._when_thawed(lambda: self._turn(began)))
 
     def forget(self) -> None:
-        """Lose what it was asked, and say nothing of it."""
+        """Lose all requests without reporting it (fault `forget`)."""
         self.worker.engine.abort(list(self.worker.unfinished))
 
     def _turn(self, began: float) -> None:
@@ -170,15 +170,15 @@ class InlineGenerator(InlineWorker):
         else:
             self._beat += 1
             beat = self._beat
-            self.crew.at(self.crew.clock.now() + HEARTBEAT, lambda: self._sign_of_life(beat))
+            self.crew.at(self.crew.clock.now() + HEARTBEAT_SECONDS, lambda: self._heartbeat(beat))
 
-    def _sign_of_life(self, beat: int) -> None:
+    def _heartbeat(self, beat: int) -> None:
         if beat == self._beat:
             self.wake()
 
 
 class InlineTrainer(InlineWorker):
-    """One message after the other, each as long as it takes."""
+    """A trainer: handles one message after the other."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
@@ -204,7 +204,7 @@ class InlineTrainer(InlineWorker):
 
 
 class InlineChecker(InlineWorker):
-    """So many calls at once, each as long as a check takes; some hang or crash."""
+    """A checker: several calls at once, of which some hang or crash."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
@@ -215,8 +215,8 @@ class InlineChecker(InlineWorker):
 
     @property
     def silence(self) -> float:
-        """A checker process sends heartbeats as long as it runs. Here they are computed, not sent:
-        each would be a turn of the loop, and the next message that a fault of the world loses."""
+        # The heartbeats of a checker process are computed here, not sent: each would cost a turn of
+        # the loop, and would be the next message that a fault `lose` takes.
         if not self._up:
             return super().silence
         now = self.crew.clock.now()
@@ -230,34 +230,35 @@ class InlineChecker(InlineWorker):
         crew, now = self.crew, self.crew.clock.now()
         together = self.task.scores_together(message.answers[0].prompt)
         calls = [message.answers] if together else [(a,) for a in message.answers]
-        verdicts: list[AnswerScore] = []
+        scores: list[AnswerScore] = []
         ends, seconds = now, 0.0
         for call in calls:
-            # What becomes of an answer is the answer's own affair, whoever checks it when.
-            fate = random.Random(seed_from(crew.world.seed, [(a.prompt.id, a.text) for a in call]))
+            # Whether a check hangs or crashes follows from the answer alone, so that a second try
+            # in another checker ends the same way.
+            rng = random.Random(seed_from(crew.world.seed, [(a.prompt.id, a.text) for a in call]))
             begins = max(heapq.heappop(self._free), now)
-            takes, found = self._check(call, fate.random())
+            takes, found = self._check(call, rng.random())
             heapq.heappush(self._free, begins + takes)
             ends, seconds = max(ends, begins + takes), seconds + takes
-            verdicts += found
-        answer = m.Scores(message.job, tuple(verdicts), seconds, self.hung)
+            scores += found
+        answer = m.Scores(message.job, tuple(scores), seconds, self.hung)
         crew.at(ends, lambda: self._when_thawed(lambda: self.send_to_loop(answer)))
 
-    def _check(self, call: tuple[Any, ...], fate: float) -> tuple[float, list[AnswerScore]]:
+    def _check(self, call: tuple[Any, ...], draw: float) -> tuple[float, list[AnswerScore]]:
         crew, world = self.crew, self.crew.world
-        if fate < world.hangs:
+        if draw < world.hangs:
             self.hung += 1
             seconds = crew.setup.recipe.placement.check_seconds
             return seconds, [AnswerScore(None, None, "hung", gave_up=True)] * len(call)
         takes = crew.draw(world.check)
-        if fate < world.hangs + world.crashes:
+        if draw < world.hangs + world.crashes:
             crew.at(crew.clock.now() + takes, lambda: self.die("died: killed by signal 11"))
-            return takes * 2, [AnswerScore.unscored("never said")] * len(call)
+            return takes * 2, [AnswerScore.unscored("never sent")] * len(call)
         return takes, self.task.check_all(call)
 
 
 class InlineCrew:
-    """A crew on an agenda."""
+    """A crew with an agenda of future events."""
 
     def __init__(
         self,
@@ -272,7 +273,7 @@ class InlineCrew:
         self.specs = Specs.from_setup(setup, checkpoint, default_channel="direct")
         if self.specs.trainers != 1:
             raise InputError(
-                f"placement.trainers={self.specs.trainers} are so many processes, and "
+                f"placement.trainers={self.specs.trainers} needs several processes, and "
                 "placement.backend=inline is one: set placement.trainers=1, or "
                 "placement.backend=local"
             )
@@ -299,7 +300,7 @@ class InlineCrew:
         return duration.draw(self.rng)
 
     def at(self, time: float, do: Callable[[], None]) -> None:
-        """Put something on the agenda; what comes first at one moment was put there first."""
+        """Put a call on the agenda; calls at the same time run in the order of insertion."""
         self._order += 1
         heapq.heappush(self._agenda, (max(time, self.clock.time), self._order, do))
 
@@ -315,8 +316,8 @@ class InlineCrew:
             do()
         if not self.inbox:
             self.clock.time = until
-        parts = [self.trainer, *self.generators, *self.checkers]
-        found = [e for e in self.inbox if any(e.worker is part for part in parts)]
+        workers = [self.trainer, *self.generators, *self.checkers]
+        found = [e for e in self.inbox if any(e.worker is worker for worker in workers)]
         self.inbox.clear()
         return found
 
@@ -346,8 +347,8 @@ class InlineCrew:
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
         old: list[InlineWorker] = [self.trainer, *self.checkers]
-        for part in old:
-            part.alive = False
+        for worker in old:
+            worker.alive = False
         self.inbox.clear()
         self.setup = setup
         self.specs = Specs.from_setup(setup, checkpoint, default_channel="direct")
@@ -357,7 +358,7 @@ class InlineCrew:
             self.remove_generator(extra)
         for generator in list(self.generators):
             if generator.alive:
-                generator.renew()
+                generator.start_session()
             else:
                 self.replace(generator)
         while len(self.generators) < wanted:
@@ -366,7 +367,7 @@ class InlineCrew:
         return True
 
     def ask_for(self, generators: int) -> None:
-        """What the world asks of the run; whoever watches over the run passes it on."""
+        """Ask the run for so many generators (fault `scale`); for subclasses to pass on."""
 
     def stop(self, *, at_once: bool = False) -> None:
         self._agenda.clear()
@@ -374,27 +375,27 @@ class InlineCrew:
     def pids(self) -> dict[str, int]:
         return {}
 
-    def _start(self, part: P) -> P:
-        self.after(self.world.start, lambda: part._when_thawed(part.start))
-        return part
+    def _start(self, worker: W) -> W:
+        self.after(self.world.start, lambda: worker._when_thawed(worker.start))
+        return worker
 
     def _inject(self, fault: Fault) -> None:
         if fault.kind == "scale":
             self.ask_for(fault.generators)
             return
-        everyone: list[InlineWorker] = [self.trainer, *self.generators, *self.checkers]
-        for part in everyone:
-            if part.name != fault.worker:
+        workers: list[InlineWorker] = [self.trainer, *self.generators, *self.checkers]
+        for worker in workers:
+            if worker.name != fault.worker:
                 continue
             if fault.kind == "kill":
-                part.die("died: killed by signal 9")
+                worker.die("died: killed by signal 9")
             elif fault.kind == "freeze":
-                part.frozen_since = self.clock.time
-                part.frozen_until = self.clock.time + fault.seconds
+                worker.frozen_since = self.clock.time
+                worker.frozen_until = self.clock.time + fault.seconds
             elif fault.kind == "late":
-                part.delay = fault.seconds
+                worker.delay = fault.seconds
             elif fault.kind == "forget":
-                if isinstance(part, InlineGenerator):  # others hold nothing
-                    part.forget()
+                if isinstance(worker, InlineGenerator):  # others hold no requests
+                    worker.forget()
             else:
-                part.losing["to" if fault.kind == "lose-to" else "from"] += 1
+                worker.losing["to" if fault.kind == "lose-to" else "from"] += 1

@@ -1,5 +1,8 @@
-"""Where a recipe would put its parts, and what is missing there: for `train --dry-run`. Torch and
-Ray are imported only where they are asked, and the recipe's types not at all."""
+"""Where a recipe would place its workers, and what is missing there, for `train --dry-run`.
+
+Torch and Ray are imported only where they are needed, and the recipe's types not at all: a dry run
+must be quick.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from scalerl.errors import InputError
 
 
 def describe_placement(recipe: Any) -> list[str]:
-    """A line on the placement, then one for each thing that it lacks."""
+    """A line about the placement, then one for each resource that is missing."""
     where = recipe.placement
     device = "GPU" if where.device == "cuda" else "CPU"
     at = f"ray at {where.address}" if where.backend == "ray" else where.backend
@@ -32,7 +35,7 @@ def _missing(where: Any, device: str) -> list[str]:
     if there >= needed:
         return []
     return [
-        f"lacking: {needed} GPUs are needed, this machine has {there}: join a cluster "
+        f"missing: {needed} GPUs are needed, this machine has {there}: join a cluster "
         "(placement.backend=ray placement.address=auto), or lower placement.generators and "
         "placement.trainers"
     ]
@@ -45,9 +48,9 @@ def _missing_in_cluster(where: Any, device: str) -> list[str]:
     try:
         connect(where.address, needs, check=False)
     except InputError as error:
-        return [f"lacking: {error}"]
+        return [f"missing: {error}"]
     try:
-        return [f"lacking: {line}" for line in missing_resources(needs)]
+        return [f"missing: {line}" for line in missing_resources(needs)]
     finally:
         disconnect()
 

@@ -1,8 +1,7 @@
-"""The parts as processes of this machine (`placement.backend = "local"`).
+"""Workers as processes of this machine (`placement.backend = "local"`).
 
-Each part has a pipe, and two threads of the main process for it: one takes in what it says, one
-sends what it is told. So a part that is frozen with a full pipe, or in the middle of a message,
-holds up nobody but itself.
+Each worker has a pipe and two threads of the main process: one receives, one sends. So a worker
+that is frozen with a full pipe, or in the middle of a message, delays no other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_gene
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement import forkserver
 from scalerl.placement.checker_worker import run_checker
-from scalerl.placement.child import GUARD, UNGUARDED, end_group
+from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group
 from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.serve_workers import run_generator, run_trainer
 from scalerl.placement.specs import Specs
@@ -34,18 +33,19 @@ from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights.collective import CollectiveWeights
 
-#: Seconds processes are given to end by themselves.
+#: Seconds that processes get to end by themselves.
 PATIENCE = 5.0
-#: The network interface of a machine to itself; elsewhere than on Linux torch finds its own.
+#: Address of this machine for rendezvous of processes on it.
 HERE = "127.0.0.1"
+#: Network interface of that address; on other systems than Linux torch finds it by itself.
 LOOPBACK = "lo" if sys.platform == "linux" else None
-#: Checkers are processes so that a verifier cannot harm the run; more than this share the cores of
-#: a laptop badly. Each makes several calls at once.
+#: Most checker processes. Each makes several calls at once; they are processes only so that a
+#: verifier cannot harm the run, and more of them would compete for the cores of a laptop.
 MAX_CHECKERS = 4
 
 
 class RealClock:
-    """The machine's own."""
+    """The monotonic clock of this machine."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -69,7 +69,7 @@ class ProcessHandle:
         )  # fmt: skip
         with forkserver.signals_blocked():
             self.process.start()
-        # Parts ignore SIGTERM, by which multiprocessing would end them when this process exits.
+        # Workers ignore SIGTERM, with which multiprocessing would end them when this process exits.
         Finalize(self, self._end_all, exitpriority=0)
         theirs.close()
         self._heard = time.monotonic()
@@ -84,8 +84,8 @@ class ProcessHandle:
     def send(self, message: Any) -> None:
         self._outbox.put(message)
 
-    def again(self) -> ProcessHandle:
-        """The same process anew; the old one is ended first."""
+    def restart(self) -> ProcessHandle:
+        """End the process and start another one like it."""
         self.kill()
         entry, arguments = self._make
         return ProcessHandle(self.name, self._inbox, entry, *arguments)
@@ -97,8 +97,8 @@ class ProcessHandle:
             except (EOFError, OSError):
                 self._inbox.put((self, None))
                 return
-            except Exception as error:  # nobody would wait for this thread: it is said
-                self._fail("said what cannot be read", error)
+            except Exception as error:  # reported: an exception of a thread would go unnoticed
+                self._fail("sent a message that cannot be unpickled", error)
                 return
             self._heard = time.monotonic()
             self._inbox.put((self, message))
@@ -107,27 +107,28 @@ class ProcessHandle:
         while (message := self._outbox.get()) is not None:
             try:
                 self._conn.send(message)
-            except OSError:  # gone: the reader says so
+            except OSError:  # it is gone: the reading thread reports that
                 return
             except Exception as error:
-                self._fail("cannot be told what it should do", error)
+                self._fail("was to get a message that cannot be pickled", error)
                 return
 
     def _fail(self, what: str, error: Exception) -> None:
         self._inbox.put((self, m.WorkerFailed(f"{what} ({type(error).__name__}: {error})")))
 
     def end(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words."""
         self.process.join(PATIENCE)
         code = self.process.exitcode
         if code is None:
             return "died: it still runs, but does not answer"
         return f"died: killed by signal {-code}" if code < 0 else f"died: exit code {code}"
 
-    def gone(self) -> WorkerLost | MessageReceived:
+    def loss(self) -> WorkerLost:
+        """The event of its end; raises InputError where the user's script is the cause."""
         why = self.end()
         if self.process.exitcode == UNGUARDED:
-            return MessageReceived(self, m.WorkerFailed(GUARD, bad_input=True))
+            raise UnguardedScript
         return WorkerLost(self, why)
 
     def _end_all(self) -> None:
@@ -139,13 +140,13 @@ class ProcessHandle:
         self._end_all()
         self.process.join(PATIENCE)
         self._outbox.put(None)
-        for thread in self._threads:  # both end with the other end of the pipe
+        for thread in self._threads:  # both end once the pipe has no other end
             thread.join(PATIENCE)
         self._conn.close()
 
 
 class WorkerProcesses:
-    """Parts that are processes: started, listened to, replaced and ended."""
+    """Generators and checkers as processes: starts, polls, replaces and ends them."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[ProcessHandle, Any]] = queue.SimpleQueue()
@@ -165,14 +166,14 @@ class WorkerProcesses:
     def _start(self, name: str, entry: Callable[..., None], *arguments: Any) -> ProcessHandle:
         try:
             return ProcessHandle(name, self._inbox, entry, *arguments)
-        except (AttributeError, TypeError, ValueError) as error:  # as pickle says it
+        except (AttributeError, TypeError, ValueError) as error:  # what pickle raises
             raise PipelineError(
                 f"{name} cannot be sent to a process of its own: {error}; define what the recipe "
                 "names at the top of a module that can be imported"
             ) from None
 
     @property
-    def _parts(self) -> list[ProcessHandle]:
+    def _workers(self) -> list[ProcessHandle]:
         return [*self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
@@ -180,37 +181,37 @@ class WorkerProcesses:
         try:
             worker, message = self._inbox.get(timeout=seconds)
             while True:
-                if any(worker is part for part in self._parts):
-                    found += self._heard(worker, message)
+                if any(worker is one for one in self._workers):
+                    found += self._event(worker, message)
                 worker, message = self._inbox.get_nowait()
         except queue.Empty:
             return found
 
-    def _heard(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
-        """What it means that a process said this, or (None) is gone."""
-        return [worker.gone() if message is None else MessageReceived(worker, message)]
+    def _event(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
+        """The event of a message, or (None) of the end of a process."""
+        return [worker.loss() if message is None else MessageReceived(worker, message)]
 
     def replace(self, worker: Handle) -> Handle:
-        for parts in (self.generators, self.checkers):
-            for i, part in enumerate(parts):
-                if part is worker:
-                    parts[i] = part.again()
-                    return parts[i]
+        for workers in (self.generators, self.checkers):
+            for i, one in enumerate(workers):
+                if one is worker:
+                    workers[i] = one.restart()
+                    return workers[i]
         raise PipelineError(f"{worker.name} cannot be replaced")
 
     def pids(self) -> dict[str, int]:
-        return {"main": os.getpid()} | {p.name: p.process.pid or 0 for p in self._parts}
+        return {"main": os.getpid()} | {w.name: w.process.pid or 0 for w in self._workers}
 
     def stop(self, *, at_once: bool = False) -> None:
         try:
-            for part in () if at_once else self._parts:
-                part.send(m.StopWorker())
+            for worker in () if at_once else self._workers:
+                worker.send(m.StopWorker())
             deadline = time.monotonic() + PATIENCE  # for all of them together
-            for part in () if at_once else self._parts:
-                part.process.join(max(deadline - time.monotonic(), 0.0))
+            for worker in () if at_once else self._workers:
+                worker.process.join(max(deadline - time.monotonic(), 0.0))
         finally:  # also when Ctrl-C comes in between
-            for part in self._parts:
-                part.kill()
+            for worker in self._workers:
+                worker.kill()
 
 
 class ProcessCrew(WorkerProcesses):
@@ -248,27 +249,27 @@ class ProcessCrew(WorkerProcesses):
         return made
 
     def remove_generator(self, worker: Handle) -> None:
-        for part in self.generators:
-            if part is worker:
-                part.kill()
+        for generator in self.generators:
+            if generator is worker:
+                generator.kill()
         self.generators = [g for g in self.generators if g is not worker]
 
     def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
-        """Name and spec of each rank of the trainer; they meet on this machine alone."""
+        """Name and spec of each rank of the trainer; their rendezvous is on this machine."""
         if specs.trainers == 1:
             return [("trainer", specs.trainer)]
         self._rendezvous, port = rendezvous_store(HERE)
         return specs.ranks(HERE, port, LOOPBACK)
 
     @property
-    def _parts(self) -> list[ProcessHandle]:
-        return [*self.trainer.ranks, *super()._parts]
+    def _workers(self) -> list[ProcessHandle]:
+        return [*self.trainer.ranks, *super()._workers]
 
-    def _heard(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
+    def _event(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
         if any(worker is rank for rank in self.trainer.ranks):
-            found = self.trainer.heard(worker, message)
+            found = self.trainer.on_message(worker, message)
             return [] if found is None else [found]
-        return super()._heard(worker, message)
+        return super()._event(worker, message)
 
     def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         found, overdue = super().poll(seconds), self.trainer.overdue()

@@ -1,5 +1,8 @@
-"""Many ranks that are one trainer: told everything together, heard through the first, and gone
-together when one of them is."""
+"""The ranks of a trainer as one handle.
+
+Messages go to all ranks, answers come from the first one, and the loss of one rank is the loss of
+the trainer.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
 
-#: When one rank has lost another, seconds until the others have said so as well: who has not, and
-#: still is there, hangs.
-GRACE = 5.0
+#: Seconds that ranks get to report the loss of another rank, once the first has: a rank that still
+#: runs and has not reported by then is the one that hangs.
+GRACE_SECONDS = 5.0
 
 
 class RankHandle(Handle, Protocol):
-    def gone(self) -> WorkerLost | MessageReceived:
-        """What to say of a part that has ended."""
+    """The handle of one rank."""
+
+    def loss(self) -> WorkerLost:
+        """The event of its end; raises InputError where the user can repair the cause."""
         ...
 
 
@@ -26,15 +31,16 @@ R = TypeVar("R", bound=RankHandle)
 
 
 class RankGroup(Generic[R]):
-    """The handle of a trainer of many ranks."""
+    """The handle of a trainer with one or many ranks."""
 
     name = "trainer"
 
     def __init__(self, ranks: Sequence[R]) -> None:
         self.ranks = list(ranks)
         self._ready = 0
-        #: What ranks said of losing another, and when the first did.
+        #: Reasons of the ranks that have reported the loss of another, by name.
         self._lost: dict[str, str] = {}
+        #: Time of the first such report.
         self._since = 0.0
 
     @property
@@ -45,15 +51,11 @@ class RankGroup(Generic[R]):
         for rank in self.ranks:
             rank.send(message)
 
-    def heard(self, worker: R, message: Any) -> MessageReceived | WorkerLost | None:
-        """What it means for the trainer that a rank said this, or (None) is gone."""
+    def on_message(self, worker: R, message: Any) -> MessageReceived | WorkerLost | None:
+        """The event for the trainer of a rank's message, or (None) of its end; None if there is
+        none."""
         if message is None:
-            found = worker.gone()
-            return (
-                MessageReceived(self, found.message)
-                if isinstance(found, MessageReceived)
-                else self._gone(worker, found)
-            )
+            return self._loss(worker, worker.loss())
         if isinstance(message, m.WorkerFailed):
             return self._failed(worker, message)
         if isinstance(message, m.WorkerReady):
@@ -62,14 +64,16 @@ class RankGroup(Generic[R]):
         return MessageReceived(self, message) if worker is self.ranks[0] else None
 
     def overdue(self) -> WorkerLost | None:
-        """A rank has lost another that did not die: after a while, who it must be."""
-        if not self._lost or time.monotonic() - self._since < GRACE:
+        """The loss of the trainer to a rank that hangs, once the others have had time to report."""
+        if not self._lost or time.monotonic() - self._since < GRACE_SECONDS:
             return None
         silent = [r.name for r in self.ranks if r.name not in self._lost]
         why = next(iter(self._lost.values()))
         if not silent:
             return WorkerLost(self, f"ranks have lost each other ({why})")
-        return WorkerLost(self, f"waited in vain for {' and '.join(silent)} ({why})")
+        return WorkerLost(
+            self, f"is stuck: {' and '.join(silent)} did not answer the other ranks ({why})"
+        )
 
     def _failed(self, worker: R, message: m.WorkerFailed) -> MessageReceived | WorkerLost | None:
         if not message.lost:
@@ -80,8 +84,8 @@ class RankGroup(Generic[R]):
         self._lost[worker.name] = message.reason
         return None
 
-    def _gone(self, worker: R, found: WorkerLost) -> WorkerLost | None:
-        if worker.name in self._lost:  # it ended because another did
+    def _loss(self, worker: R, found: WorkerLost) -> WorkerLost | None:
+        if worker.name in self._lost:  # it ended because it lost another rank
             return None
         named = f"{worker.name} " if len(self.ranks) > 1 else ""
         return WorkerLost(self, f"{named.removeprefix('trainer ')}{found.why}")

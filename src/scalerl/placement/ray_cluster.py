@@ -1,5 +1,7 @@
-"""A Ray cluster to live in: one that is there, or one of this machine that is started and stopped.
-What it lacks for a run is found before any part is started, in one line."""
+"""The connection to a Ray cluster: an existing one, or one of this machine, started and stopped.
+
+What a cluster lacks for a run is found before any worker is started, in one line.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +26,35 @@ from scalerl.errors import InputError
 from scalerl.processes import pid_alive
 from scalerl.text import first_line
 
-#: Versions of Ray that this was tested with: the first, and the first that it was not.
+#: Versions of Ray that are supported: from the first of these up to, but not including, the second.
 RAY = ("2.60", "2.61")
-#: Sets of weights that an object store must hold: two that are kept, one that is on its way.
+#: Sets of weights that an object store must hold: two that are kept, and one being sent.
 SETS = 3
-#: What parts are given of the environment: where models come from, and the key to them.
+#: Environment variables that workers get: where models come from, and the key to them.
 PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "SCALERL_FAULTS", "PYTHONPATH")
-#: Starts the name of the folder of a cluster of our own; then comes the number of its process.
+#: Prefix of the temporary folder of a cluster that we start; the pid of its process follows.
 FOLDER = "scalerl-ray-"
-#: Seconds that the processes of a cluster of our own may take to start.
-START = 120
-#: Times that a cluster of our own is started, or one elsewhere is asked to let us in: Ray gives a
-#: node, and what serves a client, half a minute, whatever else the machine does.
+#: Seconds that the processes of a cluster that we start may take to start.
+START_SECONDS = 120
+#: Attempts to start or join a cluster: Ray's own timeout of 30 s is too short on a busy machine.
 ATTEMPTS = 3
-#: What Ray says when that was too little.
+#: Texts by which Ray's errors show that this timeout has passed; it has no error type for it.
 LATE = ("timed out during startup", "Initialization failure from server")
-#: Seconds until an address that does not answer is taken for nobody's.
-KNOCK = 10.0
-#: Seconds until a cluster that was asked to answer is taken for absent.
-ANSWER = 60.0
+#: Seconds to wait for a TCP connection to the address of a cluster.
+CONNECT_SECONDS = 10.0
+#: Seconds to wait for the answers of all nodes about their packages and paths.
+ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run asks of a cluster."""
+    """The resources that a run needs of a cluster."""
 
     generators: int
     trainers: int
-    #: "CPU" or "GPU": what a generator and a rank take one of.
+    #: "CPU" or "GPU": each generator and each rank takes one.
     device: str
-    #: Bytes of a set of weights.
+    #: Bytes of one set of weights.
     weights: int
     #: A directory that every node must see; "" where the model comes from a hub.
     model: str
@@ -63,31 +64,32 @@ class Needs:
         return self.generators + self.trainers
 
     def bundle(self) -> dict[str, float]:
-        """What one generator or rank takes."""
+        """The resources of one generator or rank."""
         return {"CPU": 1.0} if self.device == "CPU" else {"CPU": 1.0, "GPU": 1.0}
 
 
 def environment() -> dict[str, str]:
-    """Of every part. Nothing else of ours travels: trackers, and their keys, stay in the driver."""
+    """The environment of every worker. Nothing else of ours is sent: trackers, and their keys, stay
+    in the driver."""
     found = {name: os.environ[name] for name in PASSED if name in os.environ}
     return found | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
                     "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
 
 
 def connect(address: str, needs: Needs, *, check: bool = True, patience: float = 0.0) -> None:
-    """Join a cluster, or start one of this machine's own (`local`). What it lacks for a run may
-    come within `patience` seconds: a node that was lost may be replaced."""
-    _settle_environment(address)
+    """Join a cluster, or start one on this machine (`local`). Missing resources may appear within
+    `patience` seconds: a node that was lost may be replaced."""
+    _set_environment(address)
     ray = import_ray()
     options: dict[str, Any] = {}
     if address == "local":
-        # A core may be shared by parts that wait for each other in turn.
+        # Workers that wait for each other in turn may share a core, so Ray is given one for each.
         cpus = max(needs.devices + 1, os.cpu_count() or 1)
         options = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(_folder())}
-    _speak_plainly(ray, address)
+    _relabel_output(ray, address)
     for attempt in range(ATTEMPTS):
         try:
-            _knock(address)
+            _check_reachable(address)
             with _quiet():
                 ray.init(
                     address=address,
@@ -116,43 +118,47 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
 
 
 def disconnect() -> None:
-    """Leave the cluster, or end it; of one of our own, nothing stays."""
+    """Leave the cluster; one that we started is ended and its files removed."""
     import_ray().shutdown()
     _sweep(os.getpid())
 
 
 def _folder() -> Path:
-    """Where a cluster of our own keeps its sockets and logs: a short name, for sockets."""
+    """A folder for the sockets and logs of a cluster that we start. Its name is short: the path of
+    a Unix socket has room for some hundred characters only."""
     _sweep(None)
     return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
 
 
-def _sweep(whose: int | None) -> None:
-    """Remove what clusters of this process left; or (None) of processes that are no more."""
+def _sweep(pid: int | None) -> None:
+    """Remove the folders of clusters that this process started; or (None) those of processes that
+    have ended."""
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         owner = path.name.removeprefix(FOLDER).partition("-")[0]
-        if owner.isdigit() and (int(owner) == whose if whose else not pid_alive(int(owner))):
+        if owner.isdigit() and (int(owner) == pid if pid else not pid_alive(int(owner))):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _knock(address: str) -> None:
-    """Whether anybody listens there: Ray itself would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise if nothing listens at the address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=KNOCK).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
-def _settle_environment(address: str) -> None:
-    """Before Ray is imported, which is when it looks."""
+def _set_environment(address: str) -> None:
+    """Set Ray's environment variables; it reads them when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if address == "local":
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # nobody else's, and on no disk
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # parts bring their own
-        os.environ.setdefault("RAY_worker_niceness", "0")  # they are what the cluster is for
-        # A busy machine is no broken one.
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START))
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(
+                32
+            )  # for this run alone, never on a disk
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # workers start their own
+        os.environ.setdefault("RAY_worker_niceness", "0")  # the cluster is there for them alone
+        # On a busy machine its processes may take longer than Ray allows by default.
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
 
 
 def import_ray() -> Any:
@@ -196,10 +202,10 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 def missing_resources(needs: Needs) -> list[str]:
-    """Everything that this cluster lacks for a run, a line each."""
+    """Everything that the cluster lacks for a run, a line each."""
     ray = import_ray()
     nodes = [n for n in ray.nodes() if n["Alive"]]
-    # Cheap things first: a cluster that is too small is not looked at node by node.
+    # Cheap checks first: the nodes of a cluster that is too small are not asked one by one.
     total = {kind: sum(n["Resources"].get(kind, 0.0) for n in nodes) for kind in ("CPU", "GPU")}
     found = []
     for kind in dict.fromkeys(["CPU", needs.device]):
@@ -222,7 +228,7 @@ def missing_resources(needs: Needs) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of what must be the same everywhere."""
+    """Versions of Python and of the packages that must be the same on all nodes."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in ("scalerl", "torch", "transformers", "ray"):
         try:
@@ -232,29 +238,29 @@ def versions() -> dict[str, str]:
     return found
 
 
-#: Nodes that had everything when they were asked, and the model that they saw: a run that goes back
-#: to its last checkpoint does not ask them again.
-_WELL: set[tuple[str, str]] = set()
+#: (node, model) pairs that passed the check: a run that goes back to its last checkpoint does not
+#: check them again.
+_CHECKED: set[tuple[str, str]] = set()
 
 
 def _missing_on_nodes(ray: Any, nodes: list[dict[str, Any]], needs: Needs) -> list[str]:
-    """What the nodes themselves have to say, all asked at once: packages and paths."""
+    """Packages and paths that are missing on nodes, which are all asked at once."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     asked = []
     for node in nodes:
-        if (node["NodeID"], needs.model) in _WELL:
+        if (node["NodeID"], needs.model) in _CHECKED:
             continue
         where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        look = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where,
-                          runtime_env={"env_vars": environment()})(_look)  # fmt: skip
-        asked.append((node, look.remote(needs.model)))
-    until, found = time.monotonic() + ANSWER, []
+        task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=where,
+                          runtime_env={"env_vars": environment()})(_inspect_node)  # fmt: skip
+        asked.append((node, task.remote(needs.model)))
+    until, found = time.monotonic() + ANSWER_SECONDS, []
     for node, answer in asked:
         lines = _missing_on_node(ray, node["NodeManagerHostname"], answer, until, needs)
         found += lines
         if not lines:
-            _WELL.add((node["NodeID"], needs.model))
+            _CHECKED.add((node["NodeID"], needs.model))
     return found
 
 
@@ -264,11 +270,11 @@ def _missing_on_node(ray: Any, name: str, answer: Any, until: float, needs: Need
     try:
         theirs, there = ray.get(answer, timeout=max(until - time.monotonic(), 0.0))
     except GetTimeoutError:
-        return [f"node {name} does not answer within {ANSWER:.0f} s: look at it (ray status)"]
+        return [
+            f"node {name} does not answer within {ANSWER_SECONDS:.0f} s: look at it (ray status)"
+        ]
     except (RayError, ModuleNotFoundError, ImportError) as error:
-        missing = next((t for t in str(error).splitlines() if "No module named" in t), "")
-        if missing:
-            package = missing.rpartition("No module named ")[2].strip().strip("'\"")
+        if package := missing_package(error):
             return [f"node {name} has no package {package}: install scalerl[ray,train] there"]
         why = str(error).strip().splitlines()
         return [f"node {name} cannot run anything: {why[-1] if why else type(error).__name__}"]
@@ -286,7 +292,14 @@ def _missing_on_node(ray: Any, name: str, answer: Any, until: float, needs: Need
     return found
 
 
-def _look(model: str) -> tuple[dict[str, str], bool]:
+def missing_package(error: Exception) -> str:
+    """The package that a failed import on a node names; "" for other errors."""
+    # Ray hands over errors of other processes as text: the exception's own `name` is lost.
+    line = next((t for t in str(error).splitlines() if "No module named" in t), "")
+    return line.rpartition("No module named ")[2].strip().strip("'\"")
+
+
+def _inspect_node(model: str) -> tuple[dict[str, str], bool]:
     from scalerl.placement import ray_cluster
 
     return ray_cluster.versions(), not model or Path(model).is_dir()
@@ -295,14 +308,14 @@ def _look(model: str) -> tuple[dict[str, str], bool]:
 # -- what a cluster prints ------------------------------------------------------------------------
 
 
-#: Who prints in a cluster beside our parts.
+#: Processes of Ray itself, with output that is not shown.
 RAYS_OWN = ("raylet", "autoscaler", "gcs_server")
-#: How a client of a cluster gets a line of a part: `(generator 0 pid=7, ip=10.0.0.1) text`.
+#: A line of a worker's output as a Ray client gets it: `(generator 0 pid=7, ip=10.0.0.1) text`.
 _CLIENT_LINE = re.compile(r"\((\w[^()]*?)(?: pid=\d+)?(?:, ip=[^)]*)?\)(?:\x1b\[0m)? (.*)")
 
 
-def _speak_plainly(ray: Any, address: str) -> None:
-    """What parts print comes out under their names; what Ray prints of itself does not."""
+def _relabel_output(ray: Any, address: str) -> None:
+    """Print the output of workers under their names, and drop that of Ray itself."""
 
     def show(data: dict[str, Any], *_: Any, **__: Any) -> None:
         name = data.get("actor_name")
@@ -326,7 +339,7 @@ def _speak_plainly(ray: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray's own messages while it starts are no news."""
+    """Silence Ray's own log messages while it starts."""
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -337,8 +350,8 @@ def _quiet() -> Iterator[None]:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an address, so that ranks listen on no other; None where it
-    cannot be told."""
+    """The network interface that has an address, so that ranks listen on no other; None if it is
+    unknown."""
     if sys.platform != "linux":
         return None
     import fcntl

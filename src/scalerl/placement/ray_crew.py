@@ -1,11 +1,11 @@
-"""The parts as actors of a Ray cluster (`placement.backend = "ray"`), on one machine or many.
+"""Workers as actors of a Ray cluster (`placement.backend = "ray"`), on one machine or many.
 
-Every part is an actor: in it a thread does the work (serve_workers.py, checker_process.py) between
-two queues; the actor's own methods only put into one and take out of the other. The driver keeps
-exactly one `listen` per actor under way, so nothing that is said is lost, and hears of a death
-from it. A call costs either side about a millisecond, so what comes close together shares one.
-Generators and checkers have a placement group each, the ranks of the trainer one together: after
-the loss of a node nothing waits for half a group.
+In every actor a thread does the work (`serve_workers.py`, `checker_worker.py`) between two queues;
+the actor's own methods only put into one and take out of the other. The driver keeps exactly one
+call of `collect` per actor under way, so that no message is lost, and learns from it when an actor
+dies. A call costs either side about a millisecond, so messages that come close together share one.
+Each generator and each checker has a placement group of its own, the ranks of the trainer share
+one: after the loss of a node nothing waits for half a group.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from scalerl.placement.ray_cluster import (
     disconnect,
     environment,
     import_ray,
+    missing_package,
 )
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
@@ -44,19 +45,21 @@ from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.version_registry import VersionRegistry
 
-#: Seconds that a part is listened to before it is asked anew.
-LISTEN = 2.0
-#: Seconds for which what a generator or checker says is gathered. The trainer is answered at once.
-GATHER, GATHER_VERDICTS = 0.04, 0.005
-#: Seconds until a cluster must have found room for a part.
-PLACED = 120.0
-#: What a checker takes: memory. It mostly waits, and a share of a core, however small, would leave
-#: the rest of that core to nobody.
+#: Seconds after which a call of `collect` returns without messages.
+COLLECT_SECONDS = 2.0
+#: Seconds for which the messages of a generator are gathered into one call. The trainer's are not.
+GATHER_SECONDS = 0.04
+#: The same for a checker, on which the end of a validation waits.
+GATHER_SCORES_SECONDS = 0.005
+#: Seconds within which a cluster must have found room for a worker.
+PLACED_SECONDS = 120.0
+#: Resources of a checker: memory only. It mostly waits, and even a small share of a core would keep
+#: a generator or a rank from using that core.
 CHECKER = {"memory": float(64 << 20)}
 
 
 class RayHandle:
-    """An actor, its place, and the one question to it that is under way."""
+    """An actor, its placement group, and its one call of `collect` that is under way."""
 
     def __init__(
         self,
@@ -87,13 +90,14 @@ class RayHandle:
         )
         self.actor = actor.remote(name)
         self._gather = gather
-        self._unsaid: list[Any] = []
+        self._unsent: list[Any] = []
         self._session = SessionFilter()
-        self.listening = self.actor.collect.remote(LISTEN, gather)
+        self.collecting = self.actor.collect.remote(COLLECT_SECONDS, gather)
         self._where = self.actor.where.remote()
         self.pid, self.host = 0, ""
-        #: WorkerLost, and said so.
+        #: Whether it has ended.
         self.over = False
+        self._error: Exception | None = None
         self._heard = time.monotonic()
 
     @property
@@ -101,52 +105,53 @@ class RayHandle:
         return time.monotonic() - self._heard
 
     def send(self, message: Any) -> None:
-        """The trainer is told at once; others what has come up until the driver listens again."""
-        self._unsaid.append(message)
+        """Send a message: to the trainer at once, to others with the next `poll`."""
+        self._unsent.append(message)
         if not self._gather:
             self.flush()
 
     def flush(self) -> None:
-        if self._unsaid:
+        if self._unsent:
             try:
-                self.actor.deliver.remote(pickle.dumps(self._unsaid))
-            except (AttributeError, TypeError, pickle.PicklingError) as error:  # as pickle says it
+                self.actor.deliver.remote(pickle.dumps(self._unsent))
+            except (AttributeError, TypeError, pickle.PicklingError) as error:  # what pickle raises
                 raise PipelineError(
-                    f"{self.name} cannot be told what it should do ({error})"
+                    f"{self.name} was to get a message that cannot be pickled ({error})"
                 ) from None
-            self._unsaid = []
+            self._unsent = []
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
         self.actor.begin.remote(serve, *arguments)
 
-    def renew(self, channel: Any) -> None:
-        """Of a generator: another trainer takes over."""
+    def switch_trainer(self, channel: Any) -> None:
+        """Start another session of a generator: another trainer takes over."""
         self._heard = time.monotonic()
-        self._unsaid = []
+        self._unsent = []
         self.actor.switch_trainer.remote(channel, self._session.start())
 
-    def hear(self) -> list[Any] | None:
-        """What the answered question brought, and the next question; None of an actor that is
-        gone."""
+    def receive(self) -> list[Any] | None:
+        """The messages of the finished call of `collect`, after starting the next one; None if the
+        actor has ended."""
         ray = import_ray()
         try:
-            found = self._session.current(pickle.loads(ray.get(self.listening)))
-            self.listening = self.actor.collect.remote(LISTEN, self._gather)
+            found = self._session.current(pickle.loads(ray.get(self.collecting)))
+            self.collecting = self.actor.collect.remote(COLLECT_SECONDS, self._gather)
             if not self.pid:
                 self.pid, self.host, _ = ray.get(self._where)
         except ray.exceptions.RayError as error:
-            self._end, self.over = _why(error), True
+            self._error, self.over = error, True
             return None
         if found:
             self._heard = time.monotonic()
         return found
 
-    def gone(self) -> WorkerLost | MessageReceived:
-        if self._end.startswith("cannot"):
-            return MessageReceived(self, m.WorkerFailed(self._end, bad_input=True))
-        return WorkerLost(self, self._end)
-
-    _end = "died"
+    def loss(self) -> WorkerLost:
+        """The event of its end; raises InputError where a package is missing on its node."""
+        if self._error is None:
+            return WorkerLost(self, "died")
+        if missing_package(self._error):
+            raise InputError(_why(self._error))
+        return WorkerLost(self, _why(self._error))
 
     def kill(self) -> None:
         ray = import_ray()
@@ -158,7 +163,8 @@ class RayHandle:
 
 @functools.cache
 def _actor_class() -> Any:
-    """WorkerActor for Ray. What is told, heard and asked does not wait for each other."""
+    """WorkerActor as a Ray actor class. Messages in, messages out and control calls are separate
+    concurrency groups, so that none waits for another."""
     ray = import_ray()
     calls = {"deliver": "in", "begin": "in", "switch_trainer": "in", "collect": "out",
              "where": "control", "open_rendezvous": "control", "end": "control"}  # fmt: skip
@@ -173,23 +179,21 @@ def _actor_class() -> Any:
 def _why(error: Exception) -> str:
     """How an actor ended, in a line."""
     text = str(error)
-    missing = next((t for t in text.splitlines() if "No module named" in t), None)
-    if missing is not None:
-        package = missing.rpartition("No module named ")[2].strip().strip("'\"")
+    if package := missing_package(error):
         return f"cannot start: its node has no package {package}: install scalerl[ray,train] there"
     lower = text.lower()
     if "node has died" in lower or "node is dead" in lower or "node was terminated" in lower:
         return "died: its node is gone"
     if type(error).__name__ == "ActorUnavailableError":
         return "died: its node does not answer"
-    if "running low on memory" in lower:  # Ray's list of what might be also names memory
+    if "running low on memory" in lower:  # (its list of possible causes also has "memory")
         return "died: its node was short of memory"
     return "died: its process was ended"
 
 
 def _group(bundles: list[dict[str, float]]) -> Any:
-    """A place for one part, or for the ranks of the trainer: near each other where there is room.
-    It may be found later."""
+    """A placement group for one worker, or for the ranks of the trainer, which are put near each
+    other where there is room. Ray may find room for it later."""
     from ray.util import placement_group
 
     return placement_group(bundles, strategy="PACK")
@@ -203,7 +207,7 @@ def _remove(group: Any) -> None:
 
 
 def _absolute(specs: Specs) -> Specs:
-    """Actors have another working directory."""
+    """The specs with absolute paths: actors have another working directory."""
 
     def whole(path: str) -> str:
         return str(Path(path).resolve()) if Path(path).is_dir() else path
@@ -231,9 +235,9 @@ class RayCrew:
                 "placement.weights=auto, or placement.backend=local"
             )
         self.setup, self.deterministic = setup, where.deterministic
-        self.needs = needs_of(setup)
+        self.needs = needs_from_setup(setup)
         self._stopped = False
-        connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED)
+        connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED_SECONDS)
         self.ray = import_ray()
         self.generators: list[RayHandle] = []
         self.checkers: list[RayHandle] = []
@@ -253,9 +257,9 @@ class RayCrew:
     # -- starting ---------------------------------------------------------------------------------
 
     def _start_version_registry(self) -> None:
-        """On the driver's node, which lives as long as the run does. A node that has just come may
-        not know that one yet, and would keep the registry to itself, or be gone with it unnoticed:
-        so the node that it landed on is checked."""
+        """Start the registry of published weights on the driver's node, which lasts as long as the
+        run. Ray may put it elsewhere while it does not know that node yet, and would lose it with
+        the other one: so the node that it landed on is checked."""
         if not isinstance(self.specs.channel, RayWeights):
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -263,20 +267,23 @@ class RayCrew:
         here = self.ray.get_runtime_context().get_node_id()
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, True),
                    "max_concurrency": 1000, "max_task_retries": -1}  # fmt: skip
-        until = time.monotonic() + PLACED
+        until = time.monotonic() + PLACED_SECONDS
         while time.monotonic() < until:
             registry = self.ray.remote(**options)(VersionRegistry).remote()
             with contextlib.suppress(self.ray.exceptions.RayError):
-                if self.ray.get(registry.node.remote(), timeout=PLACED) == here:
+                if self.ray.get(registry.node.remote(), timeout=PLACED_SECONDS) == here:
                     self.specs.channel.registry = registry
                     return
             self.ray.kill(registry)
             time.sleep(0.5)
-        raise PipelineError(f"Ray found no place on the driver's node within {PLACED:.0f} s")
+        raise PipelineError(
+            f"Ray found no place on the driver's node within {PLACED_SECONDS:.0f} s"
+        )
 
     def _start_trainer(self) -> RankGroup[RayHandle]:
-        """Where there is room; if that was on a node that is gone and not missed yet, elsewhere."""
-        until = time.monotonic() + PLACED
+        """Start the trainer; again, elsewhere, if Ray chose a node that is lost and does not know
+        it yet."""
+        until = time.monotonic() + PLACED_SECONDS
         while True:
             try:
                 return self._try_trainer()
@@ -294,9 +301,9 @@ class RayCrew:
         bundle, count = self.needs.bundle(), self.specs.trainers
         group = _group([bundle] * count)
         self._groups.append(group)
-        if not group.wait(PLACED):
+        if not group.wait(PLACED_SECONDS):
             raise PipelineError(
-                f"the Ray cluster found no place for the trainer within {PLACED:.0f} s: "
+                f"the Ray cluster found no place for the trainer within {PLACED_SECONDS:.0f} s: "
                 "`ray status` says what takes its room"
             )
         names = [f"trainer rank {i}" for i in range(count)] if count > 1 else ["trainer"]
@@ -304,10 +311,14 @@ class RayCrew:
         self._starting = ranks
         specs = [self.specs.trainer]
         if count > 1:
-            host, port = self.ray.get(ranks[0].actor.open_rendezvous.remote(), timeout=PLACED)
+            host, port = self.ray.get(
+                ranks[0].actor.open_rendezvous.remote(), timeout=PLACED_SECONDS
+            )
             specs = [spec for _, spec in self.specs.ranks(host, port, None)]
         if isinstance(self.specs.channel, CollectiveWeights):
-            host, port = self.ray.get(ranks[0].actor.open_rendezvous.remote(), timeout=PLACED)
+            host, port = self.ray.get(
+                ranks[0].actor.open_rendezvous.remote(), timeout=PLACED_SECONDS
+            )
             self.specs.channel.set_rendezvous(host, port, None, self.setup.device)
         for rank, spec in zip(ranks, specs, strict=True):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
@@ -315,19 +326,21 @@ class RayCrew:
 
     def _generator(self, name: str) -> RayHandle:
         bundle = self.needs.bundle()
-        handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER)
+        handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER_SECONDS)
         handle.begin(serve_generator, self.specs.make_engine, self.specs.engine,
                      self.specs.channel, self.deterministic)  # fmt: skip
         return handle
 
     def _cores(self) -> int:
-        """Of a cluster of our own those of this machine: it says that it has one for every part."""
+        # A cluster that we started claims a core for every worker (`connect`).
         if self.setup.recipe.placement.address == "local":
             return cores()
         return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
 
     def _checker(self, name: str) -> RayHandle:
-        handle = RayHandle(name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_VERDICTS)
+        handle = RayHandle(
+            name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_SCORES_SECONDS
+        )
         seconds = self.setup.recipe.placement.check_seconds
         handle.begin(serve_checker, self.setup.task.for_checking(), self._places, seconds)
         return handle
@@ -335,7 +348,7 @@ class RayCrew:
     # -- the crew ---------------------------------------------------------------------------------
 
     @property
-    def _parts(self) -> list[RayHandle]:
+    def _workers(self) -> list[RayHandle]:
         trainer = getattr(self, "trainer", None)
         ranks: Sequence[RayHandle] = (
             getattr(self, "_starting", []) if trainer is None else trainer.ranks
@@ -343,55 +356,55 @@ class RayCrew:
         return [*ranks, *self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
-        for part in self._parts:
-            part.flush()
-        asked = {part.listening: part for part in self._parts if not part.over}
+        for worker in self._workers:
+            worker.flush()
+        asked = {worker.collecting: worker for worker in self._workers if not worker.over}
         ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
         if ready and len(asked) > 1:
             ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
         found: list[MessageReceived | WorkerLost] = []
         for ref in ready:
-            part = asked[ref]
-            messages = part.hear()
+            worker = asked[ref]
+            messages = worker.receive()
             for message in [None] if messages is None else messages:
-                found += self._means(part, message)
+                found += self._event(worker, message)
         overdue = self.trainer.overdue()
         return found if overdue is None else [*found, overdue]
 
-    def _means(self, part: RayHandle, message: Any) -> list[MessageReceived | WorkerLost]:
-        if any(part is rank for rank in self.trainer.ranks):
-            found = self.trainer.heard(part, message)
+    def _event(self, worker: RayHandle, message: Any) -> list[MessageReceived | WorkerLost]:
+        if any(worker is rank for rank in self.trainer.ranks):
+            found = self.trainer.on_message(worker, message)
             return [] if found is None else [found]
-        return [part.gone() if message is None else MessageReceived(part, message)]
+        return [worker.loss() if message is None else MessageReceived(worker, message)]
 
     def replace(self, worker: Handle) -> Handle:
         made = ((self.generators, self._generator), (self.checkers, self._checker))
-        for parts, make in made:
-            for i, part in enumerate(parts):
-                if part is worker:
-                    part.kill()
-                    parts[i] = make(part.name)
-                    return parts[i]
+        for workers, make in made:
+            for i, one in enumerate(workers):
+                if one is worker:
+                    one.kill()
+                    workers[i] = make(one.name)
+                    return workers[i]
         raise PipelineError(f"{worker.name} cannot be replaced")
 
     def add_generator(self) -> Handle:
-        """Its place may be found later: Ray may have to bring a node for it."""
+        """Start a generator. Ray may find room for it later: it may have to add a node."""
         made = self._generator(free_generator_name(self.generators))
         self.generators.append(made)
         return made
 
     def remove_generator(self, worker: Handle) -> None:
-        for part in self.generators:
-            if part is worker:
-                part.kill()
+        for generator in self.generators:
+            if generator is worker:
+                generator.kill()
         self.generators = [g for g in self.generators if g is not worker]
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
-        """Generators may be minutes in starting; what is cheap is started anew."""
+        # Generators are kept, since they may take minutes to start; checkers start quickly.
         if not isinstance(self.specs.channel, RayWeights):
-            return False  # who meets in a collective is settled when all start
-        for part in (*self.trainer.ranks, *self.checkers):
-            part.kill()
+            return False  # the members of a collective are fixed when all of them start
+        for worker in (*self.trainer.ranks, *self.checkers):
+            worker.kill()
         for group in self._groups:
             _remove(group)
         self._groups = []
@@ -406,7 +419,7 @@ class RayCrew:
                 generator.kill()
                 self.generators[i] = self._generator(generator.name)
             else:
-                generator.renew(self.specs.channel)
+                generator.switch_trainer(self.specs.channel)
         while len(self.generators) < setup.recipe.placement.generators:
             self.add_generator()
         self.checkers = [self._checker(checker.name) for checker in self.checkers]
@@ -414,7 +427,7 @@ class RayCrew:
 
     def pids(self) -> dict[str, int]:
         here = socket.gethostname()
-        found = {p.name: p.pid for p in self._parts if p.pid and p.host == here}
+        found = {p.name: p.pid for p in self._workers if p.pid and p.host == here}
         return {"main": os.getpid()} | found
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -423,21 +436,21 @@ class RayCrew:
         self._stopped = True
         try:
             if not at_once:
-                for part in self._parts:
-                    part.send(m.StopWorker())
-                    part.flush()
-                ends = [part.actor.end.remote(PATIENCE) for part in self._parts]
+                for worker in self._workers:
+                    worker.send(m.StopWorker())
+                    worker.flush()
+                ends = [worker.actor.end.remote(PATIENCE) for worker in self._workers]
                 self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
         finally:
-            for part in self._parts:
-                part.kill()
+            for worker in self._workers:
+                worker.kill()
             for group in self._groups:
                 _remove(group)
             disconnect()
 
 
-def needs_of(setup: RunSetup) -> Needs:
-    """What a plan asks of a cluster."""
+def needs_from_setup(setup: RunSetup) -> Needs:
+    """The resources that a run needs of a cluster."""
     where = setup.recipe.placement
     return Needs(
         generators=where.generators,

@@ -1,5 +1,8 @@
-"""Placements by the names that recipes use (`placement.backend`); `@PLACEMENTS.register("mine")`
-adds one: a function of a plan and the checkpoint to go on from, which gives a crew and a clock."""
+"""Placements by the names that recipes use (`placement.backend`).
+
+`@PLACEMENTS.register("mine")` adds one: a function that takes a `RunSetup` and the checkpoint to
+resume from (or None) and returns a crew and a clock.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ PLACEMENTS: Registry[Callable[[RunSetup, Path | None], tuple[Crew, Clock]]] = Re
 
 @PLACEMENTS.register("local")
 def local(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
-    """Processes on this machine."""
+    """Workers as processes of this machine."""
     return ProcessCrew(setup, checkpoint), RealClock()
 
 
 @PLACEMENTS.register("ray")
 def ray(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
-    """Actors of a Ray cluster; imported when it is needed."""
+    """Workers as actors of a Ray cluster. Ray is imported only when it is used."""
     from scalerl.placement.ray_crew import RayCrew
 
     return RayCrew(setup, checkpoint), RealClock()
@@ -31,11 +34,11 @@ def ray(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
 
 @PLACEMENTS.register("inline")
 def inline(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
-    """Everything in this process, one thing after the other, on a virtual clock."""
+    """All workers in this process, on a virtual clock."""
     crew = InlineCrew(setup, checkpoint)
     return crew, crew.clock
 
 
 def place(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
-    """The crew of a setup, where its recipe says, and the clock that goes with it."""
+    """Start the crew of a run where its recipe says; the crew and its clock."""
     return PLACEMENTS[setup.recipe.placement.backend](setup, checkpoint)

@@ -1,4 +1,4 @@
-"""From a plan to what its parts are made of: found by the names that the recipe uses."""
+"""How each worker is made: engine, trainer and weights channel, by their names in the recipe."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from scalerl.trainer.registry import TRAINERS
 from scalerl.weights.interface import Channel
 from scalerl.weights.registry import CHANNELS
 
-#: Tokens of a micro-batch of the local trainer.
+#: Most tokens in a micro-batch of the local trainer.
 TOKEN_BUDGET = 12_288
-#: Of the patience with a part: ranks that wait for one of them find out who before all of them are
-#: taken for dead.
-DEADLINE = 0.8
+#: Share of `placement.patience` after which a collective fails: less than 1, so that ranks that
+#: wait for a hanging one report it before the loop gives up on the whole trainer.
+COLLECTIVE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Specs:
-    """How to make each part."""
+    """How to make each worker."""
 
     make_engine: Callable[[EngineSpec], Engine]
     engine: EngineSpec
     make_trainer: Callable[[TrainerSpec], Trainer]
     trainer: TrainerSpec
     channel: Channel
-    #: RankSpec of the trainer, and seconds until a collective that one of them misses is given up.
+    #: Number of ranks of the trainer.
     trainers: int
+    #: Seconds until a collective fails that a rank does not join.
     deadline: float
 
     @staticmethod
     def from_setup(setup: RunSetup, checkpoint: Path | None, *, default_channel: str) -> Specs:
-        """`default_channel` is what suits the placement, for `placement.weights = "auto"`."""
+        """The specs of a run. `default_channel` is used for `placement.weights = "auto"`."""
         recipe, where = setup.recipe, setup.recipe.placement
         trainer = where.trainer
         if trainer == "auto":
@@ -51,7 +52,7 @@ class Specs:
             )
         channel = default_channel if where.weights == "auto" else where.weights
         settings = recipe.with_decay_fixed().optimiser
-        OPTIMISERS[settings.name]  # an unknown one is found before any part is started
+        OPTIMISERS[settings.name]  # raises over an unknown one before any worker is started
         return Specs(
             make_engine=ENGINES[where.engine],
             engine=engine_spec(setup),
@@ -68,16 +69,16 @@ class Specs:
                 trust_remote_code=recipe.model.trust_remote_code,
                 checkpoint=None if checkpoint is None else str(checkpoint),
                 recompute=where.activations == "recompute",
-                step_threads=_cores(setup, where.trainers),
+                step_threads=_threads(setup, where.trainers),
                 replay=recipe.precision.routing == "replay",
             ),
             channel=CHANNELS[channel](setup.layout),
             trainers=where.trainers,
-            deadline=where.patience * DEADLINE,
+            deadline=where.patience * COLLECTIVE_SHARE,
         )
 
     def ranks(self, host: str, port: int, interface: str | None) -> list[tuple[str, TrainerSpec]]:
-        """Name and spec of each rank of the trainer, which meet at an address."""
+        """Name and spec of each rank of the trainer, with the address of their rendezvous."""
         first = RankSpec(0, self.trainers, host, port, interface, self.deadline)
         return [
             (f"trainer rank {i}", replace(self.trainer, ranks=replace(first, rank=i)))
@@ -86,7 +87,7 @@ class Specs:
 
 
 def engine_spec(setup: RunSetup) -> EngineSpec:
-    """The engine of a setup."""
+    """The spec of the engine of a run."""
     recipe = setup.recipe
     return EngineSpec(
         model=setup.model,
@@ -95,22 +96,24 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         slots=setup.slots,
         validation_slots=setup.validation_slots,
         columns=setup.columns,
-        validation_threads=_cores(setup, recipe.placement.generators),
+        validation_threads=_threads(setup, recipe.placement.generators),
         device=setup.device,
         trust_remote_code=recipe.model.trust_remote_code,
         record_routing=recipe.precision.routing == "replay",
     )
 
 
-def _cores(setup: RunSetup, parts: int) -> int:
-    """Threads of a side of the run: on one machine, a lone part may also have the core of the other
-    side while that one waits. (The trainer waits for validations, and mostly one for the other.)"""
+def _threads(setup: RunSetup, workers: int) -> int:
+    """Threads for each generator (or trainer rank), given how many of them there are."""
+    # On one machine with a single generator and a single trainer, each may use a second thread,
+    # because one usually idles while the other works: the trainer during validations, and mostly
+    # one of them waits for the other.
     where = setup.recipe.placement
-    shared = where.backend == "local" and parts == 1 and where.idle_cores == "help"
+    shared = where.backend == "local" and workers == 1 and where.idle_cores == "help"
     return 2 if shared and cores() > 1 else 1
 
 
-def engine_of(setup: RunSetup, *, model: str, slots: int) -> Engine:
-    """The engine of a plan with other weights of the same shape, in this process."""
+def make_engine_here(setup: RunSetup, *, model: str, slots: int) -> Engine:
+    """The engine of a run in this process, with other weights of the same shape."""
     spec = replace(engine_spec(setup), model=model, slots=slots, record_routing=False)
     return ENGINES[setup.recipe.placement.engine](spec)

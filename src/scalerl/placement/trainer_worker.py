@@ -1,4 +1,4 @@
-"""The trainer's side of the conversation: one answer to every message, wherever it lives."""
+"""The trainer's side of the protocol: one answer to every message, in every placement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalerl.weights.interface import Channel, NullSender, Sender
 
 
 class TrainerWorker:
-    """A trainer, and the sender of its weights. `now` is the clock of where it lives."""
+    """A trainer and the sender of its weights. `now` is the clock of its placement."""
 
     def __init__(self, trainer: Trainer, sender: Sender, now: Callable[[], float]) -> None:
         self.trainer = trainer
@@ -28,17 +28,17 @@ class TrainerWorker:
     def for_rank(
         trainer: Trainer, spec: TrainerSpec, channel: Channel, now: Callable[[], float]
     ) -> TrainerWorker:
-        """Of many ranks the first one's weights are handed over."""
+        """The worker of one rank: only the first rank publishes weights."""
         first = spec.ranks is None or spec.ranks.rank == 0
         return TrainerWorker(trainer, channel.sender() if first else NullSender(), now)
 
     def start(self) -> m.WorkerReady:
-        """The first weights are there from the beginning."""
+        """Publish the first weights."""
         self._publish()
         return m.WorkerReady(self.trainer.version)
 
     def answer(self, message: Any, began: float) -> Any:
-        """What it says to a message that it began to work on at `began`."""
+        """The answer to a message; `began` is the time at which work on it began."""
         if isinstance(message, m.TrainStep):
             return self._step(message, began)
         if isinstance(message, m.SaveCheckpoint):
@@ -64,14 +64,17 @@ class TrainerWorker:
         return m.StepDone(report, self.now() - began)
 
     def _save(self, path: Path) -> m.TrainerDone:
-        if not path.is_dir():  # the loop has made it
+        if not path.is_dir():  # the loop has made it, on a disk that this machine does not share
             return m.TrainerDone(
                 problem=f"the trainer, on {socket.gethostname()}, does not see it: a run over "
                 "several machines needs a directory that all of them share"
             )
         try:
             self.trainer.save(path)
-        except (OSError, SafetensorError) as error:  # the disk's affair, not the trainer's
+        except (
+            OSError,
+            SafetensorError,
+        ) as error:  # the loop reports a problem of the disk; the trainer goes on
             return m.TrainerDone(problem=getattr(error, "strerror", None) or str(error))
         return m.TrainerDone()
 
@@ -79,7 +82,7 @@ class TrainerWorker:
         self.sender.publish(self.trainer.version, self.trainer.weights())
 
     def _score(self, message: m.CompareLogprobs) -> m.TrainerDone:
-        """|trainer's log-prob - generator's| of every token that the policy wrote."""
+        """|trainer's log-prob - generator's| of every token that the policy sampled."""
         gaps: list[float] = []
         for group, scored in zip(message.groups, self.trainer.score(message.groups), strict=True):
             for rollout, logprobs in zip(group.rollouts, scored, strict=True):

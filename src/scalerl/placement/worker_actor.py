@@ -1,5 +1,7 @@
-"""What lives in a Ray actor: one part, between two queues. Imports no torch: a checker needs none,
-and starts the sooner."""
+"""The Ray actor that holds one worker, between two queues.
+
+Imports no torch, so that checkers, which need none, start quickly.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from scalerl.placement.ray_cluster import interface_of
 
 
 class WorkerActor:
-    """One part in a process of its own, anywhere. Methods of a concurrency group are called one
-    after the other, in order."""
+    """One worker in a process of its own, on any node. Ray calls the methods of one concurrency
+    group (`ray_crew._actor_class`) one after the other, in order."""
 
     def __init__(self, name: str) -> None:
         self.name = multiprocessing.current_process().name = name
@@ -35,7 +37,7 @@ class WorkerActor:
         return self.name
 
     def where(self) -> tuple[int, str, str]:
-        """Process, host, and the address that other nodes see."""
+        """Process id, host name, and the address that other nodes see."""
         import ray
 
         return os.getpid(), socket.gethostname(), ray.util.get_node_ip_address()
@@ -51,20 +53,20 @@ class WorkerActor:
         return address, port
 
     def begin(self, serve: Callable[..., None], *arguments: Any) -> None:
-        """Start working."""
+        """Start the worker in a thread."""
 
         def work() -> None:
             try:
                 serve(self.connection, *(_placed(a, self.where()[2]) for a in arguments))
-            except Exception as error:  # told, not hidden
+            except Exception as error:  # reported by the main process
                 self.connection.send(failure(error))
             self.over.set()
 
-        threading.Thread(target=work, daemon=True, name="part").start()
+        threading.Thread(target=work, daemon=True, name="worker").start()
 
     def deliver(self, messages: bytes) -> None:
-        """Messages travel as plain pickles: Ray's own, which can send code as well, take several
-        times as long."""
+        """Put messages into the worker's inbox."""
+        # Plain pickles: Ray's own serialiser, which can send code too, takes several times as long.
         for message in pickle.loads(messages):
             self.connection.inbox.put(message)
 
@@ -72,8 +74,8 @@ class WorkerActor:
         self.connection.inbox.put(m.SwitchTrainer(channel, session))
 
     def collect(self, seconds: float, gather: float) -> bytes:
-        """All that it has said, waiting so long for the first of it, and then a little for what
-        comes right after: every answer costs both sides a millisecond or two."""
+        """All messages of the worker since the last call, after waiting at most `seconds` for the
+        first, and then `gather` seconds for more: a call costs both sides a millisecond or two."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             found.append(self.connection.outbox.get(timeout=seconds))
@@ -82,17 +84,17 @@ class WorkerActor:
                 found.append(self.connection.outbox.get_nowait())
         try:
             return pickle.dumps(found)
-        except Exception as error:  # a verifier's answer, say, that holds what cannot travel
+        except Exception as error:  # a user's verifier may return what cannot be pickled
             return pickle.dumps([failure(error)])
 
     def end(self, seconds: float) -> bool:
-        """Whether the work is over, after so long at most."""
+        """Whether the worker has ended, after waiting at most `seconds`."""
         return self.over.wait(seconds)
 
 
 def _placed(argument: Any, address: str) -> Any:
-    """A rank, or an end of a weights channel, binds to the interface of its node that the others
-    see, and to no other."""
+    """Bind a rank, or an end of a weights channel, to the network interface of its node that the
+    other nodes reach."""
     if hasattr(argument, "placed"):
         return argument.with_interface(interface_of(address))
     ranks = getattr(argument, "ranks", None)

@@ -1,7 +1,7 @@
-"""A virtual world: how long things take there, and what goes wrong when.
+"""A virtual world: how long things take in it, and which faults happen when.
 
 Durations are log-normal: `mean` seconds, times exp(spread × N(0, 1)) / its own mean. All draws
-follow from the world's seed, so that a world can be lived through again.
+follow from the world's seed, so that a world can be repeated.
 
 >>> world = World(seed=1, decode=Duration(0.01, 0.5), faults=(Fault(2.0, "kill", "generator 0"),))
 """
@@ -16,7 +16,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Seconds, drawn anew each time."""
+    """A distribution of seconds."""
 
     mean: float
     spread: float = 0.0
@@ -27,19 +27,21 @@ class Duration:
         return self.mean * math.exp(self.spread * rng.gauss(0.0, 1.0) - self.spread**2 / 2)
 
 
-#: kill: it is gone. freeze: it does nothing for `seconds`, and then goes on. lose: its next message
-#: to the loop never arrives. lose-to: the loop's next message to it never arrives. late: messages
-#: in both directions take `seconds` longer from now on. forget: a generator loses what it was asked
-#: and goes on reporting. scale: the run is asked for so many `generators`.
+#: kill: the worker dies. freeze: it does nothing for `seconds`, then goes on. lose: its next
+#: message to the loop is lost. lose-to: the loop's next message to it is lost. late: messages in
+#: both directions take `seconds` longer from then on. forget: a generator loses its requests and
+#: goes on reporting. scale: the number of generators is changed to `generators`.
 FaultKind = Literal["kill", "freeze", "lose", "lose-to", "late", "forget", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to whom at a moment."""
+    """A fault that happens to a worker."""
 
+    #: Time on the virtual clock, in seconds.
     at: float
     kind: FaultKind
+    #: Name of the worker, such as "generator 0".
     worker: str = ""
     seconds: float = 0.0
     generators: int = 0
@@ -47,20 +49,25 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How long things take. The defaults are about those of the default run on a laptop."""
+    """How long things take, and the faults. The defaults resemble the default run on a laptop."""
 
     seed: int = 0
-    #: One token for every running rollout; a whole optimiser step; one call of a verifier.
+    #: A decode step: one token for every running rollout.
     decode: Duration = Duration(0.01)
+    #: An optimiser step.
     train: Duration = Duration(0.3)
+    #: A call of the verifier.
     check: Duration = Duration(0.001)
-    #: Writing a checkpoint, publishing, scoring.
+    #: Any other work of the trainer: a checkpoint, publishing, log-probs.
     other: Duration = Duration(0.05)
+    #: The delivery of a message.
     message: Duration = Duration(0.0005)
+    #: The start of a worker.
     start: Duration = Duration(2.0)
-    #: Until an end is noticed.
+    #: From the end of a worker until the loop notices it.
     notice: Duration = Duration(0.01)
     faults: tuple[Fault, ...] = ()
-    #: Shares of answers whose check never ends, and whose check ends its checker.
+    #: Share of answers with a check that never ends.
     hangs: float = 0.0
+    #: Share of answers with a check that ends its checker.
     crashes: float = 0.0
