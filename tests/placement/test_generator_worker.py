@@ -7,7 +7,7 @@ from scalerl.engine.interface import Request
 from scalerl.engine.simulated import SimulatedEngine
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.placement.generator_worker import HEARTBEAT, GeneratorWorker
+from scalerl.placement.generator_worker import HEARTBEAT_SECONDS, GeneratorWorker
 from scalerl.weights.interface import DirectWeights
 
 #: A decode step takes so long.
@@ -77,12 +77,12 @@ def test_reports_are_numbered_and_say_what_was_taken_in_and_what_time_went_to():
 def test_what_is_finished_is_said_when_its_group_is_whole_or_with_the_next_sign_of_life():
     bench = Bench()
     bench.submit("a", [1, 3])
-    bench.submit("b", [2, round(3 * HEARTBEAT / STEP)])
+    bench.submit("b", [2, round(3 * HEARTBEAT_SECONDS / STEP)])
     assert bench.turns(2) == []
     whole = bench.turn()
     assert names(whole) == [("a", 0), ("b", 0), ("a", 1)], "with all that is there"
-    bench.submit("c", [1, round(9 * HEARTBEAT / STEP)])
-    (alive,) = bench.turns(round(1.2 * HEARTBEAT / STEP))
+    bench.submit("c", [1, round(9 * HEARTBEAT_SECONDS / STEP)])
+    (alive,) = bench.turns(round(1.2 * HEARTBEAT_SECONDS / STEP))
     assert names(alive) == [("c", 0)], "nothing is kept for longer"
 
 
@@ -102,7 +102,7 @@ def test_what_two_lanes_wrote_is_never_in_one_report():
 
 def test_it_shows_that_it_lives_when_it_has_nothing_to_say():
     bench = Bench()
-    found = bench.turns(round(4 * HEARTBEAT / STEP))
+    found = bench.turns(round(4 * HEARTBEAT_SECONDS / STEP))
     assert 2 <= len(found) <= 4
     assert all(r.written == () and not r.seconds and not r.tokens for r in found)
     assert [r.number for r in found] == list(range(1, len(found) + 1))
