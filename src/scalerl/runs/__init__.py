@@ -1,7 +1,7 @@
-"""The record of a run, and the importers that make one of anybody's logs.
+"""The run record: its schema, store and reader, and the importers of other frameworks' logs.
 
-The types of the record need no numpy, so that a view of a run starts at once: what does is
-imported when it is used.
+The types of the record need no numpy, so that a view of a run starts at once: modules that do are
+imported when they are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run's curve: what it scored after how much compute. The only thing the two halves share."""
+"""The curve of a run, score against compute: what training and forecasting share."""
 
 from __future__ import annotations
 

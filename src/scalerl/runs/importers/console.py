@@ -30,8 +30,9 @@ from scalerl.runs.importers.text_files import Lines, is_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
-#: A file is a console log if one of so many first lines is a line of metrics.
-MAX_LOOK = 50_000
+#: A file is a console log if one of this many first lines is a line of metrics. Loading a large
+#: model prints thousands of lines before the first step.
+MAX_SNIFFED_LINES = 50_000
 #: A longer dict is no line of metrics.
 MAX_DICT = 200_000
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -47,7 +48,7 @@ _NOT_A_NUMBER = re.compile(r"(?<=[:,\[\s])[+-]?(?:nan|inf)(?=[,}\]\s])")
 def looks_printed(path: Path) -> bool:
     """Whether lines of metrics are among the first lines of a text file."""
     with closing(iter(Lines(path))) as lines:
-        for line in islice(lines, MAX_LOOK):
+        for line in islice(lines, MAX_SNIFFED_LINES):
             if any(_row(piece) is not None for piece in _pieces(line)):
                 return True
     return False
@@ -168,7 +169,7 @@ def _json(text: str) -> object:
 
 
 def _sniff(path: Path, head: bytes) -> float:
-    # The first tests are cheap; the last ones read the file, up to MAX_LOOK lines of it.
+    # The first tests are cheap; the last ones read the file, up to MAX_SNIFFED_LINES of it.
     if not is_text(head) or opens_object(head) or opens_list(head):
         return 0.0
     return LIKELY if not looks_delimited(path) and looks_printed(path) else 0.0

@@ -20,7 +20,7 @@ from scalerl.runs.importers.text_files import Lines, read_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows, to_float
 
-#: Of a run's directory: metrics and parameters beyond this many are not a log.
+#: Files of metrics, or of parameters, in a run's directory. More is not a run of MLflow.
 MAX_FILES = 5_000
 _TABLES = {
     "runs": {"run_uuid", "name", "lifecycle_stage", "experiment_id"},

@@ -22,9 +22,9 @@ from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
 from scalerl.runs.table import Table, flatten, from_rows, to_float
 
-#: A file of one step is not larger than this.
+#: Bytes of a file of one step: the rollouts of a batch of thousands fit, a dataset does not.
 MAX_FILE = 200_000_000
-#: Fewer files are no series.
+#: Least files of a series: one file is read by itself.
 MIN_FILES = 2
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T_ ][\d\-:]+(?:\.\d+)?|\d{8}[-_]\d{6}")
 #: Samples and transcripts beside the results that sum them up, and what belongs to a checkpoint.

@@ -56,6 +56,7 @@ def columns_of(database: sqlite3.Connection, table: str) -> set[str]:
 
 def _limit(database: sqlite3.Connection, meter: Meter) -> None:
     """Stop statements that take longer than any real project needs."""
+    # Every million instructions of SQLite's virtual machine, which take some milliseconds.
     database.set_progress_handler(meter.is_out_of_time, 1_000_000)
     database.execute("PRAGMA trusted_schema=OFF")
 

@@ -18,7 +18,7 @@ from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, from_rows
 
 MAGIC = b":SWL"
-#: What the library measures of the machine, by itself.
+#: Prefix of the metrics of the machine, which the library logs by itself.
 _OF_THE_MACHINE = "__swanlab__."
 
 
