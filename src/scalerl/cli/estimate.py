@@ -84,6 +84,7 @@ def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
         {
             "budget.steps": steps,
             "validation.prompts": min(recipe.validation.prompts, PROMPTS),
+            # No further validation and no checkpoint: they would count as time of a step.
             "validation.every": steps + 1,
             "checkpoint.every": steps + 1,
         }

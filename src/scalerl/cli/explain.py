@@ -89,6 +89,7 @@ class ExplainedOutput:
         from scalerl.report import terminal
 
         terminal.say(text)
+        # Terms are looked for in what was printed, so that no command has to list its own.
         self._text += f"{text}\n"
 
     def finish(self, more: str = "") -> None:

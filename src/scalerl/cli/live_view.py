@@ -200,7 +200,7 @@ class LiveView(Listener):
             line.append("   ").append_text(_field(name, words.score(found)))
         if self._look is None:
             line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")
-        return [_one_line(line)]
+        return [one_line(line)]
 
     def _validating(self) -> list[RenderableType]:
         """How far a validation has come that is under way."""
@@ -232,7 +232,7 @@ class LiveView(Listener):
         style = "bold" if self._look.numbers["forecast/identified"] else "yellow"
         lines = _flow([Text(first, style=style), *map(Text, rest)], width)
         if self._look.fit.alarm is not None:
-            lines.append(_one_line(Text(f"ALARM {self._look.fit.alarm}", style="bold red")))
+            lines.append(one_line(Text(f"ALARM {self._look.fit.alarm}", style="bold red")))
         return lines
 
     def _health(self, width: int) -> list[Text]:
@@ -304,14 +304,14 @@ def _coloured(row: str) -> Text:
 def _side(name: str, side: SideThroughput, note: str) -> Text:
     line = Text(f"{name:<11}", style="dim")
     if side.busy is None or side.tokens is None:
-        return _one_line(line.append("…"))
+        return one_line(line.append("…"))
     full = round(side.busy * BAR)
     line.append("█" * full, style="not dim cyan").append("░" * (BAR - full))
     line.append(f" {_share(side.busy):>5} busy", style="not dim")
     line.append(f"  {words.amount(side.tokens):>6} tok/s", style="not dim")
     if note:
         line.append(f"  {note}", style="not dim yellow")
-    return _one_line(line)
+    return one_line(line)
 
 
 def _field(label: str, value: str, *, style: str = "", after: bool = False) -> Text:
@@ -329,16 +329,17 @@ def _flow(fields: Iterable[Text], width: int) -> list[Text]:
             lines[-1].append("   ").append_text(field)
         else:
             lines.append(Text().append_text(field))
-    return [_one_line(line) for line in lines]
+    return [one_line(line) for line in lines]
 
 
-def _one_line(line: Text) -> Text:
+def one_line(line: Text) -> Text:
+    """The text, cut off with … where the panel is narrower."""
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
 
 def _said(line: str) -> Text:
-    return _one_line(Text(line, style=_style(line)))
+    return one_line(Text(line, style=_style(line)))
 
 
 def _style(line: str) -> str:

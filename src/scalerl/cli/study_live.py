@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from scalerl.cli.live_view import one_line
 from scalerl.cli.study_view import PlainStudyView, fitting_columns, size_text
 from scalerl.cli.throughput import clock_text
 from scalerl.study.columns import worst
@@ -93,7 +94,7 @@ class LiveStudyView(PlainStudyView):
             parts: list[RenderableType] = [
                 *self._progress(), *self._raced(), self._table()
             ]  # fmt: skip
-            parts += [_one_line(Text(line, style="dim")) for line in self._past]
+            parts += [one_line(Text(line, style="dim")) for line in self._past]
         width = min(WIDTH, self.console.width)
         title = Text(self._title, style="bold")
         title.truncate(width - 8, overflow="ellipsis")
@@ -121,7 +122,7 @@ class LiveStudyView(PlainStudyView):
             steps = member.recipe.budget.steps
             goal = "" if steps is None else f" of {steps}"
             rate = "" if now.pass_rate is None else f"   pass rate {now.pass_rate:.3f}"
-            lines.append(_one_line(Text(f"{member.name}   step {now.step}{goal}{rate}")))
+            lines.append(one_line(Text(f"{member.name}   step {now.step}{goal}{rate}")))
         if progress.failed:
             lines.append(Text(f"{progress.failed} failed", style="red"))
         return lines
@@ -138,7 +139,7 @@ class LiveStudyView(PlainStudyView):
             row.add_row("verdicts", state.summary)
         row.add_row("race", f"over: {state.why}" if state.over else state.why)
         if len(state.order) > 1:
-            row.add_row("then", _one_line(Text(", ".join(state.order[1:4]))))
+            row.add_row("then", one_line(Text(", ".join(state.order[1:4]))))
         return [row]
 
     def _table(self) -> Table:
@@ -159,8 +160,3 @@ class LiveStudyView(PlainStudyView):
         if chance is None:
             return ""
         return f"{chance:.0%}" if chance >= MIN_DECISION_PROBABILITY else "no chance"
-
-
-def _one_line(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ellipsis"
-    return line

@@ -50,6 +50,7 @@ def make_view(plain: bool, to_stderr: bool) -> PlainStudyView:
     """The live panel where there is a terminal that can show it, else lines."""
     stream = sys.stderr if to_stderr else sys.stdout
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    # The panel is drawn with characters that other encodings lack.
     dumb = os.environ.get("TERM") == "dumb" or encoding != "utf8"
     if plain or dumb or stream is None or not stream.isatty():
         return PlainStudyView(stream)

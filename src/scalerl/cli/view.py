@@ -43,6 +43,7 @@ def make_view(plain: bool = False) -> Listener:
     """The live view where there is a terminal that can show it, else lines."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
     tty = sys.stdout is not None and sys.stdout.isatty()
+    # The panel is drawn with characters that other encodings lack.
     if plain or not tty or os.environ.get("TERM") == "dumb" or encoding != "utf8":
         return PlainView()
     try:
@@ -76,6 +77,7 @@ class PlainView(Listener):
 
     def say(self, line: str) -> None:
         stream = self._stream or sys.stdout
+        # Names of runs may hold characters that the terminal's encoding lacks: never fail on them.
         coding = getattr(stream, "encoding", None) or "utf-8"
         print(line.encode(coding, "replace").decode(coding), file=stream, flush=True)
 

@@ -232,6 +232,8 @@ class Runner:
         words = member.command(limits, PROGRAM)
         with self.log(member).open("ab") as log:
             log_offset = log.tell()
+            # The member ends when its standard input is closed, however this process ends. It has a
+            # session of its own, so that Ctrl-C reaches the study alone, which ends its members.
             process = subprocess.Popen(
                 [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True, env=os.environ | {CORES: str(max(cores() // self.jobs, 1))},
@@ -323,6 +325,7 @@ class Runner:
             try:
                 job.process.wait(max(limit - time.monotonic(), 0.1))
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                # The whole group: a member has worker processes of its own.
                 os.killpg(job.process.pid, signal.SIGKILL)
                 job.process.wait()
         self.running.clear()

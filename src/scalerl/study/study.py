@@ -238,6 +238,7 @@ class Study:
         return self._assess(member).evals
 
     def _assess(self, member: Member) -> _CachedFinding:
+        # Records are append-only, so their sizes say whether there is anything new.
         sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
         kept = self._cached.get(member.name)
         if kept is None or kept.sizes != sizes:
