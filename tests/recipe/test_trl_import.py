@@ -90,7 +90,7 @@ def test_loss_types_are_a_loss_and_an_aggregation(config, name, aggregation, cli
 
 def test_the_cap_of_cispo_is_absolute_in_trl_and_missing_it_is_an_error():
     assert from_trl({"loss_type": "cispo", "epsilon_high": 5.0}).recipe.loss.ratio_cap == 5.0
-    with pytest.raises(InputError, match=r"cap the ratio of cispo at epsilon = 0\.2"):
+    with pytest.raises(InputError, match=r"cap the ratio at epsilon = 0\.2"):
         from_trl({"loss_type": "cispo"})
 
 

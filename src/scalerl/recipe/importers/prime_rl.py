@@ -21,7 +21,7 @@ from scalerl.recipe.importers.result import Imported, Reader, flatten, prompts_o
 
 #: The tables by which a config of prime-rl is recognised.
 SECTIONS = ("orchestrator", "trainer", "inference", "model")
-#: Past this a bound on staleness is a way to say "none".
+#: A bound on staleness from this on means "no bound".
 UNBOUNDED = 10_000
 HOUSEKEEPING_PREFIXES = (
     *("wandb.", "ckpt.", "log.", "output_dir", "weight_broadcast.", "slurm.", "bench"),
@@ -70,20 +70,16 @@ def _batch(reader: Reader) -> None:
     for ours, theirs in (("generators", "inference_gpu_ids"), ("trainers", "trainer_gpu_ids")):
         devices = reader.take(theirs)
         reader.set(f"placement.{ours}", len(devices) if isinstance(devices, list) else None)
-    for ours in ("generators", "trainers"):
-        reader.changes.setdefault(f"placement.{ours}", 1)
-    alone = reader.changes["placement.trainers"] == 1
-    reader.set("placement.trainer", "local" if alone else "fsdp")
+    reader.changes.setdefault("placement.generators", 1)
+    reader.set_trainers(reader.changes.get("placement.trainers", 1))
     reader.set("placement.backend", "local")
     reader.set("placement.engine", "vllm")
 
 
 def _sampling(reader: Reader) -> None:
     homes = ("orchestrator.sampling.", "orchestrator.train.sampling.", "sampling.")
-    temperature = reader.number(*(f"{home}temperature" for home in homes), default=1.0)
-    reader.set("sampling.temperature", float(temperature))
-    top_p = reader.number(*(f"{home}top_p" for home in homes))
-    reader.set("sampling.top_p", None if top_p is None else float(top_p))
+    reader.set_float("sampling.temperature", *(f"{h}temperature" for h in homes), default=1.0)
+    reader.set_float("sampling.top_p", *(f"{h}top_p" for h in homes))
     names = ("max_completion_tokens", "max_tokens")
     tokens = reader.whole(*(f"{home}{name}" for home in homes for name in names))
     sequence = reader.whole("orchestrator.seq_len", "seq_len", default=2048)
@@ -152,7 +148,7 @@ def _loss(reader: Reader) -> None:
     if reader.take("orchestrator.buffer.no_positive_resampling", default=False):
         key = "orchestrator.buffer.no_positive_resampling_threshold"
         reader.set("curriculum.name", "no-positive-resampling")
-        reader.set("curriculum.threshold", float(reader.number(key, default=0.9)))
+        reader.set_float("curriculum.threshold", key, default=0.9)
         reader.set("curriculum.history", "mean")
     else:
         reader.set("curriculum.name", "uniform")
@@ -161,8 +157,7 @@ def _loss(reader: Reader) -> None:
 def _heads(reader: Reader) -> None:
     keys = ("trainer.model.fp32_lm_head", "inference.model.fp32_lm_head")
     heads = [bool(reader.take(key, default=False)) for key in keys]
-    for side in ("trainer_head", "generator_head"):
-        reader.set(f"precision.{side}", "fp32" if any(heads) else "model")
+    reader.set_heads(any(heads))
     if any(heads) and not all(heads):
         reader.convert(keys[heads.index(True)], "FP32 on one side there; here both heads are FP32")
 
@@ -171,15 +166,14 @@ def _optimiser(reader: Reader) -> None:
     home = "trainer.optim."
     if reader.take(f"{home}type", default="adamw") != "adamw":
         reader.drop(f"{home}type", "only AdamW here")
-    reader.set("optimiser.lr", float(reader.number(f"{home}lr", default=1e-6)))
+    reader.set_float("optimiser.lr", f"{home}lr", default=1e-6)
     if reader.left.get(f"{home}weight_decay") == "auto":  # 0 for RL
         reader.take(f"{home}weight_decay")
-    decay = reader.number(f"{home}weight_decay", default=0.0)
-    reader.set("optimiser.weight_decay", float(decay))
-    reader.set("optimiser.eps", float(reader.number(f"{home}eps", default=1e-8)))
+    reader.set_float("optimiser.weight_decay", f"{home}weight_decay", default=0.0)
+    reader.set_float("optimiser.eps", f"{home}eps", default=1e-8)
     betas = [reader.number(f"{home}betas1"), reader.number(f"{home}betas2")]
     reader.set("optimiser.betas", [float(betas[0] or 0.9), float(betas[1] or 0.999)])
-    reader.set("optimiser.grad_clip", float(reader.number(f"{home}max_norm", default=1.0)))
+    reader.set_float("optimiser.grad_clip", f"{home}max_norm", default=1.0)
     _decay(reader)
 
 
@@ -214,8 +208,7 @@ def _validation(reader: Reader) -> None:
     reader.set("validation.k", reader.whole(f"{home}rollouts_per_example", f"{home}group_size"))
     prompts = reader.whole(f"{home}num_examples")
     reader.set("validation.prompts", prompts if prompts and prompts > 0 else None)
-    temperature = reader.number(f"{home}sampling.temperature")
-    reader.set("validation.temperature", None if temperature is None else float(temperature))
+    reader.set_float("validation.temperature", f"{home}sampling.temperature")
     if reader.left.get(f"{home}env"):
         reader.drop(f"{home}env", "held-out prompts here are of the task itself")
 

@@ -1,4 +1,4 @@
-"""What an import returns, and the bookkeeping that lets no key be dropped in silence."""
+"""The result of an import, and a reader of configs that reports every key it did not use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scalerl.errors import InputError
 from scalerl.recipe.load import merge, nest
 from scalerl.recipe.schema import Recipe
 
-#: So many keys about logging and the like are named on a terminal.
+#: Keys about logging and the like that are named on a terminal; more would hide the other notes.
 SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Note:
-    """One thing to know about an import."""
+    """A remark about one key of an imported config."""
 
     key: str  #: as the other framework writes it
     value: Any
@@ -26,7 +26,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Imported:
-    """A recipe made from another framework's config, and what did not survive the move."""
+    """A recipe made from another framework's config, and remarks about what differs."""
 
     recipe: Recipe
     converted: tuple[Note, ...]  #: mapped, with another convention or only approximately
@@ -35,7 +35,7 @@ class Imported:
     read: tuple[str, ...] = ()  #: keys of the config that the recipe was made from
 
     def lines(self) -> list[str]:
-        """The notes for a reader, one line each."""
+        """The remarks as text, one line each."""
         lines = [f"not mapped: {note.key} = {note.value}: {note.why}" for note in self.unmapped]
         lines += [f"converted: {note.key} = {note.value}: {note.why}" for note in self.converted]
         shown, more = self.housekeeping[:SHOWN], len(self.housekeeping) - SHOWN
@@ -54,7 +54,7 @@ class Imported:
 
 
 class Reader:
-    """A flat config that remembers which keys were read."""
+    """A flat config that records which of its keys were read, and the recipe made from them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = dict(config)
@@ -97,17 +97,45 @@ class Reader:
         if value is not None:
             self.changes[path] = value
 
+    def set_float(self, path: str, *keys: str, default: float | None = None) -> None:
+        """Set a key of the recipe to the number under one of these keys."""
+        value = self.number(*keys, default=default)
+        self.set(path, None if value is None else float(value))
+
+    def set_heads(self, fp32: bool) -> None:
+        """Set the precision of both heads."""
+        for side in ("trainer_head", "generator_head"):
+            self.set(f"precision.{side}", "fp32" if fp32 else "model")
+
+    def set_trainers(self, devices: int) -> None:
+        """Set the number of training devices, and the trainer that fits it."""
+        self.set("placement.trainers", devices)
+        self.set("placement.trainer", "local" if devices == 1 else "fsdp")
+
+    def leave_out(
+        self, neutral: Mapping[str, Any], conditional: Mapping[str, tuple[str, tuple[Any, ...]]]
+    ) -> None:
+        """Drop keys with a value that changes nothing (`neutral`), and keys of features that are
+        off: `conditional` has, by prefix, the switch and the values that turn it on."""
+        for key, value in neutral.items():
+            if self.left.get(key) == value:
+                del self.left[key]
+        for prefix, (switch, on) in conditional.items():
+            if self.config.get(switch) not in on:
+                for key in [key for key in self.left if key.startswith(prefix)]:
+                    del self.left[key]
+
     def convert(self, key: str, why: str) -> None:
-        """Say that a key was mapped with another convention."""
+        """Note that a key was mapped with another convention."""
         self.converted.append(Note(key, self.config.get(key, "(default)"), why))
 
     def drop(self, key: str, why: str) -> None:
-        """Say that a key has no counterpart."""
+        """Note that a key has no counterpart."""
         self.left.pop(key, None)
         self.unmapped.append(Note(key, self.config.get(key, "(default)"), why))
 
     def finish(self, name: str, source: str, housekeeping: Callable[[str], bool]) -> Imported:
-        """The recipe, and every key that nobody read: housekeeping, switched off, or unmapped."""
+        """The recipe, and every key that was not read: housekeeping, or without a counterpart."""
         quiet = []
         read = tuple(key for key in self.config if key not in self.left)
         for key, value in self.left.items():

@@ -64,7 +64,7 @@ NEUTRAL: dict[str, Any] = {
     "label_smoothing_factor": 0.0,
     "multi_objective_aggregation": "sum_then_normalize",
 }
-#: Settings of things that are off: key (or prefix) → the switch, and the values that turn it on.
+#: Settings of optional features: prefix → the switch, and the values that turn it on.
 CONDITIONAL: dict[str, tuple[str, tuple[Any, ...]]] = {
     "sapo_": ("loss_type", ("sapo",)),
     "vespo_": ("loss_type", ("vespo",)),
@@ -78,7 +78,7 @@ CONDITIONAL: dict[str, tuple[str, tuple[Any, ...]]] = {
 def from_trl(config: Mapping[str, Any], *, processes: int = 1) -> Imported:
     """A recipe from the keys of a GRPOConfig (and of the model and script arguments beside it)."""
     if processes < 1:
-        raise InputError("the number of processes must be at least 1")
+        raise InputError(f"--processes {processes}: give 1 or more")
     reader = Reader(flatten(config))
     name = reader.take("run_name", default="trl")
     _model(reader)
@@ -88,7 +88,7 @@ def from_trl(config: Mapping[str, Any], *, processes: int = 1) -> Imported:
     _advantage(reader)
     _optimiser(reader)
     _rest(reader)
-    _leave_out_neutral(reader)
+    reader.leave_out(NEUTRAL, CONDITIONAL)
     return reader.finish(str(name), "imported from a TRL GRPOConfig", _housekeeping)
 
 
@@ -105,8 +105,7 @@ def _model(reader: Reader) -> None:
     reader.set("task.dataset", dataset)
     fp32 = bool(reader.take("cast_lm_head_to_fp32", default=False))
     vllm = bool(reader.take("use_vllm", default=False))
-    for side in ("trainer_head", "generator_head"):
-        reader.set(f"precision.{side}", "fp32" if fp32 else "model")
+    reader.set_heads(fp32)
     if fp32 and vllm:
         reader.convert(
             "cast_lm_head_to_fp32", "TRL casts the trainer's head only; here both heads are FP32"
@@ -149,16 +148,15 @@ def _batch(reader: Reader, processes: int) -> None:
     reader.set("schedule.name", "off-policy")
     reader.set("schedule.k", k)
     reader.set("placement.generators", 1)
-    reader.set("placement.trainers", processes)
-    reader.set("placement.trainer", "local" if processes == 1 else "fsdp")
+    reader.set_trainers(processes)
     reader.convert(
         "steps_per_generation", f"{per_phase} micro-steps / {accumulation} = off-policy-{k}"
     )
 
 
 def _sampling(reader: Reader) -> None:
-    reader.set("sampling.temperature", _float(reader.number("temperature")))
-    reader.set("sampling.top_p", _float(reader.number("top_p")))
+    reader.set_float("sampling.temperature", "temperature")
+    reader.set_float("sampling.top_p", "top_p")
     reader.set("sampling.top_k", max(0, reader.whole("top_k", default=0)))
     reader.set("sampling.max_prompt_tokens", reader.whole("max_prompt_length"))
     reader.set("length.control", "none")
@@ -182,8 +180,8 @@ def _loss(reader: Reader) -> None:
     if kind == "cispo":
         if given is None:
             raise InputError(
-                f"epsilon_high is not set, so that TRL would cap the ratio of cispo at epsilon = "
-                f"{low:g}: set epsilon_high, 5.0 for instance"
+                f"loss_type = cispo without epsilon_high: TRL would cap the ratio at epsilon = "
+                f"{low:g}; set epsilon_high, for example to 5.0"
             )
         reader.set("loss.name", "cispo")
         reader.set("loss.ratio_cap", high)
@@ -216,18 +214,19 @@ def _advantage(reader: Reader) -> None:
     reader.set("filter.truncated", "drop" if masked else "keep")
     reader.set("filter.zero_variance", "keep")
     reader.set("curriculum.name", "uniform")
-    reader.set("loss.kl_coefficient", float(reader.number("beta", default=0.0)))
+    reader.set_float("loss.kl_coefficient", "beta", default=0.0)
     if not reader.changes["loss.kl_coefficient"]:
         reader.left.pop("use_bias_correction_kl", None)
 
 
 def _optimiser(reader: Reader) -> None:
-    reader.set("optimiser.lr", float(reader.number("learning_rate", default=1e-6)))
-    reader.set("optimiser.weight_decay", float(reader.number("weight_decay", default=0.0)))
-    reader.set("optimiser.eps", float(reader.number("adam_epsilon", default=1e-8)))
+    # Defaults here and below are TRL's: a config has only the keys that were changed.
+    reader.set_float("optimiser.lr", "learning_rate", default=1e-6)
+    reader.set_float("optimiser.weight_decay", "weight_decay", default=0.0)
+    reader.set_float("optimiser.eps", "adam_epsilon", default=1e-8)
     first, second = reader.number("adam_beta1", default=0.9), reader.number("adam_beta2")
     reader.set("optimiser.betas", [float(first), float(0.999 if second is None else second)])
-    reader.set("optimiser.grad_clip", float(reader.number("max_grad_norm", default=1.0)))
+    reader.set_float("optimiser.grad_clip", "max_grad_norm", default=1.0)
     steps = reader.whole("max_steps", default=-1)
     warmup, ratio = reader.number("warmup_steps", default=0), reader.number("warmup_ratio")
     share = ratio if ratio else warmup if 0 < warmup < 1 else None
@@ -278,19 +277,5 @@ def _rest(reader: Reader) -> None:
         reader.drop("reward_funcs", "rewards are code in TRL; choose a task here")
 
 
-def _leave_out_neutral(reader: Reader) -> None:
-    for key, neutral in NEUTRAL.items():
-        if reader.left.get(key) == neutral:
-            del reader.left[key]
-    for prefix, (switch, on) in CONDITIONAL.items():
-        if reader.config.get(switch) not in on:
-            for key in [key for key in reader.left if key.startswith(prefix)]:
-                del reader.left[key]
-
-
 def _housekeeping(key: str) -> bool:
     return key.partition(".")[0] in HOUSEKEEPING or key.startswith(HOUSEKEEPING_PREFIXES)
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -21,13 +21,48 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.recipe.importers.hydra import resolve
 from scalerl.recipe.importers.result import Imported, Reader, flatten
-from scalerl.recipe.importers.verl_keys import (
-    ACTOR,
-    ROLLOUT,
-    is_housekeeping,
-    leave_out_what_is_off,
-)
 
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
+
+#: Settings of loading, placing, logging, saving and memory, not of learning.
+HOUSEKEEPING_PREFIXES = (
+    *("defaults", "hydra.", "ray_", "global_profiler.", "transfer_queue.", "trainer."),
+    *("data.", "actor_rollout_ref.model.", "actor_rollout_ref.ref.", "actor_rollout_ref.hybrid"),
+    *("actor_rollout_ref.nccl_timeout", f"{ACTOR}fsdp_config.", f"{ACTOR}megatron."),
+    *(f"{ACTOR}checkpoint.", f"{ACTOR}profiler.", f"{ACTOR}ppo_micro", f"{ACTOR}ppo_max_token"),
+    *(f"{ACTOR}use_dynamic_bsz", f"{ACTOR}strategy", f"{ACTOR}use_torch_compile"),
+    *(f"{ACTOR}use_fused", f"{ACTOR}use_remove", f"{ACTOR}ulysses", f"{ACTOR}shuffle"),
+    *(f"{ACTOR}entropy_from", f"{ACTOR}entropy_check", f"{ACTOR}load_weight"),
+    f"{ACTOR}data_loader",
+    ROLLOUT,
+)  # fmt: skip
+#: Endings of keys under these prefixes that do change what is learned.
+LEARNING = (
+    *("lora_rank", "custom_cls.path", "sampler.class_path", "datagen.path", "multi_turn.enable"),
+    *("gen_batch_size", "repetition_penalty", "ignore_eos", "critic_warmup", "over_sample_rate"),
+)
+#: Settings of optional features: prefix → the switch.
+SWITCHES = {
+    "algorithm.kl_ctrl.": "algorithm.use_kl_in_reward",
+    "algorithm.kl_penalty": "algorithm.use_kl_in_reward",
+    "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
+    "algorithm.filter_groups.": "algorithm.filter_groups.enable",
+    "reward_model.overlong_buffer.": "reward_model.overlong_buffer.enable",
+    "reward_model.": "reward_model.enable",
+}
+#: Values that change nothing with the estimators and losses that have a counterpart.
+NEUTRAL: dict[str, Any] = {
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    f"{ACTOR}ppo_epochs": 1,
+    f"{ACTOR}entropy_coeff": 0,
+    f"{ACTOR}tis_imp_ratio_cap": -1,
+    "actor_rollout_ref.model.lora_rank": 0,
+    f"{ROLLOUT}over_sample_rate": 0,
+    f"{ROLLOUT}repetition_penalty": 1.0,
+    "trainer.critic_warmup": 0,
+}
 #: The tables by which a config of verl is recognised.
 SECTIONS = ("actor_rollout_ref", "algorithm", "data", "trainer")
 
@@ -65,8 +100,7 @@ def from_verl(config: Mapping[str, Any]) -> Imported:
     reader = Reader(resolve(flatten(config)))
     reader.set("model.path", reader.take("actor_rollout_ref.model.path"))
     reader.set("model.dtype", "bfloat16")
-    for side in ("trainer_head", "generator_head"):
-        reader.set(f"precision.{side}", "model")
+    reader.set_heads(False)
     phases = _batch(reader)
     _placement(reader)
     _sampling(reader)
@@ -76,8 +110,27 @@ def from_verl(config: Mapping[str, Any]) -> Imported:
     _validation(reader, phases)
     _data(reader)
     name = reader.take("trainer.experiment_name", default="verl")
-    leave_out_what_is_off(reader)
-    return reader.finish(str(name), "imported from a verl config", is_housekeeping)
+    _leave_out_what_is_off(reader)
+    return reader.finish(str(name), "imported from a verl config", _housekeeping)
+
+
+def _leave_out_what_is_off(reader: Reader) -> None:
+    """Drop keys of features that are off, and keys with a value that changes nothing."""
+    reader.leave_out(NEUTRAL, {})
+    for prefix, switch in SWITCHES.items():
+        if not reader.config.get(switch):
+            for key in [key for key in reader.left if key.startswith(prefix)]:
+                del reader.left[key]
+    # The estimators that have a counterpart need no critic, and the constants of losses that have
+    # none are not used.
+    unused = ("critic.", f"{ACTOR}policy_loss.")
+    for key in [key for key in reader.left if key.startswith(unused) or key.endswith("_target_")]:
+        del reader.left[key]
+
+
+def _housekeeping(key: str) -> bool:
+    """Whether a key is about loading, placing, logging or saving, not about learning."""
+    return key.startswith(HOUSEKEEPING_PREFIXES) and not key.endswith(LEARNING)
 
 
 def _batch(reader: Reader) -> int:
@@ -110,8 +163,7 @@ def _placement(reader: Reader) -> None:
     generators = next(n for n in range(half, 0, -1) if rollouts % n == 0)
     trainers = max(1, devices - half)
     reader.set("placement.generators", generators)
-    reader.set("placement.trainers", trainers)
-    reader.set("placement.trainer", "local" if trainers == 1 else "fsdp")
+    reader.set_trainers(trainers)
     reader.set("placement.backend", "local" if nodes == 1 else "ray")
     reader.convert(
         "trainer.n_gpus_per_node",
@@ -125,8 +177,8 @@ def _placement(reader: Reader) -> None:
 
 
 def _sampling(reader: Reader) -> None:
-    reader.set("sampling.temperature", float(reader.number(f"{ROLLOUT}temperature", default=1.0)))
-    reader.set("sampling.top_p", float(reader.number(f"{ROLLOUT}top_p", default=1.0)))
+    reader.set_float("sampling.temperature", f"{ROLLOUT}temperature", default=1.0)
+    reader.set_float("sampling.top_p", f"{ROLLOUT}top_p", default=1.0)
     reader.set("sampling.top_k", max(0, reader.whole(f"{ROLLOUT}top_k", default=-1)))
     prompt = reader.whole("data.max_prompt_length", f"{ROLLOUT}prompt_length", default=512)
     tokens = reader.whole("data.max_response_length", f"{ROLLOUT}response_length", default=512)
@@ -262,17 +314,14 @@ def _kl(reader: Reader) -> None:
 
 def _optimiser(reader: Reader, k: int) -> None:
     home = f"{ACTOR}optim."
-    reader.set("optimiser.lr", float(reader.number(f"{home}lr", default=1e-6)))
-    reader.set("optimiser.weight_decay", float(reader.number(f"{home}weight_decay", default=0.01)))
+    reader.set_float("optimiser.lr", f"{home}lr", default=1e-6)
+    reader.set_float("optimiser.weight_decay", f"{home}weight_decay", default=0.01)
     reader.set("optimiser.eps", 1e-8)
     betas = reader.take(f"{home}betas", default=[0.9, 0.999])
     if not isinstance(betas, list) or [type(beta) for beta in betas] != [float, float]:
         raise InputError(f"{home}betas = {betas!r} is not two numbers; give them")
     reader.set("optimiser.betas", betas)
-    reader.set(
-        "optimiser.grad_clip",
-        float(reader.number(f"{ACTOR}grad_clip", f"{home}clip_grad", default=1.0)),
-    )
+    reader.set_float("optimiser.grad_clip", f"{ACTOR}grad_clip", f"{home}clip_grad", default=1.0)
     steps = reader.whole("trainer.total_training_steps", default=-1)
     warmup = reader.whole(f"{home}lr_warmup_steps", default=-1)
     ratio = float(reader.number(f"{home}lr_warmup_steps_ratio", default=0.0))
