@@ -42,7 +42,7 @@ def test_a_layer_may_bring_the_preset_that_it_lies_over(tmp_path):
         "scalerl", "tiny", {"name": "scalerl+tiny+mine", "batch": {"prompts": 10}}
     )
     for wrong in ("nonsense", "mine.toml", 3, ["tiny"]):
-        with pytest.raises(InputError, match="name a preset"):
+        with pytest.raises(InputError, match="is not a preset"):
             Recipe.load("scalerl", {"over": wrong})
 
 

@@ -43,7 +43,7 @@ CASES = [
     ),
     (["length.truncation_warn=0.2"], "is above length.truncation_critical"),
     # groups, validation, curriculum, rewards, optimiser
-    (["batch.generations=1"], "a group of one has none"),
+    (["batch.generations=1"], "advantage of a single rollout is always 0"),
     (["batch.prompts=0"], "batch.prompts must be greater than 0"),
     (["validation.prompts=0"], "validation.prompts must be greater than 0"),
     (["curriculum.threshold=1.5"], "curriculum.threshold must be less than or equal to 1"),
@@ -67,7 +67,7 @@ CASES = [
     (["batch.prompts=48.0"], "batch.prompts must be a valid integer"),
     (["compute.axis=hours"], 'not "hours"'),
     # one device learns, or several do
-    (["model.lora_rank=8"], "model.lora_rank: LoRA is not in this version"),
+    (["model.lora_rank=8"], "model.lora_rank: this version has no LoRA"),
     (["placement.trainer=local"], "uses one device, but placement.trainers = 16"),
     (["placement.checkers=0"], "placement.checkers must be greater than or equal to 1"),
 ]

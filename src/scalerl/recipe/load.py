@@ -1,8 +1,8 @@
 """From presets, files and `dotted.key=value` overrides to a recipe.
 
-Layers are laid over each other key by key; a layer that says `over = "tiny"` brings that preset
-along, below itself. Where a layer chooses another loss, length control, curriculum or decay of the
-learning rate, the constants of the old choice go with it: an epsilon of 0.2 means nothing to GSPO.
+Later layers override earlier ones, key by key; a layer with `over = "tiny"` is laid over that
+preset. A layer that chooses another loss, length control, curriculum or decay of the learning rate
+drops the constants of the old choice: a clip of 0.2 would make no sense for GSPO.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _constants(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {key for constants in table.values() for key in constants}
 
 
-#: Section → the field that chooses, and the fields that stay whatever is chosen: all others are
-#: constants of a choice.
+#: Section → the field that chooses, and the fields that do not depend on the choice. All other
+#: fields are constants of a choice.
 SWITCHES: dict[str, tuple[str, set[str]]] = {
     "loss": ("name", set(LossSection.model_fields)),
     "length": ("control", set(LengthSection.model_fields) - _constants(LENGTH_CONSTANTS)),
@@ -139,7 +139,8 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
         data = _lay(data, source)
     changes: dict[str, Any] = {}
     for path, value in map(parse_override, overrides):
-        # `task.options=` after `task.options.size=9` undoes it; before it, it empties the table.
+        # `task.options=` after `task.options.size=9` undoes it. Before it, it empties the table of
+        # the layers, and size is set in the empty table (by the loop below).
         changes = {k: v for k, v in changes.items() if not k.startswith(f"{path}.")}
         changes[path] = value
     for path in [p for p in changes if any(other.startswith(f"{p}.") for other in changes)]:
@@ -148,8 +149,8 @@ def load(*sources: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
 
 
 def recipe_from(given: Any) -> Recipe:
-    """A recipe, or what stands for one: a name, a path or a mapping, or several laid over each
-    other, overrides among them, as on the command line.
+    """The recipe for a name, a path, a mapping, or a list of them with overrides, as on the command
+    line; a recipe is returned as it is.
 
     >>> recipe_from(["scalerl", "tiny", "budget.steps=5"]).budget.steps
     5
@@ -161,22 +162,24 @@ def recipe_from(given: Any) -> Recipe:
         isinstance(item, str | Path | Mapping) for item in items
     ):
         raise InputError(
-            f"a recipe is wanted, not {type(given).__name__}: "
-            'give Recipe.load("scalerl", "tiny"), or such names'
+            f"{type(given).__name__} is not a recipe: "
+            'give Recipe.load("scalerl", "tiny"), or names such as ["scalerl", "tiny"]'
         )
     changes = [item for item in items if isinstance(item, str) and "=" in item]
     layers = [item for item in items if not (isinstance(item, str) and "=" in item)]
     if not layers:
-        raise InputError('which recipe? for example "scalerl", or ["scalerl", "tiny"]')
+        raise InputError('which recipe? give "scalerl", or ["scalerl", "tiny"], for example')
     return load(*layers, overrides=changes)
 
 
 def _lay(data: Mapping[str, Any], source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """A source over `data`, with the preset below it that it names."""
+    """A source laid over `data`, together with the preset that it names in `over`."""
     label, layer = read(source)
     below = layer.pop("over", None)
     if below is not None and below not in list(presets()):
-        raise InputError(f"over = {below!r} in {label or 'a layer'}: name a preset")
+        raise InputError(
+            f"over = {below!r} in {label or 'a layer'} is not a preset; see `scalerl recipe list`"
+        )
     if label and "name" not in layer:
         named = f"{data.get('name', 'scalerl')}+{label}" if data else label
         layer = {**layer, "name": named}
@@ -184,7 +187,8 @@ def _lay(data: Mapping[str, Any], source: str | Path | Mapping[str, Any]) -> dic
 
 
 def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") -> dict[str, Any]:
-    """`merge`, once every key of the layer is known to the recipe that it makes."""
+    """`merge`, but an unknown key of the layer is an InputError."""
+    # Merged first: which constants [loss] may have depends on the loss of all layers together.
     merged = merge(data, layer)
     problem = unknown_key(layer, loss_named(merged), label)
     if problem:
@@ -193,7 +197,7 @@ def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") ->
 
 
 def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A short name for the source, and what it says: a preset, a TOML file or a mapping."""
+    """A short name for a source (a preset, a TOML file or a mapping), and its keys."""
     if isinstance(source, Mapping):
         return "", dict(source)
     names = presets()
@@ -216,7 +220,7 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`upper` laid over `lower`, section by section."""
+    """`upper` laid over `lower`, key by key."""
     merged = dict(lower)
     for key, item in upper.items():
         below = merged.get(key)
@@ -248,8 +252,8 @@ def nest(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`dotted.key=value`, the value as TOML; a bare word is a string. Nothing unsets the key: text,
-    lists and tables are then empty.
+    """The key and value of `dotted.key=value`. The value is TOML, or a bare word for a string; an
+    empty value unsets the key.
 
     >>> parse_override("loss.ratio_cap=4"), parse_override("loss.name=dapo")
     (('loss.ratio_cap', 4), ('loss.name', 'dapo'))

@@ -1,10 +1,9 @@
-"""Names that a recipe may hold, known without importing what they name.
+"""Names of losses and other choices that a recipe may use, checked without importing torch.
 
-What a name stands for needs torch, a recipe is read without it. So the built-in names are listed
-on this side, `Registry.register` adds those it is given, and a misspelt one is refused when the
-file is read. A name that only a decorator gives has to be registered (its module imported) before
-the recipe is loaded; where no code of the user runs first, as on the command line, the import path
-`package.module:name` says where to look.
+The built-in names are listed in the recipe package, and `Registry.register` adds further ones, so
+that a misspelt name is refused when a file is read. A custom name has to be registered (its module
+imported) before the recipe is loaded; on the command line, where no user code runs first, give the
+import path `package.module:name` instead.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 class Names:
-    """The names of one kind of thing: those that come with scalerl, and registered ones."""
+    """The known names of one kind: built-in and registered ones."""
 
     def __init__(self, kind: str, *builtin: str) -> None:
         self.kind = kind
         self._known = list(builtin)
 
     def add(self, name: str) -> None:
-        """Let recipes use this name as well."""
+        """Accept this name in recipes."""
         if name not in self._known:
             self._known.append(name)
 
     def check(self, text: str) -> str:
-        """The text, if it is a known name or an import path; else a ValueError with the nearest.
+        """The text, if it is a known name or an import path; ValueError with the nearest otherwise.
 
         >>> Names("loss", "cispo", "dapo").check("cispoo")
         Traceback (most recent call last):
@@ -57,8 +56,8 @@ def is_path(text: str) -> bool:
 
 
 def name_or_path(text: str) -> str:
-    """The text, if it could be a name or an import path: what it stands for is found, with the
-    nearest name where there is none, when the run is put together."""
+    """The text, if it has the form of a name or an import path. Whether it exists is checked when a
+    run is prepared."""
     if _NAME.fullmatch(text) or is_path(text):
         return text
     raise ValueError(f'"{text}" is neither a name nor an import path, package.module:name')

@@ -1,4 +1,4 @@
-"""What a notebook shows of a recipe: what is special about it, and all the rest folded away."""
+"""A recipe as HTML for notebooks: its differences from ScaleRL, and all fields folded away."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scalerl.recipe.schema import IDENTITY, Recipe
 
 
 def recipe_html(recipe: Recipe) -> str:
-    """Its name, in what it differs from the paper's, and every field. Without styles: a notebook's
-    own fit light and dark."""
+    """The recipe as HTML: name, differences from ScaleRL, and every field. It has no styles, so
+    that it fits the light and dark themes of notebooks."""
     special = [
         (d.path, d.b, f"{_value(d.a)} in ScaleRL; {d.meaning}") for d in diff(Recipe(), recipe)
     ]
@@ -47,5 +47,5 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Harmless, whatever is in it."""
+    """The text escaped for HTML, without control characters."""
     return escape("".join(c if c.isprintable() else "·" for c in text), quote=True)

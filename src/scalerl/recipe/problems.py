@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in one line that says what to do."""
+"""One-line errors about recipes: unknown keys with the nearest known one, and wrong values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
 if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
 
-#: What other frameworks call some of our keys.
+#: Names of keys in other frameworks → our key, for the "did you mean" of an unknown key.
 ELSEWHERE = {
     "learning_rate": "optimiser.lr",
     "max_grad_norm": "optimiser.grad_clip",
@@ -86,7 +86,9 @@ def loss_named(data: Mapping[str, Any]) -> Any:
 
 
 def nearest(path: str, known: Mapping[str, Any]) -> str | None:
-    """The known dotted path most like this one: the same last word elsewhere, or a similar word."""
+    """The known key most similar to this one, or None."""
+    # In order: another framework's name, a typing error in the same section, the right name in the
+    # wrong section, and any similar key.
     section, _, leaf = path.rpartition(".")
     if ELSEWHERE.get(leaf) in known:
         return ELSEWHERE[leaf]
@@ -101,24 +103,24 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
     return close[0] if close else None
 
 
-#: How others call it.
+#: Keys about adapters, as other frameworks name them.
 ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
 
 
 def not_yet(path: str) -> str | None:
-    """Why a key is no key, where it is about something that others have.
+    """The error for a key of a feature that scalerl does not have yet, or None.
 
     >>> not_yet("model.lora_rank")
-    'model.lora_rank: LoRA is not in this version: all weights are trained; omit it'
+    'model.lora_rank: this version has no LoRA and trains all weights; leave the key out'
     """
     if ADAPTER.search(path) is None:
         return None
-    return f"{path}: LoRA is not in this version: all weights are trained; omit it"
+    return f"{path}: this version has no LoRA and trains all weights; leave the key out"
 
 
 def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | None:
-    """The first key that no recipe has, in words; None if all are known. With a built-in loss the
-    constants are known, with another one any key of [loss] may be a constant."""
+    """The error for the first unknown key; None if all are known. A custom loss may have any
+    constant, so with one every key of [loss] is accepted."""
     known = known_keys()
     free = not (isinstance(loss, str) and loss in LOSS_CONSTANTS)
     sections = {path.rpartition(".")[0] for path in known} - {""}
@@ -169,12 +171,12 @@ def explain(error: ValidationError) -> str:
     elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
         line = (
             f"loss.ratio_cap = {first['input']} would shrink even on-policy tokens: it is the "
-            "absolute cap on the ratio, so a clip written as 1 + 4 elsewhere is 5 here"
+            "absolute cap on the ratio, so a clip of 4 above 1 elsewhere is 5 here"
         )
     elif path == "batch.generations" and first["type"] == "greater_than_equal":
         line = (
-            "batch.generations must be at least 2: advantages are centred within a prompt, and a "
-            "group of one has none"
+            "batch.generations must be at least 2: advantages are centred within a prompt, so the "
+            "advantage of a single rollout is always 0"
         )
     elif first["type"] in ("missing", "too_long"):
         line = f"{path} = {_shown(first['input'])} has the wrong number of values"

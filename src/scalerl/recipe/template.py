@@ -1,7 +1,6 @@
-"""A recipe to begin with: the few keys that people change, each under a comment that explains it.
+"""The recipe file that `scalerl init` writes: the keys that are often changed, each explained.
 
-The comments are the meanings in the schema, so they are stated once. Everything else stays that of
-the preset in `over`.
+The comments are the descriptions in the schema. All other keys are those of the preset in `over`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from scalerl.recipe.toml import line
 WIDTH = 96
 #: Models that come with scalerl, and the preset that is made for them.
 TINY = {"tiny": "tiny", "tiny-noisy": "tiny-noisy"}
-#: A small model on one machine: sizes with which a first run takes hours, not weeks.
+#: Sizes for a small model on one machine, with which a first run takes hours, not weeks.
 ONE_MACHINE = {
     "model.dtype": "bfloat16",
     "sampling.max_prompt_tokens": 512,
@@ -46,7 +45,7 @@ ONE_MACHINE = {
     "placement.trainer": "local",
     "placement.checkers": 16,
 }
-#: Keys that are written even where they are as in the preset.
+#: Keys that are written even if they have the value of the preset.
 SHOWN = (
     *("model.path", "model.dtype", "task.name", "task.dataset", "task.system_prompt"),
     *("schedule.k", "length.control", "optimiser.decay", "checkpoint.every", *ONE_MACHINE),
@@ -54,8 +53,8 @@ SHOWN = (
 
 
 def start(model: str, changes: Mapping[str, Any], name: str) -> tuple[str, Recipe]:
-    """The preset to build on, and the recipe: for a model of one's own with sizes for one machine.
-    `changes` are dotted keys that count more than these.
+    """The preset to build on, and the recipe: for a user's own model, with sizes for one machine.
+    `changes` are dotted keys that override these.
 
     >>> start("tiny", {"budget.steps": 50}, "mine")[1].budget.steps
     50
@@ -67,7 +66,7 @@ def start(model: str, changes: Mapping[str, Any], name: str) -> tuple[str, Recip
 
 
 def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
-    """The file: SHOWN and the keys in `also`, in the order of the schema."""
+    """The text of the file: the keys in SHOWN and `also`, in the order of the schema."""
     about = fields_of(recipe)
     values = flat(recipe, about)
     further = {".".join(path.split(".")[:2]) for path in also}  # task.options.size: the table
@@ -75,7 +74,7 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
     lines = [
         f"# `scalerl train FILE --dry-run` checks this file; `scalerl recipe show {over}` prints",
         "# all keys, and docs/reference/recipe.md explains them.",
-        line("over", over, "the preset that counts for every key that is not here"),
+        line("over", over, "the preset with the values of all keys that are not here"),
         line("name", recipe.name, None),
         line("seed", recipe.seed, None),
     ]
@@ -89,6 +88,7 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
             lines += ["", *_comment(_about(home)), f"[{home}]"]
         lines += [*_comment(f"{meaning(info)} ({kind(info)})"), line(key, values[path], None)]
     text = "\n".join(lines) + "\n"
+    # TOML cannot express "unset": a key that the preset sets would come back.
     lost = diff(recipe, load(tomllib.loads(text)))
     if lost:
         raise InputError(

@@ -1,7 +1,7 @@
 """Writing a recipe as TOML. (Reading is the standard library's tomllib.)
 
-Our own writer, rather than tomli-w, for two things that it has no words for: a comment where a
-field is unset, and a comment after a number that says where it comes from.
+Our own writer instead of tomli-w, which cannot write comments: one for each unset field, and one
+after a number that says where it comes from.
 """
 
 from __future__ import annotations

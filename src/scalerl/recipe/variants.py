@@ -74,8 +74,8 @@ def forward(base: Recipe) -> Iterator[Variant]:
 
 
 def _length_penalty(recipe: Recipe) -> dict[str, Any]:
-    """The penalty of Eq. 9 over the stretch that interruption left for the answer: 14k and 2k in
-    the paper, in proportion elsewhere."""
+    """The length penalty of Eq. 9 over the tokens that interruption reserves for the answer: 14k
+    and 2k in the paper, in proportion for other lengths."""
     length = recipe.length
     if length.control != "interruption":
         return {}
@@ -88,7 +88,8 @@ def _length_penalty(recipe: Recipe) -> dict[str, Any]:
 
 
 def _no_fp32(recipe: Recipe) -> dict[str, Any]:
-    """Heads in the model's dtype; where that is float32 itself, with bf16 rounding emulated."""
+    """Heads in the model's dtype, or with emulated bf16 rounding if that is float32: otherwise the
+    variant would be the recipe itself."""
     if recipe.precision.trainer_head != "fp32":
         return {}
     head = "bf16-emulated" if recipe.model.dtype == "float32" else "model"

@@ -1,4 +1,4 @@
-"""What Hydra makes of a config: interpolations, and overrides such as `trainer.nnodes=2`."""
+"""What verl configs use of Hydra: interpolations, and overrides such as `trainer.nnodes=2`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
-#: References to references are followed this far.
+#: Depth to which references to references are followed; a cycle ends there.
 MAX_DEPTH = 8
 
 
@@ -40,7 +40,7 @@ def _follow(value: Any, config: Mapping[str, Any]) -> Any:
             value = scalar(found[2])
         else:
             break
-    return None if value == "???" else value  # which is how Hydra writes "must be set"
+    return None if value == "???" else value  # Hydra's mark for "must be set"
 
 
 def read_overrides(text: str, what: str) -> dict[str, Any]:
