@@ -1,1 +1,1 @@
-"""Who waits for whom: the loop, its schedules and its ledger. It is given a crew and a clock."""
+"""The training loop, its schedules, its checkpoints and its ledger, for a given crew and clock."""
