@@ -10,8 +10,21 @@ from made_runs import climbing
 
 from scalerl.cli import main
 from scalerl.curves.fit import fit_all
+from scalerl.report.blocks import (
+    Bullets,
+    Code,
+    Details,
+    Drawing,
+    Figure,
+    Heading,
+    Paragraph,
+    Span,
+    Tiles,
+    to_html,
+    to_markdown,
+)
 from scalerl.report.html import write_report
-from scalerl.report.markdown import markdown
+from scalerl.report.table import ReportTable, TableCell, columns, row
 
 IMAGE = "<img src=x onerror=alert(1)>"
 HOSTILE = (
@@ -67,18 +80,23 @@ def check(twin: str, allowed: set[str] = frozenset()) -> Rendered:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_text_is_shown_as_it_is_wherever_it_stands(name):
-    said = html.escape(visible(name))
-    twin = markdown(
-        f"<h2>{said}</h2><p>{said}</p><ul><li>{said}</li></ul>"
-        f"<table><caption>{said}</caption><tr><th>{said}</th></tr><tr><td>{said}</td></tr></table>"
-        f'<dl><dt>{said}</dt><dd>{said}</dd></dl><p><code>{said}</code> <a href="f.png">{said}</a>'
-        f"</p><details><summary>{said}</summary></details><pre><code>{said}</code></pre>"
-        f'<svg role="img" aria-label="{said}"></svg>'
-        f'<figure data-file="f.png" data-about="{said}"></figure>'
-    )
-    found = check(twin, allowed={"img"})
+    said = visible(name)
+    page = [
+        Heading(said),
+        Paragraph(said),
+        Bullets([said]),
+        ReportTable(said, columns(said), [row(said)]),
+        Tiles([(said, "1", said)]),
+        Paragraph([Span(said, "code"), " ", Span(said, href="f.png")]),
+        Details(said, []),
+        Code(said),
+        Drawing("<svg></svg>", said),
+        Figure("<svg></svg>", "caption", said, "f.png"),
+    ]
+    found = check(to_markdown(page), allowed={"img"})
     shown = " ".join("".join(found.text).split())
-    assert shown.count(" ".join(visible(name).split())) == 13, twin
+    assert shown.count(" ".join(said.split())) == 13, to_markdown(page)
+    assert to_html(page).count(html.escape(said, quote=True)) == 12
 
 
 def test_names_titles_notes_and_sources_of_runs_are_escaped_in_the_report(tmp_path):
@@ -104,10 +122,22 @@ def test_what_a_training_run_says_is_escaped_in_the_twin(tmp_path):
 
 
 def test_a_link_leads_only_to_files_and_the_web():
-    assert markdown('<p><a href="javascript:alert(1)">x</a></p>') == "[x]()\n"
-    assert markdown('<p><a href="a b(1).png">x</a></p>') == "[x](a%20b%281%29.png)\n"
+    assert Paragraph([Span("x", href="javascript:alert(1)")]).to_markdown() == "[x]()"
+    assert Paragraph([Span("x", href="a b(1).png")]).to_markdown() == "[x](a%20b%281%29.png)"
 
 
 def test_plain_words_are_not_escaped():
     said = "C_mid of R_0 at 5.2k (90 %: -0.003 to +0.042), A = 1.000 #3"
-    assert markdown(f"<p>{said}</p>") == f"{said}\n"
+    assert Paragraph(said).to_markdown() == said
+
+
+def test_the_four_forms_of_a_table():
+    cell = TableCell("0.62", "0.60 to 0.70", ("a note",), 0.621)
+    table = ReportTable("Fits", columns("Run", ">Ceiling"), [row("one|two", cell)])
+    assert '<td data-key="0.621">0.62 <span class="range">0.60 to 0.70</span>' in table.to_html()
+    assert table.to_markdown().splitlines() == [
+        "Fits", "", "| Run | Ceiling |", "| --- | --- |",
+        "| one\\|two | 0.62 (0.60 to 0.70); a note |",
+    ]  # fmt: skip
+    assert table.to_text((10, 20)).splitlines()[2] == "one|two     0.62 [0.60 to 0.70]"
+    assert table.to_dict()["rows"][0]["Ceiling"]["number"] == 0.621

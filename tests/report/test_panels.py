@@ -11,10 +11,11 @@ from made_runs import HOSTILE, known
 
 from scalerl import fit, load_run, load_runs
 from scalerl.cli import main
+from scalerl.report.blocks import Bullets, Code, Heading, Tiles, to_markdown
 from scalerl.report.html import write_report
-from scalerl.report.markdown import markdown
 from scalerl.report.run_record import read_record
 from scalerl.report.small_charts import ChartLine, chart
+from scalerl.report.table import ReportTable, TableCell, columns, row
 
 CHARTS = ("Reward", "Answer length", "Cut off or interrupted", "Entropy", "Staleness", "Ratio",
           "Effective sample size", "Gradient norm")  # fmt: skip
@@ -31,7 +32,7 @@ def report(tmp_path_factory):
 def test_the_page_of_a_run_has_every_panel(report):
     page = (report / "report.html").read_text()
     for title in (*CHARTS, "Where the compute went", "Downstream", "Answers at step 300", "Recipe",
-                  "Warnings and alarms", "Once more", "The whole recipe"):  # fmt: skip
+                  "Warnings and alarms", "Reproduce", "The whole recipe"):  # fmt: skip
         assert title in page, title
     assert "entropy is low" in page
     assert "optimiser.lr" in page and "0.0002" in page and "0.0001" in page
@@ -139,24 +140,25 @@ def test_a_chart_shows_gaps_ends_and_a_log_axis():
     y = np.full(400, 2.0)
     y[100:200] = np.nan
     y[300] = 5000.0
-    drawn = chart("norm", x, [ChartLine("norm", y)], bins=50)
+    drawn = chart("norm", x, [ChartLine("norm", y)], bins=50).to_html()
     path = re.search(r'class="line k0" d="([^"]+)"', drawn)[1]
     assert path.count("M") == 2
     assert ">1k<" in drawn and 'class="band"' in drawn
     assert "between 2 and 5k" in drawn
-    assert chart("nothing", x, [ChartLine("a", np.full(400, np.nan))]) == ""
-    largest = chart("two", x, [ChartLine("a", y), ChartLine("b", y, "largest")])
+    assert chart("nothing", x, [ChartLine("a", np.full(400, np.nan))]).to_html() == ""
+    largest = chart("two", x, [ChartLine("a", y), ChartLine("b", y, "largest")]).to_html()
     assert 'stroke-dasharray="6 3"' in largest
 
 
 def test_markdown_of_the_pieces():
-    page = (
-        "<body><h1>T</h1><dl><dt>Now</dt><dd><b>0.5</b> <span>at 3</span></dd></dl>"
-        "<table><caption>C</caption><tr><th>a|b</th><th>c</th></tr><tr><td>1 "
-        '<span class="range">0 to 2</span></td><td></td></tr></table><pre><code>x ``` y\n z</code>'
-        "</pre><ul><li>one</li><li>two</li></ul><script>no</script></body>"
-    )
-    assert markdown(page).split("\n\n") == [
+    page = [
+        Heading("T", 1),
+        Tiles([("Now", "0.5", "at 3")]),
+        ReportTable("C", columns("a|b", "c"), [row(TableCell("1", "0 to 2"), "")]),
+        Code("x ``` y\n z"),
+        Bullets(["one", "two"]),
+    ]
+    assert to_markdown(page).split("\n\n") == [
         "# T", "- Now: **0.5** at 3", "C", "| a\\|b | c |\n| --- | --- |\n| 1 (0 to 2) |  |",
-        "````\nx ``` y\n z\n````", "- one\n- two\n",
+        "````\nx ``` y\n z\n````", "- one\n- two",
     ]  # fmt: skip

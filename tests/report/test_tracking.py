@@ -34,7 +34,7 @@ def test_the_interval_holds_the_true_exchange_rate(n, slope):
     found = [tracked(rng, n, slope) for _ in range(250)]
     held = np.mean([t.interval[0] <= slope <= t.interval[1] for t in found])
     assert held >= 0.8
-    follows = np.mean([t.verdict == "follows" for t in found])
+    follows = np.mean([t.relation == "follows" for t in found])
     assert follows > 0.99 if slope else follows < 0.12
 
 
@@ -57,11 +57,11 @@ def test_a_set_that_stalls_while_validation_rises_is_flagged_with_its_step():
 def test_nothing_is_said_of_a_validation_that_stands_still_or_of_few_points():
     rng = np.random.default_rng(3)
     still = tracked(rng, 30, 0.5, low=0.5, high=0.51)
-    assert still.slope is None and still.verdict == "cannot be told" and not still.stalled
+    assert still.slope is None and still.relation == "cannot be told" and not still.stalled
     few = tracked(rng, 7, 0.5)
     assert few.slope is None and "7 evaluations" in few.why
     flat = track("x", range(9), [1.0] * 9, [1.0] * 9, [10] * 9, [10] * 9)
-    assert flat.verdict == "cannot be told"
+    assert flat.relation == "cannot be told"
 
 
 def test_sets_of_the_record_and_of_further_evaluations_are_joined_by_step():
@@ -77,5 +77,5 @@ def test_sets_of_the_record_and_of_further_evaluations_are_joined_by_step():
     other = [line(i, 0.9 - rates[i]) for i in range(10)]
     aime, mine = trackings(evals, {"mine": other})
     assert (aime.name, aime.points, round(aime.slope, 1)) == ("aime", 9, 0.5)
-    assert (mine.name, mine.verdict) == ("mine", "falls")
+    assert (mine.name, mine.relation) == ("mine", "falls")
     assert set(aime.to_dict()) >= {"name", "slope", "interval", "stalled", "since", "verdict"}

@@ -83,7 +83,7 @@ def test_the_terminal_and_the_page_say_it(study, tmp_path, capsys):
     assert max(map(len, said.splitlines())) <= 110
     assert main(["report", str(study.path), "-o", str(tmp_path), "--target", "0.6"]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert ">Beside the reference</h3>" in page and "a pass rate of 0.600" in page
+    assert ">Compared with the reference</h3>" in page and "a pass rate of 0.600" in page
     assert "not on tokens and FLOPs" in page and "narrower" in page
 
 

@@ -28,8 +28,9 @@ def page(made):
 
 
 def test_the_page_has_map_table_curves_differences_and_panels(page, made):
-    for title in ("Knob map", "Variants", "Curves", "Each beside the reference", "What differs",
-                  "Downstream", "Inside the runs", "Once more"):  # fmt: skip
+    for title in ("Knob map", "Variants", "Curves", "Each variant against the reference",
+                  "How the recipes differ",
+                  "Downstream", "Inside the runs", "Reproduce"):  # fmt: skip
         assert f">{title}</h" in page, title
     study = Study(made / "study")
     for name in study.variants:

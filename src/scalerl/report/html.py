@@ -8,14 +8,24 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.curves.compare import Comparison, comparable, compare
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report import page, pair_tiles, panels, payload, tables, words
+from scalerl.report import page, pair_tiles, panels, payload, report_tables, words
+from scalerl.report.blocks import (
+    Block,
+    Figure,
+    Heading,
+    PageSection,
+    Paragraph,
+    Span,
+    to_html,
+    to_markdown,
+)
 from scalerl.report.comparison_figures import (
     ceiling_fits,
     comparison_title,
@@ -25,15 +35,27 @@ from scalerl.report.comparison_figures import (
 )
 from scalerl.report.figures import has_joint, plot_fit, plot_joint
 from scalerl.report.files import slugs, write_whole
-from scalerl.report.markdown import markdown
-from scalerl.report.markup import text
 from scalerl.report.run_record import RunRecord, read_records
 from scalerl.report.series import Series, series_of_runs
+from scalerl.report.table import escape_html
 from scalerl.report.theme import drawing, inline_svg, render
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawn
 
+#: The end of every page.
+FOOTER = Paragraph(
+    [
+        "Law and rules: ",
+        Span(
+            "The Art of Scaling Reinforcement Learning Compute for LLMs",
+            href="https://arxiv.org/abs/2510.13786",
+        ),
+        ". All numbers: ",
+        Span("report.json", href="report.json"),
+        ".",
+    ]
+)
 #: Scripts of the page, each after those that it imports.
 MODULES = ("base.js", "chart.js", "report.js", "tables.js")
 #: Files that the live page uses as well.
@@ -112,39 +134,45 @@ def report_files(
     kinds = KINDS if len(fits) <= MAX_PDF else KINDS[:2]
     links = [[f"fit-{name}.{each}" for each in kinds] for name in names]
     content |= _figures(fits, truths, links, together, comparison)
-    parts = {
-        "title": text(heading),
-        "answer": page.answer(ahead, comparison, common),
-        "chart_caption": page.chart_caption(drawn, truth),
-        "chart_file": "comparison.png" if comparison is not None else f"fit-{names[0]}.png",
-        "static_chart": inline_svg(together, "static", page.static_alt(fits[0])),
-        "parameters": tables.parameters(drawn),
-        "forecasts": tables.forecasts(ahead),
-        "comparison": tables.comparison(comparison),
-        "pictures": _pictures(fits, comparison),
-        "runs": page.runs(ahead, links),
-        "inside": panels.section(records),
-        "command": page.command(command),
-        "data": payload.embedded(payload.chart(drawn, ahead, truth)),
-    }
-    return page_files("runs.html", parts, content)
+    chart = Figure(
+        inline_svg(together, "static", page.static_alt(fits[0])),
+        page.chart_caption(drawn, truth),
+        "Curves with forecasts",
+        "comparison.png" if comparison is not None else f"fit-{names[0]}.png",
+        "chart",
+    )
+    numbers_shown = [*report_tables.forecasts(ahead), report_tables.parameters(drawn)]
+    blocks: list[Block] = [
+        *page.answer(ahead, comparison, common),
+        PageSection("Curves", [chart], "curves"),
+        PageSection("Numbers", numbers_shown, "numbers"),
+        *report_tables.comparison(comparison),
+        *_pictures(fits, comparison),
+        PageSection("Runs", [page.runs(ahead, links)], "runs"),
+        *panels.section(records),
+        PageSection("How to read this", [Paragraph(page.HOW_TO_READ)], "read"),
+        *page.command(command),
+    ]
+    return page_files(heading, blocks, payload.chart(drawn, ahead, truth), content)
 
 
 def page_files(
-    main: str, parts: Mapping[str, str], content: Mapping[str, bytes]
+    title: str, blocks: Sequence[Block], data: Mapping[str, Any], content: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Fill in a page: file name -> bytes of it, of its Markdown twin and of `content`. `parts` are
-    those of the asset `main`, and of the page around it: title, command, data."""
-    filled = {
-        **parts,
-        "main": Template(asset(main)).substitute(parts),
-        "css": asset("uplot.css") + asset("report.css"),
-        "js": scripts(),
-    }
-    document = Template(asset("template.html")).substitute(filled)
+    """The page and its Markdown twin, then the files of `content`: file name -> bytes. `data` is
+    that of the interactive chart."""
+    document = Template(asset("template.html")).substitute(
+        title=escape_html(title),
+        main=to_html(blocks),
+        footer=FOOTER.to_html(),
+        data=payload.embedded(data),
+        css=asset("uplot.css") + asset("report.css"),
+        js=scripts(),
+    )
+    twin = to_markdown([Heading(title, 1), *blocks, FOOTER]) + "\n"
     return {
         "report.html": document.encode("utf-8", "backslashreplace"),
-        "report.md": markdown(document).encode("utf-8", "backslashreplace"),
+        "report.md": twin.encode("utf-8", "backslashreplace"),
         **content,
     }
 
@@ -204,11 +232,11 @@ def _figures(
     fits: Sequence[Fit],
     truths: Sequence[float | None],
     links: Sequence[Sequence[str]],
-    together: Figure,
+    together: Drawn,
     found: Comparison | None,
 ) -> dict[str, bytes]:
     """File name -> content of every figure."""
-    made: list[tuple[Sequence[str], Figure]] = [
+    made: list[tuple[Sequence[str], Drawn]] = [
         (names, plot_fit(fit, truth=truth))
         for fit, truth, names in zip(fits, truths, links, strict=False)
     ]
@@ -231,8 +259,8 @@ def _near_mean(comparison: Comparison) -> Comparison:
     return replace(comparison, fits=tuple(f for f in comparison.fits if f in near))
 
 
-def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
-    """The efficiency re-plot, and the joint picture of ceiling and C_mid."""
+def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> list[Block]:
+    """The efficiency re-plot, and the joint posterior of ceiling and C_mid."""
     out = []
     heading = "Ceiling and C_mid"
     order = {id(f): i for i, f in enumerate(fits)}
@@ -242,16 +270,17 @@ def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> str:
         few = comparison
         if len(ranked) > MAX_JOINT:
             few = _near_mean(comparison)
-        picture = plot_efficiency(few, size=SMALL)
-        svg = inline_svg(picture, "efficiency", page.efficiency_alt(few))
-        out.append(page.figure(svg, page.efficiency_caption(comparison, len(few.fits))))
+        alt = page.efficiency_alt(few)
+        svg = inline_svg(plot_efficiency(few, size=SMALL), "efficiency", alt)
+        out.append(Figure(svg, page.efficiency_caption(comparison, len(few.fits)), alt))
     kind = fits[0].run.x_kind
     shown = [f for f in ranked if has_joint(f) and f.alarm is None and f.run.x_kind == kind]
     shown = sorted(shown[:MAX_JOINT], key=lambda f: order.get(id(f), 0))
     if shown:
-        # In the colours of the chart, unless these repeat.
+        # The colours of the chart, unless these repeat.
         colours = [order.get(id(f), 0) for f in shown] if len(fits) <= MAX_JOINT else None
         picture = plot_joint(shown[0] if len(fits) == 1 else shown, size=SMALL, colours=colours)
-        svg = inline_svg(picture, "joint", "Joint posterior of ceiling and C_mid")
-        out.append(page.figure(svg, page.joint_caption(len(shown), len(fits))))
+        alt = "Joint posterior of ceiling and C_mid"
+        svg = inline_svg(picture, "joint", alt)
+        out.append(Figure(svg, page.joint_caption(len(shown), len(fits)), alt))
     return page.pictures(out, heading)

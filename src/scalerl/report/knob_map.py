@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 COLOURS = {"ceiling": 1, "speed": 0, "neither": 2}
 #: Characters of a name, and names in the picture: more knobs are named in the table alone, those
 #: first of which something can be said.
-NAME, NAMED = 16, 16
+NAME = 16
+NAMED = 16
 #: Of an interval that reaches far out, what lies beyond this many times the largest move is cut.
 FAR = 2.0
 #: The smallest reach of the axes: ΔA, and ln of compute.

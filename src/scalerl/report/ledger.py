@@ -1,4 +1,4 @@
-"""Where the compute of a run went, as a picture: a bar for each side, and one for the tokens."""
+"""Where the compute of a run went, as bars: generators, trainer, and tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scalerl.report import words
-from scalerl.report.markup import text
+from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
+from scalerl.report.table import escape_html as text
 from scalerl.runs.compute import LedgerLine
 
 #: Parts below this share of their bar are left out of it.
@@ -21,15 +22,15 @@ class Part(NamedTuple):
     look: str
 
 
-def ledger(line: LedgerLine) -> str:
-    """Three bars, each with its parts in words and numbers."""
+def ledger(line: LedgerLine) -> list[Block]:
+    """Three bars: the time of generators and trainer, and the tokens written."""
     s, w = line.spent, line.wasted
     wasted = w.stale.tokens + w.filtered.tokens + w.failed.tokens
     bars = [
         _bar(
             "Generators",
             [
-                Part("writing", s.generate, "p0"),
+                Part("generating", s.generate, "p0"),
                 Part("loading weights", s.hand_over, "p2"),
                 Part("waiting", s.generate_wait, "wait"),
             ],
@@ -38,7 +39,7 @@ def ledger(line: LedgerLine) -> str:
         _bar(
             "Trainer",
             [
-                Part("learning", s.train, "p0"),
+                Part("training", s.train, "p0"),
                 Part("waiting for checks", s.check_wait, "p1"),
                 Part("waiting for rollouts", s.train_wait - s.check_wait, "wait"),
             ],
@@ -47,10 +48,10 @@ def ledger(line: LedgerLine) -> str:
         _bar(
             "Tokens written",
             [
-                Part("learnt from, or under way", line.generated_tokens - wasted, "p0"),
-                Part("left out by filters", w.filtered.tokens, "p1"),
-                Part("too old", w.stale.tokens, "p2"),
-                Part("lost or refused", w.failed.tokens, "wait"),
+                Part("trained on, or in progress", line.generated_tokens - wasted, "p0"),
+                Part("filtered out", w.filtered.tokens, "p1"),
+                Part("too stale", w.stale.tokens, "p2"),
+                Part("failed", w.failed.tokens, "wait"),
             ],
             words.compute,
         ),
@@ -59,11 +60,13 @@ def ledger(line: LedgerLine) -> str:
     apart = [f"validation {_hours(line.validation_seconds)}"]
     if line.lost_device_seconds:
         apart.append(f"lost to crashes {_hours(line.lost_device_seconds)}")
-    told = f"{total}; beside it {' and '.join(apart)}."
-    return (
-        f'<h3>Where the compute went</h3><div class="ledger">{"".join(bars)}</div>'
-        f'<p class="small">{text(told)}</p>'
-    )
+    note = f"{total}; not counted in it: {' and '.join(apart)}."
+    shown = [bar for bar in bars if bar is not None]
+    return [
+        Heading("Where the compute went", 3),
+        BlockGroup(shown, "ledger"),
+        Paragraph(note, "small"),
+    ]
 
 
 def _hours(seconds: float) -> str:
@@ -78,10 +81,10 @@ def _hours(seconds: float) -> str:
     return f"{max(seconds, 0.0):.3g} device-seconds"
 
 
-def _bar(name: str, parts: Sequence[Part], say: Callable[[float], str]) -> str:
+def _bar(name: str, parts: Sequence[Part], say: Callable[[float], str]) -> Drawing | None:
     total = sum(max(part.amount, 0.0) for part in parts)
     if not total > 0:
-        return ""
+        return None
     shown = [part for part in parts if part.amount / total > MIN_SHARE]
     at, pieces, keys, spoken = 0.0, [], [], []
     for part in shown:
@@ -97,9 +100,11 @@ def _bar(name: str, parts: Sequence[Part], say: Callable[[float], str]) -> str:
             f"<span>{text(say(part.amount))}</span></li>"
         )
         spoken.append(f"{part.name} {share} ({say(part.amount)})")
-    label = text(f"{name}: {', '.join(spoken)}")
-    return (
+    description = f"{name}: {', '.join(spoken)}"
+    drawn = (
         f'<figure class="bar"><figcaption aria-hidden="true"><b>{text(name)}</b></figcaption>'
-        f'<svg viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        '<svg viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" '
+        f'aria-label="{text(description)}">'
         f'{"".join(pieces)}</svg><ul aria-hidden="true">{"".join(keys)}</ul></figure>'
     )
+    return Drawing(drawn, description)

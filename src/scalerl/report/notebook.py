@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison
@@ -11,21 +11,19 @@ from scalerl.curves.forecast import Forecast
 from scalerl.curves.prediction import Prediction
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.markup import items, text
+from scalerl.report.blocks import Bullets
+from scalerl.report.table import ReportTable, columns, row
+from scalerl.report.table import escape_html as text
+
+if TYPE_CHECKING:
+    from scalerl.study.study import StudyResults
 
 #: Rows of a table before the rest is only counted.
 MAX_ROWS = 20
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are plain text; what is beyond MAX_ROWS is counted."""
-    top = "".join(f"<th>{text(h)}</th>" for h in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows[:MAX_ROWS]
-    )
-    more = f"<p>and {len(rows) - MAX_ROWS} more</p>" if len(rows) > MAX_ROWS else ""
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}"
+    return ReportTable("", columns(*head), [row(*cells) for cells in rows]).to_plain_html(MAX_ROWS)
 
 
 def fit_html(fit: Fit) -> str:
@@ -39,7 +37,7 @@ def fit_html(fit: Fit) -> str:
     return (
         f"<p><b>{text(head)}</b><br/>{text(words.ceiling_in_words(fit))}</p>"
         + _table(("", "median", words.percent(fit.level)), rows)
-        + (items(notes) if notes else "")
+        + (Bullets(notes).to_html() if notes else "")
     )
 
 
@@ -95,32 +93,10 @@ def backtest_html(result: BacktestResult) -> str:
     return _table(head, rows)
 
 
-def study_html(head: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A study by the rows of its table, as `Study.to_dict` has them."""
-    shown = [
-        (
-            row["variant"],
-            str(row["seeds"]),
-            _ceiling(row),
-            _paired(row["paired"]),
-            row["stability"]["state"],
-            row["words"],
-        )
-        for row in rows
-    ]
-    columns = ("variant", "runs", "ceiling", "on the same prompts", "stability", "verdict")
-    return f"<p><b>{text(head)}</b></p>{_table(columns, shown)}"
-
-
-def _ceiling(row: Mapping[str, Any]) -> str:
-    if row["A"] is None:
-        return ""
-    value = f"{row['A']:.3f}" if row["identified"] else "open"
-    return f"{value} {words.span(*row['intervals']['A'])}"
-
-
-def _paired(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    low, high = found["interval"]
-    return f"{found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+def study_html(head: str, results: StudyResults) -> str:
+    """The table of a study."""
+    keys = ("variant", "seeds", "A", "paired", "stability")
+    known = {c.key: c for c in (*results.columns("fit"), *results.columns("pairwise"))}
+    shown = [known[key] for key in keys]
+    rows = [[*(words.cell_text(c, each) for c in shown), each.words] for each in results.rows]
+    return f"<p><b>{text(head)}</b></p>{_table([*(c.short for c in shown), 'verdict'], rows)}"

@@ -1,4 +1,4 @@
-"""The parts of the report page around its tables, as HTML."""
+"""The parts of a report on runs around its tables: the answer, captions, and a card per run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from scalerl.curves.compare import Comparison
 from scalerl.curves.forecast import Forecast, Target
 from scalerl.curves.result import Fit
 from scalerl.report import pair_tiles, words
-from scalerl.report.markup import ceiling, items, text
+from scalerl.report.blocks import (
+    Alert,
+    Block,
+    BlockGroup,
+    Bullets,
+    Card,
+    Code,
+    Details,
+    Figure,
+    Heading,
+    Inline,
+    PageSection,
+    Paragraph,
+    Span,
+    Tile,
+    Tiles,
+)
 from scalerl.report.series import Series
 
 #: Runs whose answer is spelled out at the top.
@@ -20,6 +36,14 @@ EFFICIENCY = (
     "F(R) = C_mid^B (R − R_0) / (A − R) is the law solved for compute: a run that follows it has "
     "F = C^B, a straight line of slope B on these axes, and the steeper, the faster."
 )
+#: The last section of a report on runs.
+HOW_TO_READ = (
+    "The law is a sigmoid in log compute: a run starts at R_0, has made half of its gain at C_mid, "
+    "climbs more steeply the larger B is, and approaches the ceiling A. An interval holds the true "
+    "value with the stated probability if the run stays healthy. “Not identified” means that the "
+    "points allow too many ceilings to quote one: more compute is needed. The power law is shown "
+    "as a warning: it describes the same points and often promises more."
+)
 #: Above this many runs their cards are folded.
 OPEN_CARDS = 12
 
@@ -28,32 +52,31 @@ def answer(
     forecasts: Sequence[Forecast],
     comparison: Comparison | None,
     common: Sequence[tuple[str, Target]] = (),
-) -> str:
-    """The headline: alarms, the verdict, and what each run will reach; `common` is the compute of
-    two runs to one score."""
-    out = []
+) -> list[Block]:
+    """The top of the page: alarms, the verdict, and what each run will reach; `common` is the
+    compute of two runs to one score."""
+    out: list[Block] = []
     alarms = [ahead.fit for ahead in forecasts if ahead.fit.alarm is not None]
     if alarms:
         lines = [f"{words.shorten(f.name, 60)}: {f.alarm}" for f in alarms[:MAX_ALARMS]]
         if len(alarms) > MAX_ALARMS:
             lines.append(f"and {len(alarms) - MAX_ALARMS} more, marked under Runs")
-        out.append(f'<div class="alarm" role="alert"><strong>Alarm</strong>{items(lines)}</div>')
+        out.append(Alert("Alarm", lines))
     if len(forecasts) == 1:
-        out.append(f'<p class="lead">{_headline(forecasts[0])}</p>')
         now, first, *others = facts(forecasts[0])
-        out.append(_tiles([now, first, *_measured(forecasts[0]), *others]))
-        return "".join(out)
-    out.append(f'<p class="lead">{text(_summary(forecasts, comparison))}</p>')
+        tiles = [now, first, *_measured(forecasts[0]), *others]
+        return [*out, Paragraph(_headline(forecasts[0]), "lead"), Tiles(tiles)]
+    out.append(Paragraph(_summary(forecasts, comparison), "lead"))
     if comparison is not None and len(comparison.pairs) == 1:
-        out.append(_tiles(pair_tiles.tiles(comparison, common)))
+        out.append(Tiles(pair_tiles.tiles(comparison, common)))
     if len(forecasts) <= MAX_ANSWERS:
-        out += [f"<p>{_headline(ahead)}</p>" for ahead in forecasts]
-    return "".join(out)
+        out += [Paragraph(_headline(ahead)) for ahead in forecasts]
+    return out
 
 
 def _headline(ahead: Forecast) -> str:
-    """The answer in words; the alarm has a banner of its own."""
-    return text(" ".join(words.headline(ahead, alarm=False)))
+    """The answer as sentences; the alarm has a box of its own."""
+    return " ".join(words.headline(ahead, alarm=False))
 
 
 def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> str:
@@ -63,7 +86,7 @@ def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> st
         sentences.append(words.verdict_sentence(comparison.pairs[0], level))
     elif comparison is not None:
         decided = sum(p.verdict != "undecided" for p in comparison.pairs)
-        sentences.append(f"{decided} of {len(comparison.pairs)} pairs of runs can be told apart.")
+        sentences.append(f"{decided} of {len(comparison.pairs)} pairs of runs are decided.")
         first = comparison.arms[0].name
         if all(p.winner == first for p in comparison.pairs if first in (p.a, p.b)):
             sentences.append(f"{first} is ahead of every other.")
@@ -79,8 +102,8 @@ def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> st
     return " ".join(sentences)
 
 
-def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
-    """Four numbers: name, value, and what stands beside it."""
+def facts(ahead: Forecast) -> list[Tile]:
+    """The four main numbers of a forecast."""
     f = ahead.fit
     unit = words.KIND[f.run.x_kind]
     low, high = ahead.next_doubling.interval
@@ -91,7 +114,7 @@ def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
             words.score(float(ahead.at.median[0])),
             words.to(ahead.at.interval()[0]),
         ),
-        ("Ceiling", *ceiling(f)),
+        ("Ceiling", *words.ceiling_and_range(f)),
         (
             "Next doubling",
             words.signed(ahead.next_doubling.median),
@@ -100,8 +123,8 @@ def facts(ahead: Forecast) -> list[tuple[str, str, str]]:
     ]
 
 
-def _measured(ahead: Forecast) -> list[tuple[str, str, str]]:
-    """The last evaluation after the window beside its forecast, where there is one."""
+def _measured(ahead: Forecast) -> list[Tile]:
+    """The last evaluation after the window and its forecast, where there is one."""
     end = ahead.measured
     if end is None:
         return []
@@ -109,15 +132,6 @@ def _measured(ahead: Forecast) -> list[tuple[str, str, str]]:
     place = "inside" if end.inside else "outside"
     note = f"{place} the forecast {words.score(end.median)}, {words.to(end.observed)}"
     return [(name, words.score(end.score), note)]
-
-
-def _tiles(found: Sequence[tuple[str, str, str]]) -> str:
-    """Numbers, large: name, value, note."""
-    cells = "".join(
-        f"<div><dt>{text(name)}</dt><dd><b>{text(value)}</b> <span>{text(note)}</span></dd></div>"
-        for name, value, note in found
-    )
-    return f'<dl class="facts">{cells}</dl>'
 
 
 def chart_caption(drawn: Sequence[Series], truth: float | None) -> str:
@@ -137,7 +151,7 @@ def chart_caption(drawn: Sequence[Series], truth: float | None) -> str:
         said += [_early(s.fit) for s in drawn if s.fit.law_begins > s.x[0]]
     if truth is not None:
         said.append(_constructed(drawn, truth))
-    return text(" ".join(said))
+    return " ".join(said)
 
 
 def _early(fit: Fit) -> str:
@@ -162,18 +176,9 @@ def static_alt(fit: Fit) -> str:
     return f"Pass rate against {words.KIND[fit.run.x_kind]} with forecasts"
 
 
-def figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{text(caption)}</figcaption></figure>"
-
-
-def pictures(figures: Sequence[str], heading: str) -> str:
-    if not figures:
-        return ""
-    inside = "".join(figures)
-    return (
-        f'<section aria-labelledby="pictures"><h2 id="pictures">{heading}</h2>'
-        f'<div class="pair">{inside}</div></section>'
-    )
+def pictures(figures: Sequence[Figure], heading: str) -> list[Block]:
+    """Figures side by side under a heading; nothing where there are none."""
+    return [PageSection(heading, [BlockGroup(figures, "pair")], "pictures")] if figures else []
 
 
 def efficiency_alt(found: Comparison) -> str:
@@ -213,39 +218,36 @@ def joint_caption(shown: int, total: int) -> str:
     )
 
 
-def runs(forecasts: Sequence[Forecast], links: Sequence[Sequence[str]]) -> str:
-    """A card a run: the answer, warnings, what the importer did, its figures."""
-    folded = len(forecasts) > OPEN_CARDS
-    cards = []
+def runs(forecasts: Sequence[Forecast], links: Sequence[Sequence[str]]) -> BlockGroup:
+    """A card per run: its forecast, its warnings, how it was read, and its figures."""
+    cards: list[Block] = []
     for i, ahead in enumerate(forecasts):
         f = ahead.fit
-        # Of a few runs the page has said this at its top.
-        body = f"<p>{_headline(ahead)}</p>" if len(forecasts) > MAX_ANSWERS else ""
-        if f.warnings:
-            body += f"<h4>Warnings</h4>{items(f.warnings)}"
-        if f.run.notes:
-            body += f"<h4>Import</h4>{items(f.run.notes)}"
-        facts = [f"{f.law.name} law, method {f.method}, R_0 {f.r0_source}"]
-        facts += [f"read from {f.run.source}"] if f.run.source else []
-        body += f'<p class="small">{text("; ".join(facts))}</p>'
-        if i < len(links):
-            names = "".join(
-                f'<a href="{text(n)}">{n.rsplit(".", 1)[-1].upper()}</a> ' for n in links[i]
-            )
-            body += f'<p class="small">Figure: {names.strip()}</p>'
-        name = text(words.shorten(f.name, 100))
-        mark = ' <span class="flag">alarm</span>' if f.alarm else ""
-        if folded:
-            cards.append(f'<details class="card"><summary>{name}{mark}</summary>{body}</details>')
-        else:
-            cards.append(f'<article class="card"><h3>{name}{mark}</h3>{body}</article>')
-    return "".join(cards)
+        title: Inline = [words.shorten(f.name, 100), *([Span("alarm", "flag")] if f.alarm else [])]
+        # The answers of a few runs are at the top of the page already.
+        said = [Paragraph(_headline(ahead))] if len(forecasts) > MAX_ANSWERS else []
+        body = [*said, *_about(f, links[i] if i < len(links) else ())]
+        folded = len(forecasts) > OPEN_CARDS
+        cards.append(Details(title, body, "card") if folded else Card(title, body))
+    return BlockGroup(cards, "cards")
 
 
-def command(line: str | None) -> str:
-    if line is None:
-        return ""
-    return (
-        '<section aria-labelledby="command"><h2 id="command">Made with</h2>'
-        f"<pre><code>{text(line)}</code></pre></section>"
-    )
+def _about(f: Fit, links: Sequence[str]) -> list[Block]:
+    """Where the points of a run are from, what to be careful about, and its files."""
+    out: list[Block] = []
+    for title, lines in (("Warnings", f.warnings), ("Import", f.run.notes)):
+        out += [Heading(title, 4), Bullets(lines)] if lines else []
+    facts = [f"{f.law.name} law, method {f.method}, R_0 {f.r0_source}"]
+    facts += [f"read from {f.run.source}"] if f.run.source else []
+    out.append(Paragraph("; ".join(facts), "small"))
+    if links:
+        spans: list[str | Span] = ["Figure:"]
+        for name in links:
+            spans += [" ", Span(name.rsplit(".", 1)[-1].upper(), href=name)]
+        out.append(Paragraph(spans, "small"))
+    return out
+
+
+def command(line: str | None) -> list[Block]:
+    """The command that made the page."""
+    return [] if line is None else [PageSection("Command", [Code(line)], "command")]

@@ -8,13 +8,12 @@ from typing import Any
 
 from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast, Target, reach
+from scalerl.curves.verdict import VERDICT_WORDS
 from scalerl.report import words
-
-Tile = tuple[str, str, str]
+from scalerl.report.blocks import Tile
 
 #: Characters of a name in a tile.
 NAME = 24
-VERDICTS = {"higher-ceiling": "higher ceiling", "faster": "faster", "same": "no difference"}
 
 
 def common_target(
@@ -64,7 +63,7 @@ def _verdict(pair: Pair) -> Tile:
     if pair.verdict == "undecided":
         why = words.verdict(pair).removeprefix("undecided").lstrip(": ")
         return "Verdict", "undecided", why or f"{_short(pair.a)} and {_short(pair.b)}"
-    return "Verdict", VERDICTS[pair.verdict], _short(pair.winner or "")
+    return "Verdict", VERDICT_WORDS[pair.verdict], _short(pair.winner or "")
 
 
 def _ceilings(pair: Pair) -> Tile:

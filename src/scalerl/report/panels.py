@@ -1,5 +1,5 @@
-"""The panels of a training run: where its compute went, how its steps went, what it answered, what
-went wrong, what it was told to do, and how to do it again."""
+"""The panels of a training run: its warnings, where its compute went, how its steps went, its
+answers, its recipe, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,31 @@ import numpy.typing as npt
 
 from scalerl.recipe.diff import Difference
 from scalerl.report import words
+from scalerl.report.blocks import (
+    Block,
+    BlockGroup,
+    Bullets,
+    Card,
+    Code,
+    Details,
+    Heading,
+    Inline,
+    PageSection,
+    Paragraph,
+    Span,
+)
 from scalerl.report.ledger import ledger
-from scalerl.report.markup import table, text
 from scalerl.report.run_record import MANY, RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
+from scalerl.report.table import ReportTable, TableCell, columns, row
 from scalerl.runs.lines import AnswerSample, EventLine, StepLine
 
 #: Points of a line where many runs share the page.
 FEW_BINS = 80
-#: Events that are shown, and characters of an answer.
-MAX_EVENTS, MAX_ANSWER = 40, 1500
+#: Events that are shown of one run.
+MAX_EVENTS = 40
+#: Characters of an answer that are shown.
+MAX_ANSWER = 1500
 #: What is worth a reader's attention; the rest is how the run went.
 ALARMS = ("warning", "lost", "checker", "refused", "failed")
 
@@ -51,49 +66,43 @@ EXTREMES: dict[str, Literal["largest", "smallest"]] = {
 }  # fmt: skip
 
 
-def section(records: Sequence[RunRecord | None]) -> str:
-    """The panels of all runs that have a record: of one open, of many folded."""
+def section(records: Sequence[RunRecord | None]) -> list[Block]:
+    """The panels of all runs that have a record: of one open, of several folded."""
     known = [record for record in records if record is not None]
     if not known:
-        return ""
+        return []
     bins = MAX_BINS if len(known) <= MANY else FEW_BINS
-    heading = '<section aria-labelledby="inside"><h2 id="inside">Inside the run{}</h2>'
     if len(known) == 1:
-        return heading.format("") + panels(known[0], bins) + "</section>"
-    folded = "".join(
-        f'<details class="inside"><summary>{text(words.shorten(one.name, 100))}{_flags(one)}'
-        f"</summary>{panels(one, bins)}</details>"
+        return [PageSection("Inside the run", panels(known[0], bins), "inside")]
+    folded = [
+        Details([words.shorten(one.name, 100), *_flags(one)], panels(one, bins), "inside")
         for one in known
-    )
-    return heading.format("s") + folded + "</section>"
+    ]
+    return [PageSection("Inside the runs", folded, "inside")]
 
 
-def _flags(one: RunRecord) -> str:
+def _flags(one: RunRecord) -> list[Span]:
     found = ["stalled"] if any(each.stalled for each in one.trackings) else []
     found += ["warnings"] if any(event.event in ALARMS for event in one.events) else []
-    return "".join(f' <span class="flag">{each}</span>' for each in found)
+    return [Span(each, "flag") for each in found]
 
 
-def panels(one: RunRecord, bins: int = MAX_BINS) -> str:
+def panels(one: RunRecord, bins: int = MAX_BINS) -> list[Block]:
     """Everything about one run; what its record lacks is left out."""
-    return (
-        _events(one)
-        + _ledger(one)
-        + _charts(one, bins)
-        + _downstream(one, bins)
-        + answers_part(one)
-        + _recipe(one)
-        + _reproduce(one)
-    )
+    return [
+        *_events(one),
+        *(ledger(one.steps[-1].ledger) if one.steps else []),
+        *_charts(one, bins),
+        *_downstream(one, bins),
+        *answers_part(one),
+        *_recipe(one),
+        *_reproduce(one),
+    ]
 
 
-def _ledger(one: RunRecord) -> str:
-    return ledger(one.steps[-1].ledger) if one.steps else ""
-
-
-def _charts(one: RunRecord, bins: int) -> str:
+def _charts(one: RunRecord, bins: int) -> list[Block]:
     if not one.steps:
-        return ""
+        return []
     x = np.array([s.step for s in one.steps], float)
     drawn = []
     for title, lines in CHARTS:
@@ -109,10 +118,7 @@ def _charts(one: RunRecord, bins: int) -> str:
         "; bands reach from the smallest to the largest value of a stretch, and longest, largest "
         "and smallest are those of a stretch."
     )
-    return (
-        f'<h3>Steps</h3><div class="small-charts">{"".join(drawn)}</div>'
-        f'<p class="small">{text(note)}</p>'
-    )
+    return [Heading("Steps", 3), BlockGroup(drawn, "small-charts"), Paragraph(note, "small")]
 
 
 def _numbers(steps: Sequence[StepLine], value: Value) -> npt.NDArray[np.float64]:
@@ -123,8 +129,8 @@ def _float(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _downstream(one: RunRecord, bins: int) -> str:
-    """Each further set beside validation, and how it followed it."""
+def _downstream(one: RunRecord, bins: int) -> list[Block]:
+    """Each downstream set and validation in one chart, and how the set followed validation."""
     points = [e for e in one.evals if e.pass_rate is not None]
     sets = {name: dict(curve) for name, curve in one.downstream.items()}
     for line in points:
@@ -132,47 +138,44 @@ def _downstream(one: RunRecord, bins: int) -> str:
             if score.pass_rate is not None:
                 sets.setdefault(f"temperature {name}", {})[line.step] = score.pass_rate
     if not sets:
-        return ""
+        return []
     x = np.array([e.step for e in points], float)
     main = ChartLine("validation", np.array([_float(e.pass_rate) for e in points]))
     drawn = []
     for name, scores in sets.items():
         other = ChartLine(name, np.array([_float(scores.get(e.step)) for e in points]))
-        title = f"{words.shorten(name, 40)} beside validation"
+        title = f"{words.shorten(name, 40)} and validation"
         drawn.append(chart(title, x, [main, other], bins))
-    return f'<h3>Downstream</h3><div class="small-charts">{"".join(drawn)}</div>' + _trackings(one)
+    return [Heading("Downstream", 3), BlockGroup(drawn, "small-charts"), *_trackings(one)]
 
 
-def _trackings(one: RunRecord) -> str:
+def _trackings(one: RunRecord) -> list[Block]:
     if not one.trackings:
-        return ""
+        return []
     rows = []
     for each in one.trackings:
-        flag = ' <span class="flag">stalls</span>' if each.stalled else ""
-        (v0, v1), (d0, d1) = each.validation, each.downstream
-        if each.slope is None or each.interval is None:
-            rate = "none"
-        else:
+        rate = TableCell("none")
+        if each.slope is not None and each.interval is not None:
             low, high = each.interval
-            rate = f'{each.slope:.2f} <span class="range">{low:.2f} to {high:.2f}</span>'
+            rate = TableCell(f"{each.slope:.2f}", f"{low:.2f} to {high:.2f}")
         rows.append(
-            (
-                text(words.shorten(each.name, 60)),
-                f"{each.verdict}{flag}",
+            row(
+                words.shorten(each.name, 60),
+                TableCell(each.relation, flag="stalls" if each.stalled else ""),
                 rate,
-                f"{d0:.3f} to {d1:.3f}",
-                f"{v0:.3f} to {v1:.3f}",
+                words.to(each.downstream),
+                words.to(each.validation),
                 str(each.points),
-                text(each.why),
+                each.why,
             )
         )
     level = words.percent(one.trackings[0].level)
-    head = ("Set", "Validation", "Exchange rate", "Its score", "Validation’s", "Points", "Why")
+    head = ("Set", "Validation", "Exchange rate", "Its score", "Validation score", "Points", "Why")
     caption = (
-        "How each set followed validation: downstream score bought by one point of validation "
-        f"score, with {level} intervals for points that are alike over time"
+        "How each set followed validation: downstream score gained per point of validation score, "
+        f"with {level} intervals that allow for correlation between neighbouring evaluations"
     )
-    return table(caption, head, rows)
+    return [ReportTable(caption, columns(*head), rows)]
 
 
 def kind_of(answer: AnswerSample) -> str:
@@ -183,112 +186,103 @@ def kind_of(answer: AnswerSample) -> str:
     return "right" if answer.correct else "wrong"
 
 
-def answers_part(one: RunRecord) -> str:
+def answers_part(one: RunRecord) -> list[Block]:
     """Some answers of a validation."""
-    if one.answers is None or not one.answers.answers:
-        return ""
-    cards = []
-    told = set()
+    if one.answers is None:
+        return []
+    cards: list[Block] = []
+    seen = set()
     for answer in one.answers.answers:
-        if answer.set or (answer.prompt, answer.answer) in told:
-            continue  # further sets; the same said twice
-        told.add((answer.prompt, answer.answer))
+        if answer.set or (answer.prompt, answer.answer) in seen:
+            continue  # an answer of a downstream set, or the same answer again
+        seen.add((answer.prompt, answer.answer))
         kind = kind_of(answer)
         mark = {"right": "✓", "wrong": "✗"}.get(kind, "◦")
-        cards.append(
-            f'<article class="card answer"><h4>{mark} {kind}</h4>'
-            f"<pre><code>{_lines(answer.question)}</code></pre>"
-            f"<pre><code>{_lines(answer.answer)}</code></pre>"
-            f'<p class="small">{text(answer.why)}</p></article>'
-        )
+        body: list[Block] = [
+            Code(_cut(answer.question)),
+            Code(_cut(answer.answer)),
+            Paragraph(answer.why, "small"),
+        ]
+        cards.append(Card(f"{mark} {kind}", body, 4, "card answer"))
     if not cards:
-        return ""
-    return f'<h3>Answers at step {one.answers.step}</h3><div class="answers">{"".join(cards)}</div>'
+        return []
+    return [Heading(f"Answers at step {one.answers.step}", 3), BlockGroup(cards, "answers")]
 
 
-def _lines(value: str) -> str:
-    """Text whose line ends stay, cut where it grows too long."""
-    cut = value if len(value) <= MAX_ANSWER else value[: MAX_ANSWER - 1] + "…"
-    return "\n".join(text(line) for line in cut.split("\n"))
+def _cut(value: str) -> str:
+    return value if len(value) <= MAX_ANSWER else value[: MAX_ANSWER - 1] + "…"
 
 
-def _events(one: RunRecord) -> str:
-    """Alarms first and open; resumes and the like folded."""
+def _events(one: RunRecord) -> list[Block]:
+    """Warnings first and open; resumes and changes folded."""
     alarms = [e for e in one.events if e.event in ALARMS]
     others = [e for e in one.events if e.event not in ALARMS]
-    out = ""
+    out: list[Block] = []
     if alarms:
-        out += "<h3>Warnings and alarms</h3>" + _said(alarms)
+        out += [Heading("Warnings and alarms", 3), _event_list(alarms)]
     ended = [e for e in others if e.event == "end"]
-    how = ended[-1].reason if ended else "not ended: it runs, or was killed"
-    facts = [f"{one.total_steps:,} steps", f"ended: {how}" if ended else str(how)]
+    how = f"ended: {ended[-1].reason}" if ended else "not ended: still running, or killed"
+    facts = [f"{one.total_steps:,} steps", how]
     facts += [] if alarms else ["no warnings"]
     going = [e for e in others if e.event in ("resume", "branch")]
     times = "once" if len(going) == 1 else f"{len(going)} times"
     facts += [f"resumed or changed {times}"] if going else []
-    out += f'<p class="small">{text("; ".join(facts))}</p>'
+    out.append(Paragraph("; ".join(facts), "small"))
     if going:
-        out += f"<details><summary>Resumes and changes</summary>{_said(going)}</details>"
+        out.append(Details("Resumes and changes", [_event_list(going)]))
     return out
 
 
-def _said(events: Sequence[EventLine]) -> str:
-    """A line an event, in their order."""
-    lines = [
-        f"<li><b>step {e.step:,}</b> {e.event}{': ' if e.why else ''}{text(e.why or '')}</li>"
+def _event_list(events: Sequence[EventLine]) -> Bullets:
+    """One line per event, in their order."""
+    lines: list[Inline] = [
+        [Span(f"step {e.step:,}", "strong"), f" {e.event}{': ' if e.why else ''}{e.why or ''}"]
         for e in events[:MAX_EVENTS]
     ]
     if len(events) > MAX_EVENTS:
-        lines.append(f"<li>and {len(events) - MAX_EVENTS} more, in events.jsonl</li>")
-    return f'<ul class="events">{"".join(lines)}</ul>'
+        lines.append(f"and {len(events) - MAX_EVENTS} more, in events.jsonl")
+    return Bullets(lines, "events")
 
 
-def _recipe(one: RunRecord) -> str:
+def _recipe(one: RunRecord) -> list[Block]:
     if one.recipe is None:
-        return ""
-    against = f"preset {one.preset}"
+        return []
+    caption = f"Differences from preset {one.preset}"
+    body: Block = Paragraph(f"Identical to preset {one.preset}.")
     if one.differences:
-        caption = f"What it does otherwise than {against}"
         body = differences_table(caption, ("Preset", "This run"), one.differences)
-    else:
-        body = f"<p>{text(f'Exactly {against}.')}</p>"
-    return (
-        f"<h3>Recipe</h3>{body}<details><summary>The whole recipe</summary>"
-        f"<pre><code>{_toml(one)}</code></pre></details>"
-    )
+    whole = Details("The whole recipe", [Code(one.recipe.to_toml())])
+    return [Heading("Recipe", 3), body, whole]
 
 
 def differences_table(
     caption: str, sides: tuple[str, str], differences: Sequence[Difference]
-) -> str:
+) -> ReportTable:
     """Key, the two values and what the key means."""
-    rows = [
-        (f"<code>{text(d.path)}</code>", _value(d.a), _value(d.b), text(d.meaning))
-        for d in differences
-    ]
-    return table(text(caption), ("Key", *map(text, sides), "Meaning"), rows)
+    rows = [row(*difference_cells(each)) for each in differences]
+    return ReportTable(caption, columns("Key", *sides, "Meaning"), rows)
 
 
-def _toml(one: RunRecord) -> str:
-    assert one.recipe is not None
-    return "\n".join(text(line) for line in one.recipe.to_toml().split("\n"))
+def difference_cells(each: Difference) -> tuple[TableCell, str, str, str]:
+    """The cells of one difference between two recipes."""
+    shown = (
+        "unset" if value is None else words.shorten(str(value), 60) for value in (each.a, each.b)
+    )
+    a, b = shown
+    return TableCell(each.path, style="code"), a, b, each.meaning
 
 
-def _value(value: object) -> str:
-    return text("unset" if value is None else words.shorten(str(value), 60))
-
-
-def _reproduce(one: RunRecord) -> str:
+def _reproduce(one: RunRecord) -> list[Block]:
     if one.recipe is None:
-        return ""
+        return []
     path = str(one.path)
     lines = [
         shlex.join(["scalerl", "train", f"{path}/recipe.toml", "--out", f"{path}-again"]),
         shlex.join(["scalerl", "eval", path, "-o", f"{path}-eval"]),
     ]
     same = "bit for bit" if one.recipe.placement.deterministic else "up to the order of events"
-    return (
-        f"<h3>Once more</h3><pre><code>{text(lines[0])}\n{text(lines[1])}</code></pre>"
-        f'<p class="small">The first repeats the run ({same}; the recipe is above as well); the '
-        "second scores the checkpoints that are left.</p>"
+    note = (
+        f"The first command repeats the run ({same}; the recipe is above as well). The second "
+        "evaluates the checkpoints that are left."
     )
+    return [Heading("Reproduce", 3), Code("\n".join(lines)), Paragraph(note, "small")]

@@ -19,7 +19,8 @@ from scalerl.runs.store import RunStore
 
 #: Steps that are read of a run: of a longer one every second, third … Of many runs fewer each, so
 #: that the report of a study is there in seconds.
-MAX_STEPS, FEW_STEPS = 2000, 120
+MAX_STEPS = 2000
+FEW_STEPS = 120
 #: Runs that are read so closely.
 MANY = 4
 

@@ -15,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.report import words
-from scalerl.report.markup import text
+from scalerl.report.blocks import Drawing
+from scalerl.report.table import escape_html as text
 
 Array = npt.NDArray[np.float64]
 
-WIDTH, HEIGHT = 340, 168
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
+WIDTH = 340
+HEIGHT = 168
+LEFT = 46
+RIGHT = 8
+TOP = 10
+BOTTOM = 22
 DASHES = ("", "6 3", "2 3")
 #: Above this span a positive quantity is drawn on a log axis.
 LOG_SPAN = 50.0
@@ -38,12 +43,12 @@ class ChartLine:
     of: Literal["mean", "largest", "smallest"] = "mean"
 
 
-def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS) -> str:
+def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS) -> Drawing:
     """A figure: lines over stretches of steps; with one line a band from its smallest to
     its largest value in each stretch. Empty where there is nothing to show."""
     shown = [line for line in lines if np.isfinite(line.y).any()]
     if not shown or not len(x):
-        return ""
+        return Drawing("", "")
     edges = _edges(len(x), bins)
     xs = _means(x, edges)
     drawn = [_stretches(line, edges) for line in shown]
@@ -59,11 +64,16 @@ def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS
         body += f'<path class="line k{i % 3}"{dash} d="{_path(xs, y, across, scale)}"/>'
     label = f"{title}: {'; '.join(_summary(line, x) for line in shown)}"
     legend = _legend([line.name for line in shown]) if len(shown) > 1 else ""
-    return (
-        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(title)}</b>'
-        f"{legend}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">{body}</svg>'
-        "</figure>"
+    return small_figure(f"<b>{text(title)}</b>{legend}", label, body, HEIGHT)
+
+
+def small_figure(caption: str, description: str, body: str, height: int) -> Drawing:
+    """A small chart: `caption` and `body` (the content of the <svg>) are HTML."""
+    return Drawing(
+        f'<figure class="small-chart"><figcaption aria-hidden="true">{caption}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(description)}">{body}'
+        "</svg></figure>",
+        description,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +13,27 @@ import numpy.typing as npt
 from scalerl.curves.prediction import MAX_KNOTS, sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.markup import text
+from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
 from scalerl.report.payload import amount, rounded, scores
 from scalerl.report.series import BEYOND_HELD, downsample
+from scalerl.report.small_charts import WIDTH, small_figure
+from scalerl.report.table import escape_html as text
 from scalerl.runs.record import Run
+
+if TYPE_CHECKING:
+    from scalerl.study.table import StudyRow
 
 Array = npt.NDArray[np.float64]
 Points = tuple[Array, Array]
 
 #: Points of each kind that are drawn of a variant: in the chart, and in its own small one.
-MAX_POINTS, FEW_POINTS = 120, 60
-WIDTH, HEIGHT = 340, 190
-LEFT, RIGHT, TOP, BOTTOM = 38, 8, 8, 24
+MAX_POINTS = 120
+FEW_POINTS = 60
+HEIGHT = 190
+LEFT = 38
+RIGHT = 8
+TOP = 8
+BOTTOM = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +129,7 @@ def _points(runs: Sequence[Run], keep: Sequence[npt.NDArray[np.bool_]] | None = 
 
 
 def chart(
-    curves: Sequence[VariantCurve], rows: Mapping[str, Mapping[str, Any]], level: float
+    curves: Sequence[VariantCurve], rows: Mapping[str, StudyRow], level: float
 ) -> dict[str, Any]:
     """Its data, as `payload.chart` has them for single runs."""
     drawn = [c for c in curves if len(c.x)]
@@ -131,8 +140,9 @@ def chart(
     }
 
 
-def _entry(c: VariantCurve, row: Mapping[str, Any]) -> dict[str, Any]:
-    ceiling = [row["A"], *row["intervals"]["A"]] if row["identified"] else None
+def _entry(c: VariantCurve, row: StudyRow) -> dict[str, Any]:
+    a, ends = row.estimates["A"], row.intervals["A"]
+    ceiling = [a, *ends] if row.identified and a is not None and ends is not None else None
     return {
         "name": words.shorten(c.name, 120),
         "kind": 0,
@@ -194,22 +204,28 @@ class _Frame:
 
 def small_multiples(
     curves: Sequence[VariantCurve], reference: str, notes: Mapping[str, str]
-) -> str:
-    """A small chart a variant, all with the same axes; `notes` stand beside the name."""
+) -> list[Block]:
+    """A small chart per variant, all with the same axes; `notes` stand beside the name."""
     if not curves:
-        return ""
+        return []
     frame = _Frame.of(curves)
     grid = _grid(frame, curves[0].x_kind)
     main = next((c for c in curves if c.name == reference), None)
-    drawn = "".join(_small(c, main, frame, grid, notes.get(c.name, "")) for c in curves)
-    return (
-        f'<h3>Each beside the reference</h3><div class="small-charts variants">{drawn}</div>'
-        '<p class="small">Full dots were fitted, hollow ones held out, crosses are of unstable '
-        "runs, which are not fitted. The dotted grey line is the reference.</p>"
+    drawn = [_small(c, main, frame, grid, notes.get(c.name, "")) for c in curves]
+    legend = (
+        "Filled points were fitted, hollow ones held out. Crosses are points of unstable runs, "
+        "which are not fitted. The dotted grey line is the reference."
     )
+    return [
+        Heading("Each variant against the reference", 3),
+        BlockGroup(drawn, "small-charts variants"),
+        Paragraph(legend, "small"),
+    ]
 
 
-def _small(c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str, note: str) -> str:
+def _small(
+    c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str, note: str
+) -> Drawing:
     body = grid
     if main is not None and main is not c and len(main.x):
         body += f'<path class="line beside" d="M{frame.path(main.x, main.median)}"/>'
@@ -237,16 +253,12 @@ def _small(c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str,
     body += f'<path class="cross" d="{crosses}"/>' if crosses else ""
     name = words.shorten(c.name, 34)
     said = f"; {note}" if note else ""
-    return (
-        f'<figure class="small-chart"><figcaption aria-hidden="true"><b>{text(name)}</b>'
-        f"<span>{text(note)}</span></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{text(f"{name}: {_summary(c)}{said}")}">{body}</svg></figure>'
-    )
+    caption = f"<b>{text(name)}</b><span>{text(note)}</span>"
+    return small_figure(caption, f"{name}: {_summary(c)}{said}", body, HEIGHT)
 
 
 def _summary(c: VariantCurve) -> str:
-    """In words, for those who do not see it."""
+    """The points of a chart in words, for readers who do not see it."""
     shown = c.held if len(c.held[1]) else c.used if len(c.used[1]) else c.apart
     count = len(c.used[1]) + len(c.held[1]) + len(c.apart[1])
     return f"{count} validations, the last at {float(shown[1][-1]):.3f}"

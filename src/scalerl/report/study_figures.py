@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Variants with a band, and variants in the efficiency re-plot: one for each colour.
-BANDS, MAX_LINES = 4, 7
+BANDS = 4
+MAX_LINES = 7
 
 
 def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8.0, 5.4)) -> Figure:

@@ -1,8 +1,4 @@
-"""The report of a study: one page, its Markdown twin, its figures and its numbers.
-
-What it is told is plain: `Study.to_dict()`, the curve of every run, and what its recipes do
-differently.
-"""
+"""The report of a study: one page, its Markdown twin, its figures and its numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.files import to_json_bytes
-from scalerl.report import page, panels, payload, study_pairwise, words
+from scalerl.report import page, panels, words
+from scalerl.report.blocks import (
+    Alert,
+    Block,
+    BlockGroup,
+    Bullets,
+    Code,
+    Figure,
+    Heading,
+    PageSection,
+    Paragraph,
+    Span,
+)
 from scalerl.report.html import KINDS, page_files, write_files
 from scalerl.report.knob_map import plot_knob_map
-from scalerl.report.markup import Keyed, items, table, text, with_range
+from scalerl.report.report_tables import verdict_meanings
 from scalerl.report.study_curves import chart, small_multiples, variant_curves
 from scalerl.report.study_figures import (
     chosen,
@@ -25,15 +33,32 @@ from scalerl.report.study_figures import (
     plot_variants,
 )
 from scalerl.report.study_report_data import StudyReportData
+from scalerl.report.table import ReportTable, TableCell, TableColumn, columns, row
 from scalerl.report.theme import drawing, render, svg_element
 from scalerl.text import listed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawn
 
-#: Verdict → what is said of a variant that won against the reference, and of one that lost.
-VERDICTS = {"higher-ceiling": ("higher ceiling", "lower ceiling"), "faster": ("faster", "slower")}
+    from scalerl.study.columns import Column
+    from scalerl.study.pairwise import AxisSpeed
+    from scalerl.study.table import StudyRow
+
+#: Probability of the intervals in a study's tables.
 LEVEL = 0.9
+#: Characters of a variant's name in a table.
+NAME = 40
+#: Kinds of compute that the table of axes has, and what they are called.
+AXES = {"gpu_hours": "Device-hours", "tokens": "Tokens", "flops": "FLOPs"}
+#: The last section of the page.
+HOW_TO_READ = (
+    "The law is a sigmoid in log compute: a run starts at R_0, has made half of its gain at C_mid, "
+    "climbs more steeply the larger B is, and approaches the ceiling A. A knob that changes the "
+    "ceiling decides how far a recipe can go; one that changes only the speed can be made up for "
+    "with more compute. An interval holds the true value with the stated probability if the runs "
+    "stay healthy. “Open” means that the points allow too many ceilings to quote one. Unstable "
+    "runs are in no number."
+)
 #: Runs that are spelled out at the top.
 MAX_WARNINGS = 8
 
@@ -48,10 +73,11 @@ def study_files(data: StudyReportData) -> dict[str, bytes]:
     """What `write_study_report` writes, by name, the page first."""
     heading = data.title or f"Study {words.shorten(Path(data.path).name or data.path, 60)}"
     curves = variant_curves(data.curves)
-    by_name = {row["variant"]: row for row in data.rows}
+    by_name = {each.variant: each for each in data.results.rows}
+    verdicts = {name: _verdict_text(data, each) for name, each in by_name.items()}
     a, lines = efficiency_lines(data.curves)
     shown = chosen(lines)
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Drawn] = {}
     if any(len(c.x) for c in curves):
         figures["curves"] = plot_variants(curves)
     if data.knobs:
@@ -61,23 +87,27 @@ def study_files(data: StudyReportData) -> dict[str, bytes]:
     content = {"report.json": _numbers(data, heading, a, lines)}
     with drawing("light"):
         content |= {f"{n}.{k}": render(f, k) for n, f in figures.items() for k in KINDS}
-    notes = {name: _short_verdict(row) for name, row in by_name.items()}
-    parts = {
-        "title": text(heading),
-        "answer": study_answer(data),
-        "knob_map": knob_map_part(data, content.get("knob-map.svg", b"")),
-        "table": variants_table(data) + study_pairwise.section(data.rows, data.reference),
-        "chart": _chart(content.get("curves.svg")),
-        "small_multiples": small_multiples(curves, data.reference, notes),
-        "efficiency": _efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
-        "downstream": _downstream(data),
-        "differs": _differs(data),
-        "inside": panels.section(data.records),
-        "again": _again(data),
-        "command": page.command(data.command),
-        "data": payload.embedded(chart(curves, by_name, LEVEL)),
-    }
-    return page_files("study.html", parts, content)
+    blocks: list[Block] = [
+        *study_answer(data),
+        PageSection("Knob map", knob_map_part(data, content.get("knob-map.svg", b"")), "map"),
+        PageSection("Variants", [*variants_table(data), *pairwise_part(data)], "table"),
+        PageSection(
+            "Curves",
+            [
+                *_chart(content.get("curves.svg")),
+                *small_multiples(curves, data.reference, verdicts),
+            ],
+            "curves",
+        ),
+        *_efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
+        *_downstream(data),
+        PageSection("How the recipes differ", _differs(data), "recipes"),
+        *panels.section(data.records),
+        PageSection("Reproduce", _reproduce(data), "again"),
+        PageSection("How to read this", [Paragraph(HOW_TO_READ)], "read"),
+        *page.command(data.command),
+    ]
+    return page_files(heading, blocks, chart(curves, by_name, LEVEL), content)
 
 
 def _numbers(data: StudyReportData, heading: str, a: float, lines: Sequence[Any]) -> bytes:
@@ -97,32 +127,35 @@ def _numbers(data: StudyReportData, heading: str, a: float, lines: Sequence[Any]
 # -- the answer -----------------------------------------------------------------------------------
 
 
-def study_answer(data: StudyReportData) -> str:
+def study_answer(data: StudyReportData) -> list[Block]:
+    """The top of the page: runs that failed or became unstable, and which knobs matter."""
     warnings = _warnings(data)
-    out = ""
+    out: list[Block] = []
     if warnings:
         more = warnings[MAX_WARNINGS:]
         lines = warnings[:MAX_WARNINGS] + ([f"and {len(more)} more, in the tables"] if more else [])
-        out += f'<div class="alarm" role="alert"><strong>Warnings</strong>{items(lines)}</div>'
-    return out + f'<p class="lead">{text(_summary(data))}</p>'
+        out.append(Alert("Warnings", lines))
+    return [*out, Paragraph(_summary(data), "lead")]
 
 
 def _summary(data: StudyReportData) -> str:
-    count = len(data.rows)
+    count = len(data.results.rows)
     done = sum(m["status"] == "done" for m in data.found["members"])
     said = [
-        f"{count} variants, {len(data.found['members'])} runs, {done} of them at their end; all "
+        f"{count} variants, {len(data.found['members'])} runs, {done} of them finished; all "
         f"compared with {data.reference}."
     ]
     for region, phrase in (
-        ("ceiling", "move the ceiling"),
-        ("speed", "move the speed alone"),
-        ("neither", "move neither"),
-        ("undecided", "cannot be told yet"),
+        ("ceiling", "change the ceiling"),
+        ("speed", "change only the speed"),
+        ("neither", "change neither"),
+        ("undecided", "undecided so far"),
     ):
         names = [words.shorten(k["variant"], 30) for k in data.knobs if k["region"] == region]
         if names:
-            verb = phrase if len(names) > 1 else phrase.replace("move", "moves", 1)
+            be = "is" if len(names) == 1 else "are"
+            verb = phrase if len(names) > 1 else phrase.replace("change", "changes", 1)
+            verb = f"{be} {verb}" if region == "undecided" else verb
             said.append(f"{listed(names, last=' and ')} {verb}.")
     if not data.knobs:
         said.append("Nothing can be compared yet.")
@@ -150,122 +183,141 @@ def _since(found: Mapping[str, Any]) -> str:
 # -- the tables -----------------------------------------------------------------------------------
 
 
-def variants_table(data: StudyReportData) -> str:
-    level = words.percent(LEVEL)
-    head = ("Variant", "Runs", "Ceiling A", "B", "C_mid", "Against the reference", "Stability")
-    rows = []
-    for row in data.rows:
-        details = (
-            "" if row["words"] == "the reference" else f"<br><small>{text(row['words'])}</small>"
-        )
-        held = row["half"]
-        half = ""
-        if held["checked"]:
-            said = f"{held['held']} of {held['checked']} half-way forecasts held"
-            half = f"<br><small>{said}</small>"
-        rows.append(
-            (
-                text(words.shorten(row["variant"], 40)),
-                str(row["seeds"]),
-                _ceiling(row),
-                _number(row, "B", lambda v: f"{v:.2f}"),
-                _number(row, "C_mid", words.compute),
-                f"<strong>{text(_short_verdict(row))}</strong>{details}",
-                f"{text(row['stability']['state'])}{_unstable(row)}{half}",
-            )
-        )
-    return table(f"Means over the seeds of each variant, with {level} intervals", head, rows)
+def variants_table(data: StudyReportData) -> list[Block]:
+    """The fit of each variant and its verdict; below it, what the verdicts mean."""
+    caption = f"Means over the seeds of each variant, with {words.percent(LEVEL)} intervals"
+    return [_study_table(data, caption, data.results.columns("fit")), verdict_meanings()]
 
 
-def _ceiling(row: Mapping[str, Any]) -> str:
-    if row["A"] is None:
-        return Keyed("", None)
-    low, high = row["intervals"]["A"]
-    shown = f"{row['A']:.3f}" if row["identified"] else "open"
-    return Keyed(with_range(shown, f"{low:.3f}", f"{high:.3f}"), row["A"])
+def pairwise_part(data: StudyReportData) -> list[Block]:
+    """Each variant against the reference: on the same prompts, to one target, where the curves
+    cross, with one ceiling, and on every kind of compute. Nothing where nothing is known yet."""
+    rows = data.results.rows
+    if not any(r.paired or r.pairwise.target or r.pairwise.crossing for r in rows):
+        return []
+    variant = data.results.columns("fit")[0]
+    shown = [variant, *data.results.columns("pairwise")]
+    target = next((r.pairwise.target.score for r in rows if r.pairwise.target), None)
+    aim = "" if target is None else f"; the target is a pass rate of {target:.3f}"
+    caption = f"Against the reference, with {words.percent(LEVEL)} intervals{aim}"
+    return [
+        Heading("Compared with the reference", 3),
+        _study_table(data, caption, shown),
+        Bullets([[Span(c.heading, "strong"), f": {c.meaning}"] for c in shown[1:]], "small"),
+        *_axes(data),
+    ]
 
 
-def _number(row: Mapping[str, Any], name: str, show: Any) -> str:
-    if row[name] is None:
-        return Keyed("", None)
-    low, high = row["intervals"][name]
-    return Keyed(with_range(show(row[name]), show(low), show(high)), row[name])
+def _study_table(data: StudyReportData, caption: str, shown: Sequence[Column]) -> ReportTable:
+    """A table of the study with these columns."""
+    heads = [TableColumn(c.heading, meaning=c.meaning) for c in shown]
+    return ReportTable(caption, heads, [[_cell(c, r) for c in shown] for r in data.results.rows])
 
 
-def _unstable(row: Mapping[str, Any]) -> str:
-    return "".join(
-        f"<br><small>seed {text(seed)}: {text(_since(found))}</small>"
-        for seed, found in row["stability"]["seeds"].items()
-        if found["state"] == "unstable"
+def _cell(column: Column, each: StudyRow) -> TableCell:
+    """A cell of a study's table, as its column formats it."""
+    cell = column.shown(each)
+    if column.key == "variant":
+        return TableCell(words.shorten(each.variant, NAME))
+    if cell.empty:
+        return TableCell(number=math.nan, notes=cell.notes)
+    show = words.NUMBER_FORMATS.get(column.format, str)
+    detail = "" if cell.interval is None else " to ".join(map(show, cell.interval))
+    return TableCell(
+        cell.text or show(cell.number or 0.0),
+        detail,
+        cell.notes,
+        cell.number,
+        "strong" if column.key == "verdict" else "",
     )
 
 
-def _short_verdict(row: Mapping[str, Any]) -> str:
-    verdict, winner = row["verdict"], row["winner"]
-    if verdict is None:
-        return "nothing to compare yet"
-    if winner is not None and verdict in VERDICTS:
-        return VERDICTS[verdict][winner != row["variant"]]
-    return {"same": "no difference"}.get(verdict, str(verdict))
+def _verdict_text(data: StudyReportData, each: StudyRow) -> str:
+    column = next(c for c in data.results.columns("fit") if c.key == "verdict")
+    return column.shown(each).text
 
 
-def knob_map_part(data: StudyReportData, svg: bytes) -> str:
+def _axes(data: StudyReportData) -> list[Block]:
+    """Compute to one score over the reference's, on every kind of compute of the record."""
+    known = [r for r in data.results.rows if r.pairwise.axes]
+    if not known:
+        return []
+    kinds = [kind for kind in AXES if any(kind in (r.pairwise.axes or {}) for r in known)]
+    rows = [
+        row(
+            words.shorten(r.variant, NAME),
+            *(_axis_ratio((r.pairwise.axes or {}).get(kind)) for kind in kinds),
+        )
+        for r in known
+    ]
+    caption = "Compute to one score over that of the reference, on every kind of compute"
+    said = [
+        f"{words.shorten(r.variant, NAME)} is {r.pairwise.disagree}."
+        for r in known
+        if r.pairwise.disagree
+    ]
+    found = ReportTable(caption, columns("Variant", *(AXES[kind] for kind in kinds)), rows)
+    return [*([Bullets(said)] if said else []), found]
+
+
+def _axis_ratio(found: AxisSpeed | None) -> TableCell:
+    if found is None:
+        return TableCell(number=math.nan)
+    low, high = found.interval
+    return TableCell(f"×{found.ratio:.2f}", f"{low:.2f} to {high:.2f}", number=found.ratio)
+
+
+def knob_map_part(data: StudyReportData, svg: bytes) -> list[Block]:
+    """The knob map as a picture and as a table."""
     if not data.knobs:
-        return "<p>Nothing can be compared yet.</p>"
+        return [Paragraph("Nothing can be compared yet.")]
     alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in data.knobs)
-    drawn = svg_element(svg, "knobs", alt)
-    count = len(data.knobs)
     caption = (
         "Each change against the reference, which is where the axes cross. Up: a higher ceiling. "
-        "Left: less compute to a score that both have reached. The shape says what it moves, the "
-        f"cross holds the truth with {words.percent(LEVEL)} probability in each direction, and "
-        f"goes on where it meets the frame. Full marks hold with all {count} comparisons allowed "
-        "for (Holm), so that the chance of even one wrong among them is at most 3 %; hollow ones "
-        "hold for themselves alone."
+        "Left: less compute to a score that both have reached. The shape of a mark says what the "
+        f"knob changes; the cross holds the true value with {words.percent(LEVEL)} probability in "
+        "each direction. Filled marks remain when all "
+        f"{len(data.knobs)} comparisons are allowed for (Holm): the chance of even one wrong among "
+        "them is at most 3 %. Hollow marks hold only without this correction."
     )
-    head = ("Knob", "Moves", "Ceiling", "Compute to one score", "P(wrong)")
-    rows = [
-        (
-            text(words.shorten(k["variant"], 40)),
-            f"<strong>{text(k['region'])}</strong>"
-            + ("" if k["family_wise"] else "<br><small>for itself alone</small>"),
-            Keyed(
-                with_range(
-                    words.signed(k["delta_A"]["median"]),
-                    *map(words.signed, k["delta_A"]["interval"]),
-                ),
-                k["delta_A"]["median"],
-            ),
-            _ratio(k["speed"]),
-            Keyed("", None) if k["p_wrong"] is None else Keyed(f"{k['p_wrong']:.2g}", k["p_wrong"]),
+    head = ("Knob", "Changes", "Ceiling", "Compute to one score", "P(wrong)")
+    rows = []
+    for k in data.knobs:
+        delta, (low, high) = k["delta_A"]["median"], map(words.signed, k["delta_A"]["interval"])
+        alone = () if k["family_wise"] else ("without correction for many comparisons",)
+        wrong = k["p_wrong"]
+        rows.append(
+            row(
+                words.shorten(k["variant"], NAME),
+                TableCell(k["region"], notes=alone, style="strong"),
+                TableCell(words.signed(delta), f"{low} to {high}", number=delta),
+                _ratio(k["speed"]),
+                TableCell(number=math.nan)
+                if wrong is None
+                else TableCell(f"{wrong:.2g}", number=wrong),
+            )
         )
-        for k in data.knobs
-    ]
-    return (
-        f'<div class="knobs"><figure data-file="knob-map.png" data-about="Knob map">{drawn}'
-        f"<figcaption>{text(caption)}</figcaption></figure>"
-        f"{table('The same in numbers', head, rows)}</div>"
-    )
+    figure = Figure(svg_element(svg, "knobs", alt), caption, "Knob map", "knob-map.png")
+    return [BlockGroup([figure, ReportTable("The same in numbers", columns(*head), rows)], "knobs")]
 
 
-def _ratio(speed: Mapping[str, Any] | None) -> str:
+def _ratio(speed: Mapping[str, Any] | None) -> TableCell:
     if speed is None:
-        return Keyed('<span class="range">no score reached by both</span>', None)
+        return TableCell(detail="no score reached by both", number=math.nan)
     ratio = speed["compute_ratio"]
     low, high = ratio["interval"]
-    return Keyed(
-        with_range(f"×{ratio['median']:.2f}", f"{low:.2f}", f"{high:.2f}"), ratio["median"]
-    )
+    median = ratio["median"]
+    return TableCell(f"×{median:.2f}", f"{low:.2f} to {high:.2f}", number=median)
 
 
 # -- the rest -------------------------------------------------------------------------------------
 
 
-def _chart(picture: bytes | None) -> str:
-    """The place of the interactive chart, with a picture for those without scripts."""
+def _chart(picture: bytes | None) -> list[Block]:
+    """The place of the interactive chart, with a picture for readers without scripts."""
     if picture is None:
-        return "<p>There is nothing to draw yet.</p>"
-    svg = svg_element(picture, "static", "Curves of all variants")
+        return [Paragraph("There is nothing to draw yet.")]
+    about = "Curves of all variants"
     caption = (
         "The mean of each variant's seeds. Filled points were fitted: those in the first half of "
         "a run's compute, where there are enough of them. Hollow ones were held out. The line is "
@@ -273,28 +325,24 @@ def _chart(picture: bytes | None) -> str:
         f"{words.percent(LEVEL)} probability. (The tables are fitted on all points.) A name below "
         "the chart shows and hides its curve."
     )
-    return (
-        '<figure class="chart" id="chart" data-file="curves.png" '
-        f'data-about="Curves of all variants"><noscript>{svg}</noscript>'
-        f"<figcaption>{text(caption)}</figcaption></figure>"
-    )
+    return [Figure(svg_element(picture, "static", about), caption, about, "curves.png", "chart")]
 
 
-def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> str:
+def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> list[Block]:
     if picture is None:
-        return ""
-    svg = svg_element(picture, "efficiency", f"Efficiency with the ceiling fixed at {a:.3f}")
+        return []
+    about = f"Efficiency with the ceiling fixed at {a:.3f}"
     few = f"{shown} of {total} variants, which can have it. " if shown < total else ""
     caption = (
         f"Every run refitted with A fixed at {words.score(a)}, the mean of the median ceilings of "
         f"all fitted runs, identified or not. {few}{page.EFFICIENCY} Slopes can be compared "
         "between variants of equal ceiling only."
     )
-    figure = page.figure(svg, caption)
+    figure = Figure(svg_element(picture, "efficiency", about), caption, about)
     return page.pictures([figure], "Efficiency")
 
 
-def _downstream(data: StudyReportData) -> str:
+def _downstream(data: StudyReportData) -> list[Block]:
     """How each downstream set followed validation, over the runs of each variant."""
     variant = {m.name: m.variant for m in data.curves}
     groups: dict[tuple[str, str], list[Any]] = {}
@@ -302,70 +350,61 @@ def _downstream(data: StudyReportData) -> str:
         for each in record.trackings:
             groups.setdefault((each.name, variant[record.name]), []).append(each)
     if not groups:
-        return ""
+        return []
     rows = []
     for (name, of), found in groups.items():
         known = [t for t in found if t.slope is not None and t.interval is not None]
-        rate: str = Keyed("none", None)
+        rate = TableCell("none", number=math.nan)
         if known:
             mean = math.fsum(t.slope for t in known) / len(known)
             # Independent runs: the half-widths add up as squares.
             half = math.sqrt(math.fsum(((t.interval[1] - t.interval[0]) / 2) ** 2 for t in known))
-            ends = (f"{mean - half / len(known):.2f}", f"{mean + half / len(known):.2f}")
-            rate = Keyed(with_range(f"{mean:.2f}", *ends), mean)
+            ends = f"{mean - half / len(known):.2f} to {mean + half / len(known):.2f}"
+            rate = TableCell(f"{mean:.2f}", ends, number=mean)
         stalled = sum(t.stalled for t in found)
-        flag = f' <span class="flag">stalls in {stalled}</span>' if stalled else ""
-        follows = sum(t.verdict == "follows" for t in found)
+        follows = sum(t.relation == "follows" for t in found)
         last = math.fsum(t.downstream[1] for t in found) / len(found)
-        beside = math.fsum(t.validation[1] for t in found) / len(found)
+        validation = math.fsum(t.validation[1] for t in found) / len(found)
         rows.append(
-            (
-                text(words.shorten(of, 40)),
-                text(words.shorten(name, 40)),
+            row(
+                words.shorten(of, NAME),
+                words.shorten(name, NAME),
                 rate,
-                f"{follows} of {len(found)} runs{flag}",
+                TableCell(
+                    f"{follows} of {len(found)} runs",
+                    flag=f"stalls in {stalled}" if stalled else "",
+                ),
                 f"{last:.3f}",
-                f"{beside:.3f}",
+                f"{validation:.3f}",
             )
         )
-    head = ("Variant", "Set", "Exchange rate", "Follows", "Last score", "Validation’s")
+    head = ("Variant", "Set", "Exchange rate", "Follows", "Last score", "Validation score")
     caption = (
-        "Downstream score bought by one point of validation score, the mean over runs with its "
-        f"{words.percent(LEVEL)} interval; the curves stand under each run"
+        "Downstream score gained per point of validation score: the mean over runs with its "
+        f"{words.percent(LEVEL)} interval. The curves are shown with each run"
     )
-    inside = table(caption, head, rows)
-    return f'<section aria-labelledby="down"><h2 id="down">Downstream</h2>{inside}</section>'
+    return [PageSection("Downstream", [ReportTable(caption, columns(*head), rows)], "down")]
 
 
-def _differs(data: StudyReportData) -> str:
+def _differs(data: StudyReportData) -> list[Block]:
     rows = [
-        (
-            text(words.shorten(variant, 40)),
-            f"<code>{text(d.path)}</code>",
-            _value(d.a),
-            _value(d.b),
-            text(d.meaning),
-        )
+        row(words.shorten(variant, NAME), *panels.difference_cells(each))
         for variant, found in data.differs.items()
-        for d in found
+        for each in found
     ]
     if not rows:
-        return "<p>Nothing: the reference stands alone.</p>"
-    head = ("Variant", "Key", "Reference", "Here", "Meaning")
-    return table(f"Against {text(words.shorten(data.reference, 60))}", head, rows)
+        return [Paragraph("There is no other recipe than the reference.")]
+    head = ("Variant", "Key", "Reference", "Variant's value", "Meaning")
+    return [ReportTable(f"Against {words.shorten(data.reference, 60)}", columns(*head), rows)]
 
 
-def _value(value: object) -> str:
-    return text("unset" if value is None else words.shorten(str(value), 60))
-
-
-def _again(data: StudyReportData) -> str:
-    go_on = shlex.join(["scalerl", "study", data.path])
-    lines = shlex.join(["scalerl", "study", "commands", data.path])
-    return (
-        f"<pre><code>{text(go_on)}\n{text(lines)}</code></pre>"
-        '<p class="small">The first goes on with the study, or shows its table where it is at its '
-        "end; the second prints a training command for every run that is not. <code>study.toml"
-        "</code> and <code>recipes/</code> in its directory are all that it takes to repeat it "
-        "elsewhere.</p>"
-    )
+def _reproduce(data: StudyReportData) -> list[Block]:
+    continue_study = shlex.join(["scalerl", "study", data.path])
+    commands = shlex.join(["scalerl", "study", "commands", data.path])
+    note: list[str | Span] = [
+        "The first command continues the study, or shows its table when it is finished. The second "
+        "prints a training command for every run that is not finished. To repeat the study "
+        "elsewhere, copy ",
+        Span("study.toml", "code"), " and ", Span("recipes/", "code"), " of its directory.",
+    ]  # fmt: skip
+    return [Code(f"{continue_study}\n{commands}"), Paragraph(note, "small")]

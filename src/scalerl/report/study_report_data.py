@@ -12,7 +12,7 @@ from scalerl.report.run_record import RunRecord, find_evaluations, read_records
 from scalerl.report.study_curves import MemberCurve
 
 if TYPE_CHECKING:
-    from scalerl.study.study import Study
+    from scalerl.study.study import Study, StudyResults
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +21,8 @@ class StudyReportData:
 
     path: str
     reference: str
+    #: The rows of its table, and its knobs.
+    results: StudyResults
     #: `Study.to_dict()`: members, table, knobs.
     found: Mapping[str, Any]
     curves: Sequence[MemberCurve]
@@ -29,11 +31,6 @@ class StudyReportData:
     records: Sequence[RunRecord | None] = ()
     title: str | None = None
     command: str | None = None
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        rows: Sequence[Mapping[str, Any]] = self.found["table"]
-        return rows
 
     @property
     def knobs(self) -> Sequence[Mapping[str, Any]]:
@@ -52,7 +49,8 @@ def collect(
     `downstream` names directories that `scalerl eval` wrote, each as DIR or NAME=DIR.
     """
     further = find_evaluations(downstream)
-    found = study.to_dict()
+    results = study.results()
+    found = study.to_dict(results=results)
     curves = []
     for member in study.members:
         finding = study.finding(member)
@@ -64,6 +62,7 @@ def collect(
     return StudyReportData(
         path=str(study.path),
         reference=study.reference,
+        results=results,
         found=found,
         curves=curves,
         differs={

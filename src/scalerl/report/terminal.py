@@ -12,6 +12,8 @@ from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.report import words
+from scalerl.report.table import ReportTable, columns
+from scalerl.report.table import row as table_row
 from scalerl.text import shorten
 
 WIDTH = 80
@@ -33,16 +35,10 @@ def wrap(text: str, indent: str = "", first: str | None = None) -> str:
 
 
 def _rows(head: Sequence[str], body: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
-    """Columns of these widths, the first flush left and the others right."""
-    lines = []
-    for row in (head, *body):
-        cells = [
-            shorten(c, w).ljust(w) if i == 0 else shorten(c, w).rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(" ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
+    """Lines of a table with columns of these widths, the first flush left and the others right."""
+    first, *others = head
+    heads = columns(first, *(f">{each}" for each in others))
+    return ReportTable("", heads, [table_row(*cells) for cells in body]).to_text(widths)
 
 
 def fit_table(fits: Sequence[Fit]) -> str:

@@ -38,13 +38,15 @@ from scalerl.runs.lines import EvalLine, SetScore
 
 Array = npt.NDArray[np.float64]
 
-#: Evaluations that a number needs, and that the last third needs for the flag.
-MIN_POINTS, MIN_LATE = 8, 5
+#: Evaluations that an exchange rate needs.
+MIN_POINTS = 8
+#: Evaluations that the last third needs for the flag.
+MIN_LATE = 5
 #: Share of validation's movement that must be real.
 MIN_REAL = 0.75
 LEVEL = 0.9
 
-TrackingVerdict = Literal["follows", "falls", "cannot be told"]
+TrackingRelation = Literal["follows", "falls", "cannot be told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Tracking:
     interval: tuple[float, float] | None
     level: float
     #: `follows`: the interval lies above 0. `falls`: below 0.
-    verdict: TrackingVerdict
+    relation: TrackingRelation
     #: From the first evaluation to the last.
     validation: tuple[float, float]
     downstream: tuple[float, float]
@@ -70,7 +72,8 @@ class Tracking:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields by name; `relation` is called `verdict` there, as in earlier releases."""
+        return {"verdict" if k == "relation" else k: v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,34 +105,34 @@ def track(
     >>> v = [0.1 + 0.04 * i for i in range(20)]
     >>> d = [0.5 * x + (0.01, -0.01)[i % 2] for i, x in enumerate(v)]
     >>> found = track("aime", range(20), v, d, [1000] * 20, [1000] * 20)
-    >>> found.verdict, round(found.slope, 2), found.stalled
+    >>> found.relation, round(found.slope, 2), found.stalled
     ('follows', 0.5, False)
     """
     v, d = np.asarray(validation, float), np.asarray(downstream, float)
     ends = (float(v[0]), float(v[-1])), (float(d[0]), float(d[-1]))
     noise_v, noise_d = _noise(v, n_validation), _noise(d, n_downstream)
 
-    def untold(why: str) -> Tracking:
+    def unclear(why: str) -> Tracking:
         return Tracking(name, len(v), None, None, level, "cannot be told", *ends, False, None, why)
 
     if len(v) < MIN_POINTS:
-        return untold(f"{len(v)} evaluations of both: it takes {MIN_POINTS}")
+        return unclear(f"{len(v)} evaluations of both: it takes {MIN_POINTS}")
     found = _exchange(v, d, noise_v)
     if found is None:
-        return untold("validation has hardly moved beyond the noise of its evaluations")
+        return unclear("validation has hardly moved beyond the noise of its evaluations")
     low, high = found.bound((1 - level) / 2), found.bound((1 + level) / 2)
-    verdict: TrackingVerdict = "follows" if low > 0 else "falls" if high < 0 else "cannot be told"
+    relation: TrackingRelation = "follows" if low > 0 else "falls" if high < 0 else "cannot be told"
     since = _stalled(v, d, noise_v, noise_d)
     step = None if since is None else int(steps[since])
     bought = f"a point of validation bought {found.slope:.2f} ({low:.2f} to {high:.2f})"
     if step is not None:
         why = f"{bought} over the run, but since about step {step} it buys less than half of that"
-    elif verdict == "cannot be told":
+    elif relation == "cannot be told":
         why = f"{bought}, which may be nothing"
     else:
         why = bought
     return Tracking(
-        name, len(v), found.slope, (low, high), level, verdict, *ends, step is not None, step, why
+        name, len(v), found.slope, (low, high), level, relation, *ends, step is not None, step, why
     )
 
 

@@ -127,6 +127,15 @@ def ceiling_range(fit: Fit) -> str:
     return f"{low:.2f} or more" if high >= OPEN_CEILING else f"{low:.2f} to {high:.2f}"
 
 
+def ceiling_and_range(fit: Fit) -> tuple[str, str]:
+    """The ceiling and its interval, or why there is none."""
+    if fit.alarm is not None:
+        return "none", "run in decline"
+    if fit.identified:
+        return score(fit.params["A"]), to(fit.interval("A"))
+    return "not identified", ceiling_range(fit)
+
+
 def ceiling_in_words(fit: Fit) -> str:
     """One sentence on the ceiling; a number only where the data identify it."""
     if fit.alarm is not None:

@@ -28,8 +28,7 @@ from scalerl.curves.fit import fit
 from scalerl.curves.forecast import forecast
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report.markup import ceiling
-from scalerl.report.words import KIND
+from scalerl.report.words import KIND, ceiling_and_range
 from scalerl.runs.record import Run
 from scalerl.serve.discovery import Place, Roots
 from scalerl.serve.memory import give_back_memory
@@ -137,7 +136,7 @@ def list_forecast(run: Run) -> dict[str, Any]:
     """The forecast of a run as the list shows it."""
     f = fit(run)
     ahead = forecast(f)
-    words, spread = ceiling(f)
+    words, spread = ceiling_and_range(f)
     low, high = f.interval("A")
     at = ahead.to_dict()["at"][0]
     return {

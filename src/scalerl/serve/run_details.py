@@ -19,7 +19,7 @@ from scalerl.files import is_file, is_inside
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff
 from scalerl.report import panels
-from scalerl.report.markup import items, text
+from scalerl.report.blocks import Block, Bullets, Heading, Paragraph, to_html
 from scalerl.report.run_record import RunRecord, make_record, read_recipe
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Line, StepLine
 from scalerl.runs.store import RunStore
@@ -164,14 +164,14 @@ class OpenRunCache:
         found = self.open(entry)
         notes = [] if entry.run is None else list(entry.run.notes)
         notes = [entry.source.roots.without_paths(note) for note in notes]
-        read = f"<h3>How it was read</h3>{items(notes)}" if notes else ""
+        read: list[Block] = [Heading("How it was read", 3), Bullets(notes)] if notes else []
         if found is None:
-            problem = "" if entry.problem is None else f"<p>{text(entry.problem)}</p>"
-            return {"html": problem + read, "answered": [], "answers": ""}
+            problem = [] if entry.problem is None else [Paragraph(entry.problem)]
+            return {"html": to_html([*problem, *read]), "answered": [], "answers": ""}
         one = found.record(step)
         return {
-            "html": fragment(panels.panels(replace(one, answers=None)) + read),
-            "answers": fragment(panels.answers_part(one)),
+            "html": fragment(to_html([*panels.panels(replace(one, answers=None)), *read])),
+            "answers": fragment(to_html(panels.answers_part(one))),
             "answered": found.answered(),
             "step": None if one.answers is None else one.answers.step,
         }
@@ -183,7 +183,7 @@ def difference(name: str, other: str, mine: Recipe, theirs: Recipe) -> str:
     if not rows:
         return "<p>The same recipe.</p>"
     caption = f"Settings of {name} that differ from {other}"
-    return fragment(panels.differences_table(caption, (other, name), rows))
+    return fragment(panels.differences_table(caption, (other, name), rows).to_html())
 
 
 def fragment(html: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.report import words
+from scalerl.report.blocks import to_html
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.study_page import knob_map_part, study_answer, variants_table
 from scalerl.report.study_report_data import StudyReportData, collect
@@ -153,9 +154,15 @@ class Studies:
         )
 
     def _compute(self, key: str, place: Place, study: Study) -> dict[str, Any]:
-        found = study.to_dict()
+        results = study.results()
+        found = study.to_dict(results=results)
         shown = StudyReportData(
-            path=place.name, reference=study.reference, found=found, curves=[], differs={}
+            path=place.name,
+            reference=study.reference,
+            results=results,
+            found=found,
+            curves=[],
+            differs={},
         )
         svg = b""
         if shown.knobs:
@@ -179,9 +186,9 @@ class Studies:
             **found,
             "race": found.get("race"),
             "html": {
-                "answer": fragment(study_answer(shown)),
-                "table": fragment(variants_table(shown)),
-                "knob_map": fragment(knob_map_part(shown, svg)),
+                "answer": fragment(to_html(study_answer(shown))),
+                "table": fragment(to_html(variants_table(shown))),
+                "knob_map": fragment(to_html(knob_map_part(shown, svg))),
             },
         }
 

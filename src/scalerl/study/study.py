@@ -26,6 +26,7 @@ from scalerl.renamed import renamed_attributes
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
+from scalerl.study.columns import Column, Group, columns_in
 from scalerl.study.definition import (
     FILE,
     StudyDefinition,
@@ -65,6 +66,23 @@ if TYPE_CHECKING:
 RECIPES = "recipes"
 RUNS = "runs"
 LOGS = "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResults:
+    """What the runs of a study show so far."""
+
+    #: One per variant, in the order of the members.
+    rows: list[StudyRow]
+    #: What each variant does to the ceiling and to the speed.
+    knobs: list[Knob]
+    #: Standard deviation of a ceiling between seeds of one recipe, in pass rate.
+    seed_sd: float
+
+    @staticmethod
+    def columns(group: Group) -> tuple[Column, ...]:
+        """The columns of one of its tables."""
+        return columns_in(group)
 
 
 class Study:
@@ -245,11 +263,16 @@ class Study:
             kept = self._cached[member.name] = _assess(member, sizes)
         return kept
 
-    def table(self) -> list[StudyRow]:
-        """One row per variant."""
+    def results(self) -> StudyResults:
+        """The rows of the table and the knob map, computed together."""
         found = self._findings()
         arms = StudyArms.from_findings(found)
-        return self._rows(found, arms, arms.pairs(self.reference))
+        pairs = arms.pairs(self.reference)
+        return StudyResults(self._rows(found, arms, pairs), self._knobs(pairs), arms.seed_sd)
+
+    def table(self) -> list[StudyRow]:
+        """One row per variant."""
+        return self.results().rows
 
     def _rows(
         self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
@@ -290,13 +313,13 @@ class Study:
 
         return plot_knob_map([knob.to_dict() for knob in self.knobs()], self.reference, path)
 
-    def to_dict(self, end: StudyEnd | None = None) -> dict[str, Any]:
+    def to_dict(
+        self, end: StudyEnd | None = None, results: StudyResults | None = None
+    ) -> dict[str, Any]:
         """Members, table and knobs, as `scalerl study --json` prints them; `end` has the errors of
-        members without a record."""
+        members without a record, `results` are those of `results()` where they are known."""
         now, failed = self.progress(), {} if end is None else end.failed
-        found = self._findings()
-        arms = StudyArms.from_findings(found)
-        pairs = arms.pairs(self.reference)
+        shown = self.results() if results is None else results
         raced = {"race": self.race(now, failed).to_dict()} if self.definition.race else {}
         return {
             "members": [
@@ -304,9 +327,9 @@ class Study:
                 for member in self.members
             ],
             **raced,
-            "seed_sd": arms.seed_sd,
-            "table": [row.to_dict() for row in self._rows(found, arms, pairs)],
-            "knobs": [knob.to_dict() for knob in self._knobs(pairs)],
+            "seed_sd": shown.seed_sd,
+            "table": [row.to_dict() for row in shown.rows],
+            "knobs": [knob.to_dict() for knob in shown.knobs],
         }
 
     def dry_run_dict(self, jobs: int | None = None) -> dict[str, Any]:
@@ -355,7 +378,7 @@ class Study:
     def _repr_html_(self) -> str:
         from scalerl.report.notebook import study_html
 
-        return study_html(repr(self), [row.to_dict() for row in self.table()])
+        return study_html(repr(self), self.results())
 
     __getattr__ = renamed_attributes(
         {"plan": "definition", "judged": "finding", "plan_dict": "dry_run_dict"}
