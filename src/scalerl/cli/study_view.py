@@ -1,4 +1,4 @@
-"""What `scalerl study` shows: its plan, its progress, its table."""
+"""What `scalerl study` prints: the dry run, the progress, the tables."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def knobs_text(knobs: Sequence[Knob]) -> str:
 
 
 def dry_run_text(study: Study, jobs: int | None) -> str:
-    """What `--dry-run` prints."""
+    """What `scalerl study --dry-run` prints."""
     plan: dict[str, Any] = study.dry_run_dict(jobs)
     limits = ", ".join(f"{v:g} {k}" for k, v in plan["budget"].items())
     screen = ", ".join(f"{v:g} {k}" for k, v in plan["screening"].items())

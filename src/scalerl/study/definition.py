@@ -1,4 +1,4 @@
-"""What a study asks for, and the variants that it makes of a recipe.
+"""The definition of a study, and the variants that it makes of a recipe.
 
     asked = StudyDefinition(recipe=("scalerl", "tiny"), leave_one_out=True, seeds=3, steps=300)
     variants(asked)     {"scalerl+tiny": Recipe, "loo-plan": Recipe, ...}
@@ -32,7 +32,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True, slots=True)
 class StudyDefinition:
-    """What was asked: the words of a study file, and of the command line."""
+    """The definition of a study: the keys of a study file, or of the command line."""
 
     #: Presets, files and KEY=VALUE, as `scalerl train` takes them.
     recipe: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class StudyDefinition:
                 raise InputError(f"no axis {name!r}: choose from {', '.join(AXES)}")
 
     def given(self) -> dict[str, Any]:
-        """What is not left to its default, as a study file says it."""
+        """The keys that differ from their defaults, as a study file has them."""
         return {
             each.name: dict(value) if isinstance(value, Mapping) else value
             for each in fields(self)
@@ -81,12 +81,12 @@ class StudyDefinition:
         }
 
     def to_toml(self) -> str:
-        """As a study file; reading it gives this plan back."""
+        """The text of a study file; reading it gives this definition back."""
         return recipe_toml.write(self.given())
 
 
 def read_definition(path: Path) -> StudyDefinition:
-    """The plan in a study file."""
+    """The definition in a study file."""
     try:
         data = tomllib.loads(read_limited(path).decode())
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ def read_definition(path: Path) -> StudyDefinition:
 
 
 def definition_from(data: Mapping[str, Any], where: str) -> StudyDefinition:
-    """A plan from the words of a study file."""
+    """A definition from the keys of a study file."""
     known = {each.name: each for each in fields(StudyDefinition)}
     given: dict[str, Any] = {}
     for key, value in data.items():
@@ -274,7 +274,7 @@ def _one(base: Recipe, name: str, changes: Mapping[str, Any]) -> tuple[str, Reci
 def _only(
     asked: StudyDefinition, found: dict[str, Recipe], kept: Mapping[str, Recipe]
 ) -> dict[str, Recipe]:
-    """Those that are asked for, and those that are there."""
+    """The variants that are asked for, and those that the study has already."""
     if not asked.variants:
         return found
     for name in asked.variants:

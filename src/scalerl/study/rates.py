@@ -1,8 +1,8 @@
-"""How long a study will take: from what runs of its kind took on this machine, or not at all.
+"""How long a study will take, from the time that similar runs took on this machine.
 
 A rate is the minutes, tokens and FLOPs that a rollout took in a recorded run. It is taken, in this
 order, from the member's own record, from members of its variant, from any member, from a trial run
-of a few steps, and from runs beside the study's directory; the last two must train the same model
+of a few steps, and from runs next to the study's directory; the last two must train the same model
 by the same means. Nothing is guessed: without any of them, hours are not known.
 """
 
@@ -24,13 +24,13 @@ from scalerl.study.members import Member, MemberProgress
 MIN_STEPS = 3
 #: Where a rate is from, if from the study itself.
 OWN = "members of this study"
-#: Runs beside the study that are looked at.
+#: Runs next to the study that are read, at most.
 MAX_NEARBY = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a rollout takes in training, and an answer in validation."""
+    """Cost of a rollout in training, and of an answer in validation."""
 
     minutes: float
     device_hours: float
@@ -43,7 +43,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is left to do."""
+    """Compute and time that are left."""
 
     steps: int | None
     rollouts: int | None
@@ -99,7 +99,7 @@ def _mean(rates: Sequence[Rate], source: str) -> Rate:
 
 
 def rates(
-    members: Sequence[Member], beside: Path, measured: Sequence[tuple[Recipe, Rate]] = ()
+    members: Sequence[Member], near: Path, measured: Sequence[tuple[Recipe, Rate]] = ()
 ) -> dict[str, Rate]:
     """The rate of every member for which there is one. `measured` are rates of short trials, for a
     study of which no member has run."""
@@ -110,7 +110,7 @@ def rates(
             variants.setdefault(m.variant, []).append(own[m.name])
     anyone = _mean(list(own.values()), OWN) if own else None
     found: dict[str, Rate] = {}
-    nearby = list(_nearby(beside)) if anyone is None else []
+    nearby = list(_nearby(near)) if anyone is None else []
     for m in members:
         if m.name in own:
             found[m.name] = own[m.name]
@@ -134,9 +134,9 @@ def alike(a: Recipe, b: Recipe) -> bool:
     return all(getattr(a, section) == getattr(b, section) for section in same)
 
 
-def _nearby(beside: Path) -> Iterable[tuple[Recipe, Rate]]:
+def _nearby(near: Path) -> Iterable[tuple[Recipe, Rate]]:
     """Runs in the directory that the study's is in, and members of studies there."""
-    parent = beside.resolve().parent
+    parent = near.resolve().parent
     patterns = ("*/steps.jsonl", "*/runs/*/steps.jsonl")
     paths = [path.parent for pattern in patterns for path in sorted(parent.glob(pattern))]
     for path in paths[:MAX_NEARBY]:
@@ -152,12 +152,12 @@ def _nearby(beside: Path) -> Iterable[tuple[Recipe, Rate]]:
 def expected(
     members: Sequence[Member],
     progress: dict[str, MemberProgress],
-    beside: Path,
+    near: Path,
     jobs: int,
     measured: Sequence[tuple[Recipe, Rate]] = (),
 ) -> Expected:
     """What the members that are not at their end still need."""
-    known = rates(members, beside, measured)
+    known = rates(members, near, measured)
     left = [(m, 1.0 - progress[m.name].share(m.recipe)) for m in members]
     left = [(m, share) for m, share in left if share > 0]
     steps: list[int | None] = []
