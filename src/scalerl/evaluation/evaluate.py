@@ -168,14 +168,14 @@ def _lines(setup: RunSetup, asked: ValidationPrompt) -> list[AnswerLine]:
             task=asked.prompt.task,
             question=question_text(asked.prompt),
             answer=setup.text_of(rollout.token_ids),
-            correct=verdict.correct,
-            reward=verdict.reward,
-            why=verdict.why,
+            correct=score.correct,
+            reward=score.reward,
+            why=score.why,
             tokens=len(rollout),
             truncated=rollout.truncated,
             finish=rollout.finish,
         )
-        for n, (rollout, verdict) in enumerate(zip(asked.in_order(), asked.scores, strict=True))
+        for n, (rollout, score) in enumerate(zip(asked.in_order(), asked.scores, strict=True))
     ]
 
 
@@ -187,8 +187,8 @@ def _score(
 ) -> Evaluation:
     """The evaluation of the answers on disk; also writes its line there."""
     k = record.recipe.validation.k
-    verdicts = [[AnswerScore(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
-    found = set_score(verdicts, k)
+    checked = [[AnswerScore(a.correct, a.reward, a.why) for a in of_one] for of_one in answers]
+    found = set_score(checked, k)
     every = [a for of_one in answers for a in of_one]
     subject, scored = record.subject, found.scored or 0
     truncated = float(np.mean([a.truncated for a in every]))
@@ -201,7 +201,7 @@ def _score(
         k=k,
         unscored=len(every) - scored,
         truncated=truncated,
-        tasks=by_task((a[0].task, v) for a, v in zip(answers, verdicts, strict=True)),
+        tasks=by_task((a[0].task, v) for a, v in zip(answers, checked, strict=True)),
         compute=subject.compute,
         validation_hours=seconds / 3600.0,
         scored=scored,

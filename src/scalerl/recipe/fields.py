@@ -29,6 +29,7 @@ REASONS = {
 class Section(BaseModel):
     """A section of a recipe: frozen, strict about types; unknown keys are errors."""
 
+    # strict: TOML has types, so "8" for 8 is a mistake. No inf or nan: JSON cannot hold them.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")

@@ -266,7 +266,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise InputError(f"{text!r} is not an override; write section.key=value")
     known = known_keys()
     base = "task.options" if path.startswith("task.options.") else path
-    # A key of [loss] may be a constant of any loss: which one is known only with the other layers.
+    # A key of [loss] may be a constant of any loss, also of the user's own: it is checked when all
+    # layers are known.
     constant = path.startswith("loss.") and path.count(".") == 1 and path != "loss."
     if base not in known and not constant:
         sections = {k.partition(".")[0] for k in known if "." in k}
@@ -283,6 +284,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _parse_value(path: str, raw: str) -> Any:
     if not raw:
         return None
+    # A line break could add further keys to the TOML below.
     if "\n" not in raw:
         try:
             return tomllib.loads(f"value = {raw}")["value"]

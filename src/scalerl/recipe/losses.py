@@ -102,6 +102,7 @@ class LossSection(Section):
     is not in this table is a constant of the loss: for a built-in loss, those in the second table;
     for your own, the keyword arguments of its function."""
 
+    # Extra keys are allowed here: they are the constants of the loss, checked in `_complete`.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     __pydantic_extra__: dict[str, Option | None] = Field(init=False)
 
@@ -156,6 +157,7 @@ class LossSection(Section):
 
     @model_serializer(mode="wrap")
     def _constants_beside_the_name(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Constants directly after the name, where a reader of the file looks for them.
         data: dict[str, Any] = plain(self)
         return {"name": data["name"], **{key: data[key] for key in self.constants}, **data}
 

@@ -157,6 +157,7 @@ def _advice(guess: str | None) -> str:
 
 def explain(error: ValidationError) -> str:
     """The first problem that pydantic found, as one line."""
+    # Only the first, since the others often follow from it; their number is given.
     problems = error.errors(include_url=False)
     first = problems[0]
     path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))

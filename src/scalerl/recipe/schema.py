@@ -67,6 +67,7 @@ class Recipe(Section):
     placement: PlacementSection = PlacementSection()
 
     def __init__(self, *names: object, **data: Any) -> None:
+        # pydantic's own message for a positional argument does not say what to write instead.
         if names:
             shown = ", ".join(repr(name) for name in names)
             raise InputError(f"Recipe({shown}) takes no names: write Recipe.load({shown})")
@@ -140,6 +141,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
+        # Checks that need several sections; those of one section are in the section.
         if self.schedule.name == "off-policy":
             # Rollouts, not prompts, are split: the paper's 48 prompts at k = 1 are fewer than its
             # 64 generators.

@@ -19,13 +19,13 @@ from scalerl.recipe.importers.verl import from_verl, is_verl
 
 __all__ = ["Imported", "from_prime_rl", "from_trl", "from_verl", "import_config"]
 
-#: Keys by which a config of each framework is known, for the error about a file that has none.
+#: How a config of each framework is recognised, for the error about a file that is none.
 LOOKED_FOR = {
     "trl": "keys of a TRL GRPOConfig, such as num_generations, loss_type or learning_rate",
     "prime-rl": f"tables of a prime-rl config: {', '.join(PRIME_RL)}",
     "verl": f"tables of a verl config: {', '.join(VERL)}",
 }
-#: The tables that a config has at least one of.
+#: Tables of which a config has at least one.
 TABLES = {"prime-rl": {*PRIME_RL}, "verl": {*VERL}}
 
 
@@ -73,6 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        # A UnicodeDecodeError has no strerror; its own text is long and about bytes.
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{path} cannot be read: {reason}") from None
     try:

@@ -67,6 +67,7 @@ def _batch(reader: Reader) -> None:
     reader.set("budget.steps", reader.whole("max_steps", "orchestrator.max_steps"))
     reader.set("placement.generators", reader.whole("deployment.num_infer_gpus"))
     reader.set("placement.trainers", reader.whole("deployment.num_train_gpus"))
+    # Older configs list the ids of the devices instead of their number.
     for ours, theirs in (("generators", "inference_gpu_ids"), ("trainers", "trainer_gpu_ids")):
         devices = reader.take(theirs)
         reader.set(f"placement.{ours}", len(devices) if isinstance(devices, list) else None)
@@ -85,6 +86,7 @@ def _sampling(reader: Reader) -> None:
     sequence = reader.whole("orchestrator.seq_len", "seq_len", default=2048)
     reader.set("length.control", "none")
     reader.left.pop("trainer.model.seq_len", None)
+    # seq_len covers prompt and completion; what the completion leaves is for the prompt.
     if tokens is None:
         reader.set("length.max_tokens", sequence)
         reader.convert("orchestrator.seq_len", "of prompt and completion; taken for completions")
@@ -185,6 +187,7 @@ def _decay(reader: Reader) -> None:
     falls = reader.whole(f"{home}decay_steps", default=10)
     floor = float(reader.number(f"{home}min_lr", default=0.0))
     reader.set("optimiser.warmup_steps", warmup)
+    # prime-rl counts the decay back from the last step; here it needs a start.
     steps = reader.changes.get("budget.steps")
     if shape == "constant" or (shape == "linear" and falls == 0):
         return

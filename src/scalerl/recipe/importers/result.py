@@ -65,6 +65,7 @@ class Reader:
 
     def take(self, *keys: str, default: Any = None) -> Any:
         """The value of the first of these keys that is set; all of them count as read."""
+        # All keys are taken out: aliases that were not used must not be reported as unmapped.
         values = [self.left.pop(key, None) for key in keys]
         return next((value for value in values if value is not None), default)
 
@@ -78,6 +79,7 @@ class Reader:
                 value = float(value)
             except ValueError:
                 value = None
+        # bool is a kind of int in Python, but true is not a number in a config.
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
             raise InputError(f"{keys[0]} = {given!r} is not a number; give one")
         return value

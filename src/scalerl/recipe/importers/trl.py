@@ -94,6 +94,7 @@ def from_trl(config: Mapping[str, Any], *, processes: int = 1) -> Imported:
 
 def _model(reader: Reader) -> None:
     reader.set("model.path", reader.take("model_name_or_path"))
+    # The key was renamed in Transformers, and may be in model_init_kwargs.
     homes = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
     dtype = reader.take(*homes)
     half, brain = reader.take("fp16", default=False), reader.take("bf16", default=True)
@@ -147,6 +148,7 @@ def _batch(reader: Reader, processes: int) -> None:
     k = per_phase // accumulation
     reader.set("schedule.name", "off-policy")
     reader.set("schedule.k", k)
+    # TRL's processes generate and train in turn; here one device only generates.
     reader.set("placement.generators", 1)
     reader.set_trainers(processes)
     reader.convert(
@@ -229,6 +231,7 @@ def _optimiser(reader: Reader) -> None:
     reader.set_float("optimiser.grad_clip", "max_grad_norm", default=1.0)
     steps = reader.whole("max_steps", default=-1)
     warmup, ratio = reader.number("warmup_steps", default=0), reader.number("warmup_ratio")
+    # Newer versions of Transformers read a warmup_steps below 1 as a share.
     share = ratio if ratio else warmup if 0 < warmup < 1 else None
     if share is not None and steps <= 0:
         reader.drop("warmup_ratio" if ratio else "warmup_steps", "a share of an unknown number")
@@ -257,7 +260,7 @@ def _decay(reader: Reader, steps: int) -> None:
     elif steps <= 0:
         reader.drop("lr_scheduler_type", "a decay here needs max_steps, its end")
     elif steps <= reader.changes["optimiser.warmup_steps"]:
-        return  # all steps are warm-up
+        return  # the run ends before the decay begins
     else:
         reader.set("optimiser.decay", DECAYS[shape])
         if shape == "cosine_with_min_lr":
