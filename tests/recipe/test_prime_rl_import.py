@@ -75,7 +75,7 @@ def test_one_sided_fp32_becomes_both_sides_and_says_so():
 def test_batches_that_do_not_divide_and_groups_of_one_are_refused():
     with pytest.raises(InputError, match="no multiple of 7 per prompt"):
         from_prime_rl({"orchestrator": {"group_size": 7}})
-    with pytest.raises(InputError, match="group of one"):
+    with pytest.raises(InputError, match="single rollout"):
         from_prime_rl({})
 
 
