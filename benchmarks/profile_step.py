@@ -44,9 +44,9 @@ from scalerl.trainer import local as trainer_local
 from scalerl.trainer import scorer as trainer_scorer
 
 try:
-    from scalerl.models.cpu.c_decode import NativeDecoder
+    from scalerl.models.cpu.c_decode import CDecoder
 except ImportError:  # an earlier commit
-    NativeDecoder = None  # type: ignore[assignment,misc]
+    CDecoder = None  # type: ignore[assignment,misc]
 
 
 class Timers:
@@ -139,9 +139,9 @@ def time_engine(timers: Timers) -> None:
     timers.around(LlamaDecoder, "drop_rows", "cache")
     timers.around(LlamaDecoder, "_body", "norm, rotary, activation")
     timers.around(FusedWeights, "fresh", "weights")
-    timers.around(NativeDecoder, "_share_out", "decoding in C")
-    timers.around(NativeDecoder, "_tell", "weights")
-    timers.around(NativeDecoder, "_read", "prompts")
+    timers.around(CDecoder, "_share_out", "decoding in C")
+    timers.around(CDecoder, "_tell", "weights")
+    timers.around(CDecoder, "_read", "prompts")
 
 
 def time_trainer(timers: Timers, trainer: Any) -> None:

@@ -299,7 +299,7 @@ def test_every_decoder_is_looked_at(monkeypatch):
     def kind(name):
         return type(LocalEngine(model_of(name), slots=2, columns=32).decoder).__name__
 
-    assert kind("llama") == ("LlamaDecoder" if library() is None else "NativeDecoder")
+    assert kind("llama") == ("LlamaDecoder" if library() is None else "CDecoder")
     monkeypatch.setenv("SCALERL_CPU", "torch")
     assert (kind("llama"), kind("gpt2")) == ("LlamaDecoder", "ModelDecoder")
     monkeypatch.setenv("SCALERL_CPU", "off")

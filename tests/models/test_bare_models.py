@@ -14,10 +14,10 @@ from scalerl.models.bare_tokenizer import BareTokenizer
 from scalerl.models.cpu.bare import BareConfig, BareLlama
 from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.cpu.packed import PackedLlama
+from scalerl.models.fast_load import load_model_fast, load_tokenizer_fast, meta_model_fast
 from scalerl.models.head import final_hidden, head_of, use_head_precision
 from scalerl.models.load import load_model, load_tokenizer, model_path
-from scalerl.models.quick import quick_model, quick_shape, quick_tokenizer
-from scalerl.models.shape import matmul_parameters, meta_model
+from scalerl.models.meta_model import matmul_parameters, meta_model
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.trainer.checkpoint import load_weights
 
@@ -46,7 +46,7 @@ def folder(request, tmp_path):
 
 
 def both(folder):
-    return quick_model(str(folder), "float32", "cpu"), load_model(str(folder), "float32", "cpu")
+    return load_model_fast(str(folder), "float32", "cpu"), load_model(str(folder), "float32", "cpu")
 
 
 def test_names_order_sizes_and_weights_are_those_of_transformers(folder):
@@ -55,7 +55,7 @@ def test_names_order_sizes_and_weights_are_those_of_transformers(folder):
     ours, expected = dict(bare.named_parameters()), dict(theirs.named_parameters())
     assert list(ours) == list(expected)
     assert all(torch.equal(ours[n], expected[n]) and ours[n].requires_grad for n in ours)
-    shape = quick_shape(str(folder), "bfloat16")
+    shape = meta_model_fast(str(folder), "bfloat16")
     meta = meta_model(str(folder), "bfloat16")
     assert [(n, p.shape, p.dtype, p.device) for n, p in shape.named_parameters()] == [
         (n, p.shape, p.dtype, p.device) for n, p in meta.named_parameters()
@@ -89,11 +89,11 @@ def test_logits_and_gradients_are_those_of_transformers_with_padding_too(folder)
 
 
 def test_the_fast_passes_take_it(folder):
-    bare = quick_model(str(folder), "float32", "cpu")
+    bare = load_model_fast(str(folder), "float32", "cpu")
     assert head_of(bare, "fp32").weight is bare.lm_head.weight
     use_head_precision(bare, "bf16-emulated")
-    assert LlamaDecoder.of(bare, 2, 32) is not None
-    assert PackedLlama.of(bare) is not None
+    assert LlamaDecoder.from_model(bare, 2, 32) is not None
+    assert PackedLlama.from_model(bare) is not None
 
 
 def test_what_it_writes_is_read_by_transformers_and_by_itself(folder, tmp_path):
@@ -117,7 +117,7 @@ def test_weights_in_several_files(tmp_path):
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert not (tmp_path / "model.safetensors").exists()
-    bare = quick_model(str(tmp_path), "float32", "cpu")
+    bare = load_model_fast(str(tmp_path), "float32", "cpu")
     assert isinstance(bare, BareLlama)
     assert torch.equal(bare.model.norm.weight, model.model.norm.weight)
 
@@ -135,25 +135,25 @@ OTHERS = {
 def test_what_is_not_plain_is_left_to_transformers(name, tmp_path):
     model = AutoModelForCausalLM.from_config(OTHERS[name]())
     model.save_pretrained(tmp_path)
-    assert BareConfig.of(str(tmp_path)) is None
-    assert not isinstance(quick_model(str(tmp_path), "float32", "cpu"), BareLlama)
+    assert BareConfig.from_directory(str(tmp_path)) is None
+    assert not isinstance(load_model_fast(str(tmp_path), "float32", "cpu"), BareLlama)
 
 
 def test_another_dtype_or_code_of_its_own_is_left_to_transformers_and_ruins_are_one_line(tmp_path):
-    assert not isinstance(quick_model(TINY, "bfloat16", "cpu"), BareLlama)
+    assert not isinstance(load_model_fast(TINY, "bfloat16", "cpu"), BareLlama)
     shutil.copytree(TINY, tmp_path / "own")
     said = json.loads((tmp_path / "own" / "config.json").read_text())
     (tmp_path / "own" / "config.json").write_text(json.dumps(said | {"auto_map": {"a": "b.C"}}))
-    assert BareConfig.of(str(tmp_path / "own")) is None
+    assert BareConfig.from_directory(str(tmp_path / "own")) is None
     shutil.copytree(TINY, tmp_path / "cut")
     whole = (tmp_path / "cut" / "model.safetensors").read_bytes()
     (tmp_path / "cut" / "model.safetensors").write_bytes(whole[:5000])
     with pytest.raises(InputError, match="cut off after 5,000 bytes"):
-        quick_model(str(tmp_path / "cut"), "float32", "cpu")
+        load_model_fast(str(tmp_path / "cut"), "float32", "cpu")
     shutil.copytree(TINY, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text(json.dumps(said | {"hidden_size": 32}))
     with pytest.raises(InputError, match="another model"):
-        BareLlama.load(BareConfig.of(str(tmp_path / "other")))
+        BareLlama.load(BareConfig.from_directory(str(tmp_path / "other")))
 
 
 def test_an_index_does_not_lead_out_of_its_directory(tmp_path):
@@ -163,11 +163,11 @@ def test_an_index_does_not_lead_out_of_its_directory(tmp_path):
     index = {"weight_map": {"lm_head.weight": "../model.safetensors"}}
     (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InputError, match="no whole checkpoint"):
-        BareLlama.load(BareConfig.of(str(tmp_path / "in")))
+        BareLlama.load(BareConfig.from_directory(str(tmp_path / "in")))
 
 
 def test_the_tokenizer_says_what_that_of_transformers_says(tmp_path):
-    bare, theirs = quick_tokenizer(TINY), load_tokenizer(TINY)
+    bare, theirs = load_tokenizer_fast(TINY), load_tokenizer(TINY)
     assert isinstance(bare, BareTokenizer)
     for text in ("", "3 4 5=", "a7</think>12<eos>", "  x!</think>", "\u00e9\n<pad>"):
         for special in (True, False):
@@ -194,7 +194,7 @@ def test_a_tokenizer_with_more_to_it_is_left_to_transformers(change, tmp_path):
     shutil.copytree(TINY, tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert BareTokenizer.of(str(tmp_path / "model")) is None
+    assert BareTokenizer.from_directory(str(tmp_path / "model")) is None
 
 
 def test_a_run_of_the_shipped_model_does_without_transformers():

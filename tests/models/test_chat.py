@@ -50,7 +50,7 @@ def test_what_the_template_still_refuses_is_one_line():
 
 
 def test_without_a_template_there_is_nothing_to_merge():
-    assert not chat(None).there
+    assert not chat(None).exists
     assert not chat(None).merges
 
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scalerl.errors import InputError
+from scalerl.models.fast_load import load_model_fast, load_tokenizer_fast, meta_model_fast
 from scalerl.models.load import load_model, load_tokenizer, model_path
-from scalerl.models.quick import quick_model, quick_shape, quick_tokenizer
-from scalerl.models.shape import meta_model
+from scalerl.models.meta_model import meta_model
 
 TINY = model_path("tiny")
 WEIGHTS = "model.safetensors"
@@ -100,9 +100,9 @@ DAMAGE = {
     "config of another kind": (text("config.json", "[1]"), "no JSON object"),
 }
 LOADERS = {
-    "quick model": lambda path: quick_model(path, "float32", "cpu"),
+    "quick model": lambda path: load_model_fast(path, "float32", "cpu"),
     "model": lambda path: load_model(path, "float32", "cpu"),
-    "quick shape": lambda path: quick_shape(path, "float32"),
+    "quick shape": lambda path: meta_model_fast(path, "float32"),
     "shape": lambda path: meta_model(path, "float32"),
 }
 
@@ -128,7 +128,7 @@ def test_a_damaged_model_is_one_line(damage, loader, folder):
         ("tokenizer_config.json", "[]", "tokenizer_config.json holds no JSON object"),
     ],
 )
-@pytest.mark.parametrize("load", [quick_tokenizer, load_tokenizer])
+@pytest.mark.parametrize("load", [load_tokenizer_fast, load_tokenizer])
 def test_a_damaged_tokenizer_is_one_line(load, name, content, message, folder):
     (folder / name).unlink()
     if content is not None:
@@ -171,8 +171,8 @@ def test_a_billion_layers_cost_no_work(folder):
     sizes(num_hidden_layers=10**9)(folder)
     code = (
         "import resource, sys\n"
-        "from scalerl.models.quick import quick_shape\n"
-        "try: quick_shape(sys.argv[1], 'float32')\n"
+        "from scalerl.models.fast_load import meta_model_fast\n"
+        "try: meta_model_fast(sys.argv[1], 'float32')\n"
         "except ValueError: print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)\n"
     )
     made = subprocess.run(

@@ -20,7 +20,7 @@ from scalerl.algorithm.length import Limit
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
 from scalerl.engine.model_decoder import ModelDecoder
-from scalerl.models.cpu.c_decode import NativeDecoder
+from scalerl.models.cpu.c_decode import CDecoder
 from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.cpu.library import library
 from scalerl.models.head import use_head_precision
@@ -54,7 +54,7 @@ UNKNOWN = {
     "experts": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256),
 }
-DECODERS = [LlamaDecoder] + [NativeDecoder] * (library() is not None)
+DECODERS = [LlamaDecoder] + [CDecoder] * (library() is not None)
 PROMPTS = [(1, 2, 3), (4,), (1, 2, 3), (5, 6, 7, 8, 9, 10, 11), (12, 13)]
 
 
@@ -79,7 +79,7 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name, kind):
     """Against FP64, no worse than thrice the model's own pass in FP32: rounding, and no more."""
     model = model_of(KNOWN[name])
     exact = copy.deepcopy(model).double()
-    decoder = kind.of(model, rows_max=6, columns=32)
+    decoder = kind.from_model(model, rows_max=6, columns=32)
     assert decoder is not None
     rng = np.random.default_rng(0)
     sequences = list(PROMPTS)
@@ -97,7 +97,7 @@ def test_logits_are_the_models_own_while_rows_join_and_leave(name, kind):
         compare(decoder.decode(torch.from_numpy(tokens)), sequences)
         if step in (3, 7):
             gone = np.array([i in (0, 3) for i in range(len(sequences))])
-            compaction = Compaction.of(gone)
+            compaction = Compaction.from_mask(gone)
             decoder.drop_rows(compaction)
             for into, out_of in zip(compaction.into, compaction.out_of, strict=True):
                 sequences[into] = sequences[out_of]
@@ -117,8 +117,8 @@ def test_what_is_not_known_goes_through_the_models_own_forward_pass(name):
 def test_hooks_and_other_dtypes_are_left_to_the_model(kind):
     hooked = model_of(KNOWN["llama"])
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    assert kind.of(hooked, 2, 8) is None
-    assert kind.of(model_of(KNOWN["llama"]).bfloat16(), 2, 8) is None
+    assert kind.from_model(hooked, 2, 8) is None
+    assert kind.from_model(model_of(KNOWN["llama"]).bfloat16(), 2, 8) is None
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -126,7 +126,7 @@ def test_a_model_that_only_looks_like_a_llama_is_found_out(kind):
     """By comparing numbers: the embedding is changed where no attribute shows it."""
     model = model_of(KNOWN["llama"])
     model.model.embed_tokens.forward = lambda ids: 2 * model.model.embed_tokens.weight[ids]
-    assert kind.of(model, 2, 8) is None
+    assert kind.from_model(model, 2, 8) is None
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "llama, biases", "qwen2", "qwen3"])
@@ -147,7 +147,7 @@ def test_new_weights_reach_every_copy_in_all_engines_over_a_model(name):
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_token_that_the_model_does_not_know_is_an_error(kind, token):
-    decoder = kind.of(model_of(KNOWN["llama"]), rows_max=4, columns=32)
+    decoder = kind.from_model(model_of(KNOWN["llama"]), rows_max=4, columns=32)
     decoder.prefill(PROMPTS[:2], [0, 1])
     with pytest.raises(IndexError):
         decoder.decode(torch.tensor([1, token]))
@@ -157,7 +157,7 @@ def test_a_token_that_the_model_does_not_know_is_an_error(kind, token):
 def test_a_changed_parameter_alone_is_noticed(kind):
     """Whichever it is, and however it was changed."""
     model = model_of(KNOWN["qwen3"])
-    decoder = kind.of(model, rows_max=4, columns=32)
+    decoder = kind.from_model(model, rows_max=4, columns=32)
     for p in model.parameters():
         with torch.no_grad():
             p.mul_(1.1)
@@ -167,7 +167,7 @@ def test_a_changed_parameter_alone_is_noticed(kind):
         after = decoder.decode(torch.tensor([5]))
         expected = last_logits(model, [(*PROMPTS[0], 5)])
         torch.testing.assert_close(after, expected, atol=5e-5, rtol=1e-4)
-        decoder.drop_rows(Compaction.of(np.array([True])))
+        decoder.drop_rows(Compaction.from_mask(np.array([True])))
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -175,7 +175,7 @@ def test_a_changed_parameter_alone_is_noticed(kind):
 def test_the_heads_precision_is_the_models(precision, kind):
     model = model_of(KNOWN["llama"])
     use_head_precision(model, precision)
-    decoder = kind.of(model, rows_max=4, columns=32)
+    decoder = kind.from_model(model, rows_max=4, columns=32)
     found = decoder.prefill(PROMPTS[:2], [0, 1])
     torch.testing.assert_close(found, last_logits(model, PROMPTS[:2]), atol=0.02, rtol=1e-2)
     assert (found.bfloat16().float() == found).all() == (precision == "bf16-emulated")
@@ -190,7 +190,7 @@ def test_threads_and_company_do_not_change_a_bit():
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (9, 300)))
     found = []
     for threads, rows in ((1, 300), (3, 300), (1, 7)):
-        decoder = NativeDecoder.of(model, rows_max=300, columns=32)
+        decoder = CDecoder.from_model(model, rows_max=300, columns=32)
         decoder.threads = threads
         decoder.prefill(prompts, which[:rows])
         with torch.inference_mode():

@@ -21,7 +21,7 @@ from transformers import (
 from scalerl.errors import InputError
 from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.load import load_model, load_tokenizer, model_path, resolve_device
-from scalerl.models.shape import cache_bytes, context_length, matmul_parameters, meta_model
+from scalerl.models.meta_model import cache_bytes, context_length, matmul_parameters, meta_model
 
 TINY = model_path("tiny")
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -167,7 +167,7 @@ def test_parameters_in_products_leave_out_what_is_looked_up_and_who_is_not_asked
 
 def test_cache_bytes_are_those_the_decoder_allocates():
     model = load_model(TINY, "float32", "cpu")
-    decoder = LlamaDecoder.of(model, rows_max=3, columns=7)
+    decoder = LlamaDecoder.from_model(model, rows_max=3, columns=7)
     decoder.prefill([(1, 2)], [0])
     held = sum(t.nbytes for t in (*decoder.keys, *decoder.values))
     assert held == 3 * 7 * cache_bytes(model.config)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from scalerl.models.cpu.library import library
-from scalerl.models.cpu.packed import NATIVE, TORCH, PackedLlama
+from scalerl.models.cpu.packed import C_KERNELS, TORCH_KERNELS, PackedLlama
 from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.cpu.shape import LlamaShape
 from scalerl.models.rows import PromptRows
@@ -91,10 +91,10 @@ def test_logprobs_and_every_gradient_are_the_models_own(name, mode, monkeypatch)
     All rows at once, and in micro-batches that cut through groups."""
     monkeypatch.setenv("SCALERL_CPU", mode)
     whole, cut = scorer_of(model_of(KNOWN[name])), scorer_of(model_of(KNOWN[name]))
-    assert whole.packed.way is (NATIVE if mode == "auto" else TORCH)
+    assert whole.packed.kernels is (C_KERNELS if mode == "auto" else TORCH_KERNELS)
     parts = cut.micro_batches(groups(), 20)
     assert len(parts) == 3
-    monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
+    monkeypatch.setattr(scorer.PackedLlama, "from_model", staticmethod(lambda model: None))
     own = scorer_of(model_of(KNOWN[name]), packed=False)
     exact = learnt(scorer_of(model_of(KNOWN[name]).double(), packed=False))
     rounding = errors(learnt(own), exact)
@@ -113,7 +113,7 @@ def test_gradients_of_longer_rows_too(mode, monkeypatch):
             for p, lengths in ((23, (61, 1, 40, 2)), (5, (17, 70)), (40, (33,)))]  # fmt: skip
     weight = torch.randn(sum(len(c) for r in rows for c in r.completions))
     packed = scorer_of(model_of(KNOWN["llama"]))
-    monkeypatch.setattr(scorer.PackedLlama, "of", staticmethod(lambda model: None))
+    monkeypatch.setattr(scorer.PackedLlama, "from_model", staticmethod(lambda model: None))
     own = scorer_of(model_of(KNOWN["llama"]), packed=False)
     exact = scorer_of(model_of(KNOWN["llama"]).double(), packed=False)
     found = []
@@ -129,7 +129,7 @@ def test_spans_are_prompts_and_rows_without_padding():
     predicts from its prompt alone and has none."""
     a, x, y, z = (np.arange(n) for n in (3, 3, 1, 2))
     shape = LlamaShape(heads=2, kv_heads=1, size=2, eps=1e-6)
-    rows = PackedRows.of([PromptRows(a, (x, y)), PromptRows(y, (z,))], shape)
+    rows = PackedRows.from_groups([PromptRows(a, (x, y)), PromptRows(y, (z,))], shape)
     spans, room = rows.spans
     assert spans.tolist() == [
         [0, 3, 0, 0, 0],
@@ -171,10 +171,10 @@ def test_long_rows_go_through_the_models_own_forward_pass(monkeypatch):
 def test_what_would_be_computed_differently_is_refused():
     frozen = model_of(KNOWN["llama"])
     frozen.model.embed_tokens.weight.requires_grad_(False)
-    assert PackedLlama.of(frozen) is None
-    assert PackedLlama.of(model_of(LlamaConfig(**SMALL, attention_dropout=0.1))) is None
-    assert PackedLlama.of(model_of(LlamaConfig(**SMALL, hidden_act="gelu"))) is None
-    assert PackedLlama.of(model_of(MistralConfig(**SMALL, sliding_window=8))) is None
+    assert PackedLlama.from_model(frozen) is None
+    assert PackedLlama.from_model(model_of(LlamaConfig(**SMALL, attention_dropout=0.1))) is None
+    assert PackedLlama.from_model(model_of(LlamaConfig(**SMALL, hidden_act="gelu"))) is None
+    assert PackedLlama.from_model(model_of(MistralConfig(**SMALL, sliding_window=8))) is None
 
 
 def test_weights_that_change_between_calls_are_seen():

@@ -20,7 +20,7 @@ from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request
 from scalerl.engine.local import LocalEngine
 from scalerl.errors import InputError
-from scalerl.models.routing import OWN, Recorder, Replay, routers_of
+from scalerl.models.routing import OWN, ExpertRecorder, ExpertReplay, routers_of
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer, enable_recompute
@@ -120,7 +120,7 @@ def test_every_token_but_the_last_says_its_experts(model):
 
 def test_what_is_recorded_is_what_a_plain_pass_chooses(model):
     groups = written(model)
-    recorder = Recorder(model)
+    recorder = ExpertRecorder(model)
     for group in groups:
         for r in group.rollouts:
             ids = np.concatenate([group.prompt_token_ids, r.token_ids[:-1]])
@@ -172,7 +172,7 @@ def test_a_model_without_routers_and_a_router_of_another_kind_are_one_line(model
             return x, torch.sigmoid(x).topk(2).values, x.topk(2).indices
 
     odd = nn.ModuleList([SigmoidRouter()])
-    Replay(odd)
+    ExpertReplay(odd)
     with pytest.raises(InputError, match="does not know how a SigmoidRouter weighs its experts"):
         odd[0](torch.randn(4, EXPERTS))
 
@@ -184,7 +184,7 @@ def test_rows_of_one_pass_may_be_recorded_or_not():
             return x, found.values, found.indices
 
     router = PlainRouter()
-    replay = Replay(nn.ModuleList([router]))
+    replay = ExpertReplay(nn.ModuleList([router]))
     given = np.array([[[6, 7]], [[5, 0]]], dtype=np.int16)
     replay.give([given, None], 3, torch.device("cpu"))
     x = torch.zeros(6, EXPERTS)

@@ -146,13 +146,13 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
         yield "memory and disk: known once the model is on this machine"
         return
     try:
-        from scalerl.models.quick import quick_shape
-        from scalerl.models.shape import cache_bytes
+        from scalerl.models.fast_load import meta_model_fast
+        from scalerl.models.meta_model import cache_bytes
     except ModuleNotFoundError as error:
         yield f"memory and disk: not known without {error.name} (pip install 'scalerl[train]')"
         return
     trust = recipe.model.trust_remote_code
-    shape = quick_shape(path, recipe.model.dtype, trust_remote_code=trust)
+    shape = meta_model_fast(path, recipe.model.dtype, trust_remote_code=trust)
     count = sum(p.numel() for p in shape.parameters())
     itemsize = next(shape.parameters()).element_size()
     masters = FP32_BYTES if itemsize < FP32_BYTES else 0

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
     # The matrices are small: a second thread only costs time.
     torch.set_num_threads(1)
-    settings = WarmStart.of_size(args.teacher, args.seed, tuple(args.steps), *args.size)
+    settings = WarmStart.with_size(args.teacher, args.seed, tuple(args.steps), *args.size)
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")

@@ -5,7 +5,7 @@ key-value cache is kept. A step is one forward pass with one token per running r
 lanes share one cache: the rows of a paused lane stay where they are, below those of the other.
 
 Three decoders run the model. `ModelDecoder` (model_decoder.py) runs any Hugging Face causal LM by
-its own forward pass. `LlamaDecoder` and `NativeDecoder` (in `models`) run Llama-shaped models,
+its own forward pass. `LlamaDecoder` and `CDecoder` (in `models`) run Llama-shaped models,
 several times faster on a CPU; each is used only for models on which it proves to compute the same.
 """
 
@@ -23,12 +23,12 @@ from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Reque
 from scalerl.engine.rows import Rows, RunningRollout, check_fits, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
-from scalerl.models.cpu.c_decode import NativeDecoder
+from scalerl.models.cpu.c_decode import CDecoder
 from scalerl.models.cpu.decode import LlamaDecoder
+from scalerl.models.fast_load import load_model_fast
 from scalerl.models.head import use_head_precision
 from scalerl.models.load import load_model, non_finite
-from scalerl.models.quick import quick_model
-from scalerl.models.routing import Experts, Recorder
+from scalerl.models.routing import ExpertRecorder, Experts
 from scalerl.models.rows import Compaction
 
 #: Prefilling one prompt costs almost as much as prefilling ten. While rows are decoding, new
@@ -125,14 +125,14 @@ class LocalEngine:
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
         size = (slots + other, columns)
-        self.recorder = Recorder(model) if record_routing else None
-        fast = NativeDecoder.of(model, *size) or LlamaDecoder.of(model, *size)
+        self.recorder = ExpertRecorder(model) if record_routing else None
+        fast = CDecoder.from_model(model, *size) or LlamaDecoder.from_model(model, *size)
         self.decoder: Decoder = fast or _any_decoder(model, *size)
         self.threads: dict[Lane, int] = {
             "train": threads,
             "validate": threads if validation_threads is None else validation_threads,
         }
-        if isinstance(self.decoder, NativeDecoder):
+        if isinstance(self.decoder, CDecoder):
             self.decoder.threads = threads
         self.version = version
         self.lane: Lane = "train"
@@ -145,9 +145,9 @@ class LocalEngine:
     def from_spec(spec: EngineSpec) -> LocalEngine:
         """The engine "local" of a recipe."""
         how = {"trust_remote_code": spec.trust_remote_code}
-        model = quick_model(spec.model, spec.dtype, spec.device, **how)
+        model = load_model_fast(spec.model, spec.dtype, spec.device, **how)
         # The bare model has no forward pass of its own, which every other architecture needs.
-        if LlamaDecoder.of(model, 1, spec.columns) is None:
+        if LlamaDecoder.from_model(model, 1, spec.columns) is None:
             model = load_model(spec.model, spec.dtype, spec.device, **how)
         use_head_precision(model, spec.head)
         return LocalEngine(
@@ -226,7 +226,7 @@ class LocalEngine:
                 self.decoder.pause_rows()
             else:
                 self.decoder.resume_rows()
-            if isinstance(self.decoder, NativeDecoder):
+            if isinstance(self.decoder, CDecoder):
                 self.decoder.threads = self.threads[lane]
             self.lane = lane
             rows = queue.rows.running
@@ -301,6 +301,6 @@ class LocalEngine:
         if rows:
             gone_B = np.zeros(len(queue.rows), dtype=bool)
             gone_B[list(rows)] = True
-            compaction = Compaction.of(gone_B)
+            compaction = Compaction.from_mask(gone_B)
             queue.rows.drop_rows(compaction)
             self.decoder.drop_rows(compaction)

@@ -15,7 +15,7 @@ from scalerl.engine.interface import EngineSpec
 from scalerl.errors import InputError
 from scalerl.models.head import use_head_precision
 from scalerl.models.load import check_before
-from scalerl.models.routing import Experts, Replay, routers_of
+from scalerl.models.routing import ExpertReplay, Experts, routers_of
 
 #: Tokens in the probe.
 PROBE_TOKENS = 16
@@ -42,7 +42,7 @@ class Probe:
         self.model.tie_weights()
         self.model.eval()
         use_head_precision(self.model, spec.head)
-        self.replay = Replay(self.model) if routers_of(self.model) else None
+        self.replay = ExpertReplay(self.model) if routers_of(self.model) else None
         self.tied = self.model.get_input_embeddings().weight is self.model.lm_head.weight
         words = int(self.model.get_input_embeddings().weight.shape[0])
         # Distinct tokens in no particular order: 31 shares no factor with usual vocabulary sizes.

@@ -1,6 +1,7 @@
-"""A tokenizer without Transformers: `tokenizer.json` by the library that reads it there, too.
+"""A tokenizer without Transformers: `tokenizer.json`, read by the `tokenizers` library.
 
-For models without a chat template, such as the shipped ones; others are left to Transformers.
+Importing Transformers takes seconds in every process of a run. Only models without a chat template
+qualify, such as the shipped ones.
 """
 
 from __future__ import annotations
@@ -11,43 +12,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
 #: Keys of tokenizer_config.json that name a special token.
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
            "mask_token")  # fmt: skip
-#: What else may be there without changing a token.
+#: Other keys that do not change any token. A tokenizer with a key outside both lists is left to
+#: Transformers.
 HARMLESS = {"clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
             "tokenizer_class", "backend", "is_local", "local_files_only"}  # fmt: skip
 
 
 class BareTokenizer:
-    """As much of `PreTrainedTokenizerFast` as a run uses."""
+    """The part of `PreTrainedTokenizerFast` that a run uses."""
 
     chat_template = None
 
     @staticmethod
-    def of(path: str) -> BareTokenizer | None:
-        """None where Transformers has to be asked."""
+    def from_directory(path: str) -> BareTokenizer | None:
+        """The tokenizer in a directory; None where only Transformers can read it."""
         folder = Path(path)
         try:
-            said = json.loads((folder / SETTINGS).read_text())
+            settings = json.loads((folder / SETTINGS).read_text())
             plain = (
-                said["tokenizer_class"] in ("PreTrainedTokenizerFast", "TokenizersBackend")
-                and said["clean_up_tokenization_spaces"] is False
-                and not {*said} - {*SPECIAL} - HARMLESS
-                and all(isinstance(said.get(name, ""), str) for name in SPECIAL)
+                settings["tokenizer_class"] in ("PreTrainedTokenizerFast", "TokenizersBackend")
+                and settings["clean_up_tokenization_spaces"] is False
+                and not {*settings} - {*SPECIAL} - HARMLESS
+                and all(isinstance(settings.get(name, ""), str) for name in SPECIAL)
                 and not any(folder.glob("*chat_template*"))
             )
-            return BareTokenizer(folder, said) if plain else None
-        except Exception:  # as `tokenizers` raises it: Transformers says what is wrong
+            return BareTokenizer(folder, settings) if plain else None
+        except Exception:  # `tokenizers` raises bare Exception; Transformers then names the problem
             return None
 
-    def __init__(self, folder: Path, said: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         from tokenizers import Tokenizer
 
         self.folder = folder
         self.backend_tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        named = {name: said[name] for name in SPECIAL if said.get(name)}
+        named = {name: settings[name] for name in SPECIAL if settings.get(name)}
         ids = {name: self.backend_tokenizer.token_to_id(token) for name, token in named.items()}
         if None in ids.values():
             raise ValueError("a special token is not in the vocabulary")

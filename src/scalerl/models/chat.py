@@ -1,4 +1,4 @@
-"""Questions as a model reads them: by the chat template of its tokenizer, where it has one."""
+"""Prompt tokens from messages, by the chat template of a tokenizer."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from datetime import date, datetime, time
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.text import one_line
 
 #: How the templates of Llama 3.1 and 3.2 write a date: "26 Jul 2024".
 LLAMA_DATE = "%d %b %Y"
 
 
 class Chat:
-    """A tokenizer's chat template. Where it refuses system messages (Gemma's does), theirs is put
-    before the first message of the user, as the makers of such models advise.
+    """A tokenizer's chat template. Where it refuses system messages (as Gemma's does), the system
+    message is put before the user's first message, as the makers of such models advise.
 
-    today  the date that the template writes into prompts, whatever the clock says; None: the
-           template gets no date from here
+    today  the date that the template writes into prompts; None: the template is given no date
     """
 
     def __init__(self, tokenizer: Any, today: date | None = None) -> None:
         self.tokenizer = tokenizer
-        self.there = bool(getattr(tokenizer, "chat_template", None))
-        #: Passed to the template beside the messages.
+        self.exists = bool(getattr(tokenizer, "chat_template", None))
+        #: Variables passed to the template besides the messages.
         self.variables = {} if today is None else _date_variables(today)
-        #: Whether a system message goes into the user's.
+        #: Whether a system message is merged into the user's.
         self.merges = False
         system, user = ({"role": role, "content": "?"} for role in ("system", "user"))
-        self.merges = self.there and self._takes(user) and not self._takes(system, user)
+        self.merges = self.exists and self._accepts(user) and not self._accepts(system, user)
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """What the model continues."""
+        """The token ids of a prompt, generation prompt included."""
         from jinja2 import TemplateError
 
         asked = merged(messages) if self.merges else list(messages)
@@ -44,11 +44,11 @@ class Chat:
                 **self.variables,
             )
         except TemplateError as error:
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = one_line(str(error)) or type(error).__name__
             raise InputError(f"the model's chat template refuses it ({why})") from None
         return list(ids)
 
-    def _takes(self, *messages: Mapping[str, str]) -> bool:
+    def _accepts(self, *messages: Mapping[str, str]) -> bool:
         try:
             self.tokens(messages)
         except InputError:
@@ -57,13 +57,13 @@ class Chat:
 
 
 def reads_the_clock(tokenizer: Any) -> bool:
-    """Whether the chat template of a tokenizer may write the present date into a prompt: it names
-    `strftime_now`, the only way to the clock that Transformers gives to templates."""
+    """Whether a tokenizer's chat template may write the present date into a prompt: it names
+    `strftime_now`, the only access to the clock that Transformers gives to templates."""
     return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
 def _date_variables(today: date) -> dict[str, Any]:
-    """What templates know a date by. Variables that a template does not name change nothing.
+    """Template variables for a date. Variables that a template does not use change nothing.
 
     >>> _date_variables(date(2024, 7, 26))["date_string"]
     '26 Jul 2024'
@@ -73,7 +73,7 @@ def _date_variables(today: date) -> dict[str, Any]:
 
 
 def merged(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """A system message at the beginning, as the first words of the message after it.
+    """The messages with a leading system message merged into the user message after it.
 
     >>> merged([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}])
     [{'role': 'user', 'content': 'Be brief.\\n\\n2+2?'}]

@@ -27,8 +27,8 @@ from scalerl.errors import InputError
 Precision = Literal["model", "fp32", "bf16-emulated"]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in: FP32, or FP64 for a model in FP64."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of products and sums: FP32, or FP64 for a model in FP64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -43,20 +43,21 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to BF16, held in `dtype`; the gradient passes as if nothing had been rounded."""
+    """x rounded to BF16 and stored in `dtype`, with a straight-through gradient."""
     return cast(Tensor, _StraightThrough.apply(x.to(dtype)))  # type: ignore[no-untyped-call]
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:
     """hidden @ weight.T + bias in the given precision, also inside an autocast region. The result
-    is FP32, but for `model`, whose result has the dtype of the weight.
+    is FP32; with precision `model` it has the dtype of the weight.
 
-    In `fp32` a BF16 weight is converted for each call: V·D·4 bytes, no copy that could go stale.
+    In `fp32` a BF16 weight is converted at each call, V·D·4 bytes: a cached FP32 copy would go
+    stale when new weights arrive between two tokens.
     """
     with torch.autocast(hidden.device.type, enabled=False):
         if precision == "model":
             return F.linear(hidden.to(weight.dtype), weight, bias)
-        dtype = wide(weight.dtype)
+        dtype = accumulation_dtype(weight.dtype)
         if precision == "fp32":
             return F.linear(
                 hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -70,7 +71,7 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Prec
 
 
 class HeadModule(Protocol):
-    """What holds the head's parameters: an `nn.Linear`, or anything with these two."""
+    """A module with the head's parameters: an `nn.Linear`, or anything with these two."""
 
     @property
     def weight(self) -> Tensor: ...
@@ -83,15 +84,15 @@ class HeadModule(Protocol):
 class Head:
     """A live view of a model's LM head: logits = softcap(scale · (hidden @ weight.T + bias)).
 
-    It refers to the model's own module and copies nothing, so it always uses the weights as they
-    are now: after an optimiser step, a weight update or a re-tying.
+    It refers to the model's own module and copies nothing, so it always uses the current weights:
+    after an optimiser step, a weight update or a re-tying.
     """
 
     module: HeadModule
     precision: Precision
-    #: Granite, Cohere, Falcon-H1 and others multiply their logits by a constant.
+    #: Constant factor of the logits (Granite, Cohere, Falcon-H1 and others).
     scale: float = 1.0
-    #: Gemma's cap · tanh(logits / cap).
+    #: Cap of cap · tanh(logits / cap) (Gemma); None for none.
     softcap: float | None = None
 
     def __post_init__(self) -> None:
@@ -106,10 +107,10 @@ class Head:
         return self.module.bias
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """All logits of these positions, in FP32 (scale and softcap too). Materialises positions ×
+        """Logits of all positions in FP32, with scale and softcap. Materialises positions ×
         vocabulary: for sampling, not for training."""
         logits = project(hidden, self.weight, self.bias, self.precision)
-        logits = logits.to(wide(logits.dtype))
+        logits = logits.to(accumulation_dtype(logits.dtype))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -145,9 +146,9 @@ def use_head_precision(model: nn.Module, precision: Precision) -> None:
 def head_of(model: nn.Module, precision: Precision, *, verify: bool = True) -> Head:
     """The head of a Hugging Face causal LM. Call it once and keep it: it follows the weights.
 
-    Architectures differ in what they do around the head. Those known here are handled; with
-    `verify`, four tokens are run through the model to prove that `head` and `final_hidden` give its
-    own logits, so that an unknown one is refused rather than trained on wrong log-probs.
+    Architectures differ in what they do around the head. With `verify`, four tokens are run through
+    the model to check that `head` and `final_hidden` give its own logits: an unknown architecture
+    is refused rather than trained on wrong log-probs.
     """
     head = Head(_linear_head(model), precision, _scale(model), _softcap(model))
     if verify:
@@ -162,7 +163,7 @@ def final_hidden(
     position_ids: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """The hidden states BTD that a causal LM feeds to its head; `options` go to its body."""
+    """The hidden states BTD that a causal LM passes to its head; `options` go to its body."""
     lm: Any = model
     body = getattr(lm, "base_model", lm)
     if body is lm:
@@ -214,7 +215,7 @@ def _softcap(model: nn.Module) -> float | None:
 
 
 def _scale(model: nn.Module) -> float:
-    """Constants that multiply or divide the logits (or, the same without a bias, the hidden)."""
+    """The constant factor of the logits (or, equivalent without a bias, of the hidden states)."""
     lm, config = model, _text_config(model)
     multiplier = getattr(lm, "logit_scale", None)  # Cohere
     if multiplier is None:
@@ -237,7 +238,7 @@ def _verify(model: nn.Module, head: Head) -> None:
     model.eval()
     try:
         lm: Any = model
-        theirs = lm(input_ids=ids, use_cache=False).logits.to(wide(weight.dtype))
+        theirs = lm(input_ids=ids, use_cache=False).logits.to(accumulation_dtype(weight.dtype))
         ours = head.logits(final_hidden(model, ids))
     finally:
         for module, training in modes.items():
@@ -247,8 +248,8 @@ def _verify(model: nn.Module, head: Head) -> None:
             f"the logits of {type(model).__name__} are not finite (NaN or inf): its weights are "
             "damaged, or too large for their dtype"
         )
-    # A head of another kind is off by the size of the logits, rounding by a few units in the last
-    # place of the coarser of the two.
+    # A wrong head differs by the size of the logits, rounding by a few units in the last place of
+    # the coarser of the two precisions: 16 units separate the two cases.
     coarsest = torch.bfloat16 if head.precision == "bf16-emulated" else weight.dtype
     allowed = 16 * torch.finfo(coarsest).eps * max(1e-6, float(theirs.abs().max()))
     if theirs.shape != ours.shape or not float((theirs - ours).abs().max()) <= allowed:

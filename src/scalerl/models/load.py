@@ -1,8 +1,8 @@
-"""Models and tokenizers by name: a directory, a Hugging Face id, or one that comes with scalerl.
-What a model brings as code of its own is run only where the recipe says so
-(`model.trust_remote_code`), and nobody is asked in the middle of anything.
+"""Loading of models and tokenizers: a directory, a Hugging Face id, or one shipped with scalerl.
 
-Torch and Transformers are imported when they are needed: a path is known without them.
+Code that a model brings along runs only with `model.trust_remote_code = true`; there is never an
+interactive question. Torch and Transformers are imported inside functions: resolving a path needs
+neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.models.files import (
+from scalerl.models.model_files import (
     CONFIG,
     WeightFiles,
     check_model,
@@ -23,12 +23,12 @@ from scalerl.models.files import (
     tokenizer_problem,
 )
 
-#: The checkpoints that come with scalerl.
+#: Checkpoints that are shipped with scalerl.
 SHIPPED = ("tiny", "tiny-noisy")
 
 
 def model_path(name: str) -> str:
-    """Where a recipe's model is; "tiny" and "tiny-noisy" come with scalerl.
+    """The path or hub id of a recipe's model; "tiny" and "tiny-noisy" are shipped with scalerl.
 
     >>> Path(model_path("tiny")).parent.name, model_path("HuggingFaceTB/SmolLM2-135M")
     ('checkpoints', 'HuggingFaceTB/SmolLM2-135M')
@@ -41,8 +41,8 @@ def model_path(name: str) -> str:
 
 
 @contextmanager
-def one_line(what: str, trust: bool) -> Iterator[None]:
-    """What Transformers says of a model that it cannot load, in one line."""
+def loading_errors(what: str, trust: bool) -> Iterator[None]:
+    """Turn the exceptions of Transformers about a model into one-line InputErrors."""
     try:
         yield
     except InputError:
@@ -55,20 +55,21 @@ def one_line(what: str, trust: bool) -> Iterator[None]:
             ) from None
         raise InputError(f"{what}: {_first_line(error)}") from None
     except pickle.UnpicklingError:
-        # Read with weights_only: torch refuses everything but tensors, before anything runs.
+        # Transformers reads .bin files with weights_only: torch refuses everything but tensors
+        # before any code in the pickle runs.
         raise InputError(
             f"{what}: its weights are a pickle (.bin) that is damaged or holds more than tensors, "
             "which is not read: convert it to safetensors where you trust it"
         ) from None
     except Exception as error:
-        # Damaged files make the libraries raise anything: what it is belongs into the line.
+        # Damaged files make the libraries raise any type of exception, so its name is in the line.
         owner = "its own code" if trust else "it cannot be loaded: the library"
         kind = type(error).__name__
         raise InputError(f"{what}: {owner} raised {kind}: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error, and the next where that only announces it."""
+    """The first line of an error; with the next one where the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         return f"{lines[0]} {lines[1]}"
@@ -76,7 +77,7 @@ def _first_line(error: Exception) -> str:
 
 
 def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = False) -> Any:
-    """A causal LM, its weights converted to `dtype`; all of them are finite."""
+    """A causal LM with weights in `dtype`, checked to be complete and finite."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -84,7 +85,7 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
     logging.disable_progress_bar()
     what = f"model {path}"
     weights = check_before(path, trust_remote_code)
-    with one_line(what, trust_remote_code):
+    with loading_errors(what, trust_remote_code):
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
@@ -93,13 +94,13 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
                 output_loading_info=True,
             )
         except RuntimeError:
-            # Shapes that do not fit are in a table on standard error: one of them is named here.
+            # Transformers prints mismatched shapes as a table on stderr; this names one of them.
             if weights is not None:
-                from scalerl.models.shape import meta_model
+                from scalerl.models.meta_model import meta_model
 
                 meta_model(path, dtype, trust_remote_code=trust_remote_code)
             raise
-    # Transformers draws what is missing at random, and says so in a warning.
+    # Transformers initialises missing weights at random, with only a warning.
     if missing := sorted(info["missing_keys"]):
         raise InputError(
             f"{what}: {len(missing)} weights are missing, {missing[0]} among them: the checkpoint "
@@ -110,13 +111,13 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool = 
 
 
 def check_before(path: str, trust_remote_code: bool) -> WeightFiles | None:
-    """Refuse a model whose files are damaged, or whose config.json claims sizes that it does not
-    have: building it would never end. Returns the headers of its weight files, if it has any."""
+    """Refuse a model with damaged files, or with a config.json that claims sizes it does not have
+    (building it might never end). Returns the headers of its weight files, if it has any."""
     weights = check_model(path)
     if not Path(path).is_dir():
         from transformers import PretrainedConfig
 
-        with one_line(f"model {path}", trust_remote_code):
+        with loading_errors(f"model {path}", trust_remote_code):
             config, _ = PretrainedConfig.get_config_dict(path)
         check_sizes(config, None, f"model {path}")
     return weights
@@ -133,20 +134,20 @@ def check_finite(model: Any, path: str, dtype: str) -> None:
 
 
 def non_finite(model: Any) -> str | None:
-    """The first parameter with a number that is not finite; None where all are."""
+    """Name of the first parameter with a NaN or an infinity; None where there is none."""
     return next((n for n, p in model.named_parameters() if not bool(p.isfinite().all())), None)
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer that is kept beside a model."""
+    """The tokenizer in a model's directory."""
     from transformers import AutoTokenizer
 
     what = f"tokenizer of {path}"
     if (Path(path) / CONFIG).is_file():
-        # The tokenizer's class may be taken from it.
+        # Transformers may build the config to find the tokenizer's class.
         check_sizes(read_object(Path(path) / CONFIG), None, what)
     try:
-        with one_line(what, trust_remote_code):
+        with loading_errors(what, trust_remote_code):
             return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except InputError:
         if Path(path).is_dir() and (problem := tokenizer_problem(Path(path))):
@@ -155,8 +156,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def load_generation_config(path: str) -> Any:
-    """How the model's makers generate with it (a file of numbers, never code); None where they do
-    not say."""
+    """The model's generation config (numbers only, never code); None where it has none."""
     from transformers import GenerationConfig
 
     try:
@@ -166,7 +166,7 @@ def load_generation_config(path: str) -> Any:
 
 
 def resolve_device(name: str) -> str:
-    """The device a recipe means: "auto" is the GPU where torch has one."""
+    """The device that a recipe names; "auto" is the GPU where torch finds one, else the CPU."""
     import torch
 
     there = torch.cuda.is_available()

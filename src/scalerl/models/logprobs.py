@@ -5,8 +5,8 @@ For hidden states h_n, targets y_n and temperatures T_n, with logits z_n = head(
     logprob_n = z_n[y_n] / T_n − log Σ_v exp(z_n[v] / T_n)
     entropy_n = − Σ_v p_n[v] log p_n[v],      p_n = softmax(z_n / T_n)
 
-Both are of the distribution that tokens are sampled from at that temperature, so a trainer that
-uses the generator's temperature gets the generator's log-probs.
+Both describe the distribution that tokens are sampled from at that temperature: a trainer that uses
+the generator's temperature gets the generator's log-probs.
 
 The logits exist one block of C_n tokens × C_v words at a time: the forward pass keeps a running
 maximum and running sums per token (online log-sum-exp), the backward pass computes each block again
@@ -30,14 +30,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from scalerl.errors import InputError
-from scalerl.models.head import Head, project, rounded, wide
+from scalerl.models.head import Head, accumulation_dtype, project, rounded
 
-#: Tokens × words of a block. On a CPU a block should stay in the cache (4 MiB; the fastest of those
-#: measured by benchmarks/logprobs.py); a GPU needs larger ones to be busy (128 MiB).
+#: Tokens × words of a block on a CPU: 4 MiB stay in the cache. The fastest of those measured by
+#: benchmarks/logprobs.py.
 CPU_CHUNK = (512, 2048)
+#: Tokens × words of a block on a GPU: 128 MiB, enough work to keep it busy (not measured).
 GPU_CHUNK = (4096, 8192)
 
-#: Bytes of blocks kept for the backward pass: 3 % of 8k tokens × 150k words, all of a small batch.
+#: Bytes of blocks kept for the backward pass: all of a small batch, 3 % of 8k tokens × 150k words.
 KEEP = 128 * 2**20
 
 #: exp(-1e4) is 0 in FP32 and FP64. Keeps 0 · (−inf) out of the entropy where a logit is −inf.
@@ -47,8 +48,8 @@ FLOOR = -1e4
 def plain_logprobs(
     logits_NV: Tensor, target_N: Tensor, temperature: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The same two numbers per token from logits that exist already, as when sampling."""
-    logits = logits_NV.to(wide(logits_NV.dtype))
+    """Log-probs and entropies from logits that exist already, as when sampling."""
+    logits = logits_NV.to(accumulation_dtype(logits_NV.dtype))
     inverse = _inverse_temperature(temperature, logits)
     if inverse is not None:
         logits = logits * inverse[:, None]
@@ -114,9 +115,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
         options: tuple[Head, bool, tuple[int, int], int],
     ) -> tuple[Tensor, Tensor]:
         head, with_entropy, (chunk_tokens, chunk_vocab), keep = options
-        N, dtype = len(hidden_ND), wide(weight_VD.dtype)
-        # One store for all kept blocks: kept one by one between blocks that are freed, they left
-        # as much memory unused as they took.
+        N, dtype = len(hidden_ND), accumulation_dtype(weight_VD.dtype)
+        # One allocation for all kept blocks: allocated one by one between blocks that are freed,
+        # they fragmented the heap by as much as they took.
         room = min(keep // dtype.itemsize, N * len(weight_VD)) if any(ctx.needs_input_grad) else 0
         store, used = torch.empty(room, dtype=dtype, device=hidden_ND.device), 0
         kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -240,14 +241,14 @@ def _operands(
     weight, bias = weight_VD[words], None if bias_V is None else bias_V[words]
     if head.precision == "model":
         return weight, bias
-    dtype = wide(weight.dtype)
+    dtype = accumulation_dtype(weight.dtype)
     return _used(weight, head, dtype), None if bias is None else _used(bias, head, dtype)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head) -> Tensor:
     """One block of `head.logits`, in memory of its own."""
     z = project(hidden, weight, bias, head.precision)
-    z = z.to(wide(z.dtype))
+    z = z.to(accumulation_dtype(z.dtype))
     if head.scale != 1.0:
         z *= head.scale
     if head.softcap is not None:
@@ -271,14 +272,14 @@ def _inverse_temperature(temperature: float | Tensor, like: Tensor) -> Tensor | 
                 "give one number, or one per token"
             )
         fits = bool((temperature > 0).all()) and bool(temperature.isfinite().all())
-        inverse = temperature.detach().to(like.device, wide(like.dtype)).reciprocal()
+        inverse = temperature.detach().to(like.device, accumulation_dtype(like.dtype)).reciprocal()
     else:
         if temperature == 1.0:
             return None
         fits = 0 < temperature < float("inf")
         inverse = torch.full(
             like.shape[:1], 1 / temperature if fits else 0.0,
-            dtype=wide(like.dtype), device=like.device,
+            dtype=accumulation_dtype(like.dtype), device=like.device,
         )  # fmt: skip
     if not fits:
         raise InputError(

@@ -1,13 +1,13 @@
-"""Which experts the tokens of a mixture go to: written down by the sampler (`Recorder`), taken
-again by the trainer (`Replay`).
+"""Routing replay for mixtures of experts: the sampler records the experts of each token
+(`ExpertRecorder`), and the trainer uses the same ones (`ExpertReplay`).
 
-Two passes that agree to the last digits but one may still send a token to other experts, where two
-experts are almost equally liked; its log-prob is then another one altogether. With the sampler's
-choice replayed only the weights of the experts are computed anew, from the trainer's own router.
+Two passes that differ only by rounding may send a token to different experts where two router
+logits are nearly equal, and its log-prob then differs a lot. With replay only the weights of the
+chosen experts are computed again, by the trainer's own router.
 
-Every router of Transformers gives (logits, weights, experts) for N tokens. Its weights are the
-softmax of the logits, over all experts or (normalised) over the chosen ones, which are told apart
-by what the router itself gives; a router of another kind is refused.
+Every router of Transformers returns (logits, weights, experts) for N tokens. Its weights are the
+softmax of the logits over all experts, or normalised over the chosen ones. Which of the two is
+found by comparison with the router's own output; a router of another kind is refused.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from scalerl.errors import InputError
 
 #: Experts of each token, by layer: (tokens, layers with a router, experts of a token).
 Experts = npt.NDArray[np.int16]
-#: In place of an expert: the router's own choice.
+#: In place of an expert id: use the trainer's own choice.
 OWN = -1
-#: How far a router's weights may be from ours.
+#: Largest difference between a router's weights and ours: above rounding in BF16 (4e-3), far below
+#: the difference between the two kinds of weights.
 NEAR = 1e-2
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers of a mixture, layer by layer; none for another model."""
+    """The routers of a mixture, layer by layer; empty for a dense model."""
     return [m for m in model.modules() if type(m).__name__.lower().endswith("router")]
 
 
@@ -46,25 +47,25 @@ def _routers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-class Recorder:
-    """Notes the experts of every pass of a model."""
+class ExpertRecorder:
+    """Records the experts chosen in each forward pass of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         routers = _routers(model)
-        self._taken: list[Tensor] = [torch.empty(0)] * len(routers)
+        self._chosen: list[Tensor] = [torch.empty(0)] * len(routers)
         for layer, router in enumerate(routers):
-            router.register_forward_hook(partial(self._note, layer))
+            router.register_forward_hook(partial(self._record, layer))
 
-    def _note(self, layer: int, router: nn.Module, given: Any, found: Any) -> None:
-        self._taken[layer] = _experts(router, found)
+    def _record(self, layer: int, router: nn.Module, given: Any, found: Any) -> None:
+        self._chosen[layer] = _experts(router, found)
 
     def last(self) -> Experts:
-        """Of the tokens of the last pass, in the order in which they went through it."""
-        return torch.stack(self._taken, 1).to(torch.int16).cpu().numpy()
+        """The experts of the tokens of the last pass, in their order."""
+        return torch.stack(self._chosen, 1).to(torch.int16).cpu().numpy()
 
 
-class Replay:
-    """Sends tokens to the experts that they are given, in every pass of a model."""
+class ExpertReplay:
+    """Routes tokens to given experts in each forward pass of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         routers = _routers(model)
@@ -75,8 +76,8 @@ class Replay:
             router.register_forward_hook(partial(self._choose, layer))
 
     def give(self, rows: Sequence[Experts | None], width: int, device: torch.device) -> None:
-        """For the passes from now on: rows are padded to `width` tokens. Until the next call, since
-        a backward pass may compute the forward pass again."""
+        """Set the experts of the next passes, for rows padded to `width` tokens. They hold until
+        the next call, since a backward pass may compute the forward pass again."""
         there = [r for r in rows if r is not None]
         self._given_NLK = None
         if there:
@@ -112,8 +113,9 @@ def _weights(logits: Tensor, experts: Tensor, normalised: bool) -> Tensor:
 
 @torch.no_grad()
 def _is_normalised(router: nn.Module, logits: Tensor, weights: Tensor, experts: Tensor) -> bool:
-    """By which of the two the router's own weights are nearer; where its experts have all of the
-    softmax both are the same, and what the router says of itself decides."""
+    """Whether a router normalises the weights of the chosen experts, by which of the two kinds its
+    own weights are nearer to. Where all experts are chosen both are equal, and the router's setting
+    decides."""
     gaps = []
     for normalised in (True, False):
         ours = _weights(logits, experts, normalised).to(weights.dtype)

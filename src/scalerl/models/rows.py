@@ -1,4 +1,4 @@
-"""Rows of a batch: which of them share a prompt, and how they close up when some leave."""
+"""Rows of a batch: completions that share a prompt, and compaction when rows leave."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptRows:
-    """A prompt and completions of it, one row each."""
+    """A prompt and its completions, one row each."""
 
     prompt: TokenIds
     completions: tuple[TokenIds, ...]
-    #: Of each row, where a mixture's routing is replayed (models/routing.py).
+    #: Experts of each row, where a mixture's routing is replayed (models/routing.py).
     experts: tuple[Experts | None, ...] = ()
 
     def only(self, rows: Sequence[int]) -> PromptRows:
-        """Some of the completions."""
+        """The same prompt with some of the completions."""
         experts = tuple(self.experts[i] for i in rows) if self.experts else ()
         return PromptRows(self.prompt, tuple(self.completions[i] for i in rows), experts)
 
@@ -39,17 +39,20 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compaction:
-    """How rows close up after some have left: the last ones move into the free places, so that few
-    rows are copied. `rows` remain."""
+    """How rows close up after some have left: the last rows move into the free places, so that few
+    are copied."""
 
+    #: Free places that are filled.
     into: npt.NDArray[np.int64]
+    #: Rows that move there.
     out_of: npt.NDArray[np.int64]
+    #: Number of rows that remain.
     rows: int
 
     @staticmethod
-    def of(gone_B: npt.NDArray[np.bool_]) -> Compaction:
+    def from_mask(gone_B: npt.NDArray[np.bool_]) -> Compaction:
         """
-        >>> found = Compaction.of(np.array([False, True, False, True, False]))
+        >>> found = Compaction.from_mask(np.array([False, True, False, True, False]))
         >>> found.into.tolist(), found.out_of.tolist(), found.rows
         ([1], [4], 3)
         """

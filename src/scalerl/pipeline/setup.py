@@ -20,10 +20,14 @@ from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat, reads_the_clock
+from scalerl.models.fast_load import (
+    load_generation_config_fast,
+    load_tokenizer_fast,
+    meta_model_fast,
+)
 from scalerl.models.load import model_path, resolve_device
-from scalerl.models.quick import quick_generation_config, quick_shape, quick_tokenizer
+from scalerl.models.meta_model import cache_bytes, context_length, matmul_parameters
 from scalerl.models.routing import routers_of
-from scalerl.models.shape import cache_bytes, context_length, matmul_parameters
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
@@ -104,7 +108,7 @@ class RunSetup:
         """
         model, trust = model_path(recipe.model.path), recipe.model.trust_remote_code
         device = resolve_device(recipe.placement.device)
-        tokenizer = quick_tokenizer(model, trust_remote_code=trust)
+        tokenizer = load_tokenizer_fast(model, trust_remote_code=trust)
         if recipe.model.chat_date is None and reads_the_clock(tokenizer):
             recipe = recipe.replace({"model.chat_date": today().isoformat()})
         day = recipe.model.chat_date
@@ -113,8 +117,8 @@ class RunSetup:
         train = {p.id: p for p in (asked if asks else task.train_prompts(recipe.seed))}
         if not train:
             raise InputError(f"task {task.name} has no prompts to train on: see held_out_share")
-        shape = quick_shape(model, recipe.model.dtype, trust_remote_code=trust)
-        configs = (quick_generation_config(model), shape.config.get_text_config())
+        shape = meta_model_fast(model, recipe.model.dtype, trust_remote_code=trust)
+        configs = (load_generation_config_fast(model), shape.config.get_text_config())
         stop_ids = stop_tokens(tokenizer, *configs)
         hidden = hidden_tokens(tokenizer, (recipe.task.think_open, recipe.task.think_close))
         control = _control(recipe, tokenizer, stop_ids, hidden)
@@ -257,7 +261,7 @@ class RunSetup:
 
     def tokens_of(self, prompt: Prompt) -> npt.NDArray[np.int64]:
         """The tokens of a prompt, by the chat template where the tokenizer has one."""
-        if self.chat.there:
+        if self.chat.exists:
             messages = prompt.question
             if isinstance(messages, str):
                 messages = ({"role": "user", "content": messages},)
@@ -291,7 +295,7 @@ class RunSetup:
         if not self.recipe.task.system_prompt:
             return
         model = self.recipe.model.path
-        if not self.chat.there:
+        if not self.chat.exists:
             raise InputError(
                 f"task.system_prompt needs a chat template, and the tokenizer of {model} has none: "
                 "leave it empty, or take a model that has one"

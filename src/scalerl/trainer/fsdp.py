@@ -27,9 +27,9 @@ from scalerl.errors import is_out_of_memory
 from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision, head_of
 from scalerl.models.load import load_model
-from scalerl.models.routing import Replay
+from scalerl.models.meta_model import meta_model
+from scalerl.models.routing import ExpertReplay
 from scalerl.models.rows import PromptRows
-from scalerl.models.shape import meta_model
 from scalerl.trainer import shards
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.local import GradientStats, LocalTrainer, enable_recompute
@@ -77,7 +77,7 @@ class ShardedScorer(Scorer):
         self.model, self.device = sharded.model, sharded.device
         # The packed pass reads parameters directly, which FSDP2 forbids.
         self.packed = None
-        self.replay = Replay(self.model) if replay else None
+        self.replay = ExpertReplay(self.model) if replay else None
         self.out_of_memory = False
 
     def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:

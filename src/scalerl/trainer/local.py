@@ -24,8 +24,8 @@ from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.errors import is_out_of_memory
 from scalerl.models.cpu.packed import PassWeights
+from scalerl.models.fast_load import load_model_fast
 from scalerl.models.head import Precision
-from scalerl.models.quick import quick_model
 from scalerl.models.rows import PromptRows
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import checkpoint
@@ -43,7 +43,7 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     frozen = spec.options.kl_coefficient != 0
 
     def load() -> Any:
-        return quick_model(
+        return load_model_fast(
             spec.model,
             spec.dtype,
             spec.device,

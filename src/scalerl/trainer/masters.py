@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.head import wide
+from scalerl.models.head import accumulation_dtype
 
 
 class Masters:
@@ -22,7 +22,9 @@ class Masters:
     def __init__(self, model: nn.Module) -> None:
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.by_name = {
-            n: p if p.dtype == wide(p.dtype) else p.detach().to(wide(p.dtype)).requires_grad_()
+            n: p
+            if p.dtype == accumulation_dtype(p.dtype)
+            else p.detach().to(accumulation_dtype(p.dtype)).requires_grad_()
             for n, p in self.trained.items()
         }
         #: Names of the parameters that have a copy.

@@ -15,7 +15,7 @@ from scalerl.models.cpu.packed import BUDGET, LONGEST, PackedLlama, PassWeights
 from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.head import Precision, final_hidden, head_of
 from scalerl.models.logprobs import chunked_logprobs
-from scalerl.models.routing import Replay
+from scalerl.models.routing import ExpertReplay
 from scalerl.models.rows import PromptRows
 from scalerl.trainer.micro import MicroBatch, micro_batches, pad
 
@@ -60,9 +60,9 @@ class Scorer:
         self.model = model
         self.temperature = temperature
         self.head = head_of(model, precision)
-        self.packed = PackedLlama.of(model)
+        self.packed = PackedLlama.from_model(model)
         #: Sends tokens to the experts that the generator chose (mixtures of experts).
-        self.replay = Replay(model) if replay else None
+        self.replay = ExpertReplay(model) if replay else None
         self.device = next(model.parameters()).device
 
     def budget(self, groups: Sequence[PromptRows], token_budget: int) -> int:
@@ -81,7 +81,7 @@ class Scorer:
         place: tuple[Tensor, Tensor]
         head = self.head
         if self.packed is not None and self.packs(groups):
-            packed = PackedRows.of(groups, self.packed.shape)
+            packed = PackedRows.from_groups(groups, self.packed.shape)
             hidden = self.packed.hidden(packed, weights).index_select(0, packed.source_M)
             if weights is not None:
                 head = replace(head, module=AccumulatorHead(weights.head))

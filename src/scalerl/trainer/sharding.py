@@ -27,7 +27,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 from torch.distributed.tensor import DTensor
 
-from scalerl.models.head import Head, final_hidden, wide
+from scalerl.models.head import Head, accumulation_dtype, final_hidden
 from scalerl.models.logprobs import chunked_logprobs
 
 #: Bytes of gradients that a rank may keep unreduced between micro-batches. One reduction per step
@@ -154,7 +154,7 @@ class ShardedModel:
         self.model, self.mesh, self.device, self.compute = model, mesh, device, compute
         self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
         #: dtype of the parameters.
-        self.dtype = wide(compute)
+        self.dtype = accumulation_dtype(compute)
         self.width = head.weight.shape[1]
         #: Bytes of the whole model's gradient.
         self.gradient_bytes = self.dtype.itemsize * sum(p.numel() for p in model.parameters())

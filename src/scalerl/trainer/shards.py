@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from scalerl.errors import InputError
-from scalerl.models.shape import meta_model
+from scalerl.models.meta_model import meta_model
 from scalerl.trainer.checkpoint import MASTER, StateFiles, load_weights, shard_name
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.sharding import ShardedModel, shard_range

@@ -1,11 +1,11 @@
-"""A Llama without Transformers, whose import alone takes seconds in every process of a run.
+"""A Llama without Transformers, whose import takes seconds in every process of a run.
 
-The same parameters under the same names and in the same order as `LlamaForCausalLM`, the same
-numbers from the same file, and a forward pass that says in plain torch what the model is: the
-faster passes beside it (decode.py, packed.py, native) are compared with this one before they are
-used, and tests compare this one with Transformers' own.
+It has the parameters of `LlamaForCausalLM` under the same names and in the same order, and a
+forward pass in plain torch. The faster passes (decode.py, packed.py and their C versions) are
+compared with this one before they are used, and tests compare this one with Transformers' own.
 
-What is not plain in every respect is left to Transformers: `BareConfig.of` then gives None.
+A model that is not plain in every respect is left to Transformers: `BareConfig.from_directory`
+returns None.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch.nn import functional as F
 from scalerl.errors import InputError
 from scalerl.models.cpu import cpu_mode
 from scalerl.models.cpu.shape import MASKED
-from scalerl.models.files import CONFIG, INDEX, WEIGHTS, weight_files
+from scalerl.models.model_files import CONFIG, INDEX, WEIGHTS, weight_files
 
-#: Files beside the weights that a checkpoint repeats.
-BESIDE = (CONFIG, "generation_config.json")
-#: What config.json may say beside the sizes, and what it must then say.
+#: Files that a checkpoint copies from the model's directory.
+COPIED = (CONFIG, "generation_config.json")
+#: Keys of config.json besides the sizes, with the values that a plain Llama may have.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama",),
     "hidden_act": ("silu",),
@@ -47,7 +47,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class BareConfig:
-    """What config.json says, by the names it has there."""
+    """The fields of config.json, under their names there."""
 
     folder: Path
     vocab_size: int
@@ -67,44 +67,46 @@ class BareConfig:
     attention_dropout: float = 0.0
 
     @staticmethod
-    def of(path: str) -> BareConfig | None:
-        """None where Transformers has to be asked: no directory, or not a plain Llama."""
+    def from_directory(path: str) -> BareConfig | None:
+        """The config of a plain Llama; None for anything else, which Transformers has to load."""
         folder = Path(path)
         if cpu_mode() == "off" or not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
             return None
         try:
-            said = json.loads((folder / CONFIG).read_text())
-            plain = said["architectures"] == ["LlamaForCausalLM"] and all(
-                said.get(key, values[0]) in values for key, values in PLAIN.items()
+            fields = json.loads((folder / CONFIG).read_text())
+            plain = fields["architectures"] == ["LlamaForCausalLM"] and all(
+                fields.get(key, values[0]) in values for key, values in PLAIN.items()
             )
-            rope = said.get("rope_parameters") or {"rope_theta": said.get("rope_theta", 10_000.0)}
+            rope = fields.get("rope_parameters") or {
+                "rope_theta": fields.get("rope_theta", 10_000.0)
+            }
             plain = plain and rope.get("rope_type", "default") == "default"
-            if not plain or said.get("rope_scaling") is not None:
+            if not plain or fields.get("rope_scaling") is not None:
                 return None
-            heads = said["num_attention_heads"]
-            sizes: dict[str, Any] = {name: int(said[name]) for name in (
+            heads = fields["num_attention_heads"]
+            sizes: dict[str, Any] = {name: int(fields[name]) for name in (
                 "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                 "num_attention_heads", "max_position_embeddings")}  # fmt: skip
             return BareConfig(
                 folder=folder,
                 **sizes,
-                num_key_value_heads=int(said.get("num_key_value_heads") or heads),
-                head_dim=int(said.get("head_dim") or sizes["hidden_size"] // heads),
-                rms_norm_eps=float(said["rms_norm_eps"]),
+                num_key_value_heads=int(fields.get("num_key_value_heads") or heads),
+                head_dim=int(fields.get("head_dim") or sizes["hidden_size"] // heads),
+                rms_norm_eps=float(fields["rms_norm_eps"]),
                 rope_theta=float(rope["rope_theta"]),
-                tie_word_embeddings=bool(said["tie_word_embeddings"]),
-                eos_token_id=said.get("eos_token_id"),
+                tie_word_embeddings=bool(fields["tie_word_embeddings"]),
+                eos_token_id=fields.get("eos_token_id"),
             )
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            return None  # Transformers knows defaults, and says what is wrong
+            return None  # Transformers knows defaults, and names what is wrong
 
     def get_text_config(self) -> BareConfig:
         return self
 
 
 class BareLinear(nn.Linear):
-    """Without bias, and without first numbers: they come from a file (and on the meta device the
-    drawing of numbers would import torch's compiler)."""
+    """A linear layer without bias and without initialisation: weights come from a file, and drawing
+    numbers on the meta device would import torch's compiler."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__(width, out, bias=False)
@@ -142,13 +144,13 @@ class BareAttention(nn.Module):
             p(x).view(*x.shape[:2], -1, self.size).transpose(1, 2)
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (t * cos[:, None] + _half_turned(t) * sin[:, None] for t in (q, k))
+        q, k = (t * cos[:, None] + _rotate_half(t) * sin[:, None] for t in (q, k))
         grouped = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
         return cast(Tensor, self.o_proj(out.transpose(1, 2).flatten(2)))
 
 
-def _half_turned(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
 
@@ -178,7 +180,7 @@ class BareLayer(nn.Module):
 
 
 class BareBody(nn.Module):
-    """Everything before the head."""
+    """The layers before the head."""
 
     def __init__(self, c: BareConfig) -> None:
         super().__init__()
@@ -214,7 +216,7 @@ class BareBody(nn.Module):
 
 
 class BareLlama(nn.Module):
-    """A causal LM with as much of Transformers' interface as a run uses."""
+    """A causal LM with the part of Transformers' interface that a run uses."""
 
     def __init__(self, config: BareConfig) -> None:
         super().__init__()
@@ -225,7 +227,7 @@ class BareLlama(nn.Module):
 
     @staticmethod
     def load(config: BareConfig) -> BareLlama:
-        """With its weights, in FP32."""
+        """The model with its weights in FP32."""
         with torch.device("meta"):
             made = BareLlama(config)
         made.load_state_dict(made.weights_in(config.folder), assign=True)
@@ -268,17 +270,17 @@ class BareLlama(nn.Module):
         return SimpleNamespace(logits=self.lm_head(self.model(input_ids).last_hidden_state))
 
     def save_pretrained(self, folder: Path) -> None:
-        """In Hugging Face layout; what config.json said is repeated word for word."""
+        """Save in Hugging Face layout, with config.json copied unchanged."""
         # Named parameters: tied weights are in them once, as Transformers writes them.
         tensors = {name: p.detach().contiguous() for name, p in self.named_parameters()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        for name in BESIDE:
+        for name in COPIED:
             if (self.config.folder / name).is_file():
                 shutil.copyfile(self.config.folder / name, folder / name)
 
 
 def _read(folder: Path, names: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of these names that there are."""
+    """The tensors of these names that the files hold."""
     for file in weight_files(folder) or [folder / WEIGHTS]:
         with cast(Any, safe_open)(file, "pt") as tensors:
             for name in names & frozenset(tensors.keys()):

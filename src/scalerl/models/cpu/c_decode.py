@@ -1,8 +1,8 @@
-"""Decoding of Llama-shaped models on a CPU, a whole step in one call (decode.c): the numbers of
+"""Decoding of Llama-shaped models in C, a whole step in one call (decode.c): the numbers of
 `LlamaDecoder`, to rounding, several times faster for small models.
 
-A prompt's keys and values are kept once for all rows that joined with it. Rows have places of
-their own for what they write, and nothing moves when others leave.
+A prompt's keys and values are stored once for all rows that share it. Each row has a slot of its
+own for the tokens it generates, and nothing moves when other rows leave.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from scalerl.models.rows import Compaction
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_int64
 
-#: Rows that a thread takes at a time.
-PART = 60
-#: Threads beside the main one: made when they are first needed.
+#: Rows that a thread takes at a time: small enough that threads end a step together.
+ROWS_PER_TASK = 60
+#: Threads besides the main one, started when they are first needed.
 HELPERS = ThreadPoolExecutor(thread_name_prefix="decode")
 
 
@@ -60,25 +60,25 @@ class _CRows(ctypes.Structure):
 
 
 class PackedWeights:
-    """A model's weights in panels, for all engines over that model; made again when a parameter
-    has changed (weights change in flight)."""
+    """A model's weights in panels, shared by all decoders of that model; packed again when a
+    parameter has changed (weights change in flight)."""
 
     _of_model: ClassVar[WeakKeyDictionary[nn.Module, PackedWeights]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, model: nn.Module, shape: LlamaShape, lanes: int) -> PackedWeights:
+    def for_model(cls, model: nn.Module, shape: LlamaShape, vlen: int) -> PackedWeights:
         found = cls._of_model.get(model)
         if found is None:
-            found = cls._of_model[model] = cls(FusedWeights.of(model, shape), lanes)
+            found = cls._of_model[model] = cls(FusedWeights.for_model(model, shape), vlen)
         return found
 
-    def __init__(self, fused: FusedWeights, lanes: int) -> None:
-        self.fused, self.lanes = fused, lanes
+    def __init__(self, fused: FusedWeights, vlen: int) -> None:
+        self.fused, self.vlen = fused, vlen
         self.made_of: list[FusedLayer] = []
         self.layers: list[FusedLayer] = []
 
     def fresh(self) -> list[FusedLayer]:
-        """The packed layers of the present weights."""
+        """The packed layers of the current weights."""
         fused = self.fused.fresh()
         if fused is not self.made_of:
             self.layers = [self._packed(layer) for layer in fused]
@@ -86,8 +86,8 @@ class PackedWeights:
         return self.layers
 
     def _packed(self, w: FusedLayer) -> FusedLayer:
-        halves = [_filled(half, self.lanes) for half in w.gate_up.chunk(2)]
-        pairs = torch.stack([h.view(-1, self.lanes, h.shape[1]) for h in halves], dim=1)
+        halves = [_filled(half, self.vlen) for half in w.gate_up.chunk(2)]
+        pairs = torch.stack([h.view(-1, self.vlen, h.shape[1]) for h in halves], dim=1)
         return FusedLayer(
             qkv=self._panels(w.qkv),
             qkv_bias=self._padded(w.qkv_bias),
@@ -100,24 +100,24 @@ class PackedWeights:
 
     def _panels(self, weight: Tensor) -> Tensor:
         """(columns, K) -> (panels, K, columns of a panel)."""
-        wide = 2 * self.lanes
-        filled = _filled(weight, wide)
-        return filled.view(-1, wide, weight.shape[1]).transpose(1, 2).contiguous()
+        panel = 2 * self.vlen
+        filled = _filled(weight, panel)
+        return filled.view(-1, panel, weight.shape[1]).transpose(1, 2).contiguous()
 
     def _padded(self, bias: Tensor | None) -> Tensor | None:
-        return None if bias is None else _filled(bias, 2 * self.lanes).contiguous()
+        return None if bias is None else _filled(bias, 2 * self.vlen).contiguous()
 
 
-class NativeDecoder:
-    """A Decoder over a Llama-shaped model, by decode.c."""
+class CDecoder:
+    """A Decoder over a Llama-shaped model, computed by decode.c."""
 
     @staticmethod
-    def of(model: nn.Module, rows_max: int, columns: int) -> NativeDecoder | None:
-        """None for a model, or on a machine, that must do without."""
-        shape, found = LlamaShape.of(model), library()
+    def from_model(model: nn.Module, rows_max: int, columns: int) -> CDecoder | None:
+        """A decoder, or None for a model or a machine that does not qualify."""
+        shape, found = LlamaShape.from_model(model), library()
         if shape is None or found is None or next(model.parameters()).device.type != "cpu":
             return None
-        made = NativeDecoder(model, shape, rows_max, columns, found)
+        made = CDecoder(model, shape, rows_max, columns, found)
         return made if made._agrees() else None
 
     def __init__(
@@ -125,16 +125,16 @@ class NativeDecoder:
     ) -> None:
         self.model: Any = model
         self.shape, self.lib = shape, lib
-        lib.decode_room.restype = lib.lanes.restype = LONG
-        self.lanes = int(lib.lanes())
-        self.weights = PackedWeights.of(model, shape, self.lanes)
+        lib.decode_room.restype = lib.vector_length.restype = LONG
+        self.vlen = int(lib.vector_length())
+        self.weights = PackedWeights.for_model(model, shape, self.vlen)
         self.rows_max, self.columns = rows_max, columns
-        #: Rows first .. rows - 1 are in use; those below stand still.
+        #: Rows first .. rows - 1 are decoding; those below `first` are paused.
         self.first = self.rows = 0
-        self.deep = -(-shape.size // self.lanes) * self.lanes
-        whole = -(-columns // self.lanes) * self.lanes
+        self.padded_size = -(-shape.size // self.vlen) * self.vlen
+        whole = -(-columns // self.vlen) * self.vlen
         self.rotation_C = rotation(model, shape, torch.arange(whole)).contiguous()
-        # Of each row: where its own tokens are, how many, and what it shares.
+        # By row: its slot, its number of generated tokens, and the shared prompt's length and room.
         self.slot, self.own, self.prompt, self.room = np.zeros((4, rows_max), dtype=np.int64)
         self.shared_keys, self.shared_values = np.zeros((2, rows_max), dtype=np.uintp)
         self.holding: list[tuple[Tensor, Tensor]] = []
@@ -150,23 +150,24 @@ class NativeDecoder:
             None, None, self.rotation_C.data_ptr(),
         )  # fmt: skip
         self.c_rows = _CRows()
-        #: Working memory of each thread; `threads` may be changed between two steps.
+        #: Working memory of each thread.
         self.work = [torch.empty(lib.decode_room(ctypes.byref(self.c_model)))]
+        #: Threads of a step; may be changed between two steps.
         self.threads = 1
-        self.told: list[FusedLayer] | None = None
+        self.table_layers: list[FusedLayer] | None = None
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
         self._allocate()
-        shape, lanes = self.shape, self.lanes
+        shape, vlen = self.shape, self.vlen
         lengths = np.array([len(p) for p in prompts])
-        width = -(-int(lengths.max()) // lanes) * lanes
+        width = -(-int(lengths.max()) // vlen) * vlen
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):
             ids[i, : len(prompt)] = torch.tensor(prompt)
-        room = (len(prompts), len(self.table), shape.kv_heads, width * self.deep)
+        room = (len(prompts), len(self.table), shape.kv_heads, width * self.padded_size)
         keys, values = torch.zeros(room), torch.zeros(room)
-        hidden = self._read(ids, keys, values)
+        hidden = self._prefill_hidden(ids, keys, values)
         new = slice(self.rows, self.rows + len(which))
         each = np.array(which)
         self.slot[new] = [self.free.pop() for _ in which]
@@ -184,11 +185,13 @@ class NativeDecoder:
         return self._head(self._decode(token_B))
 
     def _decode(self, token_B: Tensor) -> Tensor:
-        """The hidden states that the head is given."""
-        self._tell()
+        """The hidden states that the head takes."""
+        self._update_pointers()
         words = self.model.model.embed_tokens.weight.shape[0]
         if len(token_B) and not 0 <= int(token_B.min()) <= int(token_B.max()) < words:
-            raise IndexError(f"a token is none of the model's {words} words")  # as torch would
+            raise IndexError(
+                f"a token is none of the model's {words} words"
+            )  # torch raises the same
         live = slice(self.first, self.rows)
         arrays = (token_B.numpy(), self.slot[live], self.prompt[live], self.own[live],
                   self.shared_keys[live], self.shared_values[live], self.room[live])  # fmt: skip
@@ -197,15 +200,15 @@ class NativeDecoder:
         for name, array in zip(names, arrays, strict=True):
             setattr(self.c_rows, name, array.ctypes.data)
         hidden = torch.empty(len(token_B), self.c_model.width)
-        self._share_out(hidden)
+        self._run_threads(hidden)
         self.own[live] += 1
         return hidden
 
-    def _share_out(self, hidden_BD: Tensor) -> None:
-        """All rows, by as many threads as there are: each takes the next part when it is done with
-        its last. Rows are independent: who computes them does not change a bit."""
+    def _run_threads(self, hidden_BD: Tensor) -> None:
+        """Compute all rows with `threads` threads; each takes the next rows when it is done. Rows
+        are independent, so the result does not depend on which thread computes them."""
         rows, step = hidden_BD.shape[0], hidden_BD.shape[1] * hidden_BD.element_size()
-        size = PART if self.threads > 1 else rows
+        size = ROWS_PER_TASK if self.threads > 1 else rows
         parts = iter(range(0, rows, size))
 
         def work(memory: Tensor) -> None:
@@ -243,19 +246,20 @@ class NativeDecoder:
         self.first = 0
 
     def _allocate(self) -> None:
-        """By numpy, which asks for huge pages: a step reads a little of every row."""
+        """Allocate the cache with numpy, which asks for huge pages: a step reads a little of every
+        row, and would miss the TLB on each."""
         if not self.keys:
-            columns = -(-self.columns // self.lanes) * self.lanes
-            size = self.rows_max * self.shape.kv_heads * columns * self.deep
+            columns = -(-self.columns // self.vlen) * self.vlen
+            size = self.rows_max * self.shape.kv_heads * columns * self.padded_size
             for row in self.table:
                 for own, name in ((self.keys, "keys"), (self.values, "values")):
                     own.append(np.empty(size, dtype=np.float32))
                     setattr(row, name, own[-1].ctypes.data)
 
-    def _tell(self) -> None:
-        """Where the present weights are."""
+    def _update_pointers(self) -> None:
+        """Point the C structures at the current weights."""
         layers = self.weights.fresh()
-        if layers is self.told:
+        if layers is self.table_layers:
             return
         for row, w in zip(self.table, layers, strict=True):
             for name in w.__dataclass_fields__:
@@ -263,18 +267,18 @@ class NativeDecoder:
                 setattr(row, name, None if tensor is None else tensor.data_ptr())
         self.c_model.embedding = self.model.model.embed_tokens.weight.data_ptr()
         self.c_model.last_norm = self.model.model.norm.weight.data_ptr()
-        self.told = layers
+        self.table_layers = layers
 
-    def _read(self, ids_PT: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Prompts, padded on the right, where no real token looks: their hidden states before the
-        last norm, and their keys and values laid out as decode.c wants them."""
-        shape, lanes = self.shape, self.lanes
+    def _prefill_hidden(self, ids_PT: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Prefill prompts, padded on the right, where no real token attends. Returns hidden states
+        before the last norm; writes keys and values in the layout of decode.c."""
+        shape, vlen = self.shape, self.vlen
         P, width = ids_PT.shape
-        pad = (0, self.deep - shape.size)
+        pad = (0, self.padded_size - shape.size)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (t.view(P, width, -1, shape.size).transpose(1, 2) for t in (q, k, v))
-            blocks = F.pad(k, pad).view(*k.shape[:2], -1, lanes, self.deep).transpose(3, 4)
+            blocks = F.pad(k, pad).view(*k.shape[:2], -1, vlen, self.padded_size).transpose(3, 4)
             keys[:, layer] = blocks.flatten(2)
             values[:, layer] = F.pad(v, pad).flatten(2)
             out = F.scaled_dot_product_attention(
@@ -297,10 +301,10 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether the hidden states are the model's own, for two prompts read and continued."""
+        """Whether hidden states equal the model's own, for two prompts and two decode steps."""
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(1, 13) * 7 % words).view(2, 6)
-        trial = NativeDecoder(self.model, self.shape, 2, 6, self.lib)
+        trial = CDecoder(self.model, self.shape, 2, 6, self.lib)
         trial.prefill([tuple(row[:4].tolist()) for row in ids], range(2))
         trial._decode(ids[:, 4].contiguous())
         ours = trial._decode(ids[:, 5].contiguous())
@@ -309,6 +313,6 @@ class NativeDecoder:
 
 
 def _filled(weight: Tensor, to: int) -> Tensor:
-    """Zero rows at the end, up to a multiple."""
+    """The weight with zero rows appended up to a multiple of `to`."""
     missing = -len(weight) % to
     return F.pad(weight, (0, 0) * (weight.ndim - 1) + (0, missing)) if missing else weight

@@ -1,4 +1,4 @@
-"""Norm, SwiGLU and attention of the packed pass by learn.c: the numbers of torch_kernels.py, to
+"""Norm, SwiGLU and attention of the packed pass in C (learn.c): the numbers of torch_kernels.py, to
 rounding. Each writes the whole gradient of a fused projection at once."""
 
 from __future__ import annotations

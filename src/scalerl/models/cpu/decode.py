@@ -1,15 +1,14 @@
-"""Decoding of Llama-shaped models (Llama, Qwen2, Qwen3, Mistral, SmolLM): the same numbers as
+"""Decoding of Llama-shaped models (Llama, Qwen2, Qwen3, Mistral, SmolLM) in torch: the numbers of
 the model's own forward pass, to rounding, several times faster on a CPU.
 
-A decode step of a small model is dozens of tiny operations, and its time is their number. So:
+A decode step of a small model is dozens of tiny operations, and its time is set by their number:
 
-- weights are fused (fuse.py), which leaves fewer of them;
-- rows begin at column 0 of the cache, so that nothing moves when requests join, attention reads no
+- weights are fused (fuse.py), which leaves fewer operations;
+- each row starts at column 0 of the cache: nothing moves when requests join, attention reads no
   further than the longest row, and one query per row is two batched products without a copy.
 
-The fused copies follow the model's live parameters (weights change in flight): they are made again
-when a parameter has changed. What is not known here is refused by `LlamaDecoder.of`, and what is
-accepted has been compared with the model's own hidden states.
+Weights change in flight: the fused copies are made again when a parameter has changed.
+`LlamaDecoder.from_model` refuses unknown models, and compares hidden states with the model's own.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from scalerl.models.cpu.shape import MASKED, LlamaShape
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import Compaction
 
-#: (layer, queries, keys, values) -> what attention gives, all (tokens, heads x size).
+#: (layer, queries, keys, values) -> attention output, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class FusedWeights:
-    """The fused copies of a model's weights, for all engines over that model."""
+    """The fused copies of a model's weights, shared by all decoders of that model."""
 
     _of_model: ClassVar[WeakKeyDictionary[nn.Module, FusedWeights]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, model: nn.Module, shape: LlamaShape) -> FusedWeights:
+    def for_model(cls, model: nn.Module, shape: LlamaShape) -> FusedWeights:
         found = cls._of_model.get(model)
         if found is None:
             found = cls._of_model[model] = cls(model, shape)
@@ -52,7 +51,8 @@ class FusedWeights:
         self.layers: list[FusedLayer] = []
 
     def fresh(self) -> list[FusedLayer]:
-        """The layers of the present weights."""
+        """The fused layers of the current weights."""
+        # torch counts in-place changes in _version; the pointer changes when a tensor is replaced.
         now = [(p.data_ptr(), p._version) for p in self.parameters]
         if now != self.seen:
             self.layers = [fuse(block, self.shape) for block in self.blocks]
@@ -64,9 +64,9 @@ class LlamaDecoder:
     """A Decoder over a Llama-shaped model."""
 
     @staticmethod
-    def of(model: nn.Module, rows_max: int, columns: int) -> LlamaDecoder | None:
-        """None for a model that must go through its own forward pass."""
-        shape = LlamaShape.of(model)
+    def from_model(model: nn.Module, rows_max: int, columns: int) -> LlamaDecoder | None:
+        """A decoder, or None for a model that must use its own forward pass."""
+        shape = LlamaShape.from_model(model)
         if shape is None:
             return None
         found = LlamaDecoder(model, shape, rows_max, columns)
@@ -75,11 +75,11 @@ class LlamaDecoder:
     def __init__(self, model: nn.Module, shape: LlamaShape, rows_max: int, columns: int) -> None:
         self.model: Any = model
         self.shape = shape
-        self.weights = FusedWeights.of(model, shape)
+        self.weights = FusedWeights.for_model(model, shape)
         self.device = next(model.parameters()).device
         self.rows_max = rows_max
         self.columns = columns
-        #: Rows first .. rows - 1 are in use; those below stand still.
+        #: Rows first .. rows - 1 are decoding; those below `first` are paused.
         self.first = self.rows = 0
         self.longest = 0
         self.lengths_R = torch.zeros(rows_max, dtype=torch.long, device=self.device)
@@ -177,7 +177,7 @@ class LlamaDecoder:
         self.longest = int(in_use.max()) if len(in_use) else 0
 
     def _allocate(self) -> None:
-        """Zeros, not whatever memory holds: a NaN in a masked column would not be masked."""
+        """Allocate the cache as zeros: a NaN in uninitialised memory would survive the mask."""
         if not self.keys:
             room = (self.rows_max, self.shape.kv_heads, self.columns, self.shape.size)
             for _ in self.weights.blocks:
@@ -198,7 +198,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether the hidden states are the model's own, for two prompts read and continued."""
+        """Whether hidden states equal the model's own, for two prompts and one decode step."""
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(1, 11, device=self.device) * 7 % words).view(2, 5)
         trial = LlamaDecoder(self.model, self.shape, 2, 5)
@@ -216,7 +216,8 @@ def body(
     turn_N: Tensor,
     attend: Attend,
 ) -> Tensor:
-    """Hidden states before the last norm. The weights of the other norms are in the products."""
+    """Hidden states before the last norm. The weights of the other norms are fused into the
+    projections."""
     x_ND = F.embedding(token_N, embedding)
     q_end, k_end = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     for i, w in enumerate(layers):

@@ -1,11 +1,11 @@
-"""The weights of a Llama-shaped layer as both passes use them.
+"""Fused weights of a Llama-shaped layer, for decoding and training.
 
 - Query, key and value are one product, and gate and up projection another.
 - The weights of the norms before them, and the attention's scale, are multiplied into the product:
-  norms and scores need none of their own.
-- The rotary embedding is one complex product: the two halves of each head's channels, which turn
-  together in pairs (0, s/2), (1, s/2 + 1) ..., are interleaved. Attention, being a sum over
-  channels, does not see in which order they are.
+  norms and scores then need no multiplication of their own.
+- The rotary embedding is one complex product: the two halves of each head's channels, which rotate
+  in pairs (0, s/2), (1, s/2 + 1) ..., are interleaved. Attention is a sum over channels and does
+  not depend on their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scalerl.models.cpu.shape import LlamaShape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLayer:
-    """One layer; those weights that need no change are the model's own."""
+    """One layer. Weights that fusing does not change are the model's own tensors."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -38,7 +38,7 @@ class FusedLayer:
         return [t for t in every if t is not None]
 
     def leaf(self) -> FusedLayer:
-        """Cut off from what it was made of, to sum gradients in."""
+        """A copy detached from the model, in which gradients are summed."""
         whole = {n: getattr(self, n) for n in self.__dataclass_fields__}
         cut: dict[str, Any] = {
             n: None if t is None else t.detach().requires_grad_() for n, t in whole.items()
@@ -47,15 +47,14 @@ class FusedLayer:
 
 
 def fuse(block: Any, shape: LlamaShape) -> FusedLayer:
-    """Of a layer of the model. Differentiable: a gradient of what it gives goes on to the model's
-    parameters."""
+    """The fused weights of a layer. Differentiable: gradients reach the model's parameters."""
     attention, mlp = block.self_attn, block.mlp
     before, after = block.input_layernorm.weight, block.post_attention_layernorm.weight
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     scale = shape.size**-0.5
     qk_norm = None
     if getattr(attention, "q_norm", None) is not None:
-        # Whatever the product is multiplied with, the norm takes out again: the scale goes here.
+        # The norm divides out any factor of the projection, so the attention scale goes here.
         q_norm = interleaved(attention.q_norm.weight * scale, shape.size)
         k_norm = interleaved(attention.k_norm.weight, shape.size)
         qk_norm = torch.cat([q_norm.expand(shape.heads, -1), k_norm.expand(shape.kv_heads, -1)])
@@ -86,8 +85,8 @@ def interleaved(weight: Tensor, size: int) -> Tensor:
 
 @torch.no_grad()
 def rotation(model: nn.Module, shape: LlamaShape, positions: Tensor) -> Tensor:
-    """The rotary embedding as complex numbers (position, 1, size / 2), to be multiplied with the
-    interleaved pairs of every head."""
+    """The rotary embedding as complex numbers (position, 1, size / 2), to multiply the interleaved
+    pairs of each head."""
     lm: Any = model
     like = torch.zeros(1, dtype=torch.float32, device=positions.device)
     cos, sin = lm.model.rotary_emb(like, positions[None])
@@ -96,6 +95,6 @@ def rotation(model: nn.Module, shape: LlamaShape, positions: Tensor) -> Tensor:
 
 
 def turned(qk: Tensor, turn_N: Tensor, shape: LlamaShape) -> Tensor:
-    """Queries and keys N x (heads x size) by the rotation of their positions."""
+    """Queries and keys N x (heads x size), rotated by their positions."""
     pairs = torch.view_as_complex(qk.view(len(qk), -1, shape.size // 2, 2))
     return torch.view_as_real(pairs * turn_N).flatten(1)

@@ -1,11 +1,11 @@
-"""The C sources as a library: compiled once for this processor, kept in the user's cache.
+"""Compiles the C sources once per machine into a library, cached in the user's cache directory.
 
 `library()` is None on a machine without a compiler, where compiling fails, and where the switch
 says so (SCALERL_CPU=torch): callers then compute with torch. What the library computes is compared
 with the model's own numbers before it is used, so a wrong build is noticed.
 
-The name of a kept library holds its checksum, since a file that was cut off would end the process
-with SIGBUS when it is loaded. A library is loaded only if this user owns it and its directory and
+The name of a cached library holds its checksum, since loading a truncated file would end the
+process with SIGBUS. A library is loaded only if this user owns it and its directory and
 no other user may write to them: it runs with all rights of the process.
 """
 
@@ -33,14 +33,14 @@ FLAGS = (
     "-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fPIC", "-shared",
 )  # fmt: skip
-#: Seconds for the compiler, which needs a few.
-PATIENCE = 120.0
-#: Seconds for which other processes do not try a compiler again that has used up its patience.
-MEMORY = 3600.0
+#: Seconds that the compiler may take; it needs a few.
+COMPILE_SECONDS = 120.0
+#: Seconds for which other processes do not retry a compiler that took longer.
+RETRY_SECONDS = 3600.0
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, or None where there is none to be had."""
+    """The compiled library, or None where it is not available or switched off."""
     return _library() if cpu_mode() == "auto" else None
 
 
@@ -55,7 +55,7 @@ def _library() -> ctypes.CDLL | None:
         for path in cache.glob(f"{name}-*.so"):
             if _is_whole(path) and (found := _loaded(path)):
                 return found
-        if _was_given_up(cache / f"{name}.slow"):
+        if _is_given_up(cache / f"{name}.slow"):
             return None
     try:
         return _built(compiler, name, cache)
@@ -64,7 +64,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _built(compiler: str, name: str, cache: Path | None) -> ctypes.CDLL | None:
-    """The library, compiled now, and kept where that is possible."""
+    """Compile the library, and cache it where that is possible."""
     with tempfile.TemporaryDirectory(prefix="scalerl-") as folder:
         made = Path(folder) / "kernels.so"
         try:
@@ -73,9 +73,9 @@ def _built(compiler: str, name: str, cache: Path | None) -> ctypes.CDLL | None:
         except subprocess.TimeoutExpired:
             _give_up(cache, name)
             return None
-        kept = _kept(made, name, cache) if cache is not None else None
-        # The cache may be on a disk from which nothing is executed, and so may this directory be.
-        return (kept and _loaded(kept)) or _loaded(made)
+        cached = _cached(made, name, cache) if cache is not None else None
+        # Either directory may be on a file system that is mounted noexec.
+        return (cached and _loaded(cached)) or _loaded(made)
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
@@ -86,7 +86,8 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Of all that the result depends on: a home directory may be shared by unlike machines."""
+    """A hash of everything the result depends on: a home directory may be shared by different
+    machines."""
     parts = [compiler, platform.machine(), platform.libc_ver()[1], *FLAGS]
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
@@ -100,11 +101,12 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _cache() -> Path | None:
-    """The directory of kept libraries; None where there is none that only this user may change."""
+    """The cache directory; None where other users could write to it, since the library runs with
+    all rights of this process."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        # The standard says that a relative path is to be ignored: it would be one below whatever
-        # the working directory is, for example of a repository that was downloaded.
+        # The XDG standard ignores relative paths: one would lie below the working directory, for
+        # example in a downloaded repository.
         root = given if given.is_absolute() else Path("~/.cache").expanduser()
         folder = root / "scalerl"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ def _is_safe(folder: Path) -> bool:
     sticky bit, as of /tmp, protects the files of one user from the others."""
     info = folder.stat()
     open_to_all = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
-    # In a container without root, the directories of root belong to "nobody", as / does.
+    # In a rootless container, directories of root belong to the overflow user, as / does.
     owners = (0, os.geteuid(), Path("/").stat().st_uid)
     return info.st_uid in owners and not open_to_all
 
@@ -135,7 +137,8 @@ def _checksum(data: bytes) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a kept library is ours and has the checksum in its name; a damaged one is removed."""
+    """Whether a cached library belongs to this user and matches its checksum; a damaged one is
+    removed."""
     try:
         if not _is_ours(path) or not path.is_file():
             return False
@@ -147,9 +150,8 @@ def _is_whole(path: Path) -> bool:
     return False
 
 
-def _kept(made: Path, name: str, cache: Path) -> Path | None:
-    """Put a library into the cache, under another name first: processes that start together may
-    all do this, and a kill or a crash of the machine may come at any time."""
+def _cached(made: Path, name: str, cache: Path) -> Path | None:
+    """Put a library into the cache, atomically: processes that start together all do this."""
     data = made.read_bytes()
     path = cache / f"{name}-{_checksum(data)}.so"
     try:
@@ -159,7 +161,7 @@ def _kept(made: Path, name: str, cache: Path) -> Path | None:
 
 
 def _compile(compiler: str, made: Path) -> bool:
-    """Run the compiler in a process group of its own: it starts others, which must end with it."""
+    """Run the compiler in its own process group: it starts subprocesses that must end with it."""
     sources = [str(s) for s in sorted(SOURCES.glob("*.c"))]
     quiet = subprocess.DEVNULL
     started = subprocess.Popen(
@@ -168,9 +170,9 @@ def _compile(compiler: str, made: Path) -> bool:
         env=os.environ | {"TMPDIR": str(made.parent)},
     )  # fmt: skip
     try:
-        return started.wait(PATIENCE) == 0 and made.is_file()
+        return started.wait(COMPILE_SECONDS) == 0 and made.is_file()
     except BaseException:
-        # Before the compiler is waited for: until then its process group cannot be another's.
+        # Kill before wait(): afterwards the pid may be reused by another process group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
@@ -178,16 +180,16 @@ def _compile(compiler: str, made: Path) -> bool:
 
 
 def _give_up(cache: Path | None, name: str) -> None:
-    """Remember a compiler that hangs, so that its patience is paid once: by processes that this one
-    starts, and by others that use the same cache."""
+    """Remember a compiler that hangs: in the environment for child processes, and by a file in the
+    cache for others."""
     os.environ[SWITCH] = "torch"
     if cache is not None:
         with contextlib.suppress(OSError):
             (cache / f"{name}.slow").touch()
 
 
-def _was_given_up(mark: Path) -> bool:
+def _is_given_up(mark: Path) -> bool:
     try:
-        return _is_ours(mark) and 0.0 <= time.time() - mark.stat().st_mtime < MEMORY
+        return _is_ours(mark) and 0.0 <= time.time() - mark.stat().st_mtime < RETRY_SECONDS
     except OSError:
         return False

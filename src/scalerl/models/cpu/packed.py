@@ -1,4 +1,4 @@
-"""Training of Llama-shaped models on a CPU: the same log-probs and gradients as the model's own
+"""Training passes of Llama-shaped models on a CPU: the log-probs and gradients of the model's own
 forward pass, to rounding, in less time (benchmarks/profile_step.py).
 
 - The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
@@ -7,8 +7,8 @@ forward pass, to rounding, in less time (benchmarks/profile_step.py).
   is, c_kernels.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
   micro-batches and passed on to the model's parameters once.
-- It is summed in LANES sums, and these in their order: as many threads may work on a step, and no
-  bit of it depends on how many do.
+- It is summed in N_ACCUMULATORS sums, and these in their order: as many threads may work on a step,
+  and no bit of it depends on how many do.
 
 Attention keeps its probabilities for the backward pass, which grows with the square of the length:
 beyond `LONGEST` tokens the model's own forward pass is to be used.
@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scalerl.models.cpu import c_kernels as learn
-from scalerl.models.cpu import torch_kernels as kernels
+from scalerl.models.cpu import c_kernels, torch_kernels
 from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation
 from scalerl.models.cpu.library import library
 from scalerl.models.cpu.packing import PackedRows
@@ -36,33 +35,34 @@ from scalerl.models.cpu.shape import LlamaShape
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import PromptRows
 
-#: Prompt plus completion. The kept probabilities of a micro-batch of this length are 4 bytes x
-#: heads x layers x tokens x 512: still small beside what a CPU has.
+#: Tokens of the longest row, prompt plus completion. The attention probabilities kept for the
+#: backward pass are 4 bytes x heads x layers x tokens x 512: still small beside a CPU's memory.
 LONGEST = 512
-#: Tokens of a micro-batch, at most: its activations should stay in a core's cache (2048 x 256 x 4
-#: bytes are 2 MiB), and Python's share be small. A guess from that, not the best of a search.
+#: Most tokens of a micro-batch: its activations should stay in a core's cache (2048 x 256 x 4 bytes
+#: are 2 MiB), and Python's share be small. An estimate, not the best of a search.
 BUDGET = 2048
 
 
-class Way(NamedTuple):
-    """By what norm, SwiGLU and attention are computed."""
+class KernelSet(NamedTuple):
+    """The functions that compute norm, SwiGLU and attention."""
 
     norm: Callable[[Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     attend: Callable[[Tensor, Tensor, PackedRows, LlamaShape], Tensor]
 
 
-TORCH = Way(kernels.norm, kernels.swiglu, kernels.attend)
-NATIVE = Way(learn.norm, learn.swiglu, learn.attend)
+TORCH_KERNELS = KernelSet(torch_kernels.norm, torch_kernels.swiglu, torch_kernels.attend)
+C_KERNELS = KernelSet(c_kernels.norm, c_kernels.swiglu, c_kernels.attend)
 
 
-#: Sums that the gradient of a step is made of. Each holds as much memory as the weights.
-LANES = 2
+#: Independent gradient accumulators, added in a fixed order so that results do not depend on the
+#: number of threads. Each costs one copy of the weights.
+N_ACCUMULATORS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassWeights:
-    """What a pass computes with: the model's own, or cut off from them, for the sum of a lane."""
+    """The weights of a pass: the model's own, or a detached copy that accumulates gradients."""
 
     layers: list[FusedLayer]
     embedding: Tensor
@@ -73,7 +73,7 @@ class PassWeights:
         fused = [t for layer in self.layers for t in layer.tensors()]
         return [self.embedding, self.norm, self.head, *fused]
 
-    def lane(self) -> PassWeights:
+    def accumulator(self) -> PassWeights:
         plain = [t.detach().requires_grad_() for t in (self.embedding, self.norm, self.head)]
         return PassWeights([layer.leaf() for layer in self.layers], *plain)
 
@@ -82,9 +82,9 @@ class PackedLlama:
     """The hidden states of a Llama-shaped model, for packed rows with shared prompts."""
 
     @staticmethod
-    def of(model: nn.Module) -> PackedLlama | None:
-        """None for a model that must go through its own forward pass."""
-        shape = LlamaShape.of(model)
+    def from_model(model: nn.Module) -> PackedLlama | None:
+        """The passes, or None for a model that must use its own forward pass."""
+        shape = LlamaShape.from_model(model)
         lm: Any = model
         if (
             shape is None
@@ -95,28 +95,27 @@ class PackedLlama:
             or lm.get_output_embeddings().bias is not None
         ):
             return None
-        ways = [TORCH] if library() is None else [NATIVE, TORCH]
-        found = (PackedLlama(model, shape, way) for way in ways)
+        kernel_sets = [TORCH_KERNELS] if library() is None else [C_KERNELS, TORCH_KERNELS]
+        found = (PackedLlama(model, shape, kernels) for kernels in kernel_sets)
         return next((made for made in found if made._agrees()), None)
 
-    def __init__(self, model: nn.Module, shape: LlamaShape, way: Way) -> None:
+    def __init__(self, model: nn.Module, shape: LlamaShape, kernels: KernelSet) -> None:
         self.model: Any = model
         self.shape = shape
-        self.way = way
+        self.kernels = kernels
         self.rotation = rotation(model, shape, torch.arange(LONGEST))
 
     @contextmanager
     def accumulating(self) -> Iterator[tuple[PassWeights, ...]]:
-        """For one step: weights are fused once, at the beginning, and the gradients summed in the
-        lanes since are given to the model's parameters at the end. Weights must not change
-        meanwhile."""
+        """One optimiser step: weights are fused once at the start, and the gradients summed in the
+        accumulators reach the model's parameters at the end. Weights must not change meanwhile."""
         whole = self._weights()
-        lanes = tuple(whole.lane() for _ in range(LANES))
-        yield lanes
-        own, *cuts = (w.tensors() for w in (whole, *lanes))
+        accumulators = tuple(whole.accumulator() for _ in range(N_ACCUMULATORS))
+        yield accumulators
+        own, *cuts = (w.tensors() for w in (whole, *accumulators))
         pairs = [(t, _summed(cut)) for t, *cut in zip(own, *cuts, strict=True)]
-        # A sum whose gradient these are: `backward` with gradients given would import sympy, most
-        # of a second in every trainer.
+        # A sum with these gradients: `backward(gradients)` would import sympy, most of a second in
+        # every trainer.
         products = [torch.dot(t.flatten(), g.flatten()) for t, g in pairs if g is not None]
         if products:
             torch.stack(products).sum().backward()  # type: ignore[no-untyped-call]
@@ -128,8 +127,8 @@ class PackedLlama:
         return PassWeights(layers, body.embed_tokens.weight, body.norm.weight, head)
 
     def hidden(self, rows: PackedRows, weights: PassWeights | None = None) -> Tensor:
-        """The hidden states N x D that the head is given."""
-        shape, (norm, swiglu, attend) = self.shape, self.way
+        """The hidden states N x D that the head takes."""
+        shape, (norm, swiglu, attend) = self.shape, self.kernels
         weights = weights or self._weights()
         x_ND = F.embedding(rows.ids_N, weights.embedding)
         turn_N = self.rotation[rows.position_N]
@@ -149,16 +148,17 @@ class PackedLlama:
         end = weight.numel()
         heads = qkv[:, :end].reshape(len(qkv), -1, self.shape.size)
         return torch.cat(
-            [(self.way.norm(heads, self.shape.eps) * weight).flatten(1), qkv[:, end:]], dim=1
+            [(self.kernels.norm(heads, self.shape.eps) * weight).flatten(1), qkv[:, end:]], dim=1
         )
 
     @torch.no_grad()
     def _agrees(self) -> bool:
-        """Whether the hidden states are the model's own, for rows with and without company."""
+        """Whether hidden states equal the model's own, for a prompt with two rows and one with
+        one."""
         words = self.model.get_input_embeddings().weight.shape[0]
         ids = (np.arange(1, 12) * 7) % words
         groups = [PromptRows(ids[:3], (ids[3:7], ids[7:9])), PromptRows(ids[:1], (ids[5:9],))]
-        rows = PackedRows.of(groups, self.shape)
+        rows = PackedRows.from_groups(groups, self.shape)
         ours = self.hidden(rows)[rows.source_M]
         theirs = []
         for group in groups:
@@ -170,6 +170,6 @@ class PackedLlama:
 
 
 def _summed(leaves: Sequence[Tensor]) -> Tensor | None:
-    """The gradients of the lanes, in their order; None where none has any."""
+    """The sum of the accumulators' gradients, in their order; None where none has any."""
     found = [leaf.grad for leaf in leaves if leaf.grad is not None]
     return functools.reduce(torch.add, found) if found else None

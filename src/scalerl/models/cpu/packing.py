@@ -1,9 +1,9 @@
-"""Where the tokens of a micro-batch are when prompts are computed once and nothing else is padded.
+"""Layout of a micro-batch in which prompts are computed once and completions are not padded.
 
 Tokens N: the G prompts, padded to P, then the completions of all R rows one after the other,
 without the last token of each, which predicts nothing. Attention alone works on padded rows, in two
-blocks: prompts look at themselves (G x P queries, P keys); completions, padded to T, look at their
-prompt and themselves (R x T queries, P + T keys).
+blocks: prompts attend to themselves (G x P queries, P keys); completions, padded to T, attend to
+their prompt and themselves (R x T queries, P + T keys).
 
 Two prompts, `a` of three tokens with the completions `x` (three tokens) and `y` (two), and `b` of
 one token with the completion `z` (two):
@@ -12,8 +12,8 @@ one token with the completion `z` (two):
     is               a0 a1 a2 b0 -  -  x0 x1 y0 z0       x2, y1 and z1 predict nothing
 
     block      row   queries    keys
-    prompts    a     0 1 2      0 1 2             each looks no further than itself
-               b     3 4 5      3 4 5             4 and 5 are padding: nobody looks at them
+    prompts    a     0 1 2      0 1 2             causal
+               b     3 4 5      3 4 5             4 and 5 are padding: no query attends to them
     completions x    6 7        0 1 2 | 6 7
                y     8 -        0 1 2 | 8 -       - is padding: token 0, and weighs nothing
                z     9 -        3 4 5 | 9 -       4 and 5 are masked
@@ -26,7 +26,7 @@ that the index of a head among both, halved, is the token):
 
 >>> a, b, x, y, z = (np.array(t) for t in ([1, 2, 3], [4], [5, 6, 7], [8, 9], [10, 11]))
 >>> groups = [PromptRows(a, (x, y)), PromptRows(b, (z,))]
->>> rows = PackedRows.of(groups, LlamaShape(heads=1, kv_heads=1, size=2, eps=1e-6))
+>>> rows = PackedRows.from_groups(groups, LlamaShape(heads=1, kv_heads=1, size=2, eps=1e-6))
 >>> rows.ids_N.tolist()
 [1, 2, 3, 4, 0, 0, 5, 6, 8, 10]
 >>> prompts, completions = rows.blocks
@@ -55,23 +55,24 @@ from scalerl.models.rows import PromptRows
 
 Ints = npt.NDArray[np.int64]
 
-#: Rows of probabilities are kept in multiples of this: a panel of any processor (product.h).
+#: Rows of probabilities are padded to a multiple of this: a panel on any processor (product.h).
 WHOLE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBlock:
-    """Rows of attention: which tokens' heads are its queries, keys and values. Everything is
-    indexed by head, in rows of `size` numbers: one gather makes what the products need."""
+    """Indices of the queries, keys and values of one block of attention. Everything is indexed by
+    head, in rows of `size` numbers: one gather makes the operands of the products."""
 
-    #: (row, kv head, query of it, column) -> head among a token's queries and keys; and the same
-    #: -> head among its outputs.
+    #: (row, kv head, query of it, column) -> head among all queries and keys.
     q_index: Tensor
+    #: (row, kv head, query of it, column) -> head among all outputs.
     out_index: Tensor
-    #: (row, kv head, key) -> head among queries and keys, and among queries, keys and values.
+    #: (row, kv head, key) -> head among all queries and keys.
     k_index: Tensor
+    #: (row, kv head, key) -> head among all queries, keys and values.
     v_index: Tensor
-    #: (token, head) -> where its output is.
+    #: (token, head) -> position of its output.
     back_index: Tensor
     #: 0 for padding, in the order of q_index.
     real: Tensor
@@ -80,14 +81,14 @@ class AttentionBlock:
     shape: tuple[int, int, int]
 
     @staticmethod
-    def of(
+    def from_tokens(
         query_RT: Ints,
         real_RT: npt.NDArray[np.bool_],
         key_RS: Ints,
         mask: Tensor,
         shape: LlamaShape,
     ) -> AttentionBlock:
-        """Of tokens that ask, tokens that are looked at, and what is added to their scores."""
+        """The block for query tokens, key tokens and the mask that is added to their scores."""
         R, T = query_RT.shape
         S = key_RS.shape[1]
         kv, group = shape.kv_heads, shape.heads // shape.kv_heads
@@ -126,19 +127,23 @@ class PackedRows:
     shape: LlamaShape
     ids_N: Tensor
     position_N: Tensor
-    #: Of every completion token, in order: which hidden state predicts it, the token, row, column.
+    #: Completion token -> hidden state that predicts it.
     source_M: Tensor
+    #: Completion token -> its id.
     target_M: Tensor
+    #: Completion token -> its row and column.
     place_M: tuple[Tensor, Tensor]
-    #: Of the prompts: tokens of each, and of all with padding. Of the rows: prompt, and how many
-    #: tokens they have without the last.
+    #: Prompt -> its number of tokens.
     sizes_G: Ints
+    #: Tokens of a prompt with padding.
     width: int
+    #: Row -> its prompt.
     which_R: Ints
+    #: Row -> its number of completion tokens without the last, which predicts nothing.
     inner_R: Ints
 
     @staticmethod
-    def of(groups: Sequence[PromptRows], shape: LlamaShape) -> PackedRows:
+    def from_groups(groups: Sequence[PromptRows], shape: LlamaShape) -> PackedRows:
         """The rows of the groups, in their order."""
         completions = [c for group in groups for c in group.completions]
         sizes = np.array([len(group.prompt) for group in groups])
@@ -173,7 +178,7 @@ class PackedRows:
 
     @cached_property
     def blocks(self) -> tuple[AttentionBlock, ...]:
-        """How torch computes attention: on padded rows."""
+        """The blocks of attention for torch_kernels.py, on padded rows."""
         shape, which, inner = self.shape, self.which_R, self.inner_R
         G, P, R, T = len(self.sizes_G), self.width, len(which), int(inner.max())
         before = self.sizes_G[which]
@@ -183,21 +188,23 @@ class PackedRows:
         own_RT[row_C, column_C] = np.arange(G * P, G * P + len(row_C))
         causal = torch.ones(max(P, T), max(P, T), dtype=torch.bool).triu(1).float().mul_(MASKED)
         whole = np.ones((G, P), dtype=bool)
-        blocks = [AttentionBlock.of(prompt_GP, whole, prompt_GP, causal[:P, :P], shape)]
+        blocks = [AttentionBlock.from_tokens(prompt_GP, whole, prompt_GP, causal[:P, :P], shape)]
         if T:
             to_prompt = np.where(np.arange(P) >= before[:, None], np.float32(MASKED), 0)
             mask = np.empty((R, 1, T, P + T), dtype=np.float32)
             mask[..., :P], mask[..., P:] = to_prompt[:, None, None], causal[:T, :T].numpy()
             real_RT = np.arange(T) < inner[:, None]
             keys = np.concatenate([prompt_GP[which], own_RT], axis=1)
-            blocks.append(AttentionBlock.of(own_RT, real_RT, keys, torch.from_numpy(mask), shape))
+            blocks.append(
+                AttentionBlock.from_tokens(own_RT, real_RT, keys, torch.from_numpy(mask), shape)
+            )
         return tuple(blocks)
 
     @cached_property
     def spans(self) -> tuple[Tensor, int]:
-        """How learn.c computes it, without padding: (first token, tokens, first token of the
-        prompt, tokens of the prompt, where its probabilities are kept) of every prompt and row
-        that has any tokens, and how many probabilities that makes."""
+        """The spans of attention for learn.c, without padding: (first token, tokens, first token of
+        the prompt, tokens of the prompt, offset of its probabilities) of each prompt and non-empty
+        row, and the total number of probabilities."""
         G, P, inner = len(self.sizes_G), self.width, self.inner_R
         first = G * P + np.cumsum(inner) - inner
         none, starts = np.zeros(G, dtype=np.int64), np.arange(G) * P

@@ -1,5 +1,5 @@
-"""Which models are Llama-shaped, so that generator and trainer may compute them their own, faster
-way: Llama, Qwen2, Qwen3, Mistral, SmolLM, and nothing that differs from them in any respect.
+"""Which models the fast passes accept: Llama, Qwen2, Qwen3, Mistral and SmolLM, and no model that
+differs from them in any respect.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from torch import nn
 
 from scalerl.models.cpu import cpu_mode
 
-#: Kind of model: the classes it may be of, so that a subclass with other ideas is refused.
+#: Model type -> accepted classes. A subclass may compute something else and is refused.
 KINDS = {
     "llama": ("LlamaForCausalLM", "BareLlama"),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
     "mistral": ("MistralForCausalLM",),
 }
-#: exp of it is 0, and it stays finite when added to a score.
+#: Added to masked scores: exp gives 0, and the sum stays finite (−inf would give NaN for a row
+#: with no key at all).
 MASKED = -1e30
-#: Rotary embeddings whose angles depend on the position alone, not on the length of the sequence.
+#: Types of rotary embedding with angles that depend on the position only, not on the length.
 ROTARY = {"default", "linear", "llama3", "yarn"}
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """What the arithmetic needs to know of a model."""
+    """The sizes that the passes need."""
 
     heads: int
     kv_heads: int
     #: Channels of a head.
     size: int
-    #: Of the norms.
+    #: Epsilon of the norms.
     eps: float
 
     @staticmethod
-    def of(model: nn.Module) -> LlamaShape | None:
-        """None for any model that is not Llama-shaped in every respect."""
+    def from_model(model: nn.Module) -> LlamaShape | None:
+        """The sizes, or None for a model that is not Llama-shaped in every respect."""
         config: Any = getattr(model, "config", None)
         kind = getattr(config, "model_type", None)
         if (

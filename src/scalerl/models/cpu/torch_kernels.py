@@ -1,5 +1,5 @@
-"""The parts of the packed pass that have a backward pass of their own: norm, SwiGLU, and attention
-with its rotary embedding. Each writes the whole gradient of a fused projection at once."""
+"""Norm, SwiGLU and attention (with its rotary embedding) of the packed pass, in torch, with
+backward passes of their own. Each writes the whole gradient of a fused projection at once."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def attend(qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape) -> Tensor:
-    """Rotary embedding, then attention: prompts look at themselves, completions at their prompt and
-    themselves. N x (heads x size); the scale is in the weights."""
+    """Rotary embedding, then attention: prompts attend to themselves, completions to their prompt
+    and themselves. Returns N x (heads x size); the scale is in the weights."""
     return cast(Tensor, _Attention.apply(qkv, turn_N, rows, shape))  # type: ignore[no-untyped-call]
 
 
@@ -105,7 +105,8 @@ class _Attention(torch.autograd.Function):
             tokens = slice(at, at + len(block.back_index) // heads)
             found = d_q.view(-1, size).index_select(0, block.back_index)
             d_qk[tokens, :heads] = found.view(-1, heads, size)
-            # Several rows look at one prompt, and padding (of no weight) at any token.
+            # index_add, not a copy: several rows attend to one prompt, and padding (with weight 0)
+            # to any token.
             d_qk.view(-1, size).index_add_(0, block.k_index, d_k.view(-1, size))
             whole.view(-1, size).index_add_(0, block.v_index, d_v.view(-1, size))
             at = tokens.stop
@@ -116,7 +117,7 @@ class _Attention(torch.autograd.Function):
 def _gradients(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values."""
+    """Gradients of queries, keys and values."""
     d_p = torch.bmm(d_out, v.transpose(1, 2))
     d_scores = torch.ops.aten._softmax_backward_data(d_p, p, -1, p.dtype)
     return (

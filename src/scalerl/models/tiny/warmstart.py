@@ -72,7 +72,7 @@ class WarmStart:
             )
 
     @staticmethod
-    def of_size(
+    def with_size(
         teacher: str, seed: int, steps: tuple[int, int], layers: int, width: int
     ) -> WarmStart:
         """A larger or smaller sister of the default: heads as wide, the rest in proportion."""

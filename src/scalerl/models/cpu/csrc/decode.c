@@ -6,7 +6,7 @@
    Weights come packed in panels (product.h, decode.py).
 
    A row's keys and values lie in two places: those of its prompt, which its group shares, and its
-   own. Keys are kept LANES columns side by side, channel by channel: the scores of LANES columns
+   own. Keys are kept VLEN columns side by side, channel by channel: the scores of VLEN columns
    are one vector. Values are kept as they come. */
 #include "product.h"
 
@@ -51,23 +51,23 @@ INLINE void turn(const float *x, const float *weight, const float *by, int64_t s
     to[i] = re * by[i] - im * by[i + 1];
     to[i + 1] = re * by[i + 1] + im * by[i];
   }
-  for (int64_t i = size; i < up(size, LANES); i++) to[i] = 0;
+  for (int64_t i = size; i < up(size, VLEN); i++) to[i] = 0;
 }
 
 /* Scores of a query and n keys, in whole vectors; beyond n they weigh nothing. */
 INLINE void scores_of(const float *q, const float *keys, int64_t n, int64_t deep, float *scores) {
-  for (int64_t c = 0; c < n; c += LANES) {
+  for (int64_t c = 0; c < n; c += VLEN) {
     const float *k = keys + c * deep;
     vec s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
     for (int64_t d = 0; d < deep; d += 4) {
-      s0 += q[d] * load(k + d * LANES);
-      s1 += q[d + 1] * load(k + (d + 1) * LANES);
-      s2 += q[d + 2] * load(k + (d + 2) * LANES);
-      s3 += q[d + 3] * load(k + (d + 3) * LANES);
+      s0 += q[d] * load(k + d * VLEN);
+      s1 += q[d + 1] * load(k + (d + 1) * VLEN);
+      s2 += q[d + 2] * load(k + (d + 2) * VLEN);
+      s3 += q[d + 3] * load(k + (d + 3) * VLEN);
     }
     store(scores + c, (s0 + s1) + (s2 + s3));
   }
-  for (int64_t c = n; c < up(n, LANES); c++) scores[c] = -1e30f;
+  for (int64_t c = n; c < up(n, VLEN); c++) scores[c] = -1e30f;
 }
 
 /* sum += weight * value, over n columns; four vectors of channels at a time. */
@@ -75,40 +75,40 @@ INLINE void weigh(const int vectors, const float *p, const float *values, int64_
                   float *sum) {
   vec even[4], odd[4];
 #pragma GCC unroll 4
-  for (int j = 0; j < vectors; j++) even[j] = load(sum + j * LANES), odd[j] = (vec){0};
+  for (int j = 0; j < vectors; j++) even[j] = load(sum + j * VLEN), odd[j] = (vec){0};
   int64_t c = 0;
   for (; c + 2 <= n; c += 2) {
     const float *v = values + c * deep;
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) {
-      even[j] += p[c] * load(v + j * LANES);
-      odd[j] += p[c + 1] * load(v + deep + j * LANES);
+      even[j] += p[c] * load(v + j * VLEN);
+      odd[j] += p[c + 1] * load(v + deep + j * VLEN);
     }
   }
 #pragma GCC unroll 4
   for (int j = 0; j < vectors; j++) {
-    if (c < n) even[j] += p[c] * load(values + c * deep + j * LANES);
-    store(sum + j * LANES, even[j] + odd[j]);
+    if (c < n) even[j] += p[c] * load(values + c * deep + j * VLEN);
+    store(sum + j * VLEN, even[j] + odd[j]);
   }
 }
 
 INLINE void weighted(const float *p, const float *values, int64_t n, int64_t deep, float *sum) {
   int64_t d = 0;
-  for (; d + 4 * LANES <= deep; d += 4 * LANES) weigh(4, p, values + d, n, deep, sum + d);
-  for (; d + 2 * LANES <= deep; d += 2 * LANES) weigh(2, p, values + d, n, deep, sum + d);
-  for (; d < deep; d += LANES) weigh(1, p, values + d, n, deep, sum + d);
+  for (; d + 4 * VLEN <= deep; d += 4 * VLEN) weigh(4, p, values + d, n, deep, sum + d);
+  for (; d + 2 * VLEN <= deep; d += 2 * VLEN) weigh(2, p, values + d, n, deep, sum + d);
+  for (; d < deep; d += VLEN) weigh(1, p, values + d, n, deep, sum + d);
 }
 
 /* One row looks at its prompt and at its own tokens, the newest included. */
 static __attribute__((noinline)) void attend(const Model *m, int64_t at_layer, const Rows *rows, int64_t r, const float *qkv,
                    float *out, float *scores) {
   const Layer *w = m->layer + at_layer;
-  const int64_t size = m->size, deep = up(size, LANES), room = up(m->columns, LANES);
+  const int64_t size = m->size, deep = up(size, VLEN), room = up(m->columns, VLEN);
   const int64_t prompt = rows->prompt_length[r], own = rows->own_length[r] + 1;
   const int64_t group = m->heads / m->kv_heads, held = rows->prompt_room[r];
   const float *by = m->rotation + (prompt + own - 1) * size;
-  const int64_t wide = up(prompt, LANES) + up(own, LANES);
-  float q[deep], sum[deep], *own_scores = scores + up(prompt, LANES);
+  const int64_t wide = up(prompt, VLEN) + up(own, VLEN);
+  float q[deep], sum[deep], *own_scores = scores + up(prompt, VLEN);
   for (int64_t h = 0; h < m->kv_heads; h++) {
     const int64_t head = at_layer * m->kv_heads + h;
     const float *shared_keys = rows->prompt_keys[r] + head * held * deep;
@@ -118,8 +118,8 @@ static __attribute__((noinline)) void attend(const Model *m, int64_t at_layer, c
     const int64_t k_head = m->heads + h;
     turn(qkv + k_head * size, w->qk_norm ? w->qk_norm + k_head * size : 0, by, size, m->eps, q);
     const int64_t last = own - 1;
-    float *block = keys + last / LANES * LANES * deep + last % LANES;
-    for (int64_t d = 0; d < deep; d++) block[d * LANES] = q[d];
+    float *block = keys + last / VLEN * VLEN * deep + last % VLEN;
+    for (int64_t d = 0; d < deep; d++) block[d * VLEN] = q[d];
     const float *v = qkv + (m->heads + m->kv_heads + h) * size;
     for (int64_t d = 0; d < deep; d++) values[last * deep + d] = d < size ? v[d] : 0;
     for (int64_t g = 0; g < group; g++) {
@@ -128,14 +128,14 @@ static __attribute__((noinline)) void attend(const Model *m, int64_t at_layer, c
       scores_of(q, shared_keys, prompt, deep, scores);
       scores_of(q, keys, own, deep, own_scores);
       vec top = load(scores), sums = {0};
-      for (int64_t c = LANES; c < wide; c += LANES) {
+      for (int64_t c = VLEN; c < wide; c += VLEN) {
         vec x = load(scores + c);
         ivec more = x > top;
         top = (vec)(((ivec)x & more) | ((ivec)top & ~more));
       }
       float most = top[0];
-      for (int i = 1; i < LANES; i++) most = top[i] > most ? top[i] : most;
-      for (int64_t c = 0; c < wide; c += LANES) {
+      for (int i = 1; i < VLEN; i++) most = top[i] > most ? top[i] : most;
+      for (int64_t c = 0; c < wide; c += VLEN) {
         vec p = vexp(load(scores + c) - most);
         sums += p;
         store(scores + c, p);
@@ -150,14 +150,14 @@ static __attribute__((noinline)) void attend(const Model *m, int64_t at_layer, c
   }
 }
 
-int64_t lanes(void) { return LANES; }
+int64_t vector_length(void) { return VLEN; }
 
 /* Floats of working memory that `decode` needs. */
 int64_t decode_room(const Model *m) {
   const int64_t x = up(m->width, PANEL), seen = up(m->heads * m->size, PANEL);
   const int64_t qkv = up((m->heads + 2 * m->kv_heads) * m->size, PANEL);
-  const int64_t inner = up(m->inner, LANES);
-  return ROWS * (2 * x + qkv + seen + inner) + 2 * up(m->columns, LANES) + LANES;
+  const int64_t inner = up(m->inner, VLEN);
+  return ROWS * (2 * x + qkv + seen + inner) + 2 * up(m->columns, VLEN) + VLEN;
 }
 
 /* Rows first .. last - 1: appends their tokens to the cache and writes the hidden states (rows,
@@ -166,7 +166,7 @@ void decode(const Model *m, const Rows *rows, int64_t first, int64_t last, float
             float *work) {
   const int64_t D = m->width, H = m->heads * m->size, I = m->inner;
   const int64_t Q = (m->heads + 2 * m->kv_heads) * m->size;
-  const int64_t ld_x = up(D, PANEL), ld_q = up(Q, PANEL), ld_h = up(H, PANEL), ld_i = up(I, LANES);
+  const int64_t ld_x = up(D, PANEL), ld_q = up(Q, PANEL), ld_h = up(H, PANEL), ld_i = up(I, VLEN);
   float *x = work, *qkv = x + ROWS * ld_x, *seen = qkv + ROWS * ld_q, *bent = seen + ROWS * ld_h;
   float *even = bent + ROWS * ld_i, *scores = even + ROWS * ld_x;
   for (int64_t from = first; from < last; from += ROWS) {

@@ -15,7 +15,7 @@ static double uniform(int64_t seed, int64_t position) {
 }
 
 /* Returns the number of rows whose logits are not finite: nothing is to be drawn from them. `work`
-   holds words + LANES floats. */
+   holds words + VLEN floats. */
 int64_t draw(int64_t rows, int64_t words, const float *logits, const float *temperature,
              const int64_t *seed, const int64_t *position, int64_t *token, float *logprob,
              float *work) {
@@ -27,10 +27,10 @@ int64_t draw(int64_t rows, int64_t words, const float *logits, const float *temp
       if (z[v] > z[best]) best = v;
     const float most = z[best], inverse = temperature[r] > 0 ? 1.0f / temperature[r] : 1.0f;
     double sum = 0;
-    for (int64_t from = 0; from < words; from += LANES) {
-      const int64_t n = words - from < LANES ? words - from : LANES;
+    for (int64_t from = 0; from < words; from += VLEN) {
+      const int64_t n = words - from < VLEN ? words - from : VLEN;
       vec x = all(-INFINITY);
-      if (n == LANES)
+      if (n == VLEN)
         x = load(z + from);
       else
         memcpy(&x, z + from, n * sizeof(float));
@@ -38,7 +38,7 @@ int64_t draw(int64_t rows, int64_t words, const float *logits, const float *temp
       vec p = vexp(x);
       p = (vec)((ivec)p & ~(x < -87.0f)); /* what is impossible has no share at all */
       store(work + from, p);
-      for (int i = 0; i < LANES; i++) sum += p[i];
+      for (int i = 0; i < VLEN; i++) sum += p[i];
     }
     wrong += !isfinite(sum);
     double target = uniform(seed[r], position[r]) * sum, seen = 0;

@@ -28,7 +28,7 @@ void norm_backward(int64_t rows, int64_t n, const float *y, const float *inverse
 void swiglu_forward(int64_t rows, int64_t n, const float *gate_up, float *out) {
   for (int64_t r = 0; r < rows; r++, gate_up += 2 * n, out += n) {
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    for (; i + VLEN <= n; i += VLEN) {
       vec g = load(gate_up + i);
       store(out + i, silu(g) * load(gate_up + n + i));
     }
@@ -40,7 +40,7 @@ void swiglu_backward(int64_t rows, int64_t n, const float *gate_up, const float 
                      float *d_gate_up) {
   for (int64_t r = 0; r < rows; r++, gate_up += 2 * n, d_gate_up += 2 * n, grad += n) {
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    for (; i + VLEN <= n; i += VLEN) {
       vec g = load(gate_up + i), d = load(grad + i), s = 1.0f / (vexp(-g) + 1.0f);
       store(d_gate_up + i, d * load(gate_up + n + i) * s * (1.0f + g * (1.0f - s)));
       store(d_gate_up + n + i, d * g * s);
@@ -151,23 +151,23 @@ void attention_forward(const Shape *s, const Span *spans, int64_t n_spans, const
         looks(span, turned + span->first * ld_qk + head * size, ld_qk, size, keys, p, ld_p);
         for (int64_t t = 0; t < T; t++) {
           float *x = p + t * ld_p;
-          const int64_t n = P + t + 1, whole = up(n, LANES);
+          const int64_t n = P + t + 1, whole = up(n, VLEN);
           for (int64_t i = n; i < whole; i++) x[i] = -1e30f;
           vec top = load(x), sums = {0};
-          for (int64_t i = LANES; i < whole; i += LANES) {
+          for (int64_t i = VLEN; i < whole; i += VLEN) {
             vec y = load(x + i);
             ivec more = y > top;
             top = (vec)(((ivec)y & more) | ((ivec)top & ~more));
           }
           float most = top[0];
-          for (int i = 1; i < LANES; i++) most = top[i] > most ? top[i] : most;
-          for (int64_t i = 0; i < whole; i += LANES) {
+          for (int i = 1; i < VLEN; i++) most = top[i] > most ? top[i] : most;
+          for (int64_t i = 0; i < whole; i += VLEN) {
             vec y = vexp(load(x + i) - most);
             sums += y;
             store(x + i, y);
           }
           const float share = 1.0f / total(sums);
-          for (int64_t i = 0; i < whole; i += LANES) store(x + i, load(x + i) * share);
+          for (int64_t i = 0; i < whole; i += VLEN) store(x + i, load(x + i) * share);
           memset(x + n, 0, (ld_p - n) * sizeof(float));
         }
         mixes(span, p, ld_p, values, size, tile_of, out + span->first * s->heads * size + head * size,
@@ -201,14 +201,14 @@ void attention_backward(const Shape *s, const Span *spans, int64_t n_spans, cons
         const float *d_out = grad + span->first * ld_o + head * size;
         looks(span, d_out, ld_o, size, values, d_p, ld_p);
         for (int64_t t = 0; t < T; t++) {
-          const int64_t n = P + t + 1, whole = up(n, LANES);
+          const int64_t n = P + t + 1, whole = up(n, VLEN);
           const float *x = p + t * ld_p;
           float *d = d_p + t * ld_p;
           for (int64_t i = n; i < whole; i++) d[i] = 0;
           vec sums = {0};
-          for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i) * load(d + i);
+          for (int64_t i = 0; i < whole; i += VLEN) sums += load(x + i) * load(d + i);
           const float mean = total(sums);
-          for (int64_t i = 0; i < whole; i += LANES)
+          for (int64_t i = 0; i < whole; i += VLEN)
             store(d + i, load(x + i) * (load(d + i) - mean));
           memset(d + n, 0, (ld_p - n) * sizeof(float));
         }

@@ -3,7 +3,7 @@
    to them (bias, residual) or done to them (SwiGLU). */
 #include "vectors.h"
 
-#define PANEL (2 * LANES)
+#define PANEL (2 * VLEN)
 
 enum { STORE, ADD, SWIGLU };
 
@@ -18,10 +18,10 @@ INLINE void tile(const int tall, const int kind, int64_t K, const float *a, int6
   for (int i = 0; i < tall; i++) {
     const float *begin = kind == ADD ? c + i * ldc : bias;
     s[i][0] = begin ? load(begin) : (vec){0};
-    s[i][1] = begin ? load(begin + LANES) : (vec){0};
+    s[i][1] = begin ? load(begin + VLEN) : (vec){0};
   }
   for (int64_t k = 0; k < K; k++) {
-    vec b0 = load(panel + k * PANEL), b1 = load(panel + k * PANEL + LANES);
+    vec b0 = load(panel + k * PANEL), b1 = load(panel + k * PANEL + VLEN);
 #pragma GCC unroll 12
     for (int i = 0; i < tall; i++) {
       vec x = all(a[i * row + k * term]);
@@ -35,7 +35,7 @@ INLINE void tile(const int tall, const int kind, int64_t K, const float *a, int6
       store(c + i * ldc, silu(s[i][0]) * s[i][1]);
     } else {
       store(c + i * ldc, s[i][0]);
-      store(c + i * ldc + LANES, s[i][1]);
+      store(c + i * ldc + VLEN, s[i][1]);
     }
   }
 }
@@ -45,7 +45,7 @@ INLINE void tile(const int tall, const int kind, int64_t K, const float *a, int6
 INLINE void product(const int kind, int64_t M, int64_t N, int64_t K, const float *a, int64_t row,
                     const int64_t term, const float *weights, int64_t deep, const float *bias,
                     float *c, int64_t ldc) {
-  const int step = kind == SWIGLU ? LANES : PANEL;
+  const int step = kind == SWIGLU ? VLEN : PANEL;
   for (int64_t n = 0, at = 0; n < N; n += PANEL, at += step) {
     const float *panel = weights + n * deep, *b = bias ? bias + n : 0, *from = a;
     float *to = c + at;

@@ -1,20 +1,20 @@
-/* Vectors of LANES floats, in the compiler's own words (GCC, Clang): the same source for every
+/* Vectors of VLEN floats, in the compiler's own words (GCC, Clang): the same source for every
    processor. A product of vectors and what comes around it is written once, here. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
-#define LANES 16
+#define VLEN 16
 #define TALL 12 /* rows of a tile of a product: as many as there are registers for */
 #else
-#define LANES 8
+#define VLEN 8
 #define TALL 6
 #endif
 
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float vec __attribute__((vector_size(4 * VLEN)));
+typedef float vec_u __attribute__((vector_size(4 * VLEN), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * VLEN)));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -25,7 +25,7 @@ INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 INLINE float total(vec x) {
   float s = 0;
-  for (int i = 0; i < LANES; i++) s += x[i];
+  for (int i = 0; i < VLEN; i++) s += x[i];
   return s;
 }
 
@@ -53,9 +53,9 @@ INLINE vec silu(vec x) { return x / (vexp(-x) + 1.0f); }
 INLINE float dot(const float *a, const float *b, int64_t n) {
   vec s0 = {0}, s1 = {0};
   int64_t i = 0;
-  for (; i + 2 * LANES <= n; i += 2 * LANES) {
+  for (; i + 2 * VLEN <= n; i += 2 * VLEN) {
     s0 += load(a + i) * load(b + i);
-    s1 += load(a + i + LANES) * load(b + i + LANES);
+    s1 += load(a + i + VLEN) * load(b + i + VLEN);
   }
   float s = total(s0 + s1);
   for (; i < n; i++) s += a[i] * b[i];

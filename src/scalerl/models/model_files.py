@@ -1,7 +1,7 @@
-"""The files of a model in a directory, checked before anything is made of them.
+"""Checks of a model's files before the model is built.
 
-`config.json` says how large the model is, and building a model of a billion layers never ends. So
-its sizes are compared with the headers of the weight files, which take a millisecond to read.
+`config.json` states the model's size, and building a model of a billion layers would never end. Its
+sizes are therefore compared with the headers of the weight files, which take a millisecond to read.
 Neither torch nor Transformers is imported.
 """
 
@@ -17,25 +17,27 @@ from typing import Any
 
 from scalerl.errors import InputError
 
-#: A model's files: its weights in one file, or which of several each weight is in.
+#: Weights in one file.
 WEIGHTS = "model.safetensors"
+#: Names the file of each weight where there are several.
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-#: Files of a tokenizer that hold a JSON object, and those that one of must be there.
+#: Files of a tokenizer that hold a JSON object.
 TOKENIZER_JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+#: Files of which a tokenizer needs at least one.
 TOKENIZER_DATA = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
                   "tekken.json", "sentencepiece.bpe.model", "qwen.tiktoken")  # fmt: skip
 
-#: Keys of config.json that count layers, by which modules are made one by one.
+#: Keys of config.json that count layers; one module is built for each.
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
-#: Keys of config.json that are a dimension of some tensor, or that things are made one by one for.
+#: Keys of config.json that are a dimension of some tensor or a number of modules.
 SIZES = ("vocab_size", "hidden_size", "n_embd", "num_experts", "num_local_experts",
          "n_routed_experts", "num_labels")  # fmt: skip
-#: Most layers where no weight files say how many there are. Published models have up to 200.
+#: Most layers where no weight files are there to compare with. Published models have up to 200.
 MAX_LAYERS = 4096
-#: Largest of the sizes where no weight files are there. Published vocabularies reach 262,144.
+#: Largest size where no weight files are there. Published vocabularies reach 262,144.
 MAX_SIZE = 10_000_000
-#: Bytes of a header; the safetensors library has the same limit.
+#: Bytes of a safetensors header; the safetensors library has the same limit.
 MAX_HEADER = 100_000_000
 AGAIN = "copy or download it again"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d{1,9})\.")
@@ -52,7 +54,7 @@ class WeightFiles:
 
     @property
     def layers(self) -> int | None:
-        """Layers by the numbers in the names; None where no name has one."""
+        """Number of layers, from the indices in tensor names; None where no name has one."""
         found = [int(match[1]) for name in self.shapes if (match := _LAYER.search(name))]
         return max(found) + 1 if found else None
 
@@ -66,8 +68,9 @@ class WeightFiles:
 
 
 def check_model(path: str) -> WeightFiles | None:
-    """Refuse a directory whose config.json and weights are damaged or cannot belong together.
-    Returns what the weight files hold; None where it is no directory, or has no safetensors."""
+    """Refuse a directory with damaged files, or with a config.json that cannot belong to its
+    weights. Returns the headers of the weight files; None without a directory or without
+    safetensors."""
     folder = Path(path)
     if not folder.is_dir():
         return None
@@ -78,8 +81,9 @@ def check_model(path: str) -> WeightFiles | None:
 
 
 def check_sizes(config: Mapping[str, Any], weights: WeightFiles | None, what: str) -> None:
-    """Refuse sizes of a config.json that the weights do not have, or that no model has."""
-    # Quantised weights are packed, and code of the model's own may use a layer several times.
+    """Refuse a config.json with sizes that its weights do not have, or that no model has."""
+    # Quantised weights are stored packed, and a model's own code (auto_map) may use a layer several
+    # times: then shapes and counts cannot be compared.
     compare = weights is not None and not config.get("quantization_config")
     layers = weights.layers if weights and compare and not config.get("auto_map") else None
     largest = max(weights.largest_dimension, 2) if weights and compare else None
@@ -119,13 +123,13 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; none where it has other weights."""
+    """The safetensors files of a model; empty where its weights have another format."""
     if not (folder / INDEX).is_file():
         return [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
     names = read_object(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{folder / INDEX} has no weight_map of file names: {AGAIN}")
-    # File names only: an index does not lead out of its directory.
+    # The last component only: an index must not lead out of its directory.
     return [folder / Path(name).name for name in dict.fromkeys(names.values())]
 
 
@@ -176,7 +180,7 @@ def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(model: Any, weights: WeightFiles, what: str) -> None:
-    """Refuse weights of other shapes than the model has, or fewer numbers than it needs."""
+    """Refuse weights with other shapes than the model's, or with fewer numbers than it needs."""
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for name, shape in own.items():
         found = weights.shapes.get(name, shape)
@@ -187,7 +191,8 @@ def check_shapes(model: Any, weights: WeightFiles, what: str) -> None:
             )
     needed = sum(map(math.prod, own.values()))
     if needed > weights.numbers:
-        # Names are compared only to name one: Transformers renames and joins some of them.
+        # A name is looked up for the message only: Transformers renames and joins some weights, so
+        # that a missing name alone proves nothing.
         missing = next((name for name in own if name not in weights.shapes), "")
         raise InputError(
             f"{what}: its weights are {weights.numbers:,} numbers, but by config.json it has "
@@ -196,7 +201,7 @@ def check_shapes(model: Any, weights: WeightFiles, what: str) -> None:
 
 
 def tokenizer_problem(folder: Path) -> str | None:
-    """What is wrong with the files of a tokenizer; None where nothing is seen."""
+    """What is wrong with the files of a tokenizer; None where no problem is found."""
     for name in TOKENIZER_JSON:
         if (folder / name).is_file():
             try:

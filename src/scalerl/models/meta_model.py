@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are: names, sizes, and what a token of it costs."""
+"""A model without its weights: names, shapes, and the cost of a token."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import torch
 
 from scalerl.errors import InputError
-from scalerl.models.files import check_shapes
-from scalerl.models.load import check_before, one_line
+from scalerl.models.load import check_before, loading_errors
+from scalerl.models.model_files import check_shapes
 
-#: Keys and values of a token are counted in FP32, which the fast decoder keeps them in; a model in
-#: BF16 that decodes by its own forward pass needs half.
+#: Bytes of a number in the KV cache. The fast decoder keeps FP32; a BF16 model that decodes by its
+#: own forward pass needs half.
 CACHE_ITEM_BYTES = 4
 
 
 def meta_model(path: str, dtype: str, *, trust_remote_code: bool = False) -> Any:
-    """The model without its weights: names and shapes only. Refuses what no engine here can
-    continue."""
+    """The model on the meta device: names and shapes only. Refuses models that no engine here can
+    decode."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     weights = check_before(path, trust_remote_code)
-    with one_line(f"model {path}", trust_remote_code):
+    with loading_errors(f"model {path}", trust_remote_code):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             shape = AutoModelForCausalLM.from_config(
@@ -35,8 +35,8 @@ def meta_model(path: str, dtype: str, *, trust_remote_code: bool = False) -> Any
 
 
 def _check_cached(path: str, model: Any) -> None:
-    """All that a token leaves behind must be keys and values, in every layer: rollouts join and
-    leave a batch by their rows of that cache."""
+    """Refuse models with a recurrent state: rollouts join and leave a batch by rows of the KV
+    cache, so keys and values must be all that a token leaves behind."""
     config = model.config
     kinds = getattr(config, "layer_types", None) or ()
     others = {k for k in kinds if k == "linear_attention" or not k.endswith("attention")}
@@ -50,8 +50,8 @@ def _check_cached(path: str, model: Any) -> None:
 
 
 def matmul_parameters(model: Any) -> int:
-    """Parameters in the matrix products of a token: an embedding that is only looked up has none,
-    and of a mixture's experts only those that are asked."""
+    """Parameters in the matrix products of a token: without an embedding that is only looked up,
+    and with only the active experts of a mixture."""
     config = model.config
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     share = getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
@@ -66,7 +66,7 @@ def matmul_parameters(model: Any) -> int:
 
 
 def cache_bytes(config: Any) -> int:
-    """Bytes of keys and values for one token of context."""
+    """Bytes of the KV cache for one token of context."""
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -74,6 +74,6 @@ def cache_bytes(config: Any) -> int:
 
 
 def context_length(config: Any) -> int | None:
-    """Tokens the model can read, prompt and answer together; None where it does not say."""
+    """Longest context of the model in tokens; None where its config does not say."""
     found = getattr(config, "max_position_embeddings", None)
     return None if found is None else int(found)
