@@ -49,7 +49,8 @@ def sentences(text: str) -> list[str]:
         line = re.sub(r"^(-|\d+\.) ", "", line.strip())
         if line and not line.startswith(("#", "|", "<", "@")):
             found += re.split(r"(?<=[.?!])\s+(?=[A-Z`*\"(])", line)
-    return [sentence for sentence in found if len(sentence.split()) >= MIN_WORDS]
+    # Items of an index end without a full stop: they are no sentences.
+    return [s for s in found if len(s.split()) >= MIN_WORDS and s.endswith((".", "?", "!"))]
 
 
 def main() -> int:
