@@ -137,18 +137,24 @@ def backtest_methods() -> str:
 
 
 def backtest_windows() -> str:
+    """One row a class; each cell has a number for every window."""
+    found = result("backtest")["by_class_and_fraction"]
+    windows = sorted({r["fraction"] for r in found})
+    by = {(r["run_class"], r["fraction"]): r for r in found}
+
+    def cell(kind: str, key: str, form: str) -> str:
+        values = [by[kind, window][key] for window in windows if (kind, window) in by]
+        return ", ".join("–" if value is None else format(value, form) for value in values)
+
     rows = [
-        [r["run_class"], f"{r['fraction']:g}", str(r["tasks"]), f"{r['crps']:.4f}",
-         f"{r['cover90']:.2f}", f"{r['identified']:.2f}",
-         "" if r["ceiling_agrees"] is None else f"{r['ceiling_agrees']:.2f}",
-         f"{r['alarms']:.2f}"]
-        for r in sorted(
-            result("backtest")["by_class_and_fraction"],
-            key=lambda r: (r["run_class"], r["fraction"]),
-        )
+        [kind, cell(kind, "tasks", "d"), cell(kind, "crps", ".4f"), cell(kind, "cover90", ".2f"),
+         cell(kind, "identified", ".2f"), cell(kind, "ceiling_agrees", ".2f"),
+         cell(kind, "alarms", ".2f")]
+        for kind in sorted({r["run_class"] for r in found})
     ]  # fmt: skip
-    head = ["class", "of the run", "tasks", "CRPS", "90 % holds", "identified", "agrees later",
-            "alarm"]  # fmt: skip
+    at = ", ".join(f"{100 * window:g}" for window in windows)
+    head = [f"class, at {at} % of the run", "forecasts", "CRPS", "90 % holds", "identified",
+            "agrees later", "alarm"]  # fmt: skip
     return markdown(head, rows)
 
 
@@ -163,12 +169,17 @@ def backtest_alarms() -> str:
 
 
 def hazard_signs() -> str:
+    """Signs that were on at some look; the others are named below the table."""
+    signs = result("hazard")["signs"]
     rows = [
         [r["sign"], f"{r['hits']} of {r['falls']}", f"{r['with_the_fall']} of {r['falls']}",
          f"{r['false']} of {r['calm_looks']:,}"]
-        for r in result("hazard")["signs"]
+        for r in signs
+        if r["hits"] or r["with_the_fall"] or r["false"]
     ]  # fmt: skip
-    return markdown(["sign", "on before a fall", "on with it", "on without one"], rows)
+    never = [r["sign"] for r in signs if not (r["hits"] or r["with_the_fall"] or r["false"])]
+    table = markdown(["sign", "on before a fall", "on with it", "on without one"], rows)
+    return f"{table}\n\nNever on: {', '.join(never)}."
 
 
 def ceilings() -> str:
@@ -183,12 +194,25 @@ def ceilings() -> str:
     return markdown(head, rows)
 
 
+def _by_method(rows: list[dict[str, Any]], label: str) -> str:
+    """CRPS and coverage of the main methods, one row a value of the label."""
+    methods = ["no change", "paper", "ensemble", "scalerl"]
+    by = {(r[label], r["method"]): r for r in rows}
+    body = [
+        [str(value), str(by[value, "scalerl"]["tasks"]),
+         *(f"{by[value, m]['crps']:.4f} ({by[value, m]['cover90']:.2f})" for m in methods)]
+        for value in dict.fromkeys(r[label] for r in rows)
+    ]  # fmt: skip
+    return markdown([label, "forecasts", *methods], body)
+
+
 def backtest_fractions() -> str:
-    return scores(result("backtest")["healthy_by_fraction"], "fraction", "method")
+    rows = sorted(result("backtest")["healthy_by_fraction"], key=lambda r: float(r["fraction"]))
+    return _by_method(rows, "fraction")
 
 
 def backtest_sources() -> str:
-    return scores(result("backtest")["healthy_by_source"], "source", "method")
+    return _by_method(result("backtest")["healthy_by_source"], "source")
 
 
 def backtest_axes() -> str:
@@ -199,11 +223,16 @@ def backtest_axes() -> str:
         if key.startswith("axis_")
         for row in rows
     ]
-    return scores(rows, "axis", "method")
+    return _by_method(rows, "axis")
 
 
 def backtest_disturbed() -> str:
-    return scores(result("backtest")["disturbed"], "change")
+    rows = [
+        [r["change"], str(r["tasks"]), f"{r['crps']:.4f}", f"{r['skill']:+.2f}",
+         f"{r['cover90']:.2f}"]
+        for r in result("backtest")["disturbed"]
+    ]  # fmt: skip
+    return markdown(["change", "forecasts", "CRPS", "skill", "90 % holds"], rows)
 
 
 def synthetic_coverage() -> str:
@@ -426,6 +455,7 @@ def speed_growth() -> str:
     rows = [
         [f"{r['points']:,}", f"{r['fit_ms']:.1f}", str(r["forecasts"]), f"{r['forecast_ms']:.1f}"]
         for r in result("speed")["growth"]
+        if r["points"] in (100, 1_000, 10_000, 100_000)
     ]
     return markdown(["points", "fit, ms", "forecasts", "forecast, ms"], rows)
 
@@ -599,36 +629,32 @@ def _stops(found: dict[str, Any]) -> str:
 
 
 def learning() -> str:
-    return _learning_runs("learning")
-
-
-def learning_noisy() -> str:
-    return _learning_runs("learning_noisy")
-
-
-def _learning_runs(name: str) -> str:
+    """One row a set of runs that differ by their seed, from either start."""
     rows = []
-    for case, runs in result(name)["runs"].items():
-        for i, r in enumerate(runs):
-            start, final = r.get("greedy_start"), r.get("greedy_final")
+    for start, name in (("tiny", "learning"), ("tiny-noisy", "learning_noisy")):
+        for case, runs in result(name)["runs"].items():
+            of = len(runs)
             rows.append(
                 [
-                    f"{case}, seed {r.get('seed', i)}",
-                    "not measured" if start is None else f"{start:.3f} → {final:.3f}",
-                    f"{r['start']:.3f} → {r['final']:.3f}",
-                    _with_interval(r["forecast"], r["forecast_90"], r["covered"]),
-                    _with_interval(r["ceiling"], r["ceiling_90"], r["ceiling_covered"]),
-                    f"{r['truth']:.3f}",
+                    f"{case}, `{start}`",
+                    str(of),
+                    _from_to([(r["start"], r["final"]) for r in runs]),
+                    f"{median(r['forecast'] for r in runs):.3f}; "
+                    f"{sum(r['covered'] for r in runs)} of {of}",
+                    f"{median(r['ceiling'] for r in runs):.3f}; "
+                    f"{sum(r['ceiling_covered'] for r in runs)} of {of}",
+                    f"{runs[0]['truth']:.3f}",
                 ]
             )
-    head = ["run", "greedy", "sampled", "end, forecast at half", "fitted ceiling",
-            "constructed ceiling"]  # fmt: skip
+    head = ["run, model", "seeds", "pass rate", "forecast at half; holds the end",
+            "fitted ceiling; interval holds", "constructed ceiling"]  # fmt: skip
     return markdown(head, rows)
 
 
-def _with_interval(value: float, interval: list[float], holds: bool) -> str:
-    text = f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-    return text if holds else f"{text} (missed)"
+def _from_to(pairs: list[tuple[float, float]]) -> str:
+    """Medians of the first and of the second numbers."""
+    first, last = (median(values) for values in zip(*pairs, strict=True))
+    return f"{first:.3f} → {last:.3f}"
 
 
 def learning_summary() -> str:
@@ -653,39 +679,27 @@ def profile() -> str:
     rows = []
     for side in ("engine", "trainer"):
         before, after = found["before"][side], found["after"][side]
-        for part in dict.fromkeys([*before["ms"], *after["ms"]]):
-            rows.append(
-                [
-                    side,
-                    part,
-                    *(_ms(found[when][side]["ms"].get(part)) for when in ("before", "after")),
-                ]
-            )
-        total = [f"**{1e3 * x['seconds']['best']:.0f}**" for x in (before, after)]
-        rows.append([side, "**all**", *total])
-    return markdown(["side", "part", "before, ms", "after, ms"], rows)
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+        parts = sorted(after["ms"].items(), key=lambda part: -part[1])
+        rows.append(
+            [
+                side,
+                *(f"{1e3 * x['seconds']['best']:.0f}" for x in (before, after)),
+                ", ".join(f"{part} {ms:.0f}" for part, ms in parts[:5]),
+            ]
+        )
+    head = ["side", "Hugging Face, ms", "scalerl in torch, ms", "the largest parts of that, ms"]
+    return markdown(head, rows)
 
 
 def trl() -> str:
     found = result("against_trl")
+    sides = ["TRL, 1 thread", "TRL, 2 threads", "scalerl, 1 thread", "scalerl train"]
     rows = []
     for case in (c for c in ("fixed", "ragged", "smollm2") if c in found):
-        sides = {k: v for k, v in found[case].items() if isinstance(v, dict)}
-        one = sides["TRL, 1 thread"]["seconds"]
-        best = min(s["seconds"] for side, s in sides.items() if side.startswith("TRL"))
-        for side, s in sides.items():
-            # Of several processes the CPU time is not known apart.
-            cpu = "" if side == "scalerl train" else f"{s['best_cpu']:.2f}"
-            times = [f"{t / s['seconds']:.1f} ×" for t in (one, best)]
-            rows.append([case, side, f"{s['seconds']:.2f}", cpu, *times])
-        limit = f"{found[case]['limit_seconds']:.2f}"
-        rows.append([case, "limit of one core", limit, limit, "", ""])
-    head = ["work", "", "s a step, median", "CPU s, best", "TRL, 1 thread / it",
-            "TRL at its best / it"]  # fmt: skip
+        seconds = [found[case][side]["seconds"] for side in sides]
+        rows.append([case, *(f"{x:.2f}" for x in seconds), f"{found[case]['limit_seconds']:.2f}",
+                     f"{min(seconds[:2]) / seconds[3]:.1f} ×"])  # fmt: skip
+    head = ["seconds a step", *sides, "limit of one core", "best TRL / scalerl train"]
     return markdown(head, rows)
 
 
@@ -721,6 +735,7 @@ def limits() -> str:
             f"{r['trainer']['share']:.0%}",
         ]
         for r in [found["default"], *found["growth"]]
+        if r["rows"] == 512
     ]
     head = ["width", "rows", "tokens", "SGEMM, GFLOP/s", "generator, tok/s", "of peak",
             "trainer, tok/s", "of peak"]  # fmt: skip
@@ -894,20 +909,18 @@ def packages() -> str:
 
 
 def paired() -> str:
-    """Coverage of the paired interval in simulated studies."""
+    """Coverage of the paired interval in simulated studies, and how much narrower it is."""
+    cases = result("paired")["cases"]
+    seeds = sorted({case["seeds"] for case in cases})
+    by = {(c["prompts"], c["seed_sd_logits"], c["seeds"]): c for c in cases}
     rows = [
-        [
-            str(case["prompts"]),
-            f"{case['seed_sd_logits']:g}",
-            str(case["seeds"]),
-            f"{case['coverage']:.2f}",
-            f"{case['coverage_unpaired']:.2f}",
-            f"{case['times_narrower']:.1f}",
-        ]
-        for case in result("paired")["cases"]
-    ]
-    head = ["prompts", "seeds differ by (logits)", "seeds", "90 % paired holds", "unpaired holds",
-            "times narrower"]  # fmt: skip
+        [str(prompts), f"{sd:g}",
+         *(f"{by[prompts, sd, n]['coverage']:.2f} ({by[prompts, sd, n]['times_narrower']:.1f})"
+           for n in seeds)]
+        for prompts, sd in dict.fromkeys((c["prompts"], c["seed_sd_logits"]) for c in cases)
+    ]  # fmt: skip
+    head = ["prompts", "spread of seeds, logits",
+            *(f"{n} seed{'s' if n > 1 else ''}" for n in seeds)]  # fmt: skip
     return markdown(head, rows)
 
 
@@ -989,7 +1002,6 @@ TABLES: dict[str, Callable[[], str]] = {
         scale_out,
         hand_over,
         learning,
-        learning_noisy,
         learning_summary,
         profile,
         trl,
