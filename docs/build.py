@@ -419,7 +419,7 @@ def replication(name: str) -> str:
                 "" if a is None else f"{row['A']:.3f} [{a[0]:.3f}, {a[1]:.3f}]",
                 "" if row["true_A"] is None else f"{row['true_A']:.3f}",
                 ratio.get(row["variant"], ""),
-                row["words"] if row["seeds"] or row["stability"] == "unstable" else "not run yet",
+                _short_verdict(row, found["table"][0]["variant"]),
             ]
         )
     head = ["variant", "seeds", "ceiling A", "by construction", "compute to one score", "verdict"]
@@ -431,6 +431,17 @@ def replication(name: str) -> str:
         f"{found['seed_sd']:.3f}. The interval holds the constructed ceiling in {sum(held)} of "
         f"{len(held)} variants; false verdicts: {wrong}."
     )
+
+
+def _short_verdict(row: dict[str, Any], reference: str) -> str:
+    """The verdict without the names of variants that the table has already."""
+    if not row["seeds"] and row["stability"] != "unstable":
+        return "not run yet"
+    words = str(row["words"])
+    for shared in ("no difference", "undecided"):
+        if words.startswith(shared):
+            return shared
+    return words.replace(reference, "the reference").replace(row["variant"], "it")
 
 
 def speed() -> str:

@@ -1,5 +1,5 @@
-"""Draw docs/images/architecture.svg: the two halves, the record between them, and the ways of a
-prompt (numbers) and of a CSV row (letters).
+"""Draw docs/images/architecture.svg: training, forecasting, the run record between them, and the
+paths of a prompt (numbers) and of a CSV row (letters).
 
 python docs/draw_architecture.py
 """
@@ -14,7 +14,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from scalerl.report.theme import Theme, drawing, new_figure, save
 
 TARGET = Path(__file__).parent / "images" / "architecture.svg"
-WIDTH, HEIGHT = 120.0, 74.0
+#: Size of the axes, in units that fit the positions below.
+WIDTH = 120.0
+HEIGHT = 74.0
 
 
 class Picture:
@@ -39,13 +41,13 @@ class Picture:
     def small(self, x: float, y: float, text: str, ha: str = "center") -> None:
         self.axes.text(x, y, text, ha=ha, va="center", fontsize=7.6, color=self.theme.muted)
 
-    def room(self, x: float, y: float, w: float, h: float, title: str, about: str) -> None:
-        """A dashed frame around boxes."""
-        frame = FancyBboxPatch(
+    def frame(self, x: float, y: float, w: float, h: float, title: str, about: str) -> None:
+        """A dashed frame around boxes: a package."""
+        border = FancyBboxPatch(
             (x, y), w, h, boxstyle="round,pad=0,rounding_size=1.4", lw=1.0, ls="--",
             ec=self.theme.muted, fc="none",
         )  # fmt: skip
-        self.axes.add_patch(frame)
+        self.axes.add_patch(border)
         self.axes.text(x + 1.5, y + h - 2.3, title, va="center", weight="bold")
         self.small(x + 2.5 + 1.0 * len(title), y + h - 2.4, about, ha="left")
 
@@ -79,25 +81,27 @@ def draw(picture: Picture) -> None:
     picture.box(
         2, 25, 116, 8.5, "THE RUN RECORD   runs/",
         "recipe.toml    steps.jsonl    evals.jsonl    evals/    events.jsonl    checkpoints/     "
-        "all that the two halves share",
+        "the only thing that both halves share",
         colour=record,
     )  # fmt: skip
     forecasting(picture, prompt, row)
 
 
 def training(p: Picture, colour: str) -> None:
-    """Above the record: who asks, writes, checks and learns."""
+    """Above the record: prompts, generation, scoring and training."""
     p.box(2, 60, 15, 11, "recipe/", "what a run is:", "TOML, typed")
     p.box(2, 42, 15, 12, "tasks/", "prompts, and", "how an answer", "is checked")
-    p.room(20, 38, 26, 34, "pipeline/", "who waits for whom")
-    p.box(23, 56, 20, 10, "curriculum", "draws prompts", "algorithm/curriculum.py")
-    p.box(23, 41, 20, 10, "groups", "under way, by age", "schedule.py, groups.py")
-    p.room(
+    p.frame(20, 38, 26, 34, "pipeline/", "the loop")
+    p.box(23, 56, 20, 10, "curriculum", "samples prompts", "algorithm/curriculum.py")
+    p.box(23, 41, 20, 10, "groups", "in progress, by age", "schedule.py, groups.py")
+    p.frame(
         49, 38, 69, 34, "placement/",
-        "where the crew lives: processes | one process, virtual clock | your own",
+        "where the workers run: processes | Ray | one process, virtual clock",
     )  # fmt: skip
-    p.box(52, 45, 17, 15, "generators", "engine/", "write rollouts:", "token, log-prob,", "version")
-    p.box(75, 45, 15, 15, "checkers", "tasks/", "judge answers,", "each in its time")
+    p.box(
+        52, 45, 17, 15, "generators", "engine/", "generate rollouts:", "token, log-prob,", "version"
+    )
+    p.box(75, 45, 15, 15, "checkers", "tasks/", "score answers,", "with a deadline")
     p.box(
         96, 45, 19, 15, "trainer", "algorithm/: loss", "trainer/: gradient,", "optimiser step,",
         "version + 1",
@@ -113,11 +117,11 @@ def training(p: Picture, colour: str) -> None:
     p.arrow((82.5, 60), (43, 62.5), bend=0.14)
     p.small(64, 62.2, "pass rates")
     p.arrow((109, 45), (109, 33.5), "7", at=(109, 35.9), colour=colour)
-    p.small(106.8, 35.6, "a line a step, a line a validation", ha="right")
+    p.small(106.8, 35.6, "one line per step and per validation", ha="right")
 
 
 def forecasting(p: Picture, prompt: str, row: str) -> None:
-    """Below it: what is read, fitted and shown. No torch here."""
+    """Below it: logs, fits and the report, without torch."""
     p.box(
         2,
         8,
@@ -135,19 +139,19 @@ def forecasting(p: Picture, prompt: str, row: str) -> None:
         12,
         "importers",
         "runs/importers/, runs/load.py",
-        "columns, runs, scale, order",
+        "columns, runs, units, order",
         "→ Run: compute, score",
     )
-    p.box(62, 8, 22, 12, "curves/", "fit → forecast → compare", "ceiling, speed,", "and how sure")
+    p.box(62, 8, 22, 12, "curves/", "fit → forecast → compare", "ceiling, speed,", "with intervals")
     p.box(
         90,
         8,
         28,
         12,
         "report/, cli/",
-        "tables, pictures,",
-        "one page that works offline;",
-        "live view, stop rule",
+        "tables, figures,",
+        "one self-contained page;",
+        "live view, stop rules",
     )
     p.arrow((28, 14), (34, 14), "a", colour=row)
     p.arrow((56, 14), (62, 14), "b", colour=row)
@@ -156,8 +160,8 @@ def forecasting(p: Picture, prompt: str, row: str) -> None:
     p.small(46, 22.6, "scalerl fit RUN", ha="left")
     p.arrow((73, 25), (73, 20), "8", colour=prompt)
     p.small(75, 22.6, "after every validation", ha="left")
-    p.small(60, 3.6, "numbers: a prompt, from its draw to the fitted curve      "
-            "letters: a CSV row, to the page")  # fmt: skip
+    p.small(60, 3.6, "numbers: a prompt, from sampling to the fitted curve      "
+            "letters: a CSV row, to the report")  # fmt: skip
 
 
 def main() -> None:
