@@ -19,7 +19,7 @@ from scalerl.placement import forkserver
 
 def worker(conn, out):
     from scalerl.placement.child import guarded
-    def serve():
+    def serve(conn):
         with open(out, "a") as f:
             print(os.getpid(), os.getppid(), os.environ.get("MOOD"), "torch" in sys.modules,
                   "transformers" in sys.modules, file=f, flush=True)

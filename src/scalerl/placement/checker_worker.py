@@ -257,6 +257,6 @@ def run_checker(conn: Connection, task: Task, places: int, seconds: float) -> No
     # hangs in it, or in them, ends with it.
     if hasattr(os, "setpgid"):  # Windows has no process groups
         os.setpgid(0, 0)
-    guarded(conn, lambda: serve_checker(conn, task, places, seconds))
+    guarded(conn, serve_checker, task, places, seconds)
     end_group(os.getpid())
     os._exit(0)

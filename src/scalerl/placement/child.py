@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from scalerl.errors import InputError, PipelineError, is_out_of_memory
 from scalerl.pipeline import messages as m
@@ -17,20 +18,19 @@ from scalerl.streams import ignore_unread_output
 #: Exit code of a worker that, while it was starting, reached the very call of `train` that was
 #: starting it: the script lacks `if __name__ == "__main__":`.
 UNGUARDED = 87
-GUARD = (
-    'put the call of train() or evaluate() under `if __name__ == "__main__":`, for it starts '
-    "processes"
-)
 
 
 class UnguardedScript(InputError):
     """A script starts processes at import: every process it starts would do so again."""
 
     def __init__(self) -> None:
-        super().__init__(GUARD)
+        super().__init__(
+            'put the call of train() or evaluate() under `if __name__ == "__main__":`, for it '
+            "starts processes"
+        )
 
 
-def guarded(conn: Connection, serve: Callable[[], None]) -> None:
+def guarded(conn: Connection, serve: Callable[..., None], *arguments: Any) -> None:
     """Call `serve` in a worker process; an error of it is sent to the main process, as one line."""
     # Ctrl-C and a closed terminal reach the whole process group; the main process handles them.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -39,7 +39,7 @@ def guarded(conn: Connection, serve: Callable[[], None]) -> None:
     _die_with_parent()
     ignore_unread_output()
     try:
-        serve()
+        serve(conn, *arguments)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process is gone: nothing is left to do
     except Exception as error:  # reported by the main process, which knows the worker's name

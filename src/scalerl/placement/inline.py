@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scalerl.errors import InputError, PipelineError
+from scalerl.errors import InputError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.base_crew import BaseCrew
 from scalerl.placement.connection import SessionFilter
 from scalerl.placement.generator_worker import HEARTBEAT_SECONDS, GeneratorWorker
 from scalerl.placement.specs import Specs
@@ -104,6 +105,9 @@ class InlineWorker(ABC):
 
     def wake(self) -> None:  # noqa: B027 - most workers watch nothing
         """Look for changes from outside, such as new weights."""
+
+    def kill(self) -> None:
+        self.alive = False
 
     def die(self, why: str) -> None:
         if self.alive:
@@ -257,7 +261,7 @@ class InlineChecker(InlineWorker):
         return takes, self.task.check_all(call)
 
 
-class InlineCrew:
+class InlineCrew(BaseCrew):
     """A crew with an agenda of future events."""
 
     def __init__(
@@ -286,7 +290,7 @@ class InlineCrew:
         self.places = -(-where.checkers // checkers)
         self.trainer: InlineTrainer = self._start(InlineTrainer("trainer", self))
         self.generators: list[InlineGenerator] = [
-            self._start(InlineGenerator(f"generator {i}", self)) for i in range(where.generators)
+            self._start_generator(f"generator {i}") for i in range(where.generators)
         ]
         self.checkers: list[InlineChecker] = [
             self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)
@@ -321,34 +325,16 @@ class InlineCrew:
         self.inbox.clear()
         return found
 
-    def replace(self, worker: Handle) -> Handle:
-        for i, generator in enumerate(self.generators):
-            if generator is worker:
-                generator.alive = False
-                self.generators[i] = self._start(InlineGenerator(worker.name, self))
-                return self.generators[i]
-        for i, checker in enumerate(self.checkers):
-            if checker is worker:
-                checker.alive = False
-                self.checkers[i] = self._start(InlineChecker(worker.name, self))
-                return self.checkers[i]
-        raise PipelineError(f"{worker.name} cannot be replaced")
+    def _restarted(self, worker: InlineWorker) -> InlineWorker:
+        worker.kill()
+        return self._start(type(worker)(worker.name, self))
 
-    def add_generator(self) -> Handle:
-        made = self._start(InlineGenerator(free_generator_name(self.generators), self))
-        self.generators.append(made)
-        return made
-
-    def remove_generator(self, worker: Handle) -> None:
-        for generator in self.generators:
-            if generator is worker:
-                generator.alive = False
-        self.generators = [g for g in self.generators if g is not worker]
+    def _start_generator(self, name: str) -> InlineGenerator:
+        return self._start(InlineGenerator(name, self))
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
-        old: list[InlineWorker] = [self.trainer, *self.checkers]
-        for worker in old:
-            worker.alive = False
+        for worker in (self.trainer, *self.checkers):
+            worker.kill()
         self.inbox.clear()
         self.setup = setup
         self.specs = Specs.from_setup(setup, checkpoint, default_channel="direct")

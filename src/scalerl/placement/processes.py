@@ -21,13 +21,14 @@ import torch.multiprocessing  # noqa: F401 - lets tensors in shared memory trave
 from scalerl.errors import InputError, PipelineError
 from scalerl.machine import cores
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement import forkserver
+from scalerl.placement.base_crew import BaseCrew
 from scalerl.placement.checker_worker import run_checker
-from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group
+from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group, guarded
 from scalerl.placement.rank_group import RankGroup
-from scalerl.placement.serve_workers import run_generator, run_trainer
+from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.rendezvous import rendezvous_store
@@ -58,7 +59,7 @@ class ProcessHandle:
         self, name: str, inbox: queue.SimpleQueue[Any], entry: Callable[..., None], *arguments: Any
     ) -> None:
         self.name = name
-        self._make = (entry, arguments)
+        self._program = (entry, *arguments)
         self._inbox = inbox
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         context: Any = forkserver.context()
@@ -87,8 +88,7 @@ class ProcessHandle:
     def restart(self) -> ProcessHandle:
         """End the process and start another one like it."""
         self.kill()
-        entry, arguments = self._make
-        return ProcessHandle(self.name, self._inbox, entry, *arguments)
+        return ProcessHandle(self.name, self._inbox, *self._program)
 
     def _read(self) -> None:
         while True:
@@ -145,11 +145,13 @@ class ProcessHandle:
         self._conn.close()
 
 
-class WorkerProcesses:
-    """Generators and checkers as processes: starts, polls, replaces and ends them."""
+class WorkerProcesses(BaseCrew):
+    """Workers as processes: starts, polls, replaces and ends them. An evaluation has checkers
+    only."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[ProcessHandle, Any]] = queue.SimpleQueue()
+        self.trainer: RankGroup[ProcessHandle] = RankGroup(())
         self.generators: list[ProcessHandle] = []
         self.checkers: list[ProcessHandle] = []
 
@@ -174,30 +176,23 @@ class WorkerProcesses:
 
     @property
     def _workers(self) -> list[ProcessHandle]:
-        return [*self.generators, *self.checkers]
+        return [*self.trainer.ranks, *self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
         found: list[MessageReceived | WorkerLost] = []
         try:
             worker, message = self._inbox.get(timeout=seconds)
             while True:
+                # The last messages of a worker that has been replaced are dropped.
                 if any(worker is one for one in self._workers):
-                    found += self._event(worker, message)
+                    found += self.trainer.events(worker, message)
                 worker, message = self._inbox.get_nowait()
         except queue.Empty:
-            return found
+            overdue = self.trainer.overdue()
+            return found if overdue is None else [*found, overdue]
 
-    def _event(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
-        """The event of a message, or (None) of the end of a process."""
-        return [worker.loss() if message is None else MessageReceived(worker, message)]
-
-    def replace(self, worker: Handle) -> Handle:
-        for workers in (self.generators, self.checkers):
-            for i, one in enumerate(workers):
-                if one is worker:
-                    workers[i] = one.restart()
-                    return workers[i]
-        raise PipelineError(f"{worker.name} cannot be replaced")
+    def _restarted(self, worker: ProcessHandle) -> ProcessHandle:
+        return worker.restart()
 
     def pids(self) -> dict[str, int]:
         return {"main": os.getpid()} | {w.name: w.process.pid or 0 for w in self._workers}
@@ -232,27 +227,19 @@ class ProcessCrew(WorkerProcesses):
             self._weights_rendezvous, port = rendezvous_store(HERE)
             channel.set_rendezvous(HERE, port, LOOPBACK, setup.device)
         self.trainer = RankGroup(
-            [self._start(name, run_trainer, specs.make_trainer, spec, channel)
+            [self._start(name, guarded, serve_trainer, specs.make_trainer, spec, channel)
              for name, spec in self._ranks(specs)]
         )  # fmt: skip
         for _ in range(where.generators):
             self.add_generator()
         self.start_checkers(setup)
 
-    def add_generator(self) -> Handle:
+    def _start_generator(self, name: str) -> ProcessHandle:
         specs = self._specs
-        made = self._start(
-            free_generator_name(self.generators), run_generator, specs.make_engine, specs.engine,
-            specs.channel, self._deterministic,
+        return self._start(
+            name, guarded, serve_generator, specs.make_engine, specs.engine, specs.channel,
+            self._deterministic,
         )  # fmt: skip
-        self.generators.append(made)
-        return made
-
-    def remove_generator(self, worker: Handle) -> None:
-        for generator in self.generators:
-            if generator is worker:
-                generator.kill()
-        self.generators = [g for g in self.generators if g is not worker]
 
     def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer; their rendezvous is on this machine."""
@@ -260,17 +247,3 @@ class ProcessCrew(WorkerProcesses):
             return [("trainer", specs.trainer)]
         self._rendezvous, port = rendezvous_store(HERE)
         return specs.ranks(HERE, port, LOOPBACK)
-
-    @property
-    def _workers(self) -> list[ProcessHandle]:
-        return [*self.trainer.ranks, *super()._workers]
-
-    def _event(self, worker: ProcessHandle, message: Any) -> list[MessageReceived | WorkerLost]:
-        if any(worker is rank for rank in self.trainer.ranks):
-            found = self.trainer.on_message(worker, message)
-            return [] if found is None else [found]
-        return super()._event(worker, message)
-
-    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
-        found, overdue = super().poll(seconds), self.trainer.overdue()
-        return found if overdue is None else [*found, overdue]

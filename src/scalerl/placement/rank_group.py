@@ -51,6 +51,14 @@ class RankGroup(Generic[R]):
         for rank in self.ranks:
             rank.send(message)
 
+    def events(self, worker: R, message: Any) -> list[MessageReceived | WorkerLost]:
+        """The events of a message, or (None) of the end, of any worker: those of a rank are about
+        the trainer as a whole."""
+        if any(worker is rank for rank in self.ranks):
+            found = self.on_message(worker, message)
+            return [] if found is None else [found]
+        return [worker.loss() if message is None else MessageReceived(worker, message)]
+
     def on_message(self, worker: R, message: Any) -> MessageReceived | WorkerLost | None:
         """The event for the trainer of a rank's message, or (None) of its end; None if there is
         none."""

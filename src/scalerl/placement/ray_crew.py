@@ -24,8 +24,9 @@ from typing import Any
 from scalerl.errors import InputError, PipelineError
 from scalerl.machine import cores
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.base_crew import BaseCrew
 from scalerl.placement.checker_worker import serve_checker
 from scalerl.placement.connection import SessionFilter
 from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
@@ -223,7 +224,7 @@ def _absolute(specs: Specs) -> Specs:
     )
 
 
-class RayCrew:
+class RayCrew(BaseCrew):
     """One trainer (of one or many ranks), some generators and checkers, each an actor."""
 
     def __init__(self, setup: RunSetup, checkpoint: Path | None = None) -> None:
@@ -249,7 +250,7 @@ class RayCrew:
                 self.add_generator()
             checkers = min(where.checkers, self._cores(), MAX_CHECKERS)
             self._places = -(-where.checkers // checkers)
-            self.checkers = [self._checker(f"checker {i}") for i in range(checkers)]
+            self.checkers = [self._start_checker(f"checker {i}") for i in range(checkers)]
         except BaseException:
             self.stop(at_once=True)
             raise
@@ -324,7 +325,8 @@ class RayCrew:
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
         return RankGroup(ranks)
 
-    def _generator(self, name: str) -> RayHandle:
+    def _start_generator(self, name: str) -> RayHandle:
+        # Ray may find room for it later: it may have to add a node.
         bundle = self.needs.bundle()
         handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER_SECONDS)
         handle.begin(serve_generator, self.specs.make_engine, self.specs.engine,
@@ -337,7 +339,7 @@ class RayCrew:
             return cores()
         return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
 
-    def _checker(self, name: str) -> RayHandle:
+    def _start_checker(self, name: str) -> RayHandle:
         handle = RayHandle(
             name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_SCORES_SECONDS
         )
@@ -367,37 +369,14 @@ class RayCrew:
             worker = asked[ref]
             messages = worker.receive()
             for message in [None] if messages is None else messages:
-                found += self._event(worker, message)
+                found += self.trainer.events(worker, message)
         overdue = self.trainer.overdue()
         return found if overdue is None else [*found, overdue]
 
-    def _event(self, worker: RayHandle, message: Any) -> list[MessageReceived | WorkerLost]:
-        if any(worker is rank for rank in self.trainer.ranks):
-            found = self.trainer.on_message(worker, message)
-            return [] if found is None else [found]
-        return [worker.loss() if message is None else MessageReceived(worker, message)]
-
-    def replace(self, worker: Handle) -> Handle:
-        made = ((self.generators, self._generator), (self.checkers, self._checker))
-        for workers, make in made:
-            for i, one in enumerate(workers):
-                if one is worker:
-                    one.kill()
-                    workers[i] = make(one.name)
-                    return workers[i]
-        raise PipelineError(f"{worker.name} cannot be replaced")
-
-    def add_generator(self) -> Handle:
-        """Start a generator. Ray may find room for it later: it may have to add a node."""
-        made = self._generator(free_generator_name(self.generators))
-        self.generators.append(made)
-        return made
-
-    def remove_generator(self, worker: Handle) -> None:
-        for generator in self.generators:
-            if generator is worker:
-                generator.kill()
-        self.generators = [g for g in self.generators if g is not worker]
+    def _restarted(self, worker: RayHandle) -> RayHandle:
+        worker.kill()
+        generates = any(worker is generator for generator in self.generators)
+        return (self._start_generator if generates else self._start_checker)(worker.name)
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
         # Generators are kept, since they may take minutes to start; checkers start quickly.
@@ -416,13 +395,12 @@ class RayCrew:
             self.remove_generator(extra)
         for i, generator in enumerate(self.generators):
             if generator.over:
-                generator.kill()
-                self.generators[i] = self._generator(generator.name)
+                self.generators[i] = self._restarted(generator)
             else:
                 generator.switch_trainer(self.specs.channel)
         while len(self.generators) < setup.recipe.placement.generators:
             self.add_generator()
-        self.checkers = [self._checker(checker.name) for checker in self.checkers]
+        self.checkers = [self._start_checker(checker.name) for checker in self.checkers]
         return True
 
     def pids(self) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """The generator and the trainer as programs: each receives messages, works, and sends the results.
 
-`serve_*` works over any connection (`connection.py`): a pipe of a process, or the queues of a Ray
-actor. `run_*` is the entry point of a process. The checker's are in `checker_worker.py`, which
-imports no torch.
+They work over any connection (`connection.py`): a pipe of a process, or the queues of a Ray actor.
+The checker's is in `checker_worker.py`, which imports no torch.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import torch
 
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.pipeline import messages as m
-from scalerl.placement.child import guarded, orphaned
+from scalerl.placement.child import orphaned
 from scalerl.placement.connection import WorkerConnection
 from scalerl.placement.generator_worker import GeneratorWorker
 from scalerl.placement.trainer_worker import TrainerWorker
@@ -127,21 +125,3 @@ def serve_trainer(
             serve()
     except RankLost as error:
         connection.send(m.WorkerFailed(str(error), lost=True))
-
-
-def run_generator(
-    conn: Connection,
-    make: Callable[[EngineSpec], Engine],
-    spec: EngineSpec,
-    channel: Channel,
-    deterministic: bool,
-) -> None:
-    """Entry point of a generator process."""
-    guarded(conn, lambda: serve_generator(conn, make, spec, channel, deterministic))
-
-
-def run_trainer(
-    conn: Connection, make: Callable[[TrainerSpec], Trainer], spec: TrainerSpec, channel: Channel
-) -> None:
-    """Entry point of the trainer process, or of one rank of a trainer."""
-    guarded(conn, lambda: serve_trainer(conn, make, spec, channel))

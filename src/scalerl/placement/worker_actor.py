@@ -95,7 +95,7 @@ class WorkerActor:
 def _placed(argument: Any, address: str) -> Any:
     """Bind a rank, or an end of a weights channel, to the network interface of its node that the
     other nodes reach."""
-    if hasattr(argument, "placed"):
+    if hasattr(argument, "with_interface"):
         return argument.with_interface(interface_of(address))
     ranks = getattr(argument, "ranks", None)
     if ranks is None:
