@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterable
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scalerl.runs.axis import AxisChoice
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
+from scalerl.runs.importers import apply_to_each
 from scalerl.runs.importers.wandb_runs import read_wandb_online
 from scalerl.runs.names import LoadedRun, unique_names
 from scalerl.runs.number_formats import normalise_numbers
@@ -111,7 +113,8 @@ def _load(
     if isinstance(source, str) and source.startswith("example:"):
         source = load_example(source.removeprefix("example:"))
     if isinstance(source, Run):
-        return [LoadedRun(r) for r in _matching([source], pattern)], [source.name], []
+        found = [LoadedRun(source)] if _matches(source.name, pattern) else []
+        return found, [source.name], []
     tables, problems = _read(source, pattern)
     wanted: list[Table] = []
     rest: list[Table] = []
@@ -121,12 +124,13 @@ def _load(
             for part in split_scores(run, choice.y, choice.axis):
                 part.name = shorten(part.name, 200) or "run"
                 (wanted if _matches(part.name, names) else rest).append(part)
-    curves, more_problems = _curves(wanted, choice)
+    to_chosen = partial(to_curve, choice=choice)
+    curves, more_problems = apply_to_each(to_chosen, wanted)
     problems += more_problems
     if choice.y is None:
         curves = _prefer_evaluations(curves)
     # The other runs of a file help to tell percent from fractions.
-    others, _ = _curves(rest, choice)
+    others, _ = apply_to_each(to_chosen, rest)
     seen = [part.name for part in (*wanted, *rest)]
     return _finish(curves, others, scale, problems), seen, problems
 
@@ -160,30 +164,13 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
     return kept
 
 
-def _curves(tables: list[Table], choice: ColumnChoice) -> tuple[list[Curve], list[InputError]]:
-    curves: list[Curve] = []
-    problems: list[InputError] = []
-    for table in tables:
-        try:
-            curves.append(to_curve(table, choice))
-        except InputError as error:
-            problems.append(error)
-    return curves, problems
-
-
 def _read(source: Any, pattern: str | None) -> tuple[list[Table], list[InputError]]:
     if isinstance(source, str) and source.startswith("wandb:"):
         address = source.removeprefix("wandb:")
         return read_wandb_online(address, lambda name: _matches(name, pattern)), []
     if isinstance(source, str | os.PathLike):
-        tables: list[Table] = []
-        problems: list[InputError] = []
-        for _, reader in open_path(source):
-            try:
-                tables += reader()
-            except InputError as error:
-                problems.append(error)
-        return tables, problems
+        found, problems = apply_to_each(lambda each: each[1](), open_path(source))
+        return list(chain.from_iterable(found)), problems
     if isinstance(source, list) and all(isinstance(each, Table) for each in source):
         return list(source), []
     if is_frame(source):
@@ -199,14 +186,9 @@ def _finish(
 ) -> list[LoadedRun]:
     """Bring scores to [0, 1], deciding once for each name in a file, and clean every curve. A curve
     where that fails is added to `problems` and does not keep the others from being loaded."""
-    same_score: dict[tuple[str, str], list[Curve]] = {}
-    for curve in others:
-        same_score.setdefault((curve.source, curve.y_name), []).append(curve)
-    mine: dict[tuple[str, str], list[Curve]] = {}
-    for curve in curves:
-        mine.setdefault((curve.source, curve.y_name), []).append(curve)
+    same_score = _by_score(others)
     scales: dict[tuple[str, str], str | float] = {}
-    for key, group in mine.items():
+    for key, group in _by_score(curves).items():
         try:
             scales[key] = scale or _decide(group, same_score.get(key, []))
         except InputError as error:
@@ -223,6 +205,14 @@ def _finish(
             found.append(LoadedRun(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
         except InputError as error:
             problems.append(InputError(f"{curve.name}: {error}{_instead(curve)}"))
+    return found
+
+
+def _by_score(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
+    """The curves by file and name of the score: a file has one scale for all scores of a name."""
+    found: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        found.setdefault((curve.source, curve.y_name), []).append(curve)
     return found
 
 
@@ -294,7 +284,3 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
 
 def _matches(name: str, pattern: str | None) -> bool:
     return pattern is None or name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
-def _matching(runs: Iterable[Run], pattern: str | None) -> list[Run]:
-    return [run for run in runs if _matches(run.name, pattern)]

@@ -134,6 +134,15 @@ def flatten(row: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def to_facts(config: Mapping[str, object]) -> dict[str, str]:
+    """A run's configuration as texts by path, without values that are not set.
+
+    >>> to_facts({"optimiser": {"lr": 1e-06, "decay": None}, "seed": 1})
+    {'optimiser/lr': '1e-06', 'seed': '1'}
+    """
+    return {key: str(value) for key, value in flatten(config) if value is not None}
+
+
 def is_missing(value: object) -> bool:
     """Whether a cell holds nothing: None, NaN, or text such as "", "NA" or "null"."""
     if isinstance(value, str):

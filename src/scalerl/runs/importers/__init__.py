@@ -11,10 +11,12 @@ A format of your own is one file that ends in one line:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from scalerl.errors import InputError
 from scalerl.registry import Registry
 from scalerl.runs.table import Table
 
@@ -25,6 +27,8 @@ LIKELY = 0.5
 #: Nothing speaks against it: used where no importer is surer.
 FALLBACK = 0.1
 
+A = TypeVar("A")
+B = TypeVar("B")
 Tables = list[Table]
 Reader = Callable[[], Tables]
 Collected = tuple[Reader, set[Path]]
@@ -60,6 +64,19 @@ def by_suffix(*suffixes: str) -> Callable[[Path], bool]:
     True
     """
     return lambda path: path.suffix.lower() in suffixes
+
+
+def apply_to_each(make: Callable[[A], B], items: Iterable[A]) -> tuple[list[B], list[InputError]]:
+    """The results for items that can be read, and the errors of the others: one damaged file does
+    not keep the other runs of a directory from being read."""
+    made: list[B] = []
+    problems: list[InputError] = []
+    for item in items:
+        try:
+            made.append(make(item))
+        except InputError as error:
+            problems.append(error)
+    return made, problems
 
 
 #: By name. Those that are added from outside are asked before those of this package, the newest

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import LIKELY, Collected, Importer
-from scalerl.runs.importers.json_logs import load_json, opens_object
-from scalerl.runs.table import Table, from_rows
+from scalerl.runs.importers import LIKELY, Collected, Importer, apply_to_each
+from scalerl.runs.importers.json_logs import load_json, opens_object, to_columns
+from scalerl.runs.table import Table
 
 FILE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -29,13 +29,7 @@ def find_trainer_state(directory: Path) -> Path | None:
 
 def read_states(paths: list[Path]) -> list[Table]:
     """The runs of these states: one that another goes on from is an earlier state of that run."""
-    tables: list[Table] = []
-    problems: list[InputError] = []
-    for path in paths:
-        try:
-            tables.append(read_trainer_state(path))
-        except InputError as error:
-            problems.append(error)
+    tables, problems = apply_to_each(read_trainer_state, paths)
     if not tables:
         raise problems[0]
     newest = [t for t in tables if not any(_begins(t, other) for other in tables if other is not t)]
@@ -53,18 +47,17 @@ def _begins(state: Table, later: Table) -> bool:
     length = len(state)
     if length > len(later) or (length == len(later) and state.source >= later.source):
         return False
+    # A column that the later state lacks has no cells to compare: it is another run.
     return all(
-        _same(later.columns.get(name, [])[:length], cells) for name, cells in state.columns.items()
+        name in later.columns
+        and all(
+            x == y or (x != x and y != y) for x, y in zip(cells, later.columns[name], strict=False)
+        )
+        for name, cells in state.columns.items()
     )
 
 
-def _same(a: list[object], b: list[object]) -> bool:
-    return all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=False)) and len(a) == len(
-        b
-    )
-
-
-def read_trainer_state(path: Path, name: str | None = None) -> Table:
+def read_trainer_state(path: Path) -> Table:
     """The log history of a trainer. The run is named after its output directory."""
     value = load_json(path)
     history = value.get("log_history") if isinstance(value, dict) else None
@@ -72,16 +65,13 @@ def read_trainer_state(path: Path, name: str | None = None) -> Table:
         raise InputError(f"{path}: no log_history: not a trainer state")
     if not history:
         raise InputError(f"{path}: the log history is empty: set logging_steps and eval_steps")
-    try:
-        columns = from_rows(history, path)
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply for a log of metrics") from None
+    columns = to_columns(history, path)
     folder = path.resolve().parent
     if _CHECKPOINT.fullmatch(folder.name):
         folder = folder.parent
     # A renamed file says in its name what it is of.
     own = "" if path.name == FILE else path.stem.replace("trainer_state", "").strip("_-. ")
-    return Table(name or own or folder.name, columns, str(path))
+    return Table(own or folder.name, columns, str(path))
 
 
 def collect(folder: Path, entries: list[Path]) -> Collected | None:

@@ -43,7 +43,7 @@ def read_jsonl(path: Path, name: str, some: Lines | None = None) -> Table:
                 bad.append(number)
 
     # Rows become columns one by one, so that the limits hold while the file is being read.
-    columns = _columns(rows(), path)
+    columns = to_columns(rows(), path)
     notes = []
     if bad and bad[-1] == last and not lines.complete:
         bad.pop()
@@ -94,7 +94,7 @@ _LISTS = frozenset({"history", "log_history", "logs", "log", "metrics", "results
 
 def _table(value: Any, name: str, path: Path) -> Table | None:
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return Table(name, _columns(value, path), str(path))
+        return Table(name, to_columns(value, path), str(path))
     if not isinstance(value, dict) or not value:
         return None
     columns = {k: v for k, v in value.items() if isinstance(v, list)}
@@ -108,7 +108,7 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
         return None
     notes = [f"{len(steps) - len(known)} keys that are no steps left out"]
     rows = [{"step": step} | row for step, row in known]
-    return Table(name, _columns(rows, path), str(path), notes if len(steps) > len(known) else [])
+    return Table(name, to_columns(rows, path), str(path), notes if len(steps) > len(known) else [])
 
 
 def _of_records(columns: dict[str, list[Any]]) -> bool:
@@ -160,7 +160,8 @@ def parse(text: str) -> Any:
         return _NOT_JSON
 
 
-def _columns(rows: Iterable[dict[str, Any]], path: Path) -> dict[str, list[object]]:
+def to_columns(rows: Iterable[dict[str, Any]], path: Path) -> dict[str, list[object]]:
+    """`from_rows` for values of JSON, which may be nested deeper than Python can follow."""
     try:
         return from_rows(rows, path)
     except RecursionError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers import Collected, Importer, Tables, harness_results
+from scalerl.runs.importers import Collected, Importer, Tables, apply_to_each, harness_results
 from scalerl.runs.importers.json_logs import parse, parse_document
 from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
@@ -100,13 +100,11 @@ def read_series(series: list[StepFiles]) -> list[Table]:
     """One table for each series that holds scores: evaluations, or else what there is."""
     tables: list[Table] = []
     problems: list[InputError] = []
+    # In this order, because training rollouts are read only where nothing else holds scores.
     for stage in ("validation", "unknown", "training"):
-        for each in series:
-            if each.stage == stage:
-                try:
-                    tables.append(_read(each))
-                except InputError as error:
-                    problems.append(error)
+        read, bad = apply_to_each(_read, [each for each in series if each.stage == stage])
+        tables += read
+        problems += bad
         scored = [t for t in tables if metrics.score_columns(t.columns)[0]]
         if scored and any(each.stage != stage for each in series):
             left = [each.template for each in series if each.stage == "training"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.importers import LIKELY, Importer, by_suffix
-from scalerl.runs.importers.json_logs import parse
+from scalerl.runs.importers.json_logs import parse, to_columns
 from scalerl.runs.importers.sqlite import MAGIC, columns_of, database
 from scalerl.runs.limits import Meter
-from scalerl.runs.table import Table, flatten, from_rows
+from scalerl.runs.table import Table, to_facts
 
 _NEEDED = {"run_name", "step", "metrics", "timestamp"}
 
@@ -47,12 +47,9 @@ def _tables(
             bad[str(run)] = bad.get(str(run), 0) + 1
     tables = []
     for run, (name, records) in runs.items():
-        try:
-            facts = configs.get(name, {})
-            table = Table(name, from_rows(records, path), str(path), facts=facts, id=run)
-        except RecursionError:
-            raise InputError(f"{path}: nested too deeply for a log of metrics") from None
-        table.group = table.facts.get("_Group")
+        facts = configs.get(name, {})
+        table = Table(name, to_columns(records, path), str(path), facts=facts, id=run)
+        table.group = facts.get("_Group")
         if run in bad:
             table.notes.append(f"{bad[run]} rows that are not JSON left out")
         tables.append(table)
@@ -68,7 +65,7 @@ def _configs(found: sqlite3.Connection) -> dict[str, dict[str, str]]:
     for name, text in found.execute("SELECT run_name, config FROM configs"):
         config = _json(text)
         if isinstance(config, dict):
-            configs[str(name)] = {k: str(v) for k, v in flatten(config) if v is not None}
+            configs[str(name)] = to_facts(config)
     return configs
 
 

@@ -17,7 +17,8 @@ from scalerl.runs.importers import CERTAIN, Importer, by_suffix, protobuf
 from scalerl.runs.importers.json_logs import parse
 from scalerl.runs.importers.protobuf import leveldb_records
 from scalerl.runs.limits import Meter
-from scalerl.runs.table import Table, flatten, from_rows
+from scalerl.runs.table import Table, from_rows, to_facts
+from scalerl.text import one_line
 
 MAGIC = b":W&B"
 
@@ -85,10 +86,7 @@ def _read_run(data: bytes, table: Table) -> None:
             for inner, update in protobuf.fields(protobuf.message(value)):
                 if inner == 1:
                     key, cell = _item(protobuf.message(update))
-                    nested = cell if isinstance(cell, dict) else {"": cell}
-                    for sub, fact in flatten(nested):
-                        if fact is not None:
-                            table.facts[f"{key}/{sub}".rstrip("/")] = str(fact)
+                    table.facts |= to_facts({key: cell})
     table.name, table.id = name or run_id or table.name, run_id
 
 
@@ -120,7 +118,7 @@ def read_wandb_online(address: str, wanted: Callable[[str], bool]) -> list[Table
         runs = [api.run(path)] if len(parts) == 3 else list(api.runs(path))
         tables = [_table(run, path, wanted) for run in runs]
     except broken as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(str(error), 160)
         raise InputError(f"wandb:{address}: {reason or type(error).__name__}") from None
     if not tables:
         raise InputError(f"wandb:{address}: the project has no runs")
@@ -131,13 +129,12 @@ def _table(run: Any, path: str, wanted: Callable[[str], bool]) -> Table:
     name = run.name or run.id
     if not wanted(name):
         return Table(name, {})
-    facts = {k: str(v) for k, v in flatten(dict(run.config)) if v is not None}
     return Table(
         name,
         # Not `history`, which is a sample of 500 rows.
         from_rows(run.scan_history(), f"wandb:{path}"),
         f"wandb:{path}",
-        facts=facts,
+        facts=to_facts(dict(run.config)),
         group=getattr(run, "group", None) or None,
     )
 
