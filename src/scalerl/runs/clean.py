@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.runs.record import Array, ComputeKind
+from scalerl.runs.record import Array, ComputeKind, Rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Clean:
     """Compute ascending and unique, the rows it came from, and what was done."""
 
     compute: Array
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]]
+    rows: Rows
     notes: tuple[str, ...]
 
 
@@ -63,12 +63,7 @@ def clean(compute: Array, score: Array, kind: ComputeKind = "unknown") -> Clean:
     return Clean(ordered, rows, tuple(notes))
 
 
-def _resolve_restarts(
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
-    compute: Array,
-    kind: ComputeKind,
-    notes: list[str],
-) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _resolve_restarts(rows: Rows, compute: Array, kind: ComputeKind, notes: list[str]) -> Rows:
     x = compute[rows]
     starts = np.flatnonzero(np.diff(x) < 0) + 1
     if not len(starts):

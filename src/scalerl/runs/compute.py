@@ -6,9 +6,13 @@ All numbers are running totals from the beginning of the run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from scalerl.runs.fields import Record, about, record
+
+if TYPE_CHECKING:
+    from scalerl.recipe.sections_runtime import BudgetSection
 
 
 @record
@@ -112,19 +116,6 @@ class LedgerLine(Record):
 # -- how much of the budget is used ---------------------------------------------------------------
 
 
-class BudgetLimits(Protocol):
-    """The `budget` section of a recipe; None is no limit."""
-
-    @property
-    def steps(self) -> int | None: ...
-
-    @property
-    def gpu_hours(self) -> float | None: ...
-
-    @property
-    def minutes(self) -> float | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetUse:
     """How much of a budget is used, by the limit that will end the run first."""
@@ -137,8 +128,9 @@ class BudgetUse:
     reason: str | None
 
 
-def budget_use(budget: BudgetLimits, compute: Compute) -> BudgetUse | None:
-    """The used share of a budget; None for a budget without limits.
+def budget_use(budget: BudgetSection | SimpleNamespace, compute: Compute) -> BudgetUse | None:
+    """The used share of a budget; None for a budget without limits. (The live page reads recipes
+    without checking them, so that it has the three limits only.)
 
     Of several limits the one with the largest used share counts, because it will end the run: of 20
     steps and 4 minutes, 5 steps and 2 minutes are one half, by the minutes.

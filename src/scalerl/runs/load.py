@@ -157,7 +157,7 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
         if better is None or curve.stage == "validation":
             kept.append(curve)
         else:
-            where = "/".join(Path(curve.source).parts[-2:])
+            where = "/".join(Path(curve.table.source).parts[-2:])
             better.notes.append(
                 f"{where} holds training scores: left out; --y {curve.y_name} reads them"
             )
@@ -195,7 +195,7 @@ def _finish(
             problems.append(error)
     found: list[LoadedRun] = []
     for curve in curves:
-        if (how := scales.get((curve.source, curve.y_name))) is None:
+        if (how := scales.get((curve.table.source, curve.y_name))) is None:
             continue
         try:
             score, notes = rescale(curve.y, curve.y_name, how)
@@ -204,7 +204,7 @@ def _finish(
                 notes.append(f"{curve.y_name} is an error rate: read as 1 - {curve.y_name}")
             found.append(LoadedRun(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
         except InputError as error:
-            problems.append(InputError(f"{curve.name}: {error}{_instead(curve)}"))
+            problems.append(InputError(f"{curve.table.name}: {error}{_instead(curve)}"))
     return found
 
 
@@ -212,7 +212,7 @@ def _by_score(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
     """The curves by file and name of the score: a file has one scale for all scores of a name."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
-        found.setdefault((curve.source, curve.y_name), []).append(curve)
+        found.setdefault((curve.table.source, curve.y_name), []).append(curve)
     return found
 
 
@@ -236,10 +236,10 @@ def _decide(curves: list[Curve], others: list[Curve]) -> str:
         if _falls(widest):
             low, high = np.nanmin(widest.y), np.nanmax(widest.y)
             raise InputError(
-                f"{widest.name}: {widest.y_name} falls from {high:g} to {low:g}, as a loss does, "
-                f"which is no score: choose another --y{_instead(widest)}"
+                f"{widest.table.name}: {widest.y_name} falls from {high:g} to {low:g}, as a loss "
+                f"does, which is no score: choose another --y{_instead(widest)}"
             ) from None
-        raise InputError(f"{widest.name}: {error}{_instead(widest)}") from None
+        raise InputError(f"{widest.table.name}: {error}{_instead(widest)}") from None
 
 
 def _falls(curve: Curve) -> bool:
@@ -266,7 +266,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         if (known := np.isfinite(there := values[done.rows])).any()
     }
     return Run(
-        name=curve.name,
+        name=curve.table.name,
         compute=done.compute,
         score=score[done.rows],
         x_kind=curve.x_kind,
@@ -275,7 +275,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         score_kind=curve.stage,
         n_eval=n_eval,
         group=curve.group,
-        source=curve.source,
+        source=curve.table.source,
         notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
         signs={name: values[done.rows] for name, values in curve.signs.items()},
         conversions=conversions,

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from scalerl.runs.record import ComputeKind, Stage
 
 
-@dataclass(frozen=True)
-class ScoreName:
-    """A pattern for the name of a score; `@k` means any number of samples per prompt."""
-
-    framework: str
-    stage: Stage
-    pattern: re.Pattern[str]
-
-
-def _scores(stage: Stage, *lines: tuple[str, str]) -> tuple[ScoreName, ...]:
+def _scores(stage: Stage, *lines: tuple[str, str]) -> tuple[tuple[Stage, re.Pattern[str]], ...]:
+    """What these patterns for the name of a score, each after its framework, were taken on."""
     # verl's file logger nests its metrics under "data".
     return tuple(
-        ScoreName(framework, stage, re.compile(f"(?:data/)?(?:{pattern})", re.IGNORECASE))
-        for framework, pattern in lines
+        (stage, re.compile(f"(?:data/)?(?:{pattern})", re.IGNORECASE)) for _, pattern in lines
     )
 
 
@@ -43,7 +33,7 @@ _RIGHT = (
 
 _NO_SCORE = r".*(?:std|stderr|_se$|min|max|len|tok|count|num|time|format|best|maj|loss)"
 
-SCORES: tuple[ScoreName, ...] = (
+SCORES: tuple[tuple[Stage, re.Pattern[str]], ...] = (
     *_scores(
         "validation",
         ("scalerl", r"eval/pass_rate"),
@@ -227,8 +217,9 @@ def compute_columns(names: Iterable[str]) -> list[str]:
         bare = _bare(name)
         if _NOT_A_TOTAL.fullmatch(name):
             continue
-        rank: float | None = None
-        rank = next((i for i, (p, _, _) in enumerate(_KINDS) if p.fullmatch(bare)), None)
+        rank: float | None = next(
+            (i for i, (p, _, _) in enumerate(_KINDS) if p.fullmatch(bare)), None
+        )
         if rank is None and bare.lower() in _PLAIN:
             rank = last if bare.lower() != "epoch" else last + 1
         if rank is None and _STEP_LIKE.fullmatch(name.strip()):
@@ -263,10 +254,10 @@ def score_columns(names: Iterable[str]) -> tuple[list[str], Stage | None]:
     (['val-core/gsm8k/acc/mean@16'], 'validation')
     """
     names = list(names)
-    for known in SCORES:
-        found = [n for n in names if known.pattern.fullmatch(n.strip())]
+    for stage, pattern in SCORES:
+        found = [n for n in names if pattern.fullmatch(n.strip())]
         if found:
-            return _most_samples(found), known.stage
+            return _most_samples(found), stage
     return [], None
 
 
@@ -312,7 +303,7 @@ def known_scores(names: Iterable[str]) -> list[str]:
     ['rewards/accuracy_reward/mean', 'reward']
     """
     names = list(names)
-    found = [n for known in SCORES for n in names if known.pattern.fullmatch(n.strip())]
+    found = [n for _, pattern in SCORES for n in names if pattern.fullmatch(n.strip())]
     found = [n for n in dict.fromkeys(found) if not _BESIDE.fullmatch(n)]
     return sorted(found, key=lambda n: not re.search(r"acc|pass|correct|solve", n, re.IGNORECASE))
 

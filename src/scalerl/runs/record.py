@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+#: Indices of rows of a table.
+Rows = npt.NDArray[np.intp]
 
 #: What the prompts behind a score were: held out, trained on, or not said by the log.
 Stage = Literal["validation", "training", "unknown"]
@@ -77,8 +79,7 @@ class Run:
 
     def replace(self, **changes: Any) -> Run:
         """A copy with some fields changed."""
-        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
-        return Run(**(fields | changes))
+        return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for JSON."""

@@ -28,8 +28,8 @@ import numpy as np
 
 from scalerl.runs import metrics
 from scalerl.runs.names import find
-from scalerl.runs.record import Array
-from scalerl.runs.table import Table, is_missing, to_text
+from scalerl.runs.record import Array, Rows
+from scalerl.runs.table import Table, rows_by_name
 
 #: Least mean rows of a part that counts as a run (as in `clean.py`): shorter parts are an unsorted
 #: log.
@@ -37,6 +37,9 @@ MIN_ROWS = 2.5
 #: Least share of rows that repeat the compute of another row in a table of several runs. A resume
 #: repeats fewer.
 MIN_REPEATS = 0.4
+
+#: The columns that separate runs, and for each row the name of its run.
+Labels = tuple[list[str], list[str | None]]
 
 
 def split_restarts(
@@ -62,10 +65,8 @@ def split_restarts(
     labels = _by_condition(table, x) or _by_text(table, rows, starts) or _by_rows(table, x)
     if labels is not None:
         columns, names = labels
-        parts: dict[str, list[int]] = {}
-        for i, name in enumerate(names):
-            if name is not None:
-                parts.setdefault(f"{table.name} {name}" if inside else name, []).append(i)
+        before = f"{table.name} " if inside else ""
+        parts = {before + name: rows for name, rows in rows_by_name(names).items()}
         note = f"{len(parts)} runs separated by {' and '.join(columns)}"
         return _take(table, parts, note)
     return _by_start(table, values, rows, starts)
@@ -84,15 +85,9 @@ def _compute(table: Table, axis: Sequence[str]) -> str | None:
     return None
 
 
-def _counted_on(
-    table: Table,
-    column: str,
-    x: Array,
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
-    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
-) -> Table | None:
+def _counted_on(table: Table, column: str, x: Array, rows: Rows, starts: Rows) -> Table | None:
     """Steps that start again with each epoch are counted on: the table with running steps."""
-    epoch = next((c for c in table.columns if c.strip().lower() in ("epoch", "epochs")), None)
+    epoch = next(iter(table.called(("epoch", "epochs"))), None)
     if epoch is None or epoch == column or not table.is_numeric(epoch):
         return None
     of = table.numbers(epoch)[rows]
@@ -124,12 +119,11 @@ def _has_score(table: Table, y: str | None) -> np.ndarray[tuple[int], np.dtype[n
     return here if here.any() else np.ones(len(table), dtype=bool)
 
 
-def _by_condition(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
-    lower = {c.strip().lower(): c for c in table.columns}
+def _by_condition(table: Table, x: Array) -> Labels | None:
     chosen: list[str] = []
     names: list[str | None] = [None] * len(table)
-    for column in (lower[n] for n in metrics.CONDITION if n in lower):
-        cells = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
+    for column in table.called(metrics.CONDITION):
+        cells = table.texts(column)
         kinds = set(cells) - {None}
         if not 1 < len(kinds) <= len(cells) / 2 or column == table.y:
             continue
@@ -157,45 +151,37 @@ def _repeats(x: Array, names: list[str | None]) -> int:
     return len(pairs) - len(set(pairs))
 
 
-def _by_text(
-    table: Table,
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
-    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
-) -> tuple[list[str], list[str | None]] | None:
+def _by_text(table: Table, rows: Rows, starts: Rows) -> Labels | None:
+    """The names of runs that follow each other: from a column that changes where compute goes back,
+    and nowhere else."""
     if not len(starts) or len(rows) / (len(starts) + 1) < MIN_ROWS:
         return None
     parts = np.split(rows, starts)
-    for column, cells in table.columns.items():
-        found = [{to_text(cells[i]) for i in part if not is_missing(cells[i])} for part in parts]
+    for column in table.columns:
+        names = table.texts(column)
+        found = [{names[i] for i in part} - {None} for part in parts]
         constant = all(len(f) == 1 for f in found) and len(set.union(*found)) > 1
         named = column.strip().lower() in metrics.CONDITION
         if constant and (named or not table.is_numeric(column)):
-            names = [None if is_missing(v) else to_text(v) for v in cells]
             return [column], names
     return None
 
 
-def _by_rows(table: Table, x: Array) -> tuple[list[str], list[str | None]] | None:
+def _by_rows(table: Table, x: Array) -> Labels | None:
     """The names of runs in a table that is sorted by compute: from a text column that leaves no two
     rows of one name with the same compute."""
     nothing: list[str | None] = [None] * len(table)
     if _repeats(x, nothing) < MIN_REPEATS * np.isfinite(x).sum():
         return None
-    for column, cells in table.columns.items():
-        names = [None if is_missing(v) else to_text(v) for v in cells]
-        kinds = set(names) - {None}
-        few = 1 < len(kinds) <= len(cells) / MIN_ROWS
+    for column in table.columns:
+        names = table.texts(column)
+        few = 1 < len(set(names) - {None}) <= len(names) / MIN_ROWS
         if few and not table.is_numeric(column) and _repeats(x, names) == 0:
             return [column], names
     return None
 
 
-def _by_start(
-    table: Table,
-    x: Array,
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
-    starts: np.ndarray[tuple[int], np.dtype[np.intp]],
-) -> list[Table]:
+def _by_start(table: Table, x: Array, rows: Rows, starts: Rows) -> list[Table]:
     again = [int(i) for i in starts if x[i] <= x[0]]
     if not again or len(x) / (len(again) + 1) < MIN_ROWS:
         return [table]

@@ -14,7 +14,7 @@ from scalerl.runs.axis import ANY, AxisChoice, carry_forward, choose_axis, other
 from scalerl.runs.names import resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
 from scalerl.runs.score import choose_score, could_serve, with_expression
-from scalerl.runs.table import Table, is_missing, to_text
+from scalerl.runs.table import Table, is_missing, rows_by_name
 from scalerl.text import listed
 
 
@@ -32,7 +32,8 @@ class ColumnChoice:
 class Curve:
     """The points of one run as logged: not yet cleaned, not yet in [0, 1]."""
 
-    name: str
+    #: The run's name, source, facts and id; without its columns.
+    table: Table = field(repr=False)
     x: Array
     y: Array
     n_eval: Array | None
@@ -40,16 +41,14 @@ class Curve:
     x_name: str
     y_name: str
     group: str | None
-    source: str
     stage: Stage = "unknown"
-    table: Table = field(default_factory=lambda: Table("", {}), repr=False)
     notes: list[str] = field(default_factory=list)
     signs: dict[str, Array] = field(default_factory=dict)
     #: What else the log counts at the points, by kind of compute.
     axes: dict[str, Array] = field(default_factory=dict)
     #: Whether `y` is an error rate, of which the score is 1 minus it.
     is_error: bool = False
-    #: Columns that may serve as the score in its place.
+    #: Columns that may serve as the score in its place, where it may be refused for its range.
     alternatives: tuple[str, ...] = ()
 
 
@@ -70,7 +69,7 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
     here = _rows_of_score(table.columns[y_name], y)
     n_eval = _read_n_eval(table, choice.n_eval, y_name, stage, notes)
     return Curve(
-        name=table.name,
+        table=table.made({}),
         x=x[here],
         y=y[here],
         n_eval=None if n_eval is None else n_eval[here],
@@ -78,22 +77,13 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         x_name=axis.name,
         y_name=y_name,
         group=_group(table, choice.group_by),
-        source=table.source,
         stage=stage,
-        table=table.made({}),
         notes=[*table.notes, *notes],
         signs=read_warning_signs(table, np.flatnonzero(here)),
         axes={kind: v[here] for kind, v in other_axes(table, numeric, y, axis).items()},
         is_error=way == "error",
-        alternatives=_alternatives(table, numeric, y_name),
+        alternatives=could_serve(table, numeric, y_name) if ((y < 0) | (y > 1)).any() else (),
     )
-
-
-def _alternatives(table: Table, numeric: list[str], y_name: str) -> tuple[str, ...]:
-    """What to suggest where the score may be refused for its range."""
-    y = table.numbers(y_name)
-    outside = bool((y < 0).any() or (y > 1).any())
-    return could_serve(table, numeric, y_name) if outside else ()
 
 
 def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -193,13 +183,13 @@ def _group(table: Table, group_by: str | None) -> str | None:
     if group_by is None:
         return table.group
     if group_by in table.columns:
-        values = {to_text(v) for v in table.columns[group_by] if not is_missing(v)}
+        values = rows_by_name(table.texts(group_by))
         if len(values) > 1:
             raise InputError(
                 f"{table.name}: {group_by} changes within the run ({listed(sorted(values))}): "
                 "group by a column that does not"
             )
-        return values.pop() if values else None
+        return next(iter(values), None)
     if group_by in table.facts:
         return table.facts[group_by]
     known = [*table.columns, *table.facts]

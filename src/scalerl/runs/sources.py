@@ -11,6 +11,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from scalerl.errors import InputError
@@ -211,17 +212,13 @@ def _one_run(folder: Path) -> Reader | None:
     try:
         for importer in importers():
             if importer.is_run(folder):
-                return _reader(importer, folder)
+                return partial(importer.read, folder)
         logs = sorted([*folder.glob("*.wandb"), *folder.glob("*.swanlab")])
         if len(logs) == 1:
             return lambda: read_file(logs[0])
     except OSError:
         return None
     return None
-
-
-def _reader(importer: Importer, path: Path) -> Reader:
-    return lambda: importer.read(path)
 
 
 def _part_reader(path: Path) -> Reader:

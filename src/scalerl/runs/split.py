@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.runs import metrics
 from scalerl.runs.axis import ANY, AxisChoice, named_columns
 from scalerl.runs.restarts import split_restarts
-from scalerl.runs.table import Table, is_missing, to_text
+from scalerl.runs.table import Table, is_missing, rows_by_name, to_text
 
 #: Words of metrics that are no scores, in the name of a column: exactly, or inside a longer word.
 _METRIC_WORDS = frozenset({"lr", "kl", "len", "std", "err", "id", "idx", "mfu", "tps"})
@@ -67,7 +67,7 @@ def names_runs(table: Table, column: str) -> str | None:
     usual = _find(table, metrics.RUN)
     if usual not in (None, found) and column in map(to_text, table.columns[usual or ""]):
         return None
-    values = [to_text(v) for v in table.columns[found] if not is_missing(v)]
+    values = [name for name in table.texts(found) if name is not None]
     # Two rows for each value on average, at least: a run has several points.
     return found if values and len(set(values)) * 2 <= len(values) else None
 
@@ -167,24 +167,24 @@ def _split_wandb_export(table: Table) -> list[Table]:
 
 def _find(table: Table, names: tuple[str, ...]) -> str | None:
     """The first of these columns that the table has."""
-    lower = {c.strip().lower(): c for c in table.columns}
-    return next((lower[n] for n in names if n in lower), None)
+    return next(iter(table.called(names)), None)
 
 
 def _split_by_run(table: Table) -> list[Table]:
     """By the column that names the runs; named by the one that names them, where both are."""
     names: tuple[str, ...] = metrics.RUN
-    if _find(table, ("id",)) and not _find(table, ("run_id",)) and _find(table, metrics.RUN_NAME):
-        ids = table.columns[_find(table, ("id",)) or ""]
+    own = _find(table, ("id",))
+    if own and not _find(table, ("run_id",)) and _find(table, metrics.RUN_NAME):
+        ids = table.texts(own)
         # An id for each row is the row's, not the run's.
-        if len({to_text(v) for v in ids if not is_missing(v)}) * 2 <= len(ids):
+        if len(set(ids) - {None}) * 2 <= len(ids):
             names = ("id", *names)
     column = _find(table, names)
     parts = _split_by(table, names, "{value}")
     for part in parts if column is not None else []:
         others = tuple(n for n in metrics.RUN_NAME if n != (column or "").strip().lower())
         called = _find(part, others)
-        found = {to_text(v) for v in part.columns[called] if not is_missing(v)} if called else ()
+        found = rows_by_name(part.texts(called)) if called else {}
         if len(found) == 1:
             part.id, part.name = part.name, next(iter(found))
     return parts
@@ -199,7 +199,7 @@ def _by_stage(table: Table, axis: list[str]) -> Table:
     column = _find(table, metrics.SPLIT)
     if column is None or table.is_numeric(column):
         return table
-    said = [None if is_missing(v) else to_text(v) for v in table.columns[column]]
+    said = table.texts(column)
     values = {v: count for v, count in Counter(said).items() if v is not None}
     stages = {v: metrics.stage_of_rows(v) for v in values}
     # A column with more values is an id or a free text, not a split.
@@ -234,14 +234,10 @@ def _split_by(table: Table, names: tuple[str, ...], label: str) -> list[Table]:
     column = _find(table, names)
     if column is None:
         return [table]
-    values = table.columns[column]
-    rows: dict[str, list[int]] = {}
-    for i, value in enumerate(values):
-        if not is_missing(value):
-            rows.setdefault(to_text(value), []).append(i)
+    rows = rows_by_name(table.texts(column))
     if not rows or ("{name}" in label and len(rows) == 1):
         return [table]
-    if nameless := len(values) - sum(map(len, rows.values())):
+    if nameless := len(table.columns[column]) - sum(map(len, rows.values())):
         table.notes.append(f"{nameless} rows without a {column} left out")
     return [
         table.take(indices, label.format(name=table.name, value=value))
@@ -256,11 +252,12 @@ def _pivot(table: Table) -> Table:
         return table
     columns = {c: v for c, v in table.columns.items() if c not in (metric, value)}
     length = len(table)
-    for i, (key, cell) in enumerate(zip(table.columns[metric], table.columns[value], strict=True)):
-        if not is_missing(key):
-            columns.setdefault(to_text(key), [None] * length)[i] = cell
-    found = {to_text(k) for k in table.columns[metric] if not is_missing(k)}
-    table = table.made(columns)
-    if len(found) == 1:
-        table.y = found.pop()
-    return table
+    rows = rows_by_name(table.texts(metric))
+    for name, places in rows.items():
+        cells = columns.setdefault(name, [None] * length)
+        for i in places:
+            cells[i] = table.columns[value][i]
+    made = table.made(columns)
+    if len(rows) == 1:
+        made.y = next(iter(rows))
+    return made

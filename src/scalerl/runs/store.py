@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
-from scalerl.files import (
-    to_json,
-    write_atomic,
-)
+from scalerl.files import to_json, write_atomic
 from scalerl.runs.lines import EvalAnswers, EvalLine, Line, Status, StepLine
 from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
 from scalerl.runs.tail import parse_line

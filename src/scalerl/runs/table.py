@@ -80,6 +80,15 @@ class Table:
             self._missing[column] = sum(is_missing(cells[i]) for i in holes)
         return self._missing[column]
 
+    def texts(self, column: str) -> list[str | None]:
+        """The cells as names, None where a row has no value."""
+        return [None if is_missing(cell) else to_text(cell) for cell in self.columns[column]]
+
+    def called(self, names: Iterable[str]) -> list[str]:
+        """The columns with these names, which are lower case, in any case; in the names' order."""
+        lower = {column.strip().lower(): column for column in self.columns}
+        return [lower[name] for name in names if name in lower]
+
     def take(self, rows: list[int], name: str) -> Table:
         """The table with only these rows, under another name."""
         columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
@@ -125,6 +134,15 @@ def from_rows(
     return columns
 
 
+def rows_by_name(names: Iterable[str | None]) -> dict[str, list[int]]:
+    """By name, the rows that have it; rows without a name are left out."""
+    rows: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        if name is not None:
+            rows.setdefault(name, []).append(i)
+    return rows
+
+
 def flatten(row: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
     """The scalars of a nested mapping with their paths; lists are left out."""
     for key, value in row.items():
@@ -158,15 +176,14 @@ def to_float(value: object) -> float:
     >>> [to_float(v) for v in ("0.5", " 1e3 ", "1_000", True, None)]
     [0.5, 1000.0, nan, nan, nan]
     """
-    if type(value) is float or type(value) is int:  # most cells are, and the rest is slow to ask
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
+    if type(value) is float:  # most cells are, and the abstract classes below are slow to ask
+        return value
     if isinstance(value, str):
         text = value.strip()
         return float(text) if _NUMBER.fullmatch(text.lower()) else math.nan
-    if isinstance(value, Real | Decimal) and not isinstance(value, bool | np.bool_):
+    if type(value) is int or (
+        isinstance(value, Real | Decimal) and not isinstance(value, bool | np.bool_)
+    ):
         try:
             return float(value)
         except OverflowError:
@@ -200,13 +217,13 @@ def to_timestamp(value: object) -> float:
             return moment.timestamp()
         except (OverflowError, ValueError):
             return math.nan
-    if isinstance(value, str) and math.isnan(number := to_float(value)):
+    number = to_float(value)
+    if isinstance(value, str) and math.isnan(number):
         try:
             return to_timestamp(datetime.fromisoformat(value.strip()))
         except ValueError:
             return math.nan
-    else:
-        number = to_float(value)
+    # 1e11 seconds lie in the year 5138, 1e11 milliseconds in 1973, before any log.
     return number / 1000 if number > 1e11 else number
 
 

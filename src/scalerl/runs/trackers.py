@@ -21,6 +21,7 @@ from scalerl.registry import Registry
 from scalerl.runs.lines import EvalLine, Line, StepLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.table import flatten
+from scalerl.text import one_line
 
 if TYPE_CHECKING:
     from scalerl.curves.live import LiveForecast
@@ -133,8 +134,7 @@ def _found(name: str) -> MakeTracker:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
-    return text or type(error).__name__
+    return one_line(str(error), 200) or type(error).__name__
 
 
 # -- names ----------------------------------------------------------------------------------------

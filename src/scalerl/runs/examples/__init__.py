@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ def load_example(name: str) -> Run:
     >>> load_example("paper-8b")
     Run('paper-8b', 34 points, gpu_hours 1328..89367, score 0.4021..0.6465)
     """
-    data = _read()
+    data = json.loads(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
     if name not in data["runs"]:
         raise InputError(f"no example {name!r}: there is {', '.join(data['runs'])}")
     run = data["runs"][name]
@@ -42,9 +41,3 @@ def load_example(name: str) -> Run:
         source=f"example:{name}",
         notes=(data["note"],),
     )
-
-
-def _read() -> dict[str, Any]:
-    text = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers import Collected, Importer, Tables, apply_to_each, harness_results
+from scalerl.runs.importers import Collected, Importer, apply_to_each, harness_results
 from scalerl.runs.importers.json_logs import parse, parse_document
 from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
@@ -131,7 +131,7 @@ def _read(series: StepFiles) -> Table:
     bad: list[Path] = []
     results = False
     for step, file in sorted(series.files.items()):
-        value = _value_or_none(file)
+        value = _value(file)
         if isinstance(value, dict) and harness_results.is_result(value):
             row, results = harness_results.row_of(value), True
         else:
@@ -168,10 +168,14 @@ def _name(series: StepFiles, home: Path) -> str:
 
 
 def _value(file: Path) -> object:
-    if check_file(file) > MAX_FILE:
-        raise InputError(f"{file}: over {MAX_FILE // 1_000_000} MB for one step: not a log")
-    text = read_text(file)
-    value = parse_document(text, file)
+    """The JSON value in a file, or the list of those on its lines; None where it cannot be read."""
+    try:
+        if check_file(file) > MAX_FILE:
+            return None
+        text = read_text(file)
+        value = parse_document(text, file)
+    except InputError:
+        return None
     if isinstance(value, dict | list):
         return value
     rows = [parse(line) for line in text.splitlines() if line.strip()]
@@ -242,17 +246,15 @@ def _below(folder: Path, depth: int = 3) -> list[Path]:
 
 
 def _step_inside(file: Path) -> int | None:
-    try:
-        value = _value(file)
-    except InputError:
+    value = _value(file)
+    if not isinstance(value, dict) or not harness_results.is_result(value):
         return None
-    found = isinstance(value, dict) and harness_results.is_result(value)
-    return harness_results.step_inside(value) if found and isinstance(value, dict) else None
+    return harness_results.step_inside(value)
 
 
 def _is_of_steps(series: StepFiles) -> bool:
     """Whether its files are points, and not runs of their own that happen to be numbered."""
-    values = map(_value_or_none, series.files.values())
+    values = map(_value, series.files.values())
     value = next((found for found in values if found), None)
     if not isinstance(value, list):
         return isinstance(value, dict) and "log_history" not in value
@@ -267,15 +269,7 @@ def _is_of_steps(series: StepFiles) -> bool:
     return bool(columns)
 
 
-def _value_or_none(file: Path) -> object:
-    try:
-        return _value(file)
-    except InputError:
-        return None
-
-
-def _read_folder(folder: Path) -> Tables:
-    return read_series(find_series(folder, sorted(folder.iterdir()))[0])
-
-
-IMPORTER = Importer(read=_read_folder, collect=collect)
+IMPORTER = Importer(
+    read=lambda folder: read_series(find_series(folder, sorted(folder.iterdir()))[0]),
+    collect=collect,
+)

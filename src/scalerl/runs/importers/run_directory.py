@@ -98,8 +98,8 @@ def _add_signs(table: Table, directory: Path) -> None:
         return
     found = read_step_health(directory)
     at = np.searchsorted(ends, [float(each.step) for each in found])
-    for name in SIGNS:
-        values = np.array([getattr(each, _field(name)) for each in found], dtype=np.float64)
+    signs = np.array([signs_of(each) for each in found], dtype=np.float64)
+    for name, values in zip(SIGNS, signs.reshape(-1, len(SIGNS)).T, strict=True):
         known = np.isfinite(values) & (at < len(ends))
         count = np.bincount(at[known], minlength=len(ends)).tolist()
         total = np.bincount(at[known], values[known], len(ends)).tolist()
@@ -109,11 +109,8 @@ def _add_signs(table: Table, directory: Path) -> None:
 
 def signs_of(row: StepHealthRow | None) -> list[float]:
     """The warning signs of a step in the order of SIGNS; nan for those it does not have."""
-    return [math.nan if row is None else getattr(row, _field(name)) for name in SIGNS]
-
-
-def _field(column: str) -> str:
-    return column.replace("/", "_")
+    fields = (name.replace("/", "_") for name in SIGNS)
+    return [math.nan if row is None else getattr(row, field) for field in fields]
 
 
 def _note_failed(table: Table) -> None:

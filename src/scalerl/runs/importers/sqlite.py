@@ -24,6 +24,7 @@ from urllib.parse import quote
 from scalerl.errors import InputError
 from scalerl.runs.importers.text_files import check_file
 from scalerl.runs.limits import ImportLimits, Meter
+from scalerl.text import one_line
 
 #: The first bytes of every SQLite file.
 MAGIC = b"SQLite format 3\0"
@@ -42,7 +43,7 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
             yield found
     except (sqlite3.Error, UnicodeError, OverflowError) as error:
         meter.add()  # where the time is used up, SQLite says only "interrupted"
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(str(error), 120)
         raise InputError(f"{path}: not a readable SQLite file: {reason}") from None
 
 

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from scalerl.errors import InputError
-from scalerl.files import confined, is_inside, largest_log, open_regular
+from scalerl.files import is_inside, largest_log, open_regular
 from scalerl.runs.limits import ImportLimits, Meter
-
-__all__ = ["Lines", "check_file", "confined", "is_inside", "open_binary", "read_head", "read_text"]
 
 #: Longer lines are refused: a line of a log is a row of numbers.
 MAX_LINE = 10_000_000
