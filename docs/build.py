@@ -19,6 +19,7 @@ import re
 import runpy
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -209,21 +210,6 @@ def _by_method(rows: list[dict[str, Any]], label: str) -> str:
 def backtest_fractions() -> str:
     rows = sorted(result("backtest")["healthy_by_fraction"], key=lambda r: float(r["fraction"]))
     return _by_method(rows, "fraction")
-
-
-def backtest_sources() -> str:
-    return _by_method(result("backtest")["healthy_by_source"], "source")
-
-
-def backtest_axes() -> str:
-    found = result("backtest")
-    rows = [
-        {"axis": key.removeprefix("axis_"), **row}
-        for key, rows in found.items()
-        if key.startswith("axis_")
-        for row in rows
-    ]
-    return _by_method(rows, "axis")
 
 
 def backtest_disturbed() -> str:
@@ -460,15 +446,6 @@ def speed() -> str:
         ["`scalerl --help`", f"{cli['help']['median']:.2f} s"],
     ]
     return markdown(["what", "time"], rows)
-
-
-def speed_growth() -> str:
-    rows = [
-        [f"{r['points']:,}", f"{r['fit_ms']:.1f}", str(r["forecasts"]), f"{r['forecast_ms']:.1f}"]
-        for r in result("speed")["growth"]
-        if r["points"] in (100, 1_000, 10_000, 100_000)
-    ]
-    return markdown(["points", "fit, ms", "forecasts", "forecast, ms"], rows)
 
 
 def stop_rules() -> str:
@@ -992,8 +969,6 @@ TABLES: dict[str, Callable[[], str]] = {
         hazard_signs,
         ceilings,
         backtest_fractions,
-        backtest_sources,
-        backtest_axes,
         backtest_disturbed,
         synthetic_coverage,
         synthetic_identification,
@@ -1005,7 +980,6 @@ TABLES: dict[str, Callable[[], str]] = {
         race_equally,
         race_replay,
         speed,
-        speed_growth,
         stop_rules,
         faults,
         cluster,
@@ -1048,34 +1022,61 @@ def fill(text: str) -> str:
     return re.sub(r"<!-- begin (\S+) -->(.*?)<!-- end \1 -->", table, text, flags=re.DOTALL)
 
 
+#: An option that at least so many commands share is explained once, in a section of its own.
+COMMON = 2
+
+
 def cli_page() -> str:
     from scalerl.cli import parser
 
     top = parser()
     (commands,) = [a for a in top._actions if isinstance(a, argparse._SubParsersAction)]
+    leaves = _leaves(commands, "scalerl")
+    options = {name: [_option(a) for a in command._actions if not isinstance(a, _Help)]
+               for name, command in leaves}  # fmt: skip
+    count = Counter(option for shown in options.values() for option in shown)
+    common = [option for option, times in count.items() if times >= COMMON]
     parts = [
         "# Command line",
         "",
-        "Written by `docs/build.py` from the commands themselves. Exit "
-        "codes: 0 done, 1 the answer is no, 2 bad input (one line on stderr says what to do). "
-        "Amounts may be written `50k`, `1.5M`, amounts of compute also `300steps`, `2x`, `50%`.",
+        "Written by `docs/build.py` from the commands. Exit codes: 0 done, 1 the answer is no, 2 "
+        "bad input (one line on stderr says what to do). Amounts may be written `50k`, `1.5M`, "
+        "amounts of compute also `300steps`, `2x`, `50%`.",
+        "",
+        "## Common options",
+        "",
+        markdown(["option", "meaning"], [list(option) for option in common]),
     ]
-    for name, command in _leaves(commands, "scalerl"):
-        parts += ["", f"## {name}", "", str(command.description or ""), ""]
-        rows = []
-        for action in command._actions:
-            if isinstance(action, argparse._HelpAction):
-                continue
-            flags = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-            value = action.metavar or ("|".join(action.choices) if action.choices else "")
-            if action.nargs == 0 or not action.option_strings:
-                value = ""
-            label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
-            rows.append([label, (action.help or "").replace("%%", "%").replace("|", "\\|")])
-        parts.append(markdown(["option", "meaning"], rows))
+    for name, command in leaves:
+        parts += ["", f"## {name}", "", str(command.description or "")]
+        own = [list(option) for option in options[name] if option not in common]
+        if own:
+            parts += ["", markdown(["option", "meaning"], own)]
+        shared = [_flag(option) for option in options[name] if option in common]
+        if shared:
+            parts += ["", f"[Common options](#common-options): {', '.join(shared)}."]
         if command.epilog:
             parts += ["", f"```sh\n{_example(command)}\n```"]
     return "\n".join(parts) + "\n"
+
+
+_Help = argparse._HelpAction
+
+
+def _option(action: argparse.Action) -> tuple[str, str]:
+    """An option as it is written, and its meaning, for a cell of a table each."""
+    flags = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    value = action.metavar or ("|".join(action.choices) if action.choices else "")
+    if action.nargs == 0 or not action.option_strings:
+        value = ""
+    label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
+    return label, (action.help or "").replace("%%", "%").replace("|", "\\|")
+
+
+def _flag(option: tuple[str, str]) -> str:
+    """The long name of an option, without its value."""
+    flag = option[0].strip("`").split(", ")[-1].split(" ")[0]
+    return f"`{flag}`"
 
 
 def _leaves(
@@ -1094,16 +1095,25 @@ def _example(command: argparse.ArgumentParser) -> str:
     return str(command.epilog).removeprefix("Example: ")
 
 
+#: Classes with an example on the page; the docstrings of the others have one too.
+WITH_EXAMPLE = {"Comparison", "Fit", "Forecast", "Law", "Listener", "Recipe", "Run", "Study"}
+#: Methods that mean the same wherever they occur: the preamble explains them.
+ALIKE = {"to_dict", "plot"}
+
+
 def python_page() -> str:
     import scalerl
 
     parts = [
         "# Python",
         "",
-        "Written by `docs/build.py` from the docstrings; the examples run as "
-        "tests. Everything is imported from `scalerl`.",
+        "Written by `docs/build.py` from the docstrings; their examples run as tests. Everything "
+        "is imported from `scalerl`. Results have `.to_dict()`, plain values as `--json` prints "
+        "them; those that can be drawn have `.plot()`, which returns the matplotlib figure and "
+        "saves it if a path is given.",
     ]
-    for name in scalerl.__all__:
+    functions = [name for name in scalerl.__all__ if not inspect.isclass(getattr(scalerl, name))]
+    for name in [*functions, *(n for n in scalerl.__all__ if n not in functions)]:
         thing = getattr(scalerl, name)
         if name.startswith("__"):
             continue
@@ -1111,16 +1121,17 @@ def python_page() -> str:
         if not inspect.isclass(thing):
             given = inspect.signature(thing).parameters.values()
             heading = f"{name}({', '.join(_parameter(p) for p in given)})"
-        parts += ["", f"## `{heading}`", "", _docstring(thing)]
+        short = inspect.isclass(thing) and name not in WITH_EXAMPLE
+        parts += ["", f"## `{heading}`", "", _docstring(thing, examples=not short)]
         if dataclasses.is_dataclass(thing):
             shown = [f"`.{f.name}`" for f in dataclasses.fields(thing) if f.repr]
             parts.append(f"- fields: {', '.join(shown)}")
         if inspect.isclass(thing):
             for method, value in vars(thing).items():
                 doc = inspect.getdoc(value)
-                if not method.startswith("_") and callable(value) and doc:
-                    about = " ".join(doc.partition("\n\n")[0].split())
-                    parts.append(f"- `.{method}()`: {about}")
+                if not method.startswith("_") and callable(value) and doc and method not in ALIKE:
+                    about = " ".join(doc.partition("\n\n")[0].split()).partition(". ")[0]
+                    parts.append(f"- `.{method}()`: {about.rstrip('.')}")
     return "\n".join(parts) + "\n"
 
 
@@ -1129,18 +1140,20 @@ def _parameter(p: inspect.Parameter) -> str:
     return name if p.default is p.empty else f"{name}={p.default!r}"
 
 
-def _docstring(thing: Any) -> str:
-    """The docstring with its doctest as a code block and its option list kept as it is."""
+def _docstring(thing: Any, examples: bool) -> str:
+    """The docstring, with its option list as it is and its doctest, if wanted, as a code block."""
     out: list[str] = []
     inside = False
     for line in (inspect.getdoc(thing) or "").splitlines():
         line = line.partition("  # doctest:")[0]  # an instruction to the test, not to the reader
         code = line.startswith((">>>", "...")) or (inside and line.strip() != "")
+        if code and not examples:
+            break
         if code != inside:
             out.append("```python" if code else "```")
             inside = code
         out.append(line)
-    return "\n".join([*out, "```"] if inside else out)
+    return "\n".join([*out, "```"] if inside else out).strip()
 
 
 def recipe_page() -> str:

@@ -40,10 +40,10 @@ Later presets and files override earlier ones, key by key; overrides come last. 
 layer that chooses another loss, length control, curriculum or decay drops the constants of the old
 choice. A file with `over = "tiny"` brings that preset along.
 """
-MARKS = """Every number is marked with its source: *paper* is the ScaleRL paper,
-[arXiv 2510.13786](https://arxiv.org/abs/2510.13786); *derived* is arithmetic on it; *community* is
+MARKS = """The last column is the source of the default: *paper* is the ScaleRL paper,
+[arXiv 2510.13786](https://arxiv.org/abs/2510.13786); *derived*: arithmetic on it; *community*:
 other projects' code; *not stated*: the paper is silent, and we chose; *ours*: the paper has no such
-setting. A preset file holds only what differs from `scalerl`, each number with its mark.
+setting. `scalerl recipe show --provenance` adds the reason.
 """
 REFUSED = """## What is refused
 
@@ -114,7 +114,8 @@ def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
     extra = info.json_schema_extra
     about: dict[str, Any] = extra if isinstance(extra, dict) else {}
     shown = "unset" if default is None else f"`{value(default)}`"
-    return [f"`{key}`", kind(info), shown, meaning(info), str(about.get("source", ""))]
+    source = str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
+    return [f"`{key}`", kind(info), shown, meaning(info), source]
 
 
 def meaning(info: FieldInfo) -> str:

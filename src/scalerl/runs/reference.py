@@ -65,7 +65,7 @@ SECTIONS: dict[str, type[Record]] = {
     "answers/step_N.jsonl": AnswerLine,
     "status.json": Status,
 }
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true, false"}
+_WORDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 
 def page() -> str:
@@ -90,14 +90,19 @@ def rows(kind: type[Record], under: str = "") -> list[tuple[str, str, str]]:
     as `staleness.max`."""
     hints = typing.get_type_hints(kind)
     found = []
+    named: dict[type[Record], str] = {}  # tables by name, to list their fields once
     for each in fields(kind):
         unit = each.metadata["unit"]
         meaning = each.metadata["meaning"] + (f" [{unit}]" if unit else "")
         name, hint = under + each.name, hints[each.name]
-        found.append((name, _word(hint), meaning))
         inside, dots = _inside(hint)
+        if dots and inside in named:
+            found.append((name, _word(hint), f"{meaning}. Fields as in `{named[inside]}`"))
+            continue
+        found.append((name, _word(hint), meaning))
         if inside is not None and inside not in SECTIONS.values():
             found += rows(inside, f"{name}{dots}.")
+            named[inside] = name
     return found
 
 
