@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from scalerl import __version__
+from scalerl.errors import InputError
+from scalerl.streams import redirect_unread_streams
 
 #: Command → its help in one line, in the order of `scalerl --help`.
 COMMANDS = {
@@ -59,7 +61,10 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     for name, about in COMMANDS.items():
         command = commands.add_parser(name, help=about)
         if only is None or name == only:
-            importlib.import_module(f"scalerl.cli.{MODULES.get(name, name)}").add(command)
+            module = importlib.import_module(f"scalerl.cli.{MODULES.get(name, name)}")
+            module.add(command)
+            # `recipe` has no `run`: each of its actions sets a handler of its own.
+            command.set_defaults(handler=getattr(module, "run", None))
     return top
 
 
@@ -104,9 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Many small matrices: a second BLAS thread only costs time. Must be set before numpy loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _parsed(argv)
-    from scalerl.errors import InputError
-    from scalerl.streams import redirect_unread_streams
-
     code: int = EXIT_OK
     redirect_unread_streams()
     try:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from scalerl.cli import notes, options
+from scalerl.errors import InputError
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -26,7 +27,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "--classes", metavar="CSV", help="a table with columns run_id and cls: class of each run"
     )
     options.add_json(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
 def _classes(path: str) -> dict[str, str]:
     """Class of each run from a CSV; decline and collapse count as declining."""
     import csv
-
-    from scalerl.errors import InputError
 
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.errors import PipelineError
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Finding:
 def check(address: str, changes: Sequence[str]) -> list[Finding]:
     """What a small run on the cluster at an address showed. Raises InputError over what the cluster
     lacks."""
-    from scalerl.errors import PipelineError
     from scalerl.recipe.load import recipe_from
     from scalerl.runs.store import RunStore
     from scalerl.training import RunAttempts, start_crew

@@ -37,7 +37,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "of pairs; verdict: the decided ones first; default: by A",
     )
     options.add_explain(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,7 +44,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = 'Example: eval "$(scalerl completion bash)"'
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument("shell", choices=SHELLS, help="your shell")
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

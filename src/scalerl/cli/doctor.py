@@ -52,7 +52,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "which a generator is killed",
     )
     options.add_json(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -177,7 +176,6 @@ class Findings:
 
 def examine(path: Path) -> Findings:
     """Look at everything; change nothing."""
-    from scalerl.errors import InputError
     from scalerl.processes import sample_processes
     from scalerl.runs.lines import EvalLine, EventLine, Status, StepLine
     from scalerl.runs.lock import is_locked

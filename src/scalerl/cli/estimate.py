@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.cli import options
 from scalerl.cli.doctor import size_text
+from scalerl.errors import InputError, PipelineError
 from scalerl.runs.listener import Listener
 
 if TYPE_CHECKING:
@@ -71,15 +73,12 @@ class _Peaks(Listener):
 
 def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
     """Run a few steps of the recipe; nothing of that run is kept. Needs `scalerl[train]`."""
-    from scalerl.errors import InputError, PipelineError
     from scalerl.study.rates import MIN_STEPS, rate_of
 
     if steps < MIN_STEPS:
         raise InputError(f"--measure-steps {steps}: give {MIN_STEPS} or more")
-    try:
+    with options.required_for("measuring"):
         from scalerl.training import train
-    except ModuleNotFoundError as error:
-        raise InputError(f"measuring needs {error.name}: pip install 'scalerl[train]'") from None
     short = recipe.with_decay_fixed().replace(
         {
             "budget.steps": steps,
@@ -107,7 +106,6 @@ def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
 def measure_all(recipes: Iterable[Recipe], steps: int) -> list[MeasuredSteps]:
     """One measurement for each kind of recipe: those that differ in model, lengths, precision or
     placement. A recipe that cannot run yet is left out (its model may still have to be made)."""
-    from scalerl.errors import InputError
     from scalerl.study.rates import alike
 
     found: list[MeasuredSteps] = []

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from scalerl.cli import options
+from scalerl.errors import PipelineError
 
 if TYPE_CHECKING:
     from scalerl.evaluation.scores import Evaluation
@@ -51,17 +52,13 @@ def add(command: argparse.ArgumentParser) -> None:
         help="probability of the interval (default 0.9)",
     )
     options.add_json(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError, PipelineError
     from scalerl.report.progress import progress
 
-    try:
+    with options.required_for("eval"):
         from scalerl.evaluation.evaluate import evaluate
-    except ModuleNotFoundError as error:
-        raise InputError(f"eval needs {error.name}: pip install 'scalerl[train]'") from None
     with progress("evaluating") as share:
         try:
             found = evaluate(

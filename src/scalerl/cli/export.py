@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli import options
+from scalerl.errors import InputError
 
 if TYPE_CHECKING:
     from scalerl.curves.result import Fit
@@ -32,7 +33,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = "Example: scalerl export runs/first --to models/first"
     add_checkpoint(command)
     command.add_argument("--to", required=True, metavar="DIR", help="new directory for the model")
-    command.set_defaults(handler=run)
 
 
 def add_checkpoint(command: argparse.ArgumentParser) -> None:
@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def export(run: Path, step: int | str | None, to: Path) -> int:
     """The model of a checkpoint, in a directory that is made for it; its step."""
-    from scalerl.errors import InputError
     from scalerl.pipeline import checkpoints
 
     source = checkpoint_of(run, step)
@@ -76,7 +75,6 @@ def export(run: Path, step: int | str | None, to: Path) -> int:
 
 def checkpoint_of(run: Path, step: int | str | None) -> Path:
     """The complete checkpoint of a step; by default the newest."""
-    from scalerl.errors import InputError
     from scalerl.pipeline import checkpoints
 
     if not (run / "recipe.toml").exists():
@@ -163,7 +161,6 @@ def _score(line: EvalLine) -> str:
 def _fit(run: Path) -> Fit | None:
     """The fit of the run's curve; None where there are too few points for one."""
     from scalerl.curves.fit import fit
-    from scalerl.errors import InputError
     from scalerl.runs import load_run
 
     try:

@@ -21,7 +21,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "default: as given; more than six runs by A, best first",
     )
     options.add_explain(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "runs by A, best first",
     )
     options.add_explain(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scalerl.errors import InputError
+
 #: Option, key of the recipe, and what is asked at a terminal.
 ASKED = (
     ("model", "model.path", "Model: a Hugging Face id, a directory, or tiny"),
@@ -50,11 +52,9 @@ def add(command: argparse.ArgumentParser) -> None:
         help=f"file to write (default {DEFAULT_OUT}); - prints it",
     )
     command.add_argument("--force", action="store_true", help="replace an existing file")
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError
     from scalerl.recipe.load import parse_override
     from scalerl.recipe.template import start, template
 
@@ -103,8 +103,6 @@ def _answers(args: argparse.Namespace) -> dict[str, Any]:
 
 def _ask(asked: tuple[str, str, str], default: Any) -> Any:
     """The answer at a terminal, in the default's type; without a terminal the default."""
-    from scalerl.errors import InputError
-
     option, _, question = asked
     if sys.stdin is None or not sys.stdin.isatty():
         return default

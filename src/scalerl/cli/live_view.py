@@ -83,10 +83,7 @@ class LiveView(Listener):
         self._title = f"{recipe.name} · {recipe.schedule.name}-{recipe.schedule.k} · {out}"
         if resumed_at is not None:
             self._title += f" · resumed at {resumed_at}"
-        self._live = Live(
-            console=self.console, get_renderable=self.panel, refresh_per_second=REFRESH
-        )
-        self._live.start()
+        self._live = start_live(self.console, self.panel)
 
     def say(self, line: str) -> None:
         past = line.splitlines() or [""]
@@ -155,11 +152,7 @@ class LiveView(Listener):
             rest = BORDER + FRAME + len(above) + len(below) + SAID + 1
             parts = [*above, *self._validating(), *self._draw(width - 4, rest), *below]
             parts += [_said(line) for line in self._said]
-            title = Text(self._title, style="bold")
-            title.truncate(width - 8, overflow="ellipsis")
-            return Panel(
-                Group(*parts), title=title, title_align="left", width=width, border_style="dim"
-            )
+            return framed(self._title, parts, width)
 
     def _progress(self) -> RenderableType:
         pace = self._pace
@@ -171,7 +164,7 @@ class LiveView(Listener):
         share = min(pace.use.share, 1.0)
         left = "" if pace.left is None else f" · {clock_text(pace.left)} left"
         done = f"{_share(share)}  {clock_text(pace.elapsed)}{left}"
-        return _bar(Text(pace.use.text, style="bold"), share, done, "cyan")
+        return bar(share, done, "cyan", Text(pace.use.text, style="bold"))
 
     def _compute(self, width: int) -> list[Text]:
         newest = self._step or (self._evals[-1] if self._evals else None)
@@ -209,7 +202,7 @@ class LiveView(Listener):
         v = self._validation
         left = "" if v.left is None else f" · {clock_text(v.left)} left"
         note = f"{v.written}/{v.total} written, {v.checked} checked{left}"
-        return [_bar(Text("validating"), v.share, note, "green")]
+        return [bar(v.share, note, "green", Text("validating"))]
 
     def _draw(self, width: int, rest: int) -> list[Text]:
         """The curve, as high as the rest of the panel allows. Drawn once per validation and size:
@@ -283,13 +276,35 @@ class LiveView(Listener):
 # -- pieces ---------------------------------------------------------------------------------------
 
 
-def _bar(label: Text, share: float, note: str, colour: str) -> Table:
-    """A label, a bar that takes what width is left, and a note."""
+def start_live(
+    console: Console, panel: Callable[[], RenderableType], transient: bool = False
+) -> Live:
+    """Draw what `panel` returns, in place and again and again, until it is stopped."""
+    live = Live(
+        console=console,
+        get_renderable=panel,
+        refresh_per_second=REFRESH,
+        transient=transient,
+    )
+    live.start()
+    return live
+
+
+def framed(title: str, parts: Iterable[RenderableType], width: int) -> Panel:
+    """The parts one below another, in a frame with a title."""
+    heading = Text(title, style="bold")
+    heading.truncate(width - 8, overflow="ellipsis")
+    return Panel(Group(*parts), title=heading, title_align="left", width=width, border_style="dim")
+
+
+def bar(share: float, note: str, colour: str, *label: Text) -> Table:
+    """A label (or none), a bar that takes what width is left, and a note."""
     row = Table.grid(padding=(0, 1), expand=True)
-    row.add_column(no_wrap=True)
+    for _ in label:
+        row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
-    row.add_row(label, ProgressBar(total=1.0, completed=share, complete_style=colour), note)
+    row.add_row(*label, ProgressBar(total=1.0, completed=share, complete_style=colour), note)
     return row
 
 

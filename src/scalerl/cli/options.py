@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scalerl.errors import InputError
 from scalerl.files import to_json
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ def amount(text: str) -> Amount:
     >>> amount("50k").value, amount("50%").unit, amount("300steps").unit
     (50000.0, 'percent', 'steps')
     """
-    from scalerl.errors import InputError
     from scalerl.runs.amounts import Amount
 
     try:
@@ -60,6 +61,15 @@ def numbers(text: str) -> list[float]:
 def r0(text: str) -> R0Choice:
     """A score, "first" or "fit"."""
     return text if text in ("first", "fit") else number(text)  # type: ignore[return-value]
+
+
+@contextmanager
+def required_for(doing: str, extra: str = "train") -> Iterator[None]:
+    """Imports in this context that fail are reported with what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"{doing} needs {error.name}: pip install 'scalerl[{extra}]'") from None
 
 
 def add_sources(command: argparse.ArgumentParser) -> None:
@@ -179,8 +189,6 @@ def add_measure(command: argparse.ArgumentParser) -> None:
 
 def refuse_measure(args: argparse.Namespace) -> None:
     """These options mean nothing to a run that is not dry."""
-    from scalerl.errors import InputError
-
     for name in ("measure_steps", "price"):
         if getattr(args, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} estimates a run: give --dry-run as well")
@@ -196,8 +204,6 @@ def add_explain(command: argparse.ArgumentParser) -> None:
 
 def refuse_explained_json(args: argparse.Namespace) -> None:
     """JSON has no room for explanations: docs/reference/json.md says what its fields mean."""
-    from scalerl.errors import InputError
-
     if args.explain and args.json:
         raise InputError("--explain is for text: leave out --json")
 
@@ -236,7 +242,6 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     """Fit every run. One that cannot be fitted is named on stderr and left out; if none can, the
     first reason is the error."""
     from scalerl.curves.fit import fit
-    from scalerl.errors import InputError
     from scalerl.report.progress import progress
 
     done, problems = [], []
@@ -275,8 +280,6 @@ def _resolved(value: Amount | None, run: Run) -> float | None:
 
 def amounts(args: argparse.Namespace, items: list[str]) -> list[Amount]:
     """The amounts among the items, commas allowed; what is none was meant as a source."""
-    from scalerl.errors import InputError
-
     found: list[Amount] = []
     for item in items:
         try:
@@ -291,8 +294,6 @@ def amounts(args: argparse.Namespace, items: list[str]) -> list[Amount]:
 
 def scores(args: argparse.Namespace, items: list[str]) -> list[float]:
     """As `amounts`, of scores to reach."""
-    from scalerl.errors import InputError
-
     found = amounts(args, items)
     for each in found:
         if each.unit:

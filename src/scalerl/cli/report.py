@@ -43,7 +43,6 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     options.add_fit_options(command)
     options.add_explain(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

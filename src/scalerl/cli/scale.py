@@ -17,7 +17,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = "Example: scalerl scale runs/first --generators 3"
     command.add_argument("run", metavar="RUN", help="directory of a running run")
     command.add_argument("--generators", type=int, required=True, metavar="N", help="new number")
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:

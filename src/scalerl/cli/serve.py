@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 
+from scalerl.errors import InputError
+
 #: The port that is tried first.
 PORT = 8642
 
@@ -44,7 +46,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "from there are answered as well; needs --token-file",
     )
     command.add_argument("--open", action="store_true", help="open the page in a browser")
-    command.set_defaults(handler=run)
 
 
 def _port(text: str) -> int:
@@ -54,8 +55,6 @@ def _port(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError
-
     try:
         from scalerl.serve.server import serve
     except ModuleNotFoundError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
+from scalerl.errors import InputError
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study
@@ -112,12 +113,9 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plain", action="store_true", help="one line per event, for logs")
     options.add_json(command)
     options.add_explain(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError
-
     options.refuse_explained_json(args)
     words = list(args.words)
     commands = words[0] == "commands"
@@ -139,7 +137,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _study(args: argparse.Namespace, words: list[str]) -> Study:
     """What the words and options ask for."""
-    from scalerl.errors import InputError
     from scalerl.study.definition import is_study_file, parse_axis, parse_sweep, read_definition
     from scalerl.study.study import Study
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.cli.live_view import one_line
+from scalerl.cli.live_view import bar, framed, one_line, start_live
 from scalerl.cli.study_view import PlainStudyView, fitting_columns, size_text
 from scalerl.cli.throughput import clock_text
 from scalerl.study.columns import worst
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 WIDTH = 120
 #: Latest messages that stay in the panel.
 SAID = 4
-#: Drawings per second.
-REFRESH = 2
 #: Heading of the column of a race: the probability that the budget closes the verdict.
 CHANCE = "to close"
 STYLES = {"unstable": "bold red", "undecided": "dim"}
@@ -52,23 +47,15 @@ class LiveStudyView(PlainStudyView):
         self._lock = threading.Lock()
         self._live: Live | None = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def begin(self, study: Study, jobs: int) -> None:
         self._title = f"{study.path.name} · {size_text(study)} · {jobs} at once"
-        self._live = Live(
-            console=self.console, get_renderable=self.panel, refresh_per_second=REFRESH,
-            transient=True,
-        )  # fmt: skip
-        self._live.start()
+        # Transient: the closing table is printed in the place of the panel.
+        self._live = start_live(self.console, self.panel, transient=True)
 
     def say(self, line: str) -> None:
         with self._lock:
@@ -91,33 +78,23 @@ class LiveStudyView(PlainStudyView):
     def panel(self) -> RenderableType:
         """What is shown now."""
         with self._lock:
-            parts: list[RenderableType] = [
-                *self._progress(), *self._raced(), self._table()
-            ]  # fmt: skip
-            parts += [one_line(Text(line, style="dim")) for line in self._past]
-        width = min(WIDTH, self.console.width)
-        title = Text(self._title, style="bold")
-        title.truncate(width - 8, overflow="ellipsis")
-        return Panel(
-            Group(*parts), title=title, title_align="left", width=width, border_style="dim"
-        )
+            past = [one_line(Text(line, style="dim")) for line in self._past]
+            parts = [*self._progress(), *self._raced(), self._table(), *past]
+        return framed(self._title, parts, self._width)
+
+    @property
+    def _width(self) -> int:
+        return min(WIDTH, self.console.width)
 
     def _progress(self) -> list[RenderableType]:
         if self._latest is None:
             return [Text("starting", style="dim")]
         at, progress = self._latest
         since = time.monotonic() - at
-        left = (
-            ""
-            if progress.left is None
-            else f" · {clock_text(max(progress.left - since, 0.0))} left"
-        )
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(ratio=1)
-        row.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=1.0, completed=progress.share, complete_style="cyan")
-        row.add_row(bar, f"{progress.share:.0%}  {clock_text(progress.elapsed + since)}{left}")
-        lines: list[RenderableType] = [row]
+        done = f"{progress.share:.0%}  {clock_text(progress.elapsed + since)}"
+        if progress.left is not None:
+            done += f" · {clock_text(max(progress.left - since, 0.0))} left"
+        lines: list[RenderableType] = [bar(progress.share, done, "cyan")]
         for member, now in progress.running:
             steps = member.recipe.budget.steps
             goal = "" if steps is None else f" of {steps}"
@@ -146,7 +123,7 @@ class LiveStudyView(PlainStudyView):
         """The rows, with the columns that there is room for."""
         chances = [self._chance(row) for row in self._rows]
         more = {CHANCE: chances} if any(chances) else {}
-        head, body = fitting_columns(self._rows, min(WIDTH, self.console.width) - 6, more)
+        head, body = fitting_columns(self._rows, self._width - 6, more)
         table = Table(box=None, padding=(0, 1), expand=False)
         for name in head:
             table.add_column(name, no_wrap=True, header_style="dim")

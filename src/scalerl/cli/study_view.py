@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from scalerl.cli.throughput import clock_text
+from scalerl.cli.view import can_draw
 from scalerl.report.terminal import WIDTH, wrap
 from scalerl.report.words import cell_text
 from scalerl.report.words import compute as amount
@@ -49,10 +48,7 @@ ENOUGH_VALIDATIONS = 12
 def make_view(plain: bool, to_stderr: bool) -> PlainStudyView:
     """The live panel where there is a terminal that can show it, else lines."""
     stream = sys.stderr if to_stderr else sys.stdout
-    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
-    # The panel is drawn with characters that other encodings lack.
-    dumb = os.environ.get("TERM") == "dumb" or encoding != "utf8"
-    if plain or dumb or stream is None or not stream.isatty():
+    if plain or not can_draw(stream):
         return PlainStudyView(stream)
     try:
         from rich.console import Console
@@ -73,12 +69,7 @@ class PlainStudyView(StudyListener):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stream.flush()
 
     def begin(self, study: Study, jobs: int) -> None:

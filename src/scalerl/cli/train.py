@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli import options
+from scalerl.errors import InputError, PipelineError
 
 if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
@@ -64,12 +65,9 @@ def add(command: argparse.ArgumentParser) -> None:
         help="a line of JSON per step, validation and event as they come; the last says how it "
         "ended; words go to stderr",
     )
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError
-
     if args.resume and (args.out or any("=" not in item for item in args.recipe)):
         raise InputError(
             "--resume takes its recipe and directory from the run: name nothing else but KEY=VALUE"
@@ -109,7 +107,6 @@ def _print_placement(recipe: Recipe) -> None:
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
-    from scalerl.errors import InputError
     from scalerl.recipe.load import recipe_from
 
     changes = list(args.recipe)
@@ -133,35 +130,24 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 def _check_own_loss(recipe: Recipe) -> None:
     """Constants of a loss or aggregation given by import path are compared with its signature.
     (Built-in ones were checked when the recipe was read, without torch.)"""
-    from scalerl.errors import InputError
-
     if ":" not in recipe.loss.name + recipe.loss.aggregation:
         return
-    try:
+    with options.required_for("your own loss"):
         from scalerl.algorithm.options import options_from_recipe
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"your own loss needs {error.name}: pip install 'scalerl[train]'"
-        ) from None
     options_from_recipe(recipe)
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> int:
     from scalerl.cli.view import JsonView, make_view
-    from scalerl.errors import InputError, PipelineError
     from scalerl.streams import redirect_unread_streams
 
-    try:
+    with options.required_for("training"):
         from scalerl.training import train
-    except ModuleNotFoundError as error:
-        raise InputError(f"training needs {error.name}: pip install 'scalerl[train]'") from None
-
-    out = args.resume or args.out
     with JsonView() if args.json else make_view(plain=args.plain) as view:
         try:
             ended = train(
                 recipe,
-                out,
+                args.resume or args.out,
                 resume=bool(args.resume),
                 from_step=args.from_step,
                 stop_when=args.stop_when,

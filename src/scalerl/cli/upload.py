@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scalerl.cli import options
 from scalerl.cli.export import add_checkpoint
+from scalerl.errors import InputError
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -21,17 +23,13 @@ def add(command: argparse.ArgumentParser) -> None:
     add_checkpoint(command)
     command.add_argument("repo", metavar="OWNER/NAME", help="model repository")
     command.add_argument("--public", action="store_true", help="make the repository public")
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from scalerl.cli.export import export
-    from scalerl.errors import InputError
 
-    try:
+    with options.required_for("uploading", "hub"):
         import huggingface_hub as hub
-    except ModuleNotFoundError:
-        raise InputError("uploading needs huggingface_hub: pip install 'scalerl[hub]'") from None
     if args.repo.count("/") != 1 or not all(args.repo.split("/")):
         raise InputError(f"{args.repo}: name the repository as OWNER/NAME")
     token = hub.get_token()
@@ -56,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _upload(api: Any, args: argparse.Namespace, folder: Path, step: int) -> str:
-    from scalerl.errors import InputError
-
     made = api.create_repo(args.repo, private=not args.public, exist_ok=True)
     if not args.public and not api.repo_info(args.repo).private:
         raise InputError(f"{args.repo} is public: give --public, or another name")

@@ -41,10 +41,7 @@ HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
 
 def make_view(plain: bool = False) -> Listener:
     """The live view where there is a terminal that can show it, else lines."""
-    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
-    tty = sys.stdout is not None and sys.stdout.isatty()
-    # The panel is drawn with characters that other encodings lack.
-    if plain or not tty or os.environ.get("TERM") == "dumb" or encoding != "utf8":
+    if plain or not can_draw(sys.stdout):
         return PlainView()
     try:
         from scalerl.cli.live_view import LiveView
@@ -53,6 +50,14 @@ def make_view(plain: bool = False) -> Listener:
         view.say(HINT)
         return view
     return LiveView()
+
+
+def can_draw(stream: TextIO | None) -> bool:
+    """Whether the stream is a terminal that can show a live panel."""
+    if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    # The panel is drawn with characters that other encodings lack.
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
 
 
 class PlainView(Listener):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from scalerl.cli import options
+from scalerl.errors import InputError
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -46,11 +47,9 @@ def add(command: argparse.ArgumentParser) -> None:
         "--rollouts", type=int, default=400, help="answers behind each starting pass rate (400)"
     )
     options.add_json(command)
-    command.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.errors import InputError
     from scalerl.report.progress import progress
 
     try:
