@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 #: Letters of the state field of /proc/<pid>/stat (proc(5)), in plain words.
 STATES = {
@@ -96,3 +100,28 @@ def pid_alive(pid: int) -> bool:
     except PermissionError:  # it exists and belongs to another user
         return True
     return True
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """Let Ctrl-C and SIGTERM (which clusters send before SIGKILL) call `stop`; a second signal
+    raises KeyboardInterrupt. Yields the list of signals caught so far."""
+    caught: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        stop()
+
+    before: dict[int, Any] = {}
+    try:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            before[one] = signal.signal(one, handle)
+    except ValueError:  # not the main thread, which alone may set handlers
+        pass
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

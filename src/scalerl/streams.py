@@ -6,7 +6,12 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 NAMES = {1: "stdout", 2: "stderr"}
@@ -64,3 +69,24 @@ def ignore_unread_output() -> None:
         encoding, errors = getattr(old, "encoding", "utf-8"), getattr(old, "errors", "replace")
         pipe = io.BufferedWriter(_Pipe(fd, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(pipe, encoding, errors, line_buffering=True))
+
+
+@contextmanager
+def survive_hangup(then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let the program survive SIGHUP (the terminal is closed, the ssh connection breaks): output is
+    redirected, and `then` is called. Under nohup the signal is ignored anyway."""
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        redirect_unread_streams()
+        then()
+
+    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
+    ours = threading.current_thread() is threading.main_thread()
+    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(which, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(which, signal.SIG_DFL)

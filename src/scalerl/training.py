@@ -15,20 +15,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curves.live import LiveCurve
 from scalerl.curves.rules import StopRule, parse_rule
 from scalerl.errors import InputError, PipelineError, is_out_of_memory
 from scalerl.notebook import default_listener, evals_table, text
+from scalerl.processes import stop_signals
 from scalerl.recipe import Recipe
 from scalerl.recipe.load import recipe_from
 from scalerl.runs import commands
@@ -39,7 +37,7 @@ from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore, undo_new_run
 from scalerl.runs.trackers import open_trackers
-from scalerl.streams import redirect_unread_streams
+from scalerl.streams import survive_hangup
 
 if TYPE_CHECKING:
     from scalerl.pipeline.crew import Clock, Crew, RenewableCrew
@@ -223,10 +221,13 @@ class RunAttempts:
         self.axis = AXIS_COLUMNS[kind].removeprefix("compute/")
         self.curve = LiveCurve("pass_rate", kind, min_points=MIN_POINTS, warn=self._warn)
 
+    def _note_hangup(self) -> None:
+        self.notes.append("the terminal was closed (SIGHUP); the run goes on")
+
     def run(self) -> RunEnd:
         """Run to the end; an error is recorded, then raised."""
         try:
-            with _survive_hangup(self.notes.append), _explain_out_of_memory():
+            with survive_hangup(self._note_hangup), _explain_out_of_memory():
                 return self._attempts()
         except (PipelineError, InputError) as error:
             with suppress(InputError):  # the record may be the very thing that cannot be written
@@ -317,7 +318,7 @@ class RunAttempts:
             loop.ledger.lost_device_seconds = sum(past)
             loop.notes = self.notes
             try:
-                with _signals(loop) as caught:
+                with stop_signals(lambda: loop.stop(INTERRUPTED)) as caught:
                     end = self._run(loop, caught)
             finally:
                 self.recipe = loop.recipe  # the number of generators may have changed
@@ -429,49 +430,3 @@ def _explain_out_of_memory() -> Iterator[None]:
         raise PipelineError(
             f"the main process ran out of memory ({reason}): {less_memory('main')}, then --resume"
         ) from None
-
-
-@contextmanager
-def _survive_hangup(note: Callable[[str], None]) -> Iterator[None]:
-    """Let the run survive SIGHUP (the terminal is closed, the ssh connection breaks), with a note
-    in its record. Under nohup the signal is ignored anyway."""
-
-    def hang_up(number: int, frame: FrameType | None) -> None:
-        redirect_unread_streams()
-        note("the terminal was closed (SIGHUP); the run goes on")
-
-    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
-    ours = threading.current_thread() is threading.main_thread()
-    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(which, hang_up)
-    try:
-        yield
-    finally:
-        signal.signal(which, signal.SIG_DFL)
-
-
-@contextmanager
-def _signals(loop: Loop) -> Iterator[list[int]]:
-    """Let Ctrl-C and SIGTERM (which clusters send before SIGKILL) end the run with a checkpoint; a
-    second one ends it at once. Yields the list of signals caught so far."""
-    caught: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-        loop.stop(INTERRUPTED)
-
-    before: dict[int, Any] = {}
-    try:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            before[one] = signal.signal(one, stop)
-    except ValueError:  # not the main thread, which alone may set handlers
-        pass
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -182,7 +182,7 @@ def variants(
     ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
     """
     kept = dict(known or {})
-    base = next(iter(kept.values())) if kept else _named(_base(asked))
+    base = next(iter(kept.values())) if kept else _base(asked)
     if asked.steps is not None:
         base = base.replace({"budget.steps": asked.steps})
     # By the whole budget, before a member is screened with a part of it.
@@ -218,17 +218,14 @@ def _base(asked: StudyDefinition) -> Recipe:
     layers = [word for word in asked.recipe if "=" not in word]
     if not layers:
         raise InputError("which recipe? for example: scalerl study out/loo scalerl tiny")
-    return recipe_from([*asked.recipe, *_steps(asked)])
+    recipe = recipe_from([*asked.recipe, *_steps(asked)])
+    # The name of a variant is also that of a file and of a directory.
+    return recipe.replace({"name": safe(recipe.name)})
 
 
 def _steps(asked: StudyDefinition) -> list[str]:
     """The budget as a word of a recipe: a decay of the learning rate needs to know it."""
     return [] if asked.steps is None else [f"budget.steps={asked.steps}"]
-
-
-def _named(recipe: Recipe) -> Recipe:
-    """A name that can be that of a file."""
-    return recipe.replace({"name": safe(recipe.name)})
 
 
 def safe(name: str) -> str:

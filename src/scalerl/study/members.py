@@ -14,6 +14,7 @@ from typing import Any, Literal
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.diff import with_date_of
+from scalerl.runs.commands import path_word
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import is_locked
@@ -59,18 +60,13 @@ class Member:
         """The `scalerl train` command up to these limits: from the start, or with --resume."""
         changes = [f"budget.{key}={value:g}" for key, value in limits.items()]
         if (self.path / "recipe.toml").exists():
-            return [*program, "train", "--resume", _word(self.path), *changes]
-        words = [_word(self.file), f"seed={self.seed}", *changes]
-        return [*program, "train", *words, "--out", _word(self.path)]
+            return [*program, "train", "--resume", path_word(self.path), *changes]
+        words = [path_word(self.file), f"seed={self.seed}", *changes]
+        return [*program, "train", *words, "--out", path_word(self.path)]
 
     def line(self, limits: Limits) -> str:
         """The command for a shell."""
         return shlex.join(self.command(limits))
-
-
-def _word(path: Path) -> str:
-    """The path as a word of a command; one that begins with a dash would be read as an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:

@@ -21,20 +21,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
 from scalerl.machine import CORES, cores
+from scalerl.processes import stop_signals
 from scalerl.runs.lock import RunLock, is_locked
-from scalerl.streams import redirect_unread_streams
+from scalerl.streams import survive_hangup
 from scalerl.study.members import (
     Limits,
     Member,
@@ -121,7 +119,7 @@ def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
     """Run members until nothing is left to do, or a signal comes."""
     if find_spec("torch") is None:
         raise InputError("training needs torch: pip install 'scalerl[train]'")
-    with RunLock(study.path), _signals() as caught, _surviving_hangup():
+    with RunLock(study.path), stop_signals() as caught, survive_hangup():
         runner = Runner(study, jobs, listener)
         try:
             return runner.go(caught)
@@ -329,39 +327,3 @@ class Runner:
                 os.killpg(job.process.pid, signal.SIGKILL)
                 job.process.wait()
         self.running.clear()
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the study: members save, and the next start goes on. A second one ends
-    it at once."""
-    caught: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _surviving_hangup() -> Iterator[None]:
-    """Keep the study running when its terminal is closed, as a run does."""
-    which: Any = getattr(signal, "SIGHUP", None)  # Windows has none
-    ours = threading.current_thread() is threading.main_thread()
-    if which is None or not ours or signal.getsignal(which) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(which, lambda number, frame: redirect_unread_streams() and None)
-    try:
-        yield
-    finally:
-        signal.signal(which, signal.SIG_DFL)

@@ -27,21 +27,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from scalerl.curves.fit import fit
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL, FALL_ERRORS, MAX_GRADIENT, MIN_ESS, START, WINDOW
 from scalerl.runs import load_run
-from scalerl.runs.lines import EvalLine
-from scalerl.runs.reader import read_step_health
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.reader import StepHealthRow
 from scalerl.runs.record import Run
-from scalerl.runs.store import RunStore
 
 State = Literal["stable", "unstable", "undecided"]
+#: A step: the rules look at fields that both have.
+StepHealth = StepLine | StepHealthRow
 #: Validations below which nothing is said about a run's curve.
 MIN_EVALS = 5
 #: Truncation is averaged over this share of the steps so far.
@@ -59,23 +60,6 @@ MARGIN = 0.02
 TWICE = 2.0
 
 
-class StepHealth(Protocol):
-    """What the rules look at of a step: a `StepLine` has it, and so has a `StepHealthRow`."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def loss(self) -> float: ...
-    @property
-    def grad_norm(self) -> float: ...
-    @property
-    def ess(self) -> float: ...
-    @property
-    def truncated(self) -> float: ...
-    @property
-    def non_finite(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Stability:
     """What the rules say of a run; `rule`, `step` and `why` of the first that was broken."""
@@ -86,7 +70,7 @@ class Stability:
     why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"state": self.state, "rule": self.rule, "step": self.step, "why": self.why}
+        return asdict(self)
 
     def __str__(self) -> str:
         if self.rule is None:
@@ -123,27 +107,14 @@ class HalfCheck:
         }
 
 
-def assess_stability(
-    path: Path,
-    critical: float = 0.1,
-    half: HalfCheck | None = None,
-    evals: Sequence[EvalLine] | None = None,
-) -> Stability:
-    """The stability of the run in this directory. `half` is what `half_check` found, `evals` its
-    validations, where they were read already."""
-    if not path.is_dir():
-        return Stability("undecided", why="not begun")
-    known = RunStore(path, resume=True).read(EvalLine) if evals is None else evals
-    return assess_lines(read_step_health(path), known, critical, half)
-
-
 def assess_lines(
     steps: Sequence[StepHealth],
     evals: Sequence[EvalLine],
     critical: float = 0.1,
     half: HalfCheck | None = None,
 ) -> Stability:
-    """The rules, on lines of a record."""
+    """The stability of a run by the lines of its record. `critical` is its
+    `length.truncation_critical`, `half` what `half_check` found."""
     found = [broken for rule in (_non_finite, _gradient, _ratio) for broken in rule(steps)]
     truncation = _truncation(steps, critical)
     if truncation is not None and truncation.state == "unstable":

@@ -24,7 +24,7 @@ from scalerl.recipe import Recipe, diff
 from scalerl.recipe.diff import shown
 from scalerl.renamed import renamed_attributes
 from scalerl.runs.lines import EvalLine
-from scalerl.runs.record import Run
+from scalerl.runs.reader import read_step_health
 from scalerl.runs.store import RunStore
 from scalerl.study.columns import Column, Group, columns_in
 from scalerl.study.definition import (
@@ -49,9 +49,8 @@ from scalerl.study.models import GeneratedModel, make_all, models_of
 from scalerl.study.race import RaceCache, RaceState, race
 from scalerl.study.race_adapter import racers
 from scalerl.study.rates import Expected, Rate, expected
-from scalerl.study.stability import Stability, assess_stability, half_check, read_curve
+from scalerl.study.stability import Stability, assess_lines, half_check, read_curve
 from scalerl.study.table import (
-    CountedMember,
     MemberFinding,
     StudyArms,
     StudyRow,
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
 RECIPES = "recipes"
 RUNS = "runs"
 LOGS = "logs"
+NOT_BEGUN = Stability("undecided", why="not begun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Study:
         self.target: float | None = None
         #: Rates of trial runs, for the hours of a study of which no member has run.
         self.measured: Sequence[tuple[Recipe, Rate]] = ()
-        self._cached: dict[str, _CachedFinding] = {}
+        self._cached: dict[str, tuple[tuple[int, int], MemberFinding]] = {}
         self._race_cache = RaceCache()
         for member in self.members:
             check_same(member)
@@ -249,19 +249,18 @@ class Study:
 
     def finding(self, member: Member) -> MemberFinding:
         """Stability and fit of a member, computed again only when its record has grown."""
-        return self._assess(member).finding
+        # Records are append-only, so their sizes say whether there is anything new.
+        sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
+        kept_sizes, kept = self._cached.get(member.name, (None, None))
+        if kept is None or kept_sizes != sizes:
+            kept = _assess(member)
+            # With the sizes from before the reading: lines that came during it are read next time.
+            self._cached[member.name] = sizes, kept
+        return kept
 
     def evals(self, member: Member) -> Sequence[EvalLine]:
         """The validations of a member."""
-        return self._assess(member).evals
-
-    def _assess(self, member: Member) -> _CachedFinding:
-        # Records are append-only, so their sizes say whether there is anything new.
-        sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
-        kept = self._cached.get(member.name)
-        if kept is None or kept.sizes != sizes:
-            kept = self._cached[member.name] = _assess(member, sizes)
-        return kept
+        return self.finding(member).evals
 
     def results(self) -> StudyResults:
         """The rows of the table and the knob map, computed together."""
@@ -278,7 +277,7 @@ class Study:
         self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
     ) -> list[StudyRow]:
         shown = [
-            CountedMember(member, finding, self.evals(member))
+            (member, finding)
             for member, finding in zip(self.members, found, strict=True)
             if finding.fit is not None and finding.stability.state != "unstable"
         ]
@@ -304,8 +303,9 @@ class Study:
     def _findings(self) -> list[MemberFinding]:
         begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
         found = {m.name: self.finding(m) for m in begun}
-        empty = Stability("undecided", why="not begun")
-        return [found.get(m.name, MemberFinding(m.variant, m.seed, empty)) for m in self.members]
+        return [
+            found.get(m.name, MemberFinding(m.variant, m.seed, NOT_BEGUN)) for m in self.members
+        ]
 
     def plot(self, path: str | None = None) -> Any:
         """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
@@ -389,29 +389,21 @@ class Study:
         return f"Study({str(self.path)!r}: {count}, reference {self.reference})"
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedFinding:
-    """What a member's record showed when its files had these sizes."""
-
-    sizes: tuple[int, int]
-    finding: MemberFinding
-    evals: Sequence[EvalLine]
-
-
-def _assess(member: Member, sizes: tuple[int, int]) -> _CachedFinding:
-    run: Run | None = read_curve(member.path)
+def _assess(member: Member) -> MemberFinding:
+    if not member.path.is_dir():
+        return MemberFinding(member.variant, member.seed, NOT_BEGUN)
+    run = read_curve(member.path)
     half = None if run is None else half_check(run)
-    there = member.path.is_dir()
-    evals = RunStore(member.path, resume=True).read(EvalLine) if there else []
-    stability = assess_stability(member.path, member.recipe.length.truncation_critical, half, evals)
+    evals = RunStore(member.path, resume=True).read(EvalLine)
+    steps, critical = read_step_health(member.path), member.recipe.length.truncation_critical
+    stability = assess_lines(steps, evals, critical, half)
     fitted = None
     if run is not None and len(run) >= MIN_POINTS and stability.state != "unstable":
         try:
             fitted = fit(run.replace(name=member.name, group=member.variant))
         except InputError as error:
             stability = Stability("undecided", why=f"cannot be fitted: {error}")
-    finding = MemberFinding(member.variant, member.seed, stability, fitted, half, run)
-    return _CachedFinding(sizes, finding, evals)
+    return MemberFinding(member.variant, member.seed, stability, fitted, half, run, evals)
 
 
 def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:

@@ -41,8 +41,10 @@ class MemberFinding:
     stability: Stability
     fit: Fit | None = None
     half: HalfCheck | None = None
-    #: Its validations, also where they may not be fitted.
+    #: Its curve, also where it may not be fitted.
     run: Run | None = None
+    #: The lines of its validations.
+    evals: Sequence[EvalLine] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +171,8 @@ def _row(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CountedMember:
-    """A member that enters the numbers of its variant: fitted, and not unstable."""
-
-    member: Member
-    finding: MemberFinding
-    evals: Sequence[EvalLine]
+#: A member that enters the numbers of its variant: fitted, and not unstable.
+CountedMember = tuple[Member, MemberFinding]
 
 
 def add_pairwise_columns(
@@ -189,11 +186,11 @@ def add_pairwise_columns(
     and the summary against the reference (`pairwise.py`)."""
     reference = next((row.variant for row in rows if row.verdict == "reference"), "")
     answered: dict[str, list[AnsweredRun]] = {}
-    for one in members:
-        run, variant = one.finding.run, one.member.variant
-        if run is not None:
-            answered.setdefault(variant, []).append(AnsweredRun(one.member.path, run, one.evals))
-    evals = {one.member.name: one.evals for one in members}
+    for member, finding in members:
+        if finding.run is not None:
+            run = AnsweredRun(member.path, finding.run, finding.evals)
+            answered.setdefault(member.variant, []).append(run)
+    evals = {member.name: finding.evals for member, finding in members}
     found = pairwise_summaries(arms, evals, pairs, reference, _budget(members, reference), target)
     same_prompts = paired_differences(answered, reference)
     return [
@@ -209,8 +206,8 @@ def add_pairwise_columns(
 def _budget(members: Sequence[CountedMember], reference: str) -> float:
     """Compute of the reference's whole budget, as far as its runs show it; on the curve's axis."""
     ends = [0.0]
-    for one in members:
-        if one.member.variant == reference and one.finding.fit is not None:
-            share = read_progress(one.member).share(one.member.recipe)
-            ends.append(one.finding.fit.end / share if share > 0 else one.finding.fit.end)
+    for member, finding in members:
+        if member.variant == reference and finding.fit is not None:
+            share = read_progress(member).share(member.recipe)
+            ends.append(finding.fit.end / share if share > 0 else finding.fit.end)
     return max(ends)
