@@ -12,78 +12,64 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-#: Public names and the module each lives in: nothing is imported before it is used, so that
-#: `import scalerl` and `scalerl --help` stay instant.
-_HOME = {
-    "Arm": "scalerl.curves.arms",
-    "BacktestResult": "scalerl.curves.backtest",
-    "BacktestScore": "scalerl.curves.backtest",
-    "Comparison": "scalerl.curves.compare",
-    "ComputeNeeded": "scalerl.curves.compute_needed",
-    "Crossing": "scalerl.curves.decision",
-    "Evaluation": "scalerl.evaluation.scores",
-    "Fit": "scalerl.curves.result",
-    "Forecast": "scalerl.curves.forecast",
-    "Gain": "scalerl.curves.forecast",
-    "InputError": "scalerl.errors",
-    "Law": "scalerl.curves.laws",
-    "Listener": "scalerl.runs.listener",
-    "Pair": "scalerl.curves.compare",
-    "Prediction": "scalerl.curves.prediction",
-    "Recipe": "scalerl.recipe.schema",
-    "Recommendation": "scalerl.curves.forecast",
-    "Run": "scalerl.runs.record",
-    "RunEnd": "scalerl.training",
-    "Study": "scalerl.study.study",
-    "StudyEnd": "scalerl.study.running",
-    "StudyRow": "scalerl.study.table",
-    "Target": "scalerl.curves.forecast",
-    "backtest": "scalerl.curves.backtest",
-    "compare": "scalerl.curves.compare",
-    "evaluate": "scalerl.evaluation.evaluate",
-    "fit": "scalerl.curves.fit",
-    "fit_all": "scalerl.curves.fit",
-    "forecast": "scalerl.curves.forecast",
-    "load_run": "scalerl.runs",
-    "load_runs": "scalerl.runs",
-    "train": "scalerl.training",
+__all__ = [
+    "Arm", "BacktestResult", "BacktestScore", "Comparison", "ComputeNeeded", "Crossing",
+    "Evaluation", "Fit", "Forecast", "Gain", "InputError", "Law", "Listener", "Pair", "Prediction",
+    "Recipe", "Recommendation", "Run", "RunEnd", "Study", "StudyEnd", "StudyRow", "Target",
+    "__version__", "backtest", "compare", "evaluate", "fit", "fit_all", "forecast", "load_run",
+    "load_runs", "train",
+]  # fmt: skip
+
+#: Module → the public names in it. Nothing is imported before it is used, so that `import scalerl`
+#: and `scalerl --help` stay instant.
+_NAMES = {
+    "scalerl.curves.arms": ("Arm",),
+    "scalerl.curves.backtest": ("BacktestResult", "BacktestScore", "backtest"),
+    "scalerl.curves.compare": ("Comparison", "Pair", "compare"),
+    "scalerl.curves.compute_needed": ("ComputeNeeded",),
+    "scalerl.curves.decision": ("Crossing",),
+    "scalerl.curves.fit": ("fit", "fit_all"),
+    "scalerl.curves.forecast": ("Forecast", "Gain", "Recommendation", "Target", "forecast"),
+    "scalerl.curves.laws": ("Law",),
+    "scalerl.curves.prediction": ("Prediction",),
+    "scalerl.curves.result": ("Fit",),
+    "scalerl.errors": ("InputError",),
+    "scalerl.evaluation.evaluate": ("evaluate",),
+    "scalerl.evaluation.scores": ("Evaluation",),
+    "scalerl.recipe.schema": ("Recipe",),
+    "scalerl.runs": ("load_run", "load_runs"),
+    "scalerl.runs.listener": ("Listener",),
+    "scalerl.runs.record": ("Run",),
+    "scalerl.study.running": ("StudyEnd",),
+    "scalerl.study.study": ("Study",),
+    "scalerl.study.table": ("StudyRow",),
+    "scalerl.training": ("RunEnd", "train"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [*sorted(_HOME), "__version__"]
-
+# For type checkers and editors, which do not run `__getattr__`.
 if TYPE_CHECKING:
-    from scalerl.curves.arms import Arm as Arm
-    from scalerl.curves.backtest import BacktestResult as BacktestResult
-    from scalerl.curves.backtest import BacktestScore as BacktestScore
-    from scalerl.curves.backtest import backtest as backtest
-    from scalerl.curves.compare import Comparison as Comparison
-    from scalerl.curves.compare import Pair as Pair
-    from scalerl.curves.compare import compare as compare
-    from scalerl.curves.compute_needed import ComputeNeeded as ComputeNeeded
-    from scalerl.curves.decision import Crossing as Crossing
-    from scalerl.curves.fit import fit as fit
-    from scalerl.curves.fit import fit_all as fit_all
-    from scalerl.curves.forecast import Forecast as Forecast
-    from scalerl.curves.forecast import Gain as Gain
-    from scalerl.curves.forecast import Recommendation as Recommendation
-    from scalerl.curves.forecast import Target as Target
-    from scalerl.curves.forecast import forecast as forecast
-    from scalerl.curves.laws import Law as Law
-    from scalerl.curves.prediction import Prediction as Prediction
-    from scalerl.curves.result import Fit as Fit
-    from scalerl.errors import InputError as InputError
-    from scalerl.evaluation.evaluate import evaluate as evaluate
-    from scalerl.evaluation.scores import Evaluation as Evaluation
-    from scalerl.recipe.schema import Recipe as Recipe
-    from scalerl.runs import load_run as load_run
-    from scalerl.runs import load_runs as load_runs
-    from scalerl.runs.listener import Listener as Listener
-    from scalerl.runs.record import Run as Run
-    from scalerl.study.running import StudyEnd as StudyEnd
-    from scalerl.study.study import Study as Study
-    from scalerl.study.table import StudyRow as StudyRow
-    from scalerl.training import RunEnd as RunEnd
-    from scalerl.training import train as train
+    from scalerl.curves.arms import Arm
+    from scalerl.curves.backtest import BacktestResult, BacktestScore, backtest
+    from scalerl.curves.compare import Comparison, Pair, compare
+    from scalerl.curves.compute_needed import ComputeNeeded
+    from scalerl.curves.decision import Crossing
+    from scalerl.curves.fit import fit, fit_all
+    from scalerl.curves.forecast import Forecast, Gain, Recommendation, Target, forecast
+    from scalerl.curves.laws import Law
+    from scalerl.curves.prediction import Prediction
+    from scalerl.curves.result import Fit
+    from scalerl.errors import InputError
+    from scalerl.evaluation.evaluate import evaluate
+    from scalerl.evaluation.scores import Evaluation
+    from scalerl.recipe.schema import Recipe
+    from scalerl.runs import load_run, load_runs
+    from scalerl.runs.listener import Listener
+    from scalerl.runs.record import Run
+    from scalerl.study.running import StudyEnd
+    from scalerl.study.study import Study
+    from scalerl.study.table import StudyRow
+    from scalerl.training import RunEnd, train
 
 
 def __getattr__(name: str) -> Any:
