@@ -36,12 +36,9 @@ class Names:
         if text in self._known or is_path(text):
             return text
         near = difflib.get_close_matches(text, self._known, n=1, cutoff=0.6)
-        hint = (
-            f"did you mean {near[0]}?"
-            if near
-            else f"choose from {', '.join(self._known)}, or give your own as "
-            "package.module:function"
-        )
+        hint = f"choose from {', '.join(self._known)}, or give your own as package.module:function"
+        if near:
+            hint = f"did you mean {near[0]}?"
         raise ValueError(f'"{text}" is no {self.kind}; {hint}')
 
 

@@ -33,6 +33,13 @@ ELSEWHERE = {
     "max_staleness": "schedule.k",
     "scale_rewards": "advantage.normalisation",
 }
+#: Errors for values below a limit that needs its reason.
+TOO_SMALL = {
+    "loss.ratio_cap": "loss.ratio_cap = {} would shrink even on-policy tokens: it is the absolute "
+    "cap on the ratio, so a clip of 4 above 1 elsewhere is 5 here",
+    "batch.generations": "batch.generations must be at least 2: advantages are centred within a "
+    "prompt, so the advantage of a single rollout is always 0",
+}
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -169,16 +176,8 @@ def explain(error: ValidationError) -> str:
         return f"loss.{first['loc'][1]} must be text, a number, true or false, or a list of those"
     if first["type"] == "value_error":
         line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
-    elif path == "loss.ratio_cap" and first["type"] == "greater_than_equal":
-        line = (
-            f"loss.ratio_cap = {first['input']} would shrink even on-policy tokens: it is the "
-            "absolute cap on the ratio, so a clip of 4 above 1 elsewhere is 5 here"
-        )
-    elif path == "batch.generations" and first["type"] == "greater_than_equal":
-        line = (
-            "batch.generations must be at least 2: advantages are centred within a prompt, so the "
-            "advantage of a single rollout is always 0"
-        )
+    elif path in TOO_SMALL and first["type"] == "greater_than_equal":
+        line = TOO_SMALL[path].format(first["input"])
     elif first["type"] in ("missing", "too_long"):
         line = f"{path} = {_shown(first['input'])} has the wrong number of values"
     elif first["input"] is None:

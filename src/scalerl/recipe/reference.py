@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing
 from typing import Any, Literal, Union
@@ -75,7 +74,7 @@ def page() -> str:
     for name, info in Recipe.model_fields.items():
         section = _section(info)
         if section:
-            about = inspect.cleandoc(section.__doc__ or "").replace("\n", " ")
+            about = " ".join((section.__doc__ or "").split())
             parts.append(f"## [{name}]\n\n{about}\n\n" + _table(section.model_fields, name))
             if section is LossSection:
                 parts.append(_loss_constants())

@@ -5,7 +5,6 @@ The comments are the descriptions in the schema. All other keys are those of the
 
 from __future__ import annotations
 
-import inspect
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,7 +84,8 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
             continue
         if home != section:
             section = home
-            lines += ["", *_comment(_about(home)), f"[{home}]"]
+            summary = type(getattr(recipe, home)).__doc__ or ""
+            lines += ["", *_comment(" ".join(summary.split())), f"[{home}]"]
         lines += [*_comment(f"{meaning(info)} ({kind(info)})"), line(key, values[path], None)]
     text = "\n".join(lines) + "\n"
     # TOML cannot express "unset": a key that the preset sets would come back.
@@ -96,11 +96,6 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
             "leave it, or unset it on the command line of `scalerl train`"
         )
     return text
-
-
-def _about(section: str) -> str:
-    made = Recipe.model_fields[section].annotation
-    return " ".join(inspect.cleandoc(getattr(made, "__doc__", "") or "").split())
 
 
 def _comment(text: str) -> Iterator[str]:

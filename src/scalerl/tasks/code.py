@@ -20,7 +20,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.tasks.data import Downstream, RowsTask, with_instruction
-from scalerl.tasks.sandbox import Sandbox, find_sandbox
+from scalerl.tasks.sandbox import Namespaces, find_sandbox
 from scalerl.tasks.sandboxed_process import Limits, SandboxResult
 from scalerl.tasks.task import (
     DEFAULT_RULES,
@@ -60,7 +60,7 @@ class CodeTask(RowsTask):
         instruction: str = INSTRUCTION,
         downstream: Downstream | None = None,
     ) -> None:
-        self.sandbox: Sandbox = find_sandbox()
+        self.sandbox = find_sandbox()
         self.limits = Limits(seconds, cpu_seconds, memory_mb * 1024**2)
         self.workers = workers
         self._most, self._chat, self._instruction = tests, chat, instruction
@@ -118,7 +118,7 @@ def extract(text: str) -> str | None:
 
 
 def run_tests(
-    code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
+    code: str, tests: UnitTests, sandbox: Namespaces, limits: Limits
 ) -> tuple[bool | None, str]:
     """Whether the program passes all tests, and the first failure; None if the sandbox did not
     start."""
@@ -142,7 +142,7 @@ def run_tests(
 
 
 def _run_asserts(
-    code: str, tests: UnitTests, sandbox: Sandbox, limits: Limits
+    code: str, tests: UnitTests, sandbox: Namespaces, limits: Limits
 ) -> tuple[bool | None, str]:
     words = {name: getattr(tests, name) for name in ("setup", "imports", "tests", "names")}
     program, tester = sandbox.run_tests(code, words, limits)

@@ -50,11 +50,7 @@ class Mixture(Task):
         return [p for name, k in counts.items() for p in self.tasks[name].validation_prompts(k)]
 
     def downstream(self) -> dict[str, Sequence[Prompt]]:
-        return {
-            name: prompts
-            for task in self.tasks.values()
-            for name, prompts in task.downstream().items()
-        }
+        return dict(item for task in self.tasks.values() for item in task.downstream().items())
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         return self.member_for(prompt).score(prompt, completion)

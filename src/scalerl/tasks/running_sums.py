@@ -230,7 +230,7 @@ class RunningSums(Task):
                 if asked is None:
                     sources.remove(source)
                 elif len(found) < n:
-                    found.append(_prompt(self.name, asked))
+                    found.append(make_prompt(self.name, asked.question, asked.answer))
         if len(found) < n:
             raise InputError(
                 f"there are only {len(found)} questions with {self.items_min} to {self.items_max} "
@@ -248,10 +248,6 @@ class CarrySums(RunningSums):
 
     title = CARRY_NAME
     digits = range(5, 10)
-
-
-def _prompt(task: str, asked: Sum) -> Prompt:
-    return make_prompt(task, asked.question, asked.answer)
 
 
 def _questions(size: int, digits: range, held_out: bool, share: float) -> Iterator[Sum]:

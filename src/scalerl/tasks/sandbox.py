@@ -37,7 +37,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from scalerl.errors import InputError
 from scalerl.tasks.inside import wire
@@ -81,22 +81,6 @@ module.main(package.wire.decode(take(int(take(8), 16))))
 """
 
 
-class Sandbox(Protocol):
-    """Runs hostile programs."""
-
-    @property
-    def name(self) -> str: ...
-
-    def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
-        """Run a program on an input."""
-
-    def run_tests(
-        self, code: str, tests: Mapping[str, Any], limits: Limits
-    ) -> tuple[SandboxResult, SandboxResult]:
-        """Run a program in one sandbox and its unit tests in another. Returns the results of both;
-        the lines on standard error of the second are the results of the tests."""
-
-
 @dataclass(frozen=True, slots=True)
 class Namespaces:
     """A sandbox made by a command that applies restrictions 1 to 3."""
@@ -112,6 +96,7 @@ class Namespaces:
         return SandboxedProcess(command, stdin, stdout, cwd, identity())
 
     def run(self, code: str, given: str, limits: Limits) -> SandboxResult:
+        """Run a program on an input."""
         with as_file(packed("program", {"code": code, "input": given}, limits)) as job:
             program = self.start(limits, job, subprocess.PIPE)
         with program:
@@ -121,6 +106,8 @@ class Namespaces:
     def run_tests(
         self, code: str, tests: Mapping[str, Any], limits: Limits
     ) -> tuple[SandboxResult, SandboxResult]:
+        """Run a program in one sandbox and its unit tests in another. Returns the results of both;
+        the lines on standard error of the second are the results of the tests."""
         here, there = socket.socketpair()
         with here, there, ExitStack() as started:
             here.settimeout(limits.seconds)
@@ -138,7 +125,7 @@ class Namespaces:
 
 
 @lru_cache(maxsize=1)
-def find_sandbox() -> Sandbox:
+def find_sandbox() -> Namespaces:
     """The sandbox of this machine, after a self-test; InputError if there is none."""
     from scalerl.tasks.sandbox_selftest import why_unusable
 

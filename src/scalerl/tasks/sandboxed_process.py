@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypedDict
 
 from scalerl.tasks.inside.restrictions import READY
@@ -96,12 +95,7 @@ class SandboxedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end(self.process)
         for name, stream in self.streams.items():
             # The process is gone, so the pipe holds what is left; without blocking, since a process

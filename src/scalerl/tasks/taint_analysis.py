@@ -157,18 +157,12 @@ class TaintAnalysis(ast.NodeVisitor):
             for name in aliases:
                 self._taint(name)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+    def visit_AnnAssign(self, node: ast.AnnAssign | ast.AugAssign | ast.NamedExpr) -> None:
         self.generic_visit(node)
-        if node.value is not None:
+        if node.value is not None:  # `x: int` has no value
             self.bind(node.target, node.value)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self.generic_visit(node)
-        self.bind(node.target, node.value)
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self.generic_visit(node)
-        self.bind(node.target, node.value)
+    visit_AugAssign = visit_NamedExpr = visit_AnnAssign
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self.bind_each(node.target, node.iter)

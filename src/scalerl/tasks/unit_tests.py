@@ -13,7 +13,7 @@ import json
 import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scalerl.errors import InputError
@@ -67,14 +67,11 @@ def read_tests(row: Mapping[str, Any], where: str, most: int) -> UnitTests:
     if not inputs and not texts:
         raise InputError(f"{where} has no tests: name the columns inputs and outputs, or test_list")
     found = read_asserts(texts, setup, entry, where)
-    return UnitTests(
-        tuple(inputs[:most]),
-        tuple(outputs[:most]),
-        found.setup,
-        found.imports,
-        found.tests[:most],
-        found.names,
-        found.refused,
+    return replace(
+        found,
+        inputs=tuple(inputs[:most]),
+        outputs=tuple(outputs[:most]),
+        tests=found.tests[:most],
     )
 
 

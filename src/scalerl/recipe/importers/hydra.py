@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalerl.errors import InputError
@@ -16,6 +17,13 @@ _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
+# The shell divides without a rest.
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
 #: Depth to which references to references are followed; a cycle ends there.
 MAX_DEPTH = 8
 
@@ -90,19 +98,11 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _calculate(node: ast.expr) -> int:
-    """The value of a sum or product of whole numbers; the shell divides without a rest."""
+    """The value of a sum or product of whole numbers."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
-    if isinstance(node, ast.BinOp):
-        left, right = _calculate(node.left), _calculate(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            return left // right
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_calculate(node.left), _calculate(node.right))
     raise ValueError("not a sum or product")
 
 

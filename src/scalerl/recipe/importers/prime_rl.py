@@ -45,9 +45,8 @@ def from_prime_rl(config: Mapping[str, Any]) -> Imported:
     _heads(reader)
     _optimiser(reader)
     _validation(reader)
-    for key in ("orchestrator.env", "orchestrator.train.env", "env"):
-        if reader.left.get(key):
-            reader.drop(key, "environments bring their own prompts and rewards; choose a task")
+    why = "environments bring their own prompts and rewards; choose a task"
+    reader.drop_given(why, "orchestrator.env", "orchestrator.train.env", "env")
     name = reader.take("wandb.name", default="prime-rl")
     return reader.finish(str(name), "imported from a prime-rl config", _housekeeping)
 
@@ -127,8 +126,7 @@ def _loss(reader: Reader) -> None:
         reader.set("loss.ratio_cap", cap)
         reader.convert("trainer.loss.eps_max", f"the absolute cap: loss.ratio_cap = {cap:g}")
         reader.take("trainer.loss.loss_scale_mode")
-        if reader.left.get("trainer.loss.adv_tau") == 1:
-            reader.take("trainer.loss.adv_tau")
+        reader.leave_out({"trainer.loss.adv_tau": 1})
     else:
         reader.drop(
             "trainer.loss.type",
@@ -142,8 +140,7 @@ def _loss(reader: Reader) -> None:
     else:
         reader.set("advantage.normalisation", "none")
         reader.drop("orchestrator.advantage.normalization", "not batch or none")
-    if reader.left.get("orchestrator.advantage.type") == "default":
-        reader.take("orchestrator.advantage.type")
+    reader.leave_out({"orchestrator.advantage.type": "default"})
     refill = reader.take("orchestrator.buffer.online_difficulty_filtering", default=False)
     reader.set("filter.zero_variance", "refill" if refill else "drop")
     reader.set("filter.truncated", "keep")
@@ -169,8 +166,7 @@ def _optimiser(reader: Reader) -> None:
     if reader.take(f"{home}type", default="adamw") != "adamw":
         reader.drop(f"{home}type", "only AdamW here")
     reader.set_float("optimiser.lr", f"{home}lr", default=1e-6)
-    if reader.left.get(f"{home}weight_decay") == "auto":  # 0 for RL
-        reader.take(f"{home}weight_decay")
+    reader.leave_out({f"{home}weight_decay": "auto"})  # 0 for RL
     reader.set_float("optimiser.weight_decay", f"{home}weight_decay", default=0.0)
     reader.set_float("optimiser.eps", f"{home}eps", default=1e-8)
     betas = [reader.number(f"{home}betas1"), reader.number(f"{home}betas2")]
@@ -212,8 +208,7 @@ def _validation(reader: Reader) -> None:
     prompts = reader.whole(f"{home}num_examples")
     reader.set("validation.prompts", prompts if prompts and prompts > 0 else None)
     reader.set_float("validation.temperature", f"{home}sampling.temperature")
-    if reader.left.get(f"{home}env"):
-        reader.drop(f"{home}env", "held-out prompts here are of the task itself")
+    reader.drop_given("held-out prompts here are of the task itself", f"{home}env")
 
 
 def _housekeeping(key: str) -> bool:

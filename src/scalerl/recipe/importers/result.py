@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
@@ -114,18 +114,15 @@ class Reader:
         self.set("placement.trainers", devices)
         self.set("placement.trainer", "local" if devices == 1 else "fsdp")
 
-    def leave_out(
-        self, neutral: Mapping[str, Any], conditional: Mapping[str, tuple[str, tuple[Any, ...]]]
-    ) -> None:
-        """Drop keys with a value that changes nothing (`neutral`), and keys of features that are
-        off: `conditional` has, by prefix, the switch and the values that turn it on."""
+    def leave_out(self, neutral: Mapping[str, Any]) -> None:
+        """Drop keys with a value that changes nothing."""
         for key, value in neutral.items():
             if self.left.get(key) == value:
                 del self.left[key]
-        for prefix, (switch, on) in conditional.items():
-            if self.config.get(switch) not in on:
-                for key in [key for key in self.left if key.startswith(prefix)]:
-                    del self.left[key]
+
+    def forget(self, *starts: str) -> None:
+        """Drop keys that start with one of these, without a note."""
+        self.left = {key: v for key, v in self.left.items() if not key.startswith(starts)}
 
     def convert(self, key: str, why: str) -> None:
         """Note that a key was mapped with another convention."""
@@ -135,6 +132,12 @@ class Reader:
         """Note that a key has no counterpart."""
         self.left.pop(key, None)
         self.unmapped.append(Note(key, self.config.get(key, "(default)"), why))
+
+    def drop_given(self, why: str, *keys: str) -> None:
+        """`drop` those of these keys that are set to something."""
+        for key in keys:
+            if self.left.get(key):
+                self.drop(key, why)
 
     def finish(self, name: str, source: str, housekeeping: Callable[[str], bool]) -> Imported:
         """The recipe, and every key that was not read: housekeeping, or without a counterpart."""
@@ -178,8 +181,3 @@ def prompts_of(completions: int, generations: int, what: str) -> int:
             f"{generations} per prompt: change one of them"
         )
     return completions // generations
-
-
-def words(items: Iterable[str]) -> frozenset[str]:
-    """A set from blocks of words."""
-    return frozenset(word for item in items for word in item.split())

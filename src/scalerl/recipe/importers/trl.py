@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.recipe.importers.result import Imported, Reader, flatten, prompts_of, words
+from scalerl.recipe.importers.result import Imported, Reader, flatten, prompts_of
 
 AGGREGATION = {
     "grpo": "sample",
@@ -33,26 +33,24 @@ DECAYS = {"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"
 DTYPES = ("bfloat16", "float16", "float32")
 
 #: Settings of a Hugging Face trainer about logging, saving, loading and placing, not learning.
-HOUSEKEEPING = words(
-    [
-        "output_dir report_to run_name project log_level log_level_replica log_on_each_node",
-        "log_completions log_multimodal num_completions_to_print log_unique_prompts disable_tqdm",
-        "do_train do_eval do_predict save_steps save_strategy save_total_limit save_only_model",
-        "save_on_each_node resume_from_checkpoint enable_jit_checkpoint ignore_data_skip debug",
-        "restore_callback_states_from_checkpoint load_best_model_at_end metric_for_best_model",
-        "greater_is_better push_to_hub local_rank accelerator_config parallelism_config deepspeed",
-        "fsdp fsdp_config average_tokens_across_devices auto_find_batch_size use_cpu tf32",
-        "bf16_full_eval fp16_full_eval gradient_checkpointing gradient_checkpointing_kwargs",
-        "torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps use_cache",
-        "skip_memory_metrics remove_unused_columns label_names prediction_loss_only data_seed",
-        "include_num_input_tokens_seen include_for_metrics include_inputs_for_metrics",
-        "full_determinism train_sampling_strategy length_column_name",
-        "per_device_eval_batch_size batch_eval_metrics ds3_gather_for_generation shuffle_dataset",
-        "pad_to_multiple_of cache_implementation use_transformers_continuous_batching",
-        "transformers_continuous_batching_config use_transformers_paged use_liger_kernel",
-        "liger_kernel_config attn_implementation trust_remote_code dataset_config",
-    ]
-)
+HOUSEKEEPING = """
+output_dir report_to run_name project log_level log_level_replica log_on_each_node
+log_completions log_multimodal num_completions_to_print log_unique_prompts disable_tqdm
+do_train do_eval do_predict save_steps save_strategy save_total_limit save_only_model
+save_on_each_node resume_from_checkpoint enable_jit_checkpoint ignore_data_skip debug
+restore_callback_states_from_checkpoint load_best_model_at_end metric_for_best_model
+greater_is_better push_to_hub local_rank accelerator_config parallelism_config deepspeed
+fsdp fsdp_config average_tokens_across_devices auto_find_batch_size use_cpu tf32
+bf16_full_eval fp16_full_eval gradient_checkpointing gradient_checkpointing_kwargs
+torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps use_cache
+skip_memory_metrics remove_unused_columns label_names prediction_loss_only data_seed
+include_num_input_tokens_seen include_for_metrics include_inputs_for_metrics
+full_determinism train_sampling_strategy length_column_name
+per_device_eval_batch_size batch_eval_metrics ds3_gather_for_generation shuffle_dataset
+pad_to_multiple_of cache_implementation use_transformers_continuous_batching
+transformers_continuous_batching_config use_transformers_paged use_liger_kernel
+liger_kernel_config attn_implementation trust_remote_code dataset_config
+"""
 HOUSEKEEPING_PREFIXES = ("logging_", "hub_", "dataloader_", "ddp_", "trackio_", "wandb_", "eval_")
 
 #: Keys that change what is learned only in one setting, and the value that changes nothing.
@@ -64,14 +62,14 @@ NEUTRAL: dict[str, Any] = {
     "label_smoothing_factor": 0.0,
     "multi_objective_aggregation": "sum_then_normalize",
 }
-#: Settings of optional features: prefix → the switch, and the values that turn it on.
-CONDITIONAL: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "sapo_": ("loss_type", ("sapo",)),
-    "vespo_": ("loss_type", ("vespo",)),
-    "entropy_coef_": ("use_adaptive_entropy", (True,)),
-    "entropy_target": ("use_adaptive_entropy", (True,)),
-    "ref_model_": ("sync_ref_model", (True,)),
-    "vllm_": ("use_vllm", (True,)),
+#: Settings of optional features: prefix → the switch, and the value that turns it on.
+OPTIONAL: dict[str, tuple[str, Any]] = {
+    "sapo_": ("loss_type", "sapo"),
+    "vespo_": ("loss_type", "vespo"),
+    "entropy_coef_": ("use_adaptive_entropy", True),
+    "entropy_target": ("use_adaptive_entropy", True),
+    "ref_model_": ("sync_ref_model", True),
+    "vllm_": ("use_vllm", True),
 }
 
 
@@ -88,7 +86,8 @@ def from_trl(config: Mapping[str, Any], *, processes: int = 1) -> Imported:
     _advantage(reader)
     _optimiser(reader)
     _rest(reader)
-    reader.leave_out(NEUTRAL, CONDITIONAL)
+    reader.leave_out(NEUTRAL)
+    reader.forget(*(start for start, (key, on) in OPTIONAL.items() if reader.config.get(key) != on))
     return reader.finish(str(name), "imported from a TRL GRPOConfig", _housekeeping)
 
 
@@ -102,8 +101,7 @@ def _model(reader: Reader) -> None:
     reader.set("model.dtype", dtype if dtype in DTYPES else mixed)
     if dtype not in DTYPES and mixed != "float32":
         reader.convert("fp16" if half else "bf16", f"TRL's mixed precision is dtype {mixed} here")
-    dataset = reader.take("dataset_name")
-    reader.set("task.dataset", dataset)
+    reader.set("task.dataset", reader.take("dataset_name"))
     fp32 = bool(reader.take("cast_lm_head_to_fp32", default=False))
     vllm = bool(reader.take("use_vllm", default=False))
     reader.set_heads(fp32)
@@ -276,9 +274,8 @@ def _rest(reader: Reader) -> None:
     if reader.take("eval_strategy", default="no") == "steps" and every and every >= 1:
         reader.set("validation.every", int(every))
     reader.set("validation.k", reader.whole("num_generations_eval"))
-    if reader.left.get("reward_funcs"):
-        reader.drop("reward_funcs", "rewards are code in TRL; choose a task here")
+    reader.drop_given("rewards are code in TRL; choose a task here", "reward_funcs")
 
 
 def _housekeeping(key: str) -> bool:
-    return key.partition(".")[0] in HOUSEKEEPING or key.startswith(HOUSEKEEPING_PREFIXES)
+    return key.partition(".")[0] in HOUSEKEEPING.split() or key.startswith(HOUSEKEEPING_PREFIXES)

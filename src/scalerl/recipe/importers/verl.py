@@ -43,7 +43,7 @@ LEARNING = (
     *("gen_batch_size", "repetition_penalty", "ignore_eos", "critic_warmup", "over_sample_rate"),
 )
 #: Settings of optional features: prefix → the switch.
-SWITCHES = {
+OPTIONAL = {
     "algorithm.kl_ctrl.": "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty": "algorithm.use_kl_in_reward",
     "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
@@ -110,22 +110,14 @@ def from_verl(config: Mapping[str, Any]) -> Imported:
     _validation(reader, phases)
     _data(reader)
     name = reader.take("trainer.experiment_name", default="verl")
-    _leave_out_what_is_off(reader)
-    return reader.finish(str(name), "imported from a verl config", _housekeeping)
-
-
-def _leave_out_what_is_off(reader: Reader) -> None:
-    """Drop keys of features that are off, and keys with a value that changes nothing."""
-    reader.leave_out(NEUTRAL, {})
-    for prefix, switch in SWITCHES.items():
-        if not reader.config.get(switch):
-            for key in [key for key in reader.left if key.startswith(prefix)]:
-                del reader.left[key]
+    reader.leave_out(NEUTRAL)
+    reader.forget(*(start for start, key in OPTIONAL.items() if not reader.config.get(key)))
     # The estimators that have a counterpart need no critic, and the constants of losses that have
     # none are not used.
-    unused = ("critic.", f"{ACTOR}policy_loss.")
-    for key in [key for key in reader.left if key.startswith(unused) or key.endswith("_target_")]:
-        del reader.left[key]
+    reader.forget("critic.", f"{ACTOR}policy_loss.")
+    # Hydra's name of the class that a table becomes in verl.
+    reader.take(*(key for key in reader.left if key.endswith("_target_")))
+    return reader.finish(str(name), "imported from a verl config", _housekeeping)
 
 
 def _housekeeping(key: str) -> bool:
@@ -228,8 +220,7 @@ def _advantage(reader: Reader) -> None:
         reader.convert(
             f"{home}enable", "groups without variance are replaced there, here left out of the step"
         )
-        for name in ("metric", "max_num_gen_batches"):
-            reader.left.pop(home + name, None)
+        reader.take(f"{home}metric", f"{home}max_num_gen_batches")
     reader.set("filter.truncated", "keep")
     reader.set("curriculum.name", "uniform")
 
@@ -334,8 +325,8 @@ def _optimiser(reader: Reader, k: int) -> None:
     if shape != "constant":
         key = next(n for n in ("lr_scheduler_type", "warmup_style") if home + n in reader.config)
         reader.drop(home + key, f"here the rate stays constant after warm-up, not {shape}")
-    for key in ("total_training_steps", "min_lr_ratio", "num_cycles", "_target_"):
-        reader.left.pop(home + key, None)
+    unused = ("total_training_steps", "min_lr_ratio", "num_cycles", "_target_")
+    reader.take(*(home + key for key in unused))
     if steps > 0:
         _count(reader, "budget.steps", "trainer.total_training_steps", steps, k)
         reader.left.pop("trainer.total_epochs", None)
@@ -368,9 +359,7 @@ def _validation(reader: Reader, k: int) -> None:
 
 def _data(reader: Reader) -> None:
     reader.set("seed", reader.whole("data.seed", default=None, least=0))
-    for key in ("data.train_files", "data.val_files"):
-        if reader.left.get(key):
-            reader.drop(key, "choose a task, which brings prompts and rewards")
-    if reader.left.get("custom_reward_function.path"):
-        reader.drop("custom_reward_function.path", "rewards are code in verl; choose a task here")
-    reader.left.pop("custom_reward_function.name", None)
+    why = "choose a task, which brings prompts and rewards"
+    reader.drop_given(why, "data.train_files", "data.val_files")
+    reader.drop_given("rewards are code in verl; choose a task here", "custom_reward_function.path")
+    reader.take("custom_reward_function.name")

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 INPUT = "/tmp/input"
 #: What a test may ask an object of the program for, as data.
 CLAIMS: dict[str, Callable[[Any], object]] = {
-    "len": len,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "repr": repr,
+    claim.__name__: claim for claim in (len, bool, int, float, str, repr)
 }
 #: Items of an iterator sent in one message. The tests ask for 1, 2, 4 … items: an endless iterator
 #: costs nothing, and a long one few messages.
