@@ -20,10 +20,11 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.evaluation.subjects import Subject
-from scalerl.files import write_atomic
+from scalerl.files import lines_of, write_atomic
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff, with_date_of
 from scalerl.runs.lines import AnswerLine, AnswerSample, EvalAnswers, EvalLine
+from scalerl.runs.reader import RunReader
 from scalerl.runs.store import RunStore
 from scalerl.runs.tail import parse_line
 
@@ -43,7 +44,7 @@ class EvaluationRecord:
 
     def _check(self) -> None:
         """Refuse to continue a record of another recipe or of other weights."""
-        there = _read(self.path / FILE)
+        there = _read(self.path)
         if there is None:
             if (self.path / EvalLine.FILE).exists():
                 raise InputError(f"{self.path} is a run, not an evaluation: choose another -o")
@@ -78,7 +79,7 @@ class EvaluationRecord:
     def open(self) -> dict[str, list[AnswerLine]]:
         """The answers on disk by prompt, for prompts with all k answers scored. Other answers are
         dropped from the file."""
-        marks = (_read(self.path / FILE) or {"weights": {}})["weights"]
+        marks = (_read(self.path) or {"weights": {}})["weights"]
         marks[str(self.subject.step)] = self.subject.mark
         self.store.write_recipe(self.recipe.to_toml())
         self._replace(self.path / FILE, json.dumps({"weights": marks}) + "\n")
@@ -97,7 +98,7 @@ class EvaluationRecord:
         """Every answer so far, by prompt."""
         found: dict[str, list[AnswerLine]] = {}
         if self.answers.exists():
-            for text in self.answers.read_bytes().split(b"\n"):
+            for text in lines_of(self.answers):
                 line = AnswerLine.from_dict(parse_line(text))
                 if line is not None:
                     found.setdefault(line.prompt, []).append(line)
@@ -140,9 +141,6 @@ def _text(lines: Iterable[AnswerLine]) -> str:
     return "".join(json.dumps(line.to_dict(), ensure_ascii=False) + "\n" for line in lines)
 
 
-def _read(path: Path) -> Any:
-    try:
-        found = parse_line(path.read_bytes())
-    except OSError:
-        return None
+def _read(folder: Path) -> dict[str, Any] | None:
+    found = RunReader(folder).document(FILE)
     return found if found and isinstance(found.get("weights"), dict) else None

@@ -20,6 +20,7 @@ from scalerl.runs.record import Array, ComputeKind
 from scalerl.runs.table import Table, is_missing, to_float, to_timestamp
 from scalerl.text import listed
 
+# Not left to expressions.py: a clock is in hours here, and hours times a number are GPU-hours.
 _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
 _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
 #: Least share of the changes of a running total, row to row, that go up. Not 1: a resumed job may
@@ -97,6 +98,7 @@ def other_axes(table: Table, numeric: list[str], y: Array, axis: Axis) -> dict[s
 
 
 def _usable(table: Table, numeric: list[str]) -> list[str]:
+    # Moments may be written as ISO 8601 texts, which do not count as numeric.
     numbers = set(numeric)
     return [c for c in table.columns if c in numbers or metrics.compute_kind(c)[1] == "moments"]
 
@@ -177,6 +179,7 @@ def _gpu_hours(
     text = re.sub(r" as \w+$", "", base.name)
     if seconds is None:
         end = "" if text == base.name else " as gpu_hours"
+        # Parentheses, so that the name means the same when it is given as --x: `(a + b)*8`.
         text = text if len(base.columns) == 1 and text == base.columns[0] else f"({text})"
         return Axis(f"{text}*{_number(gpus)}{end}", base.values * gpus, "gpu_hours", base.columns)
     text = quoted(text) if text in base.columns else f"({text})"
@@ -193,13 +196,12 @@ def _clock(table: Table, usable: list[str], y: Array) -> str:
             f"{table.name}: --gpus needs a clock, such as _runtime or _timestamp{why}: add "
             "--seconds-per-step, or write --x 'step*8*31.2/3600 as gpu_hours'"
         )
-    return next((c for c in rising if _is_there(table, c, y)), rising[0])
+    return _most_there(table, rising, y) or rising[0]
 
 
 def _steps(table: Table, usable: list[str], y: Array) -> str:
     steps = [c for c in metrics.compute_columns(usable) if metrics.compute_kind(c)[0] == "steps"]
-    counting = [c for c in steps if _counts_up(table, c, y)]
-    name = next((c for c in counting if _is_there(table, c, y)), next(iter(counting), None))
+    name = _most_there(table, [c for c in steps if _counts_up(table, c, y)], y)
     if name is None:
         raise InputError(
             f"{table.name}: --seconds-per-step needs a column of steps: name it with --x"
@@ -212,7 +214,7 @@ def _found(table: Table, usable: list[str], y: Array, notes: list[str]) -> str:
         return table.x
     known = metrics.compute_columns(usable)
     counting = [name for name in known if _counts_up(table, name, y)]
-    name = next((c for c in counting if _is_there(table, c, y)), next(iter(counting), None))
+    name = _most_there(table, counting, y)
     if name is None:
         # A single evaluation counts nothing up, and steps are steps.
         name = next((c for c in known if metrics.compute_kind(c)[0] == "steps"), None)
@@ -246,6 +248,11 @@ def why_unread(table: Table, column: str) -> str:
 def _is_there(table: Table, name: str, y: Array) -> bool:
     """Whether most rows of the score have a finite value in this column."""
     return bool(np.isfinite(read_column(table, name)[0][np.isfinite(y)]).mean() > 0.5)
+
+
+def _most_there(table: Table, columns: list[str], y: Array) -> str | None:
+    """The first column that most rows of the score have, else the first; None of none."""
+    return next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
 
 
 def _rises(values: Array) -> bool:

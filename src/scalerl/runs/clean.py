@@ -51,6 +51,7 @@ def clean(compute: Array, score: Array, kind: ComputeKind = "unknown") -> Clean:
         raise InputError("no row has both a compute and a score: check --x and --y")
     if compute[rows].min() < 0:
         raise InputError(f"compute is negative ({compute[rows].min():g}): check --x")
+    # Before sorting, because only the order of the log shows where a run was resumed.
     rows = _resolve_restarts(rows, compute, kind, notes)
     # Stable, so that among equal values the last logged comes last.
     rows = rows[np.argsort(compute[rows], kind="stable")]

@@ -53,6 +53,7 @@ class Expression:
         overflows is nan or infinite, as a missing number is."""
         with np.errstate(all="ignore"):
             found = self._walk(self._tree, values)
+            # A copy, because a broadcast array cannot be written to.
             return np.broadcast_to(np.asarray(found, dtype=np.float64), (length,)).copy()
 
     def _walk(self, node: ast.expr, values: Callable[[str], Array]) -> Array:

@@ -175,6 +175,7 @@ class EvalLine(Line):
         default=None,
     )
 
+    # With a default, because records of earlier versions do not have it.
     scored: int | None = about("answers that could be scored: those behind it", default=None)
     failed: str | None = about(
         "why the validation failed: the commonest reason of answers without a score, of which "

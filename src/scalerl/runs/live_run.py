@@ -120,6 +120,7 @@ class LiveRun:
         before = [(each.at, each.bytes_read) for each in self._tails]
         evals, steps, events = self._evals.new(), self._steps.new(), self._events.new()
         after = [(each.at, each.bytes_read) for each in self._tails]
+        # At least 1, because 0 means that nothing was new.
         cost = max(sum(b[1] - a[1] for a, b in zip(before, after, strict=True)), 1)
         if any(each.restarted for each in self._tails):
             self._reset()  # a resumed run has cut what it will write again

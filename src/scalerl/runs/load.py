@@ -118,6 +118,7 @@ def _load(
     tables, problems = _read(source, pattern)
     wanted: list[Table] = []
     rest: list[Table] = []
+    # Before runs are separated, because what a comma means is decided once for a table.
     for table in map(normalise_numbers, tables):
         column, names = _run_column(table, pattern)
         for run in split_runs(table, choice.axis, choice.y, column):
@@ -226,6 +227,7 @@ def _decide(curves: list[Curve], others: list[Curve]) -> str:
     try:
         return guess_scale(scores[np.isfinite(scores)], curves[0].y_name)
     except InputError as error:
+        # Runs that were not asked for must not make the asked ones unreadable.
         if others:
             return _decide(curves, [])
         inside = [np.nanmin(curve.y) >= 0 and np.nanmax(curve.y) <= 1 for curve in curves]

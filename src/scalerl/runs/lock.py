@@ -21,6 +21,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path / "lock"
         try:
+            # Not "w", which would empty the file of the process that holds the lock.
             self._file = open_regular(self.path, "a+", encoding="utf-8")
         except RefusedFile as error:
             raise InputError(f"{self.path}: {error.strerror}: remove it") from None

@@ -11,6 +11,7 @@ import math
 import tomllib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -82,18 +83,13 @@ class RunReader:
         """The last lines of a type, oldest first; reads no more of the file than they take."""
         found: deque[L] = deque()
         path = self.path / kind.FILE
-        try:
-            with open_regular(path, buffering=0) as file:
-                for line in lines_backwards(file, BLOCK, MAX_TAIL):
-                    made = kind.from_dict(parse_line(line))
-                    if made is not None:
-                        found.appendleft(made)
-                        if len(found) >= count:
-                            break
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _unreadable(path, error) from None
+        with _reading(path), open_regular(path, buffering=0) as file:
+            for line in lines_backwards(file, BLOCK, MAX_TAIL):
+                made = kind.from_dict(parse_line(line))
+                if made is not None:
+                    found.appendleft(made)
+                    if len(found) >= count:
+                        break
         return list(found)
 
     def last(self, kind: type[L]) -> L | None:
@@ -112,12 +108,8 @@ class RunReader:
 
     def raw_lines(self, kind: type[Line]) -> Iterator[bytes]:
         """The bytes of every line of a type, damaged ones included."""
-        try:
+        with _reading(self.path / kind.FILE):
             yield from lines_of(self.path / kind.FILE)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unreadable(self.path / kind.FILE, error) from None
 
     # -- documents --------------------------------------------------------------------------------
 
@@ -172,8 +164,16 @@ def answers_file(step: int) -> str:
     return f"{EvalAnswers.FOLDER}/step_{step}.json"
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: {error.strerror or error}: put the run's own file in its place")
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A file that is not there has no lines; one that cannot be read is an InputError."""
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{path}: {reason}: put the run's own file in its place") from None
 
 
 # -- the health of a run, step by step ------------------------------------------------------------

@@ -128,14 +128,15 @@ def _read_n_eval(
             raise InputError(f"n_eval {asked:g} is not a number of samples: give 1 or more")
         return np.full(length, float(asked))
     if isinstance(asked, str):
-        values = table.numbers(resolve(asked, table, list(table.columns), "--n-eval"))
+        columns = [resolve(asked, table, list(table.columns), "--n-eval")]
+    else:
+        own = table.sizes.get(y_name, y_name.rpartition("/")[0] + "/n")
+        usual = [c for c in table.columns if c.strip().lower() in metrics.N_EVAL]
+        columns = [own, *usual] if own in table.columns else usual
+    if columns:
+        values = table.numbers(columns[0])
         return values if np.isfinite(values).any() else None
-    own = table.sizes.get(y_name, y_name.rpartition("/")[0] + "/n")
-    usual = [c for c in table.columns if c.strip().lower() in metrics.N_EVAL]
-    for column in (own, *usual):
-        if column in table.columns:
-            values = table.numbers(column)
-            return values if np.isfinite(values).any() else None
+    # What is counted beside a training score is the batch, which is not an evaluation.
     if stage == "training":
         return None
     found = _from_stderr(table, y_name, notes)

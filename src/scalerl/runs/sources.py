@@ -188,6 +188,7 @@ def _walk(
         if depth == 0:
             raise InputError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
         return
+    # A list of one number, so that all levels of the search count together.
     entries[0] += len(children)
     if entries[0] > MAX_ENTRIES:
         raise InputError(f"{folder}: over {MAX_ENTRIES} entries: name the log itself")
@@ -235,6 +236,7 @@ def _part_reader(path: Path) -> Reader:
 
 
 def _looks_like_a_log(path: Path) -> bool:
+    # A file that cannot be opened is passed over here; given by its own path, the error is shown.
     try:
         return any(importer.is_log(path) for importer in importers())
     except InputError:

@@ -24,6 +24,7 @@ _METRIC_PARTS = re.compile(
 _WITHOUT = frozenset({"no", "without", "with", "wo", "w"})
 #: What differs between the columns of runs that are numbered: `seed1/acc`, `seed2/acc`.
 _NUMBERED = re.compile(r"(?:seed|run|trial|rep|replicate|exp)[ _\-#]?\d+", re.IGNORECASE)
+# W&B exports the band around each curve as well, in columns of its lower and upper edge.
 _WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
 
 

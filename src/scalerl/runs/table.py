@@ -201,6 +201,7 @@ def to_text(value: object) -> str:
 
 
 def _to_floats(cells: list[object]) -> Array:
+    # numpy converts plain numbers at once, many times as fast as cell by cell.
     if set(map(type, cells)) <= {int, float, type(None)}:
         try:
             return np.array(cells, dtype=np.float64)

@@ -113,6 +113,7 @@ def open_trackers(
     Traceback (most recent call last):
     scalerl.errors.InputError: no tracker 'tensorbord': did you mean 'tensorboard'?
     """
+    # Every name is checked before the first tracker starts, so that a typo leaves no empty run.
     wanted = {each: _found(each) for each in names}
     opened: dict[str, Tracker] = {}
     for each, make in wanted.items():
@@ -243,6 +244,7 @@ class Trackio:
         import trackio
 
         self._trackio = trackio
+        # It prints where to find its page, which would disturb the live view.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 project=PROJECT,

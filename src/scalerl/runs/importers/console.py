@@ -37,11 +37,13 @@ MAX_SNIFFED_LINES = 50_000
 MAX_DICT = 200_000
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(r"(?:^|[\s)\]|:>])step:(\d+)(?= - )")
+# What tqdm draws: `12/500 [01:02<40:11, 4.9s/it]`.
 _BAR = re.compile(r"(\d+)/(\d+) \[\d+:\d+")
 # np.float64(0.5), tensor(0.5, device='cuda:0'), array(0.5): the number inside.
 _WRAPPED = re.compile(
     r"(?:np\.|numpy\.|torch\.)?(?:float|int)?(?:\d+|tensor|array)\(([^(),]+)(?:,[^()]*)?\)"
 )
+# Python prints these, but neither JSON's parser nor `ast.literal_eval` reads them.
 _NOT_A_NUMBER = re.compile(r"(?<=[:,\[\s])[+-]?(?:nan|inf)(?=[,}\]\s])")
 
 
@@ -70,6 +72,7 @@ def read_console(path: Path, name: str) -> Table:
                 meter.add(len(row))
             elif "/" in piece and (bar := _BAR.search(piece)):
                 seen = bars.setdefault(bar[2], [])
+                # A bar is drawn many times between two steps.
                 if not seen or seen[-1][1] != int(bar[1]):
                     seen.append((len(rows), int(bar[1])))
     if not rows:

@@ -44,6 +44,7 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
                 header = _header(row, path)
             elif len(row) == len(header):
                 rows.append(row)
+            # A delimiter at the end of a line makes one more cell, an empty one.
             elif len(row) == len(header) + 1 and not row[-1].strip():
                 rows.append(row[:-1])
             else:
@@ -102,6 +103,7 @@ def _sniff(sample: list[str]) -> str:
             return (0, 0)
         if not widths or widths[0] < 2:
             return (0, 0)
+        # Rows that agree come first: commas inside of texts give a few rows many columns.
         return (sum(width == widths[0] for width in widths[1:]) + 1, widths[0])
 
     return max(_DELIMITERS, key=quality)

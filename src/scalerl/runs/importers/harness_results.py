@@ -21,6 +21,7 @@ _STEP = re.compile(
     r"[_\-=. ]?(\d{1,12})(?![\d.]*[a-z])",
     re.IGNORECASE,
 )
+# lm-eval's `effective` is the number after --limit, `original` the size of the whole set.
 _BEHIND = ("effective", "original")
 
 
@@ -30,6 +31,7 @@ def step_in_name(text: str) -> int | None:
     >>> [step_in_name(n) for n in ("checkpoint-200", "global_step_40", "0007", "seed-3")]
     [200, 40, 7, None]
     """
+    # More digits than that are a date or an id.
     if text.isdigit() and text.isascii() and len(text) <= 12:
         return int(text)
     found = _STEP.findall(text)

@@ -104,6 +104,7 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
         return Table(name, columns, str(path))
     steps = [(step_in_name(str(key)), row) for key, row in value.items()]
     known = [(step, row) for step, row in steps if step is not None and isinstance(row, dict)]
+    # One key in ten may be something else, such as a summary.
     if len(known) < 2 or len(known) * 10 < len(steps) * 9:
         return None
     notes = [f"{len(steps) - len(known)} keys that are no steps left out"]

@@ -50,6 +50,7 @@ def read_store(path: Path) -> list[Table]:
         ).fetchall()
         points: dict[str, list[Point]] = {}
         meter = Meter(path)
+        # MLflow writes NaN as 0 with this mark, since not every database can hold a NaN.
         nan = "is_nan" if "is_nan" in columns_of(found, "metrics") else "0"
         for run, key, step, time, value, hidden in found.execute(
             f"SELECT run_uuid, key, step, timestamp, value, {nan} FROM metrics ORDER BY timestamp"
@@ -88,6 +89,7 @@ def read_run(folder: Path) -> list[Table]:
     facts = {key: read_text(file).strip() for file, key in _below(folder / "params")}
     if not points:
         raise InputError(f"{folder}: the run has logged nothing")
+    # Each file holds one metric: rows are made in the order in which a job logged them.
     points.sort(key=lambda point: point[2])
     name = about.get("run_name", "").strip("'\"") or run
     table = _table(name, run, points, str(folder), facts)

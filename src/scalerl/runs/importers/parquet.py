@@ -45,6 +45,7 @@ def _scalar_columns(meta: Any, path: Path) -> list[str]:
     if meta.num_rows < 0:
         raise InputError(f"{path}: not a readable Parquet file: {meta.num_rows} rows")
     limits.check_table(path, meta.num_rows, len(scalar))
+    # Row groups without rows take memory as well.
     limits.check_table(path, meta.num_row_groups, len(scalar))
     size = 0
     for i in range(meta.num_row_groups):

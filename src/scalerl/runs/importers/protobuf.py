@@ -52,6 +52,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """The variable-length integer at an offset, and the offset after it."""
     value = 0
+    # At most ten bytes: each holds seven bits, and an integer has 64.
     for shift in range(0, 70, 7):
         if at >= len(data):
             break
@@ -77,10 +78,8 @@ def number(data: int | bytes, layout: str) -> float:
 
 def text(data: int | bytes) -> str:
     """A string field."""
-    if not isinstance(data, bytes):
-        raise ProtobufError("number where a text should be")
     try:
-        return data.decode()
+        return message(data).decode()
     except UnicodeDecodeError:
         raise ProtobufError("text that is not UTF-8") from None
 
@@ -88,7 +87,7 @@ def text(data: int | bytes) -> str:
 def message(data: int | bytes) -> bytes:
     """A nested message, still as bytes."""
     if not isinstance(data, bytes):
-        raise ProtobufError("number where a message should be")
+        raise ProtobufError("number where a message or text should be")
     return data
 
 
@@ -119,6 +118,7 @@ def leveldb_records(path: Path, notes: list[str], library: str) -> Iterator[byte
             if len(header) < _PIECE_HEADER.size:
                 break
             checksum, size, kind = _PIECE_HEADER.unpack(header)
+            # Zeros: the rest of a block that was set aside and not written.
             if checksum == size == kind == 0:
                 at += room
                 continue
@@ -127,6 +127,7 @@ def leveldb_records(path: Path, notes: list[str], library: str) -> Iterator[byte
             piece = file.read(size)
             if len(piece) < size:
                 break
+            # Not LevelDB's own masked CRC-32C: both libraries write the CRC-32 of zlib.
             if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
                 raise InputError(f"{path}: the {library} log is damaged at byte {at}")
             at += _PIECE_HEADER.size + size

@@ -33,6 +33,8 @@ def read_events(paths: list[Path], name: str) -> Table:
     rows: list[dict[str, object]] = []
     notes: list[str] = []
     for path in paths:
+        # Most writers make an event of each scalar: those of a step are one row, until a tag
+        # comes again.
         row: dict[str, object] = {}
         for step, wall_time, values in _events(path, notes):
             if row.get("step") != step or any(tag in row for tag in values):
@@ -79,6 +81,7 @@ def _events(path: Path, notes: list[str]) -> Iterator[tuple[int, float, dict[str
 def _event(data: bytes) -> tuple[int, float, dict[str, object]]:
     step, wall_time = 0, 0.0
     values: dict[str, object] = {}
+    # Field numbers, here and below, are those of TensorFlow's event.proto and summary.proto.
     for number, value in protobuf.fields(data):
         if number == 1:
             wall_time = protobuf.number(value, "<d")
@@ -120,6 +123,7 @@ def _tensor(data: bytes) -> float | None:
 
 
 def _crc_table() -> list[int]:
+    # CRC-32C (Castagnoli), which zlib does not have, by its reversed polynomial.
     table = []
     for value in range(256):
         for _ in range(8):
@@ -136,6 +140,7 @@ def _masked_crc(data: bytes) -> int:
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
+    # TensorFlow's mask: the checksum of data that holds checksums would be a weak one.
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -99,6 +99,7 @@ class Lines:
         number = 0
         meter = Meter(self.path)
         try:
+            # newline="": csv needs line ends inside of quoted cells as they are.
             with open_regular(self.path, "r", encoding=encoding, newline="") as file:
                 while line := file.readline(MAX_LINE + 1):
                     number += 1

@@ -31,6 +31,7 @@ def read_wandb(path: Path) -> Table:
     try:
         for record in leveldb_records(path, table.notes, "W&B"):
             for number, value in protobuf.fields(record):
+                # Field numbers, here and below, are those of wandb_internal.proto.
                 if number == 2:
                     rows.append(_history(protobuf.message(value)))
                     meter.add(len(rows[-1]))
@@ -65,6 +66,7 @@ def _item(data: bytes) -> tuple[str, object]:
         if number in (1, 2):
             keys.append(protobuf.text(value))
         elif number == 5 and isinstance(value, int):
+            # A zigzag integer: 0, -1, 1, -2 … are written as 0, 1, 2, 3 …
             cell = (value >> 1) ^ -(value & 1)
         elif number == 6:
             cell = protobuf.number(value, "<d")
