@@ -63,7 +63,7 @@ def test_comparison_table_has_verdict_difference_and_the_papers_rule() -> None:
     low = climbing("low", ceiling=0.60, last=150_000, seed=1)
     out = comparison_table(compare(high, low))
     assert "high has the higher ceiling" in out
-    assert "ΔA (second minus first): -0.2" in out
+    assert "difference of ceilings, second minus first: -0.2" in out
     assert "paper's rule: high: higher ceiling" in out
 
 

@@ -172,7 +172,7 @@ def _pair(pair: Pair) -> list[str]:
     out = [
         f"{shorten(pair.a, 37)} / {shorten(pair.b, 37)}",
         wrap(words.verdict(pair), " " * 11, "  verdict: "),
-        f"  ΔA (second minus first): {words.signed(pair.delta_a)} "
+        f"  difference of ceilings, second minus first: {words.signed(pair.delta_a)} "
         f"[{words.signed(low)}, {words.signed(high)}]",
         wrap(words.paper_verdict(pair), " " * 11, "  paper's rule: "),
     ]

@@ -156,21 +156,22 @@ def ceiling_in_words(fit: Fit) -> str:
 
 
 def law_begins(fit: Fit) -> str:
-    """From where on the points are the law's, as the evidence has it; "" where nothing was asked.
+    """Where the law begins, with probabilities: earlier points are left out of the fit. "" where
+    that was not asked.
 
     >>> from scalerl import fit, load_run
     >>> law_begins(fit(load_run("example:paper-8b"), lo=1500))[:30]
-    'The law begins at the start of'
+    'The law is fitted from the sta'
     """
     likely = sorted((cut for cut in fit.early if cut[1] >= 0.05), key=lambda cut: -cut[1])
     if not likely:
         return ""
-    said = [
-        f"{'at the start of the window' if not share else f'after {percent(share)} of the compute'}"
-        f" ({percent(round(p, 2))})"
+    starts = [
+        f"{f'{percent(share)} of the compute' if share else 'the start of the window'} on "
+        f"({percent(round(p, 2))} likely)"
         for share, p in likely[:3]
     ]
-    return f"The law begins {', '.join(said)}."
+    return f"The law is fitted from {', or from '.join(starts)}."
 
 
 def past_alarms(fit: Fit) -> list[str]:
@@ -258,8 +259,8 @@ def compared_ceiling(arm: Arm) -> str:
 
 #: Why the ceilings of a comparison are not quite those of the fits.
 COMPARED = (
-    "fitted with what the compared runs tell about each other's shape, roughness and B; each run's "
-    "fit alone may differ in the last digits"
+    "compared runs are fitted together, with a shared prior for shape, roughness and B; a fit of "
+    "one run alone may differ in the last digits"
 )
 
 
