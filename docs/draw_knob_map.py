@@ -1,4 +1,4 @@
-"""Draw docs/images/knob-map.svg: a study whose truth is known, made from seed 0.
+"""Draw docs/images/knob-map.svg: a study with a known truth, made from seed 0.
 
 python docs/draw_knob_map.py
 """

@@ -1,4 +1,5 @@
-"""Draw docs/images/timeline.svg from a real run: who works when, and which weights wrote what.
+"""Draw docs/images/timeline.svg from a real run: when each worker works, and which weights wrote
+each token.
 
 python docs/draw_timeline.py    trains fourteen steps on the default task (a minute)
 """
