@@ -336,31 +336,6 @@ def race_equally() -> str:
     return markdown(head, rows)
 
 
-def race_replay() -> str:
-    """Recorded runs, as if they grew."""
-    found = result("race_replay")
-    rows = [
-        [
-            f"`{row['variant']}`",
-            ", ".join(f"{100 * share:.0f} %" for share in row["given"]),
-            *(" ".join(filter(None, row[k])) for k in ("race", "fixed")),
-        ]
-        for row in found["rows"]
-        if row["variant"] != found["reference"]
-    ]
-    shares = next(r["given"] for r in found["rows"] if r["variant"] == found["reference"])
-    text = ", ".join(f"{100 * share:.0f} %" for share in shares)
-    rows.insert(0, [f"`{found['reference']}`", text, "the reference", ""])
-    spent = found["compute"]
-    head = [
-        f"{found['runs']} runs",
-        f"given by the race, {spent['race']:.2f} of all",
-        "verdict of the race",
-        f"of all runs in full, {spent['fixed']:.2f}",
-    ]
-    return markdown(head, rows)
-
-
 def replication(name: str) -> str:
     """A study of the replication: each variant's ceiling, its speed, the verdict."""
     found = result("replication")["studies"].get(name)
@@ -824,20 +799,6 @@ def checks() -> str:
     return markdown(head, rows)
 
 
-def growth() -> str:
-    rows = [
-        [
-            r["axis"],
-            str(r["value"]),
-            f"{r['seconds']:.2f}",
-            f"{r['tokens'] / r['seconds'] / 1e3:.1f}k",
-            f"{sum(r['memory_mb'].values()):.0f}",
-        ]
-        for r in result("growth")["growth"]
-    ]
-    return markdown(["varied", "to", "s a step", "generated tok/s", "memory, MB"], rows)
-
-
 def growth_long() -> str:
     found = result("growth")
     long = found["long"]
@@ -955,7 +916,6 @@ TABLES: dict[str, Callable[[], str]] = {
         paired,
         race,
         race_equally,
-        race_replay,
         speed,
         stop_rules,
         faults,
@@ -976,7 +936,6 @@ TABLES: dict[str, Callable[[], str]] = {
         recovery,
         overlap,
         checks,
-        growth,
         growth_long,
         serve,
         packages,
