@@ -57,11 +57,11 @@ def test_a_set_that_stalls_while_validation_rises_is_flagged_with_its_step():
 def test_nothing_is_said_of_a_validation_that_stands_still_or_of_few_points():
     rng = np.random.default_rng(3)
     still = tracked(rng, 30, 0.5, low=0.5, high=0.51)
-    assert still.slope is None and still.relation == "cannot be told" and not still.stalled
+    assert still.slope is None and still.relation == "unclear" and not still.stalled
     few = tracked(rng, 7, 0.5)
     assert few.slope is None and "7 evaluations" in few.why
     flat = track("x", range(9), [1.0] * 9, [1.0] * 9, [10] * 9, [10] * 9)
-    assert flat.relation == "cannot be told"
+    assert flat.relation == "unclear" and flat.to_dict()["verdict"] == "cannot be told"
 
 
 def test_sets_of_the_record_and_of_further_evaluations_are_joined_by_step():

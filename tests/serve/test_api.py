@@ -112,7 +112,7 @@ def test_fits_of_a_run_that_grows_do_not_pile_up(page, monkeypatch):
     monkeypatch.setattr("scalerl.serve.queries.MAX_FIT_POINTS", 3 * len(run))
     kept = FitCache()
     for end in (1.2e12, 1.4e12, 1.6e12, 1.8e12, 2.0e12):
-        kept.get(run, Query(hi=end))
+        kept.fitted(run, Query(hi=end))
     assert len(kept._cached) == 3
 
 

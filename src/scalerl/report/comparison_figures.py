@@ -237,7 +237,7 @@ def plot_efficiency(
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """The paper's re-plot: log F against log C with A fixed to the runs' mean. Each run becomes a
-    straight line whose slope is its efficiency B. Of many runs only those are drawn that this
+    straight line with its efficiency B as the slope. Of many runs only those are drawn that this
     ceiling suits: the slope of another says nothing."""
     fits, a = comparison.fits, comparison.mean_a
     laws = [refit_with_ceiling(f, a) for f in fits]

@@ -252,7 +252,7 @@ def _figures(
 
 
 def _near_mean(comparison: Comparison) -> Comparison:
-    """The runs whose ceiling is nearest to the mean, for which alone the re-plot has a meaning."""
+    """The runs with ceilings nearest to the mean: the slopes of others cannot be compared."""
     a = comparison.mean_a
     suited = [f for f in comparison.fits if ceiling_fits(f, refit_with_ceiling(f, a))]
     near = sorted(suited or comparison.fits, key=lambda f: abs(f.params["A"] - a))[:MAX_JOINT]

@@ -1,4 +1,4 @@
-"""The numbers that `fit --json` and `forecast --json` print, and that the live page is told."""
+"""The numbers that `fit --json` and `forecast --json` print, and that the live page receives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The knob map as a picture: what each change does to the ceiling (up and down), and to the compute
 that it takes to one score (left and right, on a log scale). The reference is where the axes cross.
 
-A region is told by the shape of the mark, which points where the knob moves:
+The shape of a mark shows its region, and points where the knob moves:
 
     ceiling    a triangle up or down        neither    a square
     speed      a triangle left or right     undecided  a cross

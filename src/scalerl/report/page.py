@@ -27,7 +27,7 @@ from scalerl.report.blocks import (
 )
 from scalerl.report.series import Series
 
-#: Runs whose answer is spelled out at the top.
+#: Runs with their answers spelled out at the top.
 MAX_ANSWERS = 4
 #: Alarms spelled out at the top.
 MAX_ALARMS = 6

@@ -38,7 +38,7 @@ class Series:
     seen: Array
     power: PowerLaw | None
     #: The law alone at the knots inside the window: `median` has the run's departure from it as
-    #: well, and so bends where the points do. Empty for a law whose curve has no such departure.
+    #: well, and so bends where the points do. Empty for a law without such a departure.
     law: Array
 
     @property

@@ -1,7 +1,7 @@
 """Small charts of a run's steps, as SVG by hand: a page may have hundreds of a few kilobytes each,
 and their colours follow the page from light to dark.
 
-Lines are told apart by their dashes as well as by their colour.
+Lines differ in their dashes as well as in their colour.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def _small(
 
 
 def _summary(c: VariantCurve) -> str:
-    """The points of a chart in words, for readers who do not see it."""
+    """The points of a chart in words, for screen readers."""
     shown = c.held if len(c.held[1]) else c.used if len(c.used[1]) else c.apart
     count = len(c.used[1]) + len(c.held[1]) + len(c.apart[1])
     return f"{count} validations, the last at {float(shown[1][-1]):.3f}"

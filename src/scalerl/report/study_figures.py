@@ -65,7 +65,7 @@ class EfficiencyLine:
     B: float
     #: log10 F against compute, of all its seeds.
     points: Points
-    #: Share of its seeds whose points allow this ceiling.
+    #: Share of its seeds with points that allow this ceiling.
     suits: float
 
 

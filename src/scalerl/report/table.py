@@ -1,4 +1,4 @@
-"""One table for every output: HTML, Markdown, terminal text and JSON.
+"""One table for every output: HTML, Markdown and terminal text.
 
 >>> cells = row("one", TableCell("0.62", "0.6 to 0.7"))
 >>> print(ReportTable("Fits", columns("Run", ">Ceiling"), [cells]).to_text())
@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from scalerl.text import shorten
 
@@ -189,20 +189,6 @@ class ReportTable:
         out.insert(1, "-" * max(map(len, out)))
         return "\n".join(out)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The table for JSON: a list of records, each cell with its text, detail and number."""
-        heads = [c.heading for c in self.columns]
-        return {
-            "caption": self.caption,
-            "rows": [
-                {
-                    head: {"text": c.text, "detail": c.detail, "number": c.number}
-                    for head, c in zip(heads, r, strict=True)
-                }
-                for r in self.rows
-            ],
-        }
-
 
 def _title(meaning: str) -> str:
     return f' title="{escape_html(meaning)}"' if meaning else ""
@@ -213,7 +199,7 @@ _BLOCK_START = re.compile(r"^([#+=|~-]|\d+(?=[.)]))")
 
 
 def markdown_start(block: str) -> str:
-    """Escaped Markdown whose first character begins no other kind of block.
+    """Escaped Markdown with a first character that begins no other kind of block.
 
     >>> print(markdown_start("- item"), markdown_start("12. item"))
     \\- item 12\\. item

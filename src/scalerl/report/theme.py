@@ -26,8 +26,8 @@ DPI = 160
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours of a picture. `runs` are told apart by colour-blind readers too, and never by colour
-    alone: each run also has its own marker."""
+    """Colours of a picture. The colours of `runs` differ for colour-blind readers as well, and each
+    run also has its own marker."""
 
     paper: str
     ink: str
@@ -155,7 +155,8 @@ def render(fig: Figure, suffix: str, transparent: bool = False) -> bytes:
 
 
 def save(fig: Figure, path: str | Path | None) -> Figure:
-    """Write the figure if a path is given, whose suffix says as what. Call inside `drawing`."""
+    """Write the figure, in the format of the path's suffix, if there is a path. Call inside
+    `drawing`."""
     if path is not None:
         suffix = Path(path).suffix.lower()
         if suffix not in (".png", ".svg", ".pdf"):

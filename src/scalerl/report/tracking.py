@@ -46,7 +46,7 @@ MIN_LATE = 5
 MIN_REAL = 0.75
 LEVEL = 0.9
 
-TrackingRelation = Literal["follows", "falls", "cannot be told"]
+TrackingRelation = Literal["follows", "falls", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Tracking:
     name: str
     #: Evaluations that have both scores.
     points: int
-    #: Downstream score bought by one point of validation score; None where it cannot be told.
+    #: Downstream score bought by one point of validation score; None where it is unclear.
     slope: float | None
     interval: tuple[float, float] | None
     level: float
@@ -72,8 +72,10 @@ class Tracking:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name; `relation` is called `verdict` there, as in earlier releases."""
-        return {"verdict" if k == "relation" else k: v for k, v in asdict(self).items()}
+        """The fields by name; `relation` has the name and values of earlier releases there."""
+        relation = "cannot be told" if self.relation == "unclear" else self.relation
+        found = asdict(self) | {"relation": relation}
+        return {"verdict" if k == "relation" else k: v for k, v in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def track(
     noise_v, noise_d = _noise(v, n_validation), _noise(d, n_downstream)
 
     def unclear(why: str) -> Tracking:
-        return Tracking(name, len(v), None, None, level, "cannot be told", *ends, False, None, why)
+        return Tracking(name, len(v), None, None, level, "unclear", *ends, False, None, why)
 
     if len(v) < MIN_POINTS:
         return unclear(f"{len(v)} evaluations of both: it takes {MIN_POINTS}")
@@ -121,13 +123,13 @@ def track(
     if found is None:
         return unclear("validation has hardly moved beyond the noise of its evaluations")
     low, high = found.bound((1 - level) / 2), found.bound((1 + level) / 2)
-    relation: TrackingRelation = "follows" if low > 0 else "falls" if high < 0 else "cannot be told"
+    relation: TrackingRelation = "follows" if low > 0 else "falls" if high < 0 else "unclear"
     since = _stalled(v, d, noise_v, noise_d)
     step = None if since is None else int(steps[since])
     bought = f"a point of validation bought {found.slope:.2f} ({low:.2f} to {high:.2f})"
     if step is not None:
         why = f"{bought} over the run, but since about step {step} it buys less than half of that"
-    elif relation == "cannot be told":
+    elif relation == "unclear":
         why = f"{bought}, which may be nothing"
     else:
         why = bought

@@ -265,7 +265,7 @@ COMPARED = (
 
 
 def verdict(pair: Pair) -> str:
-    """Our verdict on a pair whose names are beside it, in words."""
+    """Our verdict on a pair in words, for a place that names the pair already."""
     if pair.verdict != "undecided":
         return str(pair) + ("" if pair.alarm is None else "; the other is in decline")
     if pair.alarm is not None:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from scalerl import __version__
 from scalerl.errors import InputError
+from scalerl.files import to_json_bytes
 from scalerl.report.files import slug
 from scalerl.report.html import SHARED_ASSETS, asset
 from scalerl.report.series import downsample
@@ -28,11 +29,13 @@ from scalerl.runs.record import Run
 from scalerl.serve import exports
 from scalerl.serve.catalogue import Catalogue, Entry
 from scalerl.serve.events import EventHub
-from scalerl.serve.guard import COOKIE, Guard
+from scalerl.serve.guard import COOKIE, Guard, same_token
 from scalerl.serve.queries import (
+    MAX_RESPONSE_BYTES,
+    MAX_RESPONSES,
     MAX_RUNS,
+    LruCache,
     Query,
-    ResponseCache,
     compare_runs,
     content,
     fit_response,
@@ -78,7 +81,8 @@ class Site:
         self._compute_threads = DaemonThreads("work", MAX_WORKING)
         self.hub = EventHub(catalogue.listed)
         self._token = token
-        self._cache = ResponseCache()
+        # Responses as JSON, by content: equal points give equal responses, whatever the run's id.
+        self._cache: LruCache[bytes] = LruCache(MAX_RESPONSES, len, MAX_RESPONSE_BYTES)
         self._open_runs = OpenRunCache()
         self._studies = Studies(catalogue)
         self._pages = _pages()
@@ -120,10 +124,9 @@ class Site:
     async def login(self, request: Request) -> Response:
         """Exchange the token for a cookie that scripts cannot read (HttpOnly)."""
         given = (await request_body(request)).get("token")
-        guard = Guard(_no_app, token=self._token)
         if self._token is None:
             raise RequestError(404, "no token is needed here")
-        if not isinstance(given, str) or not guard.is_token(given[:300]):
+        if not isinstance(given, str) or not same_token(given[:300], self._token):
             raise RequestError(401, "wrong token")
         response = json_response({"status": "ok"})
         secure = request.headers.get("origin", "").startswith("https://")
@@ -211,8 +214,7 @@ class Site:
 
     def _fit(self, run: Run, q: Query) -> bytes:
         key = content([run], "fit", q)
-        found = self._cache.get(key)
-        return found if found is not None else self._cache.put(key, fit_response(run, q))
+        return self._cache.get(key) or self._cache.put(key, to_json_bytes(fit_response(run, q)))
 
     async def compare(self, request: Request) -> Response:
         asked = await request_body(request)
@@ -240,7 +242,7 @@ class Site:
         for each in found["runs"]:
             each["id"] = names[each["name"]]
         found["left_out"] += left_out
-        return self._cache.put(key, found)
+        return self._cache.put(key, to_json_bytes(found))
 
     async def details(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
@@ -375,9 +377,6 @@ class Site:
         elif not isinstance(error, InputError):
             status, why = 500, "the server failed at this request: see its log"
         return error_response(status, self.catalogue.roots.without_paths(why))
-
-
-async def _no_app(*_: Any) -> None: ...
 
 
 def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -31,8 +31,8 @@ from scalerl.files import to_json_bytes
 from scalerl.report.words import KIND, ceiling_and_range
 from scalerl.runs.record import Run
 from scalerl.serve.discovery import Place, Roots
-from scalerl.serve.memory import give_back_memory
 from scalerl.serve.sources import OwnRun, Source, source_of
+from scalerl.serve.threads import give_back_memory
 from scalerl.serve.watchdog import Reading, SearchResult, Watchdog, key_of, read, search
 from scalerl.text import shorten
 

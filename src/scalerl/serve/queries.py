@@ -10,22 +10,23 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from scalerl.curves.compare import comparable, compare
 from scalerl.curves.fit import fit
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
-from scalerl.files import to_json_bytes
 from scalerl.report import words
 from scalerl.report.json_results import FitExtras, fit_results, forecast_results
 from scalerl.report.page import facts
 from scalerl.report.payload import amount, scores
 from scalerl.report.series import downsample, drawn_until, quick_curve
 from scalerl.runs.record import Run
+
+V = TypeVar("V")
 
 #: Points of a run that are sent to be drawn: about one a pixel.
 MAX_POINTS = 1500
@@ -149,32 +150,58 @@ def _numbers(name: str, value: Any) -> tuple[float, ...]:
 # -- results --------------------------------------------------------------------------------------
 
 
-class FitCache:
-    """The last fits, by content: another budget, target or price needs no new fit."""
+class LruCache(Generic[V]):
+    """The most recently used values, by key, shared by threads: at most `most` of them, and at most
+    `most_size` of their sizes together."""
 
-    def __init__(self) -> None:
-        self._cached: OrderedDict[bytes, Fit] = OrderedDict()
+    def __init__(
+        self, most: int, size: Callable[[V], int] = lambda value: 0, most_size: int = 0
+    ) -> None:
+        self._most = most
+        self._size = size
+        self._most_size = most_size
+        self._cached: OrderedDict[Hashable, V] = OrderedDict()
         self._lock = threading.Lock()
+        self.hits = 0
 
-    def get(self, run: Run, q: Query) -> Fit:
-        key = content([run], q.lo, q.end, q.level)
+    def get(self, key: Hashable) -> V | None:
         with self._lock:
-            found = self._cached.get(key)
-        if found is None:
-            found = fit(run, lo=q.lo, hi=q.end, level=q.level)
-        with self._lock:
-            self._cached[key] = found
+            if key not in self._cached:
+                return None
             self._cached.move_to_end(key)
+            self.hits += 1
+            return self._cached[key]
+
+    def put(self, key: Hashable, value: V) -> V:
+        """Add a value; returns the one that another thread has added meanwhile, if any."""
+        with self._lock:
+            found = self._cached.setdefault(key, value)
+            self._cached.move_to_end(key)
+            # The newest value stays, even where it is too large by itself: it is in use.
             while len(self._cached) > 1 and self._full():
                 self._cached.popitem(last=False)
         return found
 
     def _full(self) -> bool:
-        points = sum(len(each.run) for each in self._cached.values())
-        return len(self._cached) > MAX_FITS or points > MAX_FIT_POINTS
+        size = sum(map(self._size, self._cached.values()))
+        return len(self._cached) > self._most or size > self._most_size
 
 
-fitted = FitCache().get
+class FitCache(LruCache[Fit]):
+    """The last fits, by content: another budget, target or price needs no new fit."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_FITS, lambda each: len(each.run), MAX_FIT_POINTS)
+
+    def fitted(self, run: Run, q: Query) -> Fit:
+        """The fit that a query needs."""
+        key = content([run], q.lo, q.end, q.level)
+        found = self.get(key)
+        # The lock is not held meanwhile: a fit takes seconds, and other requests need the cache.
+        return found or self.put(key, fit(run, lo=q.lo, hi=q.end, level=q.level))
+
+
+fitted = FitCache().fitted
 
 
 def forecast_for(f: Fit, q: Query) -> Forecast:
@@ -302,39 +329,6 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
         "pairs": pairs,
         "left_out": left_out,
     }
-
-
-# -- cache by content -----------------------------------------------------------------------------
-
-
-class ResponseCache:
-    """The last responses as JSON, by query and points: equal points give equal responses, whatever
-    the run's id."""
-
-    def __init__(self) -> None:
-        self._cached: OrderedDict[bytes, bytes] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self.hits = 0
-
-    def get(self, key: bytes) -> bytes | None:
-        with self._lock:
-            found = self._cached.get(key)
-            if found is not None:
-                self._cached.move_to_end(key)
-                self.hits += 1
-            return found
-
-    def put(self, key: bytes, found: Mapping[str, Any]) -> bytes:
-        text = to_json_bytes(found)
-        with self._lock:
-            if key not in self._cached:
-                self._bytes += len(text)
-            self._cached[key] = text
-            while len(self._cached) > MAX_RESPONSES or self._bytes > MAX_RESPONSE_BYTES:
-                _, old = self._cached.popitem(last=False)
-                self._bytes -= len(old)
-        return text
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:

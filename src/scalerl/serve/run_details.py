@@ -7,8 +7,6 @@ downsampled, so that a run of any length takes the same memory.
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Line, StepLine
 from scalerl.runs.store import RunStore
 from scalerl.runs.tail import TailReader
 from scalerl.serve.catalogue import Entry
+from scalerl.serve.queries import LruCache
 from scalerl.serve.sources import OwnRun
 
 #: Runs in the cache.
@@ -127,25 +126,17 @@ class OpenRunCache:
     """The runs that were opened last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, OpenRun] = OrderedDict()
+        self._open: LruCache[OpenRun] = LruCache(MAX_OPEN_RUNS)
 
     def open(self, entry: Entry) -> OpenRun | None:
         """The open run of an entry; None for a log of another framework, which has no panels."""
         if not isinstance(entry.source, OwnRun):
             return None
-        if not is_file(entry.source.place.path / "recipe.toml"):
+        place = entry.source.place
+        if not is_file(place.path / "recipe.toml"):
             return None
         found = self._open.get(entry.id)
-        if found is None:
-            path = entry.source.place.path
-            found = OpenRun(path, entry.name, entry.source.place.name)
-        with self._lock:
-            found = self._open.setdefault(entry.id, found)
-            self._open.move_to_end(entry.id)
-            while len(self._open) > MAX_OPEN_RUNS:
-                self._open.popitem(last=False)
-        return found
+        return found or self._open.put(entry.id, OpenRun(place.path, entry.name, place.name))
 
     def record(self, entry: Entry) -> RunRecord | None:
         """The record of a run, with the answers of its last validation."""

@@ -18,7 +18,7 @@ from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.connections import Connection
 from scalerl.serve.discovery import Roots
 from scalerl.serve.guard import check_origin, is_loopback, read_token
-from scalerl.serve.memory import one_heap
+from scalerl.serve.threads import one_heap
 
 
 class _Server(uvicorn.Server):
@@ -45,14 +45,11 @@ def serve(
     address behind a proxy. Returns whether threads are still running: a read may hang for ever."""
     token = None if token_file is None else read_token(token_file)
     origin = None if origin is None else check_origin(origin)
-    if origin is not None and token is None:
+    opening = None if is_loopback(host) else f"--host {host}"
+    opening = opening if origin is None else f"--origin {origin}"
+    if opening is not None and token is None:
         raise InputError(
-            f"--origin {origin} lets other machines connect: give --token-file F as well, a file "
-            "with the token that visitors need"
-        )
-    if not is_loopback(host) and token is None:
-        raise InputError(
-            f"--host {host} lets other machines connect: give --token-file F as well, a file "
+            f"{opening} lets other machines connect: give --token-file F as well, a file "
             "with the token that visitors need"
         )
     one_heap()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -46,40 +46,19 @@ FILES = ("evals.jsonl", "steps.jsonl", "events.jsonl", "status.json", "recipe.js
 MAX_NEW = 16_000_000
 
 
-class Source(Protocol):
-    """A file or directory that holds one or more runs."""
-
-    place: Place
-    roots: Roots
-    #: Held while its files are read: the position in a file belongs to one reader at a time.
-    lock: threading.Lock
-
-    def refresh(self) -> bool:
-        """Read what is new; returns whether there was anything."""
-        ...
-
-    def runs(self) -> list[Run]: ...
-    def on(self, run: Run, axis: str) -> Run:
-        """The same run against another kind of compute."""
-        ...
-
-    def axes(self) -> list[str]: ...
-    def about(self) -> dict[str, Any]:
-        """Status, step and other facts about its runs."""
-        ...
-
-
 class OwnRun:
     """A run directory written by `scalerl train`."""
 
     def __init__(self, place: Place, roots: Roots) -> None:
         self.place = place
         self.roots = roots
+        # Held while files are read: the position in a file belongs to one reader at a time.
         self.lock = threading.Lock()
         self.live = LiveRun(place.path)
         self._locked = (0.0, False)
 
     def refresh(self) -> bool:
+        """Read what is new; returns whether there was anything."""
         return self.live.refresh()
 
     def runs(self) -> list[Run]:
@@ -88,6 +67,7 @@ class OwnRun:
         return load_runs([self.live.table()])
 
     def on(self, run: Run, axis: str) -> Run:
+        """The same run against another kind of compute."""
         return load_runs([self.live.table()], x=AXIS_COLUMNS.get(axis, axis))[0]
 
     def axes(self) -> list[str]:
@@ -95,6 +75,7 @@ class OwnRun:
         return [kind for kind, column in AXIS_COLUMNS.items() if column in known]
 
     def about(self) -> dict[str, Any]:
+        """Status, step and other facts about its runs."""
         run, end = self.live, self.live.ended
         status, why = "stopped", None
         if end is not None and end.event == "failed":
@@ -357,6 +338,10 @@ def _joined(run: Run, piece: Run) -> Run:
         score=np.concatenate([run.score, piece.score]),
         n_eval=n_eval,
     )
+
+
+#: A file or directory that holds one or more runs.
+Source = OwnRun | Log
 
 
 def source_of(place: Place, roots: Roots) -> Source:

@@ -1,4 +1,4 @@
-"""Threads for calls that may never return.
+"""Daemon threads for calls that may never return, and the memory that threads free.
 
 A read of a file on a network file system that is gone waits in the kernel, and no signal ends it.
 The calls that read files are therefore made by daemon threads: the caller stops waiting after a
@@ -9,7 +9,9 @@ waited for when the interpreter ends.)
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: The parameter of glibc's mallopt that limits the heaps of all threads together.
+M_ARENA_MAX = -8
 
 
 class Call(Generic[T]):
@@ -99,3 +104,25 @@ class DaemonThreads:
             self._queue.get().run()
             with self._lock:
                 self._idle += 1
+
+
+# glibc gives each thread a heap of its own and keeps what is freed there. A server runs for weeks
+# and fits in several threads, so its memory would grow to several times what is in use.
+
+
+def _c_function(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def one_heap() -> None:
+    """Let all threads share one heap, where the C library can. Call before the first thread."""
+    mallopt = _c_function("mallopt")
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
+
+
+def give_back_memory() -> None:
+    """Return freed memory, such as that of fits of long runs, to the operating system."""
+    trim = _c_function("malloc_trim")
+    if trim is not None:
+        trim(0)

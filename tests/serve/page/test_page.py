@@ -346,7 +346,7 @@ def test_a_server_that_is_gone_is_said_and_its_return_is_not(open_page, runs):
         page = open_page(address)
         open_run(page, "first")
         port = address.rstrip("/").rpartition(":")[2]
-    page.get_by_text("The server is gone").wait_for()
+    page.get_by_text("The connection to the server is lost").wait_for()
     page.get_by_role("link", name="Runs", exact=True).click()
     with process(runs, "--port", port):
         until(page, "document.getElementById('gone').hidden")

@@ -15,7 +15,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const clear = (colour, share) => `color-mix(in srgb, ${colour} ${share}%, transparent)`;
 const colourOf = (i) => css(`--c${i % COLOURS}`);
 
-// Each run has a shape as well as a colour, for readers who do not see the difference in colour.
+// Each run has a shape as well as a colour, so that colour-blind readers can tell them apart.
 // An SVG path: the canvas takes it as well.
 function mark(i, x, y, r) {
   const s = r * 0.9, t = r * 1.2;

@@ -22,7 +22,7 @@ export async function ask(path, body) {
   const answer = await fetch(path, options);
   if (answer.status === 401) { location.assign("/login" + location.hash); throw new Error("a token is needed"); }
   const found = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(found.error || "it did not work"), { told: true });
+  if (!answer.ok) throw Object.assign(new Error(found.error || "the request failed"), { fromServer: true });
   return found;
 }
 

@@ -1,7 +1,7 @@
 // The list of runs: sorted, filtered, grouped; and the ones that are chosen, over each other.
 import { amount, el, short } from "./base.js";
 import { ask, setText } from "./dom.js";
-import { hear, runs, told } from "./live.js";
+import { hear, received, runs } from "./live.js";
 import { overlay } from "./overlay.js";
 import { here, link, note } from "./place.js";
 import { ago, parse, score, signed, waits } from "./words.js";
@@ -114,7 +114,7 @@ export function listView(main) {
     setText(count, list.length === runs.size ? `${runs.size} run${runs.size === 1 ? "" : "s"}` : `${list.length} of ${runs.size} runs`);
     clear.hidden = !state.with.size;
     table.hidden = !runs.size;
-    empty.hidden = runs.size > 0 || !told.once;
+    empty.hidden = runs.size > 0 || !received.list;
     if (!empty.hidden) sayEmpty();
   }
 

@@ -1,11 +1,11 @@
-// What the server tells: runs by id, and who wants to know of changes.
+// The runs by id as the server last sent them, and the listeners for changes.
 import { ask } from "./dom.js";
 
 export const runs = new Map();
 const hearers = new Set();
 let source = null, lost = null;
-// Whether the list was told at all: without it, nothing can be said of there being no runs.
-export const told = { once: false };
+// Whether the list has been received: before that, an empty list does not mean that there are no runs.
+export const received = { list: false };
 
 export const hear = (hearer) => { hearers.add(hearer); return () => hearers.delete(hearer); };
 const say = (news) => { for (const hearer of [...hearers]) hearer(news); };
@@ -26,8 +26,8 @@ export function connect() {
     gone("");
     runs.clear();
     for (const run of JSON.parse(event.data)) runs.set(run.id, run);
-    const again = told.once;
-    told.once = true;
+    const again = received.list;
+    received.list = true;
     say({ kind: again ? "back" : "all" });
   });
   source.addEventListener("run", (event) => {
@@ -47,7 +47,7 @@ export function connect() {
 function drop() {
   if (lost) return;
   lost = setTimeout(() => {
-    gone("The server is gone. The page shows what it was last told, and goes on by itself when it is back.");
+    gone("The connection to the server is lost. The page shows the last known state and reconnects by itself.");
     retry();
   }, 1200);
 }

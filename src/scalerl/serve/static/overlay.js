@@ -44,7 +44,7 @@ export function overlay(section, state, keep) {
         tell(found);
         draw();
         measured(begun);
-      } catch (error) { if (chart) setText(said, error.told ? error.message : ""); }
+      } catch (error) { if (chart) setText(said, error.fromServer ? error.message : ""); }
     },
     async (still) => {
       lead.classList.add("busy");

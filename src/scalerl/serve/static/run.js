@@ -89,7 +89,7 @@ export function runView(main, id) {
     try {
       whole = await ask(`/api/runs/${id}${state.axis ? `?axis=${encodeURIComponent(state.axis)}` : ""}`);
     } catch (error) {
-      setText(said, error.told ? error.message : "The server does not answer.");
+      setText(said, error.fromServer ? error.message : "The server does not answer.");
       return;
     }
     if (!open) return;
@@ -152,8 +152,8 @@ export function runView(main, id) {
         measured(begun);
       } catch (error) {
         if (!open) return;
-        setText(said, error.told ? error.message : "");
-        if (error.told) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
+        setText(said, error.fromServer ? error.message : "");
+        if (error.fromServer) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
       } finally { facts.classList.remove("stale"); }
     },
     // Words, and what would identify the ceiling.
@@ -257,7 +257,7 @@ export function runView(main, id) {
   async function difference() {
     if (!state.beside) { differs.replaceChildren(); return; }
     try { adopt(differs, (await ask(`/api/runs/${id}/diff?with=${state.beside}`)).html); }
-    catch (error) { differs.replaceChildren(el("p", { class: "said" }, error.told ? error.message : "")); }
+    catch (error) { differs.replaceChildren(el("p", { class: "said" }, error.fromServer ? error.message : "")); }
   }
 
   // ---- as it goes

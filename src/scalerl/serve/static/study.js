@@ -70,7 +70,7 @@ export function studyView(main, id) {
         el("p", {}, m.run ? el("a", { href: link("run", m.run) }, m.name) : m.name),
         el("p", { class: "small" }, el("span", { class: `status ${m.status}` }, m.status), ` · step ${m.step} · ${score(m.pass_rate)}`),
         m.why ? el("p", { class: "small" }, m.why) : "")));
-    } catch (error) { if (open) setText(sub, error.told ? error.message : "The server does not answer."); }
+    } catch (error) { if (open) setText(sub, error.fromServer ? error.message : "The server does not answer."); }
     finally { reading = false; if (again) { again = false; setTimeout(load, 1000); } }
   }
   load();

@@ -20,7 +20,7 @@ export function parse(text) {
   return Number(found[1]) * scale;
 }
 
-// Who waits for whom, as the run itself says it.
+// Which worker waits for which, as the run reports it.
 export function waits(r) {
   if (!r.waits_for) return "";
   return /\bgroups?\b/.test(r.waits_for) ? `trainer waits for ${r.waits_for}` : `waits for ${r.waits_for}`;
