@@ -16,7 +16,7 @@ from scalerl.curves.forecast import forecast
 from scalerl.recipe import Recipe
 from scalerl.report import words
 from scalerl.report.html import write_report
-from scalerl.report.pair_tiles import common_target, tiles
+from scalerl.report.page import common_target, pair_tiles
 from scalerl.report.series import series
 from scalerl.runs.record import Run
 from scalerl.tasks.registry import recipe_ceiling
@@ -81,12 +81,12 @@ def test_tiles_of_runs_without_a_common_score_or_a_verdict():
                    x_kind="gpu_hours"))  # fmt: skip
     found = compare(low, high)
     common = common_target([forecast(low), forecast(high)], found)
-    assert common == [] and len(tiles(found, common)) == 2
+    assert common == [] and len(pair_tiles(found, common)) == 2
     undecided = compare(known("a"), known("b", seed=1))
-    shown = tiles(undecided, [])
+    shown = pair_tiles(undecided, [])
     assert shown[0][0] == "Verdict" and not shown[1][1].startswith("-")
     ill = compare(declining("a"), declining("b"))
-    assert tiles(ill, [])[0][1:] == ("undecided", "one of them is in decline")
+    assert pair_tiles(ill, [])[0][1:] == ("undecided", "one of them is in decline")
 
 
 def test_pages_of_one_and_of_three_runs_have_no_comparison_tiles(tmp_path):

@@ -79,7 +79,7 @@ def plot_runs(
         if truth is not None:
             known_ceiling(ax, truth, t)
         if title:
-            ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+            ax.set_title(title)
         if named:
             ends = [(float(s.x[-1]), float(s.median[-1])) for s in drawn]
             _name_lines(fig, ax, ends, [_label(s.fit) for s in drawn], t)
@@ -140,11 +140,9 @@ def _draw_run(ax: Axes, s: Series, i: int, t: Theme, total: int) -> None:
             mew=0.5 if dense else 0.8,
             alpha=0.3 if dense else 0.75,
         )
-    ahead = ~s.inside
-    ahead[np.flatnonzero(s.inside)[-1]] = True
     width = 1.2 if crowd else 2.2
     ax.plot(s.x[s.inside], s.median[s.inside], color=colour, lw=width)
-    ax.plot(s.x[ahead], s.median[ahead], color=colour, lw=0.7 * width, ls=(0, (4, 2)))
+    ax.plot(s.x[s.ahead], s.median[s.ahead], color=colour, lw=0.7 * width, ls=(0, (4, 2)))
     ax.plot(
         [s.fit.end],
         [s.median[s.inside][-1]],
@@ -260,7 +258,7 @@ def plot_efficiency(
         compute_axis(ax, fits[0].run.x_kind, t)
         ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
         ax.set_ylabel(EFFICIENCY_AXIS)
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        ax.set_title(title)
         if len(fits) <= DIRECT_LABELS:
             labels = [
                 f"{words.shorten(f.name, 26)}\nB = {law.B:.2f}"
@@ -332,8 +330,6 @@ def plot_backtest(
         ax.set_xlabel("pass rate at the end of the run")
         ax.set_ylabel("predicted (median)")
         tasks = len({(s.run, s.fraction) for s in result.scores})
-        ax.set_title(
-            f"Back-test, {tasks} tasks", loc="left", fontsize=11, fontweight="bold", pad=10
-        )
+        ax.set_title(f"Back-test, {tasks} tasks")
         fig.legend(loc="outside lower center", ncols=2, fontsize=8, labelcolor=t.ink)
         return save(fig, path)

@@ -54,13 +54,9 @@ def plot_fit(
     s = series(fit, None if to is None else max(to, drawn_until(fit)))
     with drawing(theme) as t:
         fig, ax = new_figure(SIZE)
-        level = words.percent(fit.level)
-        ax.fill_between(
-            s.x, *s.seen.T, color=t.accent, alpha=0.10, lw=0, label=f"{level}: one evaluation"
-        )
-        ax.fill_between(
-            s.x, *s.band.T, color=t.accent, alpha=0.25, lw=0, label=f"{level}: true pass rate"
-        )
+        labels = _interval_labels(fit.level)
+        ax.fill_between(s.x, *s.seen.T, color=t.accent, alpha=0.10, lw=0, label=labels[0])
+        ax.fill_between(s.x, *s.band.T, color=t.accent, alpha=0.25, lw=0, label=labels[1])
         if s.power is not None:
             ax.plot(
                 s.x,
@@ -76,9 +72,7 @@ def plot_fit(
             ax.plot(s.x[: len(s.law)], s.law, color=t.ink, lw=1.0, ls=(0, (1, 1.5)), label=alone)
             label = "true pass rate, median"
         ax.plot(s.x[s.inside], s.median[s.inside], color=t.accent, lw=2.4, label=label)
-        ahead = ~s.inside
-        ahead[np.flatnonzero(s.inside)[-1]] = True
-        ax.plot(s.x[ahead], s.median[ahead], color=t.accent, lw=1.5)
+        ax.plot(s.x[s.ahead], s.median[s.ahead], color=t.accent, lw=1.5)
         _limits(ax, s, truth)
         _points(ax, s, t)
         compute_axis(ax, fit.run.x_kind, t)
@@ -92,6 +86,10 @@ def plot_fit(
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
         _title(fig, ax, fit, t)
         return save(fig, path)
+
+
+def _interval_labels(level: float) -> tuple[str, str]:
+    return f"{words.percent(level)}: one evaluation", f"{words.percent(level)}: true pass rate"
 
 
 def known_ceiling(ax: Axes, truth: float, t: Theme) -> None:
@@ -238,7 +236,7 @@ def _c_mid(ax: Axes, fit: Fit, t: Theme) -> None:
 
 
 def _title(fig: Figure, ax: Axes, fit: Fit, t: Theme) -> None:
-    ax.set_title(words.shorten(fit.name, 60), loc="left", fontsize=11, fontweight="bold", pad=18)
+    ax.set_title(words.shorten(fit.name, 60), pad=18)
     if fit.alarm is not None:
         _banner(fig, fit.alarm, t)
 
@@ -264,10 +262,9 @@ def plot_prediction(
     x = prediction.compute[order]
     median = prediction.median[order]
     true, seen = prediction.interval()[order], prediction.interval(observed=True)[order]
-    level = words.percent(prediction.level)
+    labels = _interval_labels(prediction.level)
     with drawing(theme) as t:
         fig, ax = new_figure(SIZE)
-        labels = (f"{level}: one evaluation", f"{level}: true pass rate")
         if len(x) > 8:
             ax.fill_between(x, *seen.T, color=t.accent, alpha=0.10, lw=0, label=labels[0])
             ax.fill_between(x, *true.T, color=t.accent, alpha=0.25, lw=0, label=labels[1])
@@ -289,7 +286,7 @@ def plot_prediction(
         ax.set_xlabel("compute, log scale")
         ax.set_ylabel("pass rate")
         title = f"Prediction for {words.shorten(prediction.run, 50)}"
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=12)
+        ax.set_title(title, pad=12)
         if prediction.alarm is not None:
             _banner(fig, prediction.alarm, t)
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
@@ -327,7 +324,7 @@ def plot_joint(
             title += "" if shown[0].identified else ": ceiling not identified"
         else:
             fig.legend(loc="outside lower center", fontsize=7.5, labelcolor=t.ink)
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        ax.set_title(title)
         return save(fig, path)
 
 

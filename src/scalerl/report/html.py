@@ -15,7 +15,7 @@ from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report import page, pair_tiles, panels, payload, report_tables, words
+from scalerl.report import page, panels, payload, report_tables, words
 from scalerl.report.blocks import (
     Block,
     Figure,
@@ -118,9 +118,9 @@ def report_files(
     drawn = _drawn(ahead)
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     content: dict[str, bytes] = {}
-    common = pair_tiles.common_target(ahead, comparison)
+    common = page.common_target(ahead, comparison)
     numbers = payload.numbers(ahead, drawn, comparison, heading, command, records)
-    numbers["compute_to_target"] = pair_tiles.common_dict(common)
+    numbers["compute_to_target"] = page.common_dict(common)
     content["report.json"] = to_json_bytes(numbers, indent=1)
     truths = [None if one is None else one.ceiling for one in records]
     truth = truths[0] if len(set(truths)) == 1 else None

@@ -23,12 +23,18 @@ from scalerl.report.theme import Theme, ThemeName, drawing, freeze_layout, new_f
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
-#: Region → colour of the run palette; undecided is grey.
-COLOURS = {"ceiling": 1, "speed": 0, "neither": 2}
-#: Characters of a name, and names in the picture: more knobs are named in the table alone, those
-#: first of which something can be said.
+#: Region → shape in the legend, its words, and its colour in the run palette; None: grey.
+REGIONS: dict[str, tuple[str, str, int | None]] = {
+    "ceiling": ("^", "moves the ceiling", 1),
+    "speed": ("<", "moves the speed", 0),
+    "neither": ("s", "neither", 2),
+    "undecided": ("x", "undecided", None),
+}
+#: Characters of a name in the picture.
 NAME = 16
+#: Names in the picture: more knobs are named in the table alone, undecided ones first.
 NAMED = 16
 #: Of an interval that reaches far out, what lies beyond this many times the largest move is cut.
 FAR = 2.0
@@ -70,7 +76,12 @@ class _Mark:
             return "^" if self.y > 0 else "v"
         if self.region == "speed":
             return "<" if (self.x or 0.0) < 0 else ">"
-        return {"neither": "s"}.get(self.region, "x")
+        return REGIONS[self.region][0]
+
+
+def _colour(region: str, t: Theme) -> str:
+    place = REGIONS[region][2]
+    return t.muted if place is None else t.colour(place)
 
 
 def plot_knob_map(
@@ -100,7 +111,7 @@ def plot_knob_map(
         _axes(ax, across, t)
         _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
         title = f"Against {words.shorten(reference, 40)}"
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        ax.set_title(title)
         freeze_layout(fig)  # names are fitted into the place that the axes have now
         _names(fig, ax, marks, across, t)
         return save(fig, path)
@@ -153,18 +164,14 @@ def _at(mark: _Mark, across: float) -> float:
 
 
 def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
-    colour = t.colour(COLOURS[mark.region]) if mark.region in COLOURS else t.muted
+    colour = _colour(mark.region, t)
     x = _at(mark, across)
-    line: dict[str, Any] = {
-        "color": colour,
-        "lw": 1.0,
-        "alpha": 0.55,
-        "zorder": 2,
-        "solid_capstyle": "butt",
-    }
-    ax.plot([x, x], mark.y_ends, **line)
+    cross: list[Any] = [([x, x], mark.y_ends)]
     if mark.x_ends is not None:
-        ax.plot(mark.x_ends, [mark.y, mark.y], **line)
+        cross.append((mark.x_ends, [mark.y, mark.y]))
+    for xs, ys in cross:
+        # Butt caps end exactly where the interval does.
+        ax.plot(xs, ys, color=colour, lw=1.0, alpha=0.55, zorder=2, solid_capstyle="butt")
     ax.plot(
         [x],
         [mark.y],
@@ -198,32 +205,17 @@ def _ratio(value: float) -> str:
 def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
     from matplotlib.lines import Line2D
 
-    kinds = (
-        ("ceiling", "^", "moves the ceiling"),
-        ("speed", "<", "moves the speed"),
-        ("neither", "s", "neither"),
-        ("undecided", "x", "undecided"),
-    )
-    handles = [
-        Line2D([], [], ls="", marker=shape, ms=7, mec=c, mfc=c, mew=1.6, label=label)
-        for region, shape, label in kinds
+    shown = [
+        (shape, _colour(region, t), _colour(region, t), 1.6, label)
+        for region, (shape, label, _) in REGIONS.items()
         if region in regions
-        for c in (t.colour(COLOURS[region]) if region in COLOURS else t.muted,)
     ]
     if hollow:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                ls="",
-                marker="^",
-                ms=7,
-                mec=t.ink,
-                mfc=t.paper,
-                mew=1.4,
-                label="hollow: for itself alone",
-            )
-        )
+        shown.append(("^", t.ink, t.paper, 1.4, "hollow: for itself alone"))
+    handles = [
+        Line2D([], [], ls="", marker=shape, ms=7, mec=edge, mfc=face, mew=width, label=label)
+        for shape, edge, face, width, label in shown
+    ]
     if handles:
         columns = len(handles) if fig.get_figwidth() > 6 else 2
         fig.legend(
@@ -240,78 +232,53 @@ def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 
+#: Where a name may be, seen from its mark: right or left (1, -1), and how far up; best first.
+SIDES = ((1, 0.9), (-1, 0.9), (1, -0.9), (-1, -0.9), (0, 1.6), (0, -1.6), (1, 0), (-1, 0))
+
+
 def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Theme) -> None:
     """Each name beside its mark, where it covers no other name and no mark."""
+    from matplotlib.transforms import Bbox
+
     points = [(0.0, 0.0), *((_at(m, across), m.y) for m in marks)]
     pixels = [tuple(ax.transData.transform(p)) for p in points]
     unit = fig.dpi / 72.0
-    taken: list[Any] = [(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels]
-    taken += [text.get_window_extent().extents for text in ax.texts]
+    taken = [
+        Bbox.from_extents(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels
+    ]
+    taken += [text.get_window_extent() for text in ax.texts]
     frame = ax.get_window_extent()
     order = sorted(range(len(marks)), key=lambda i: marks[i].region == "undecided")[:NAMED]
     named = [(0, "reference")]
     named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]
     for i, name in named:
         x, y = pixels[i]
+        # A character of 8.5 points is 0.62 as wide on average: measuring each text takes longer.
         wide, high = (0.62 * 8.5 * len(name) + 2) * unit, 10.5 * unit
-        places = [
-            (
-                x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2),
-                y + dy * (8 + far) * unit - high / 2,
-                far,
-            )
-            for far in (0, 6, 14, 24, 36, 50)
-            for dx, dy in (
-                (1, 0.9),
-                (-1, 0.9),
-                (1, -0.9),
-                (-1, -0.9),
-                (0, 1.6),
-                (0, -1.6),
-                (1, 0),
-                (-1, 0),
-            )
-        ]
-        inside = [
-            p
-            for p in places
-            if frame.x0 <= p[0]
-            and p[0] + wide <= frame.x1
-            and frame.y0 <= p[1]
-            and p[1] + high <= frame.y1
-        ] or places
-        left, low, far = min(inside, key=lambda p: (_covered(p, wide, high, taken), p[2]))
-        taken.append((left, low, left + wide, low + high))
-        _write(ax, name, (x, y), (left, low, wide, high), far, t)
+        places = []
+        for far in (0, 6, 14, 24, 36, 50):
+            for dx, dy in SIDES:
+                left = x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2)
+                low = y + dy * (8 + far) * unit - high / 2
+                places.append((Bbox.from_extents(left, low, left + wide, low + high), far))
+        inside = [p for p in places if frame.contains(*p[0].p0) and frame.contains(*p[0].p1)]
+        box, far = min(inside or places, key=lambda p: (_covered(p[0], taken), p[1]))
+        taken.append(box)
+        _write(ax, name, (x, y), box, far, t)
 
 
-def _covered(
-    place: tuple[float, float, float],
-    wide: float,
-    high: float,
-    taken: Sequence[tuple[float, float, float, float]],
-) -> float:
-    left, low, _ = place
-    return sum(
-        max(0.0, min(left + wide, x1) - max(left, x0))
-        * max(0.0, min(low + high, y1) - max(low, y0))
-        for x0, y0, x1, y1 in taken
-    )
+def _covered(place: Bbox, taken: Sequence[Bbox]) -> float:
+    """Area of other boxes that a box covers."""
+    both = [place.intersection(place, each) for each in taken]
+    return sum(each.width * each.height for each in both if each is not None)
 
 
-def _write(
-    ax: Axes,
-    name: str,
-    mark: tuple[float, float],
-    box: tuple[float, float, float, float],
-    far: float,
-    t: Theme,
-) -> None:
-    left, low, wide, high = box
+def _write(ax: Axes, name: str, mark: tuple[float, float], box: Bbox, far: float, t: Theme) -> None:
     to_data = ax.transData.inverted()
-    x, y = to_data.transform((left + wide / 2, low + high / 2))
+    x, y = to_data.transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
     if far > 6:
-        end = min(max(mark[0], left), left + wide), min(max(mark[1], low), low + high)
+        # Too far away to belong to the mark at first sight: a thin line joins them.
+        end = min(max(mark[0], box.x0), box.x1), min(max(mark[1], box.y0), box.y1)
         a, b = to_data.transform(mark), to_data.transform(end)
         ax.plot([a[0], b[0]], [a[1], b[1]], color=t.muted, lw=0.6, zorder=3)
     ax.text(

@@ -47,17 +47,8 @@ def prediction_html(prediction: Prediction) -> str:
 
 def _scores(prediction: Prediction) -> str:
     level = words.percent(prediction.level)
-    rows = [
-        (words.compute(float(c)), words.score(m), words.span(*true), words.span(*seen))
-        for c, m, true, seen in zip(
-            prediction.compute,
-            prediction.median,
-            prediction.interval(),
-            prediction.interval(observed=True),
-            strict=True,
-        )
-    ]
-    return _table(("compute", "pass rate", f"{level} true", f"{level} observed"), rows)
+    head = ("compute", "pass rate", f"{level} true", f"{level} observed")
+    return _table(head, words.prediction_rows(prediction))
 
 
 def forecast_html(forecast: Forecast) -> str:
@@ -77,18 +68,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def backtest_html(result: BacktestResult) -> str:
-    rows = [
-        (
-            row["method"],
-            str(row["tasks"]),
-            f"{row['median_error']:.4f}",
-            f"{row['crps']:.4f}",
-            "" if row["skill"] is None else f"{row['skill']:+.2f}",
-            f"{row['cover50']:.2f}",
-            f"{row['cover90']:.2f}",
-        )
-        for row in result.summary()
-    ]
+    rows = [words.method_cells(each, no_skill="") for each in result.summary()]
     head = ("method", "tasks", "median error", "CRPS", "skill", "50 % holds", "90 % holds")
     return _table(head, rows)
 

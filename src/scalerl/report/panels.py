@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from scalerl.recipe.diff import Difference
 from scalerl.report import words
@@ -19,22 +18,25 @@ from scalerl.report.blocks import (
     Card,
     Code,
     Details,
+    Drawing,
     Heading,
     Inline,
     PageSection,
     Paragraph,
     Span,
 )
-from scalerl.report.ledger import ledger
 from scalerl.report.run_record import MANY, RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
-from scalerl.report.table import ReportTable, TableCell, columns, row
+from scalerl.report.table import ReportTable, TableCell, columns, escape_html, row
+from scalerl.runs.compute import LedgerLine
 from scalerl.runs.lines import AnswerSample, EventLine, StepLine
 
 #: Points of a line where many runs share the page.
 FEW_BINS = 80
 #: Events that are shown of one run.
 MAX_EVENTS = 40
+#: Parts below this share of a bar are left out: thinner than a pixel.
+MIN_SHARE = 0.0005
 #: Characters of an answer that are shown.
 MAX_ANSWER = 1500
 #: What is worth a reader's attention; the rest is how the run went.
@@ -91,13 +93,98 @@ def panels(one: RunRecord, bins: int = MAX_BINS) -> list[Block]:
     """Everything about one run; what its record lacks is left out."""
     return [
         *_events(one),
-        *(ledger(one.steps[-1].ledger) if one.steps else []),
+        *(_ledger(one.steps[-1].ledger) if one.steps else []),
         *_charts(one, bins),
         *_downstream(one, bins),
         *answers_part(one),
         *_recipe(one),
         *_reproduce(one),
     ]
+
+
+#: A part of a bar: its name, its amount, and its class in the style sheet (colour and hatching).
+BarPart = tuple[str, float, str]
+
+
+def _ledger(line: LedgerLine) -> list[Block]:
+    """Where the compute went, in three bars: the time of generators and trainer, and the tokens."""
+    s, w = line.spent, line.wasted
+    wasted = w.stale.tokens + w.filtered.tokens + w.failed.tokens
+    generators = [
+        ("generating", s.generate, "p0"),
+        ("loading weights", s.hand_over, "p2"),
+        ("waiting", s.generate_wait, "wait"),
+    ]
+    trainer = [
+        ("training", s.train, "p0"),
+        ("waiting for checks", s.check_wait, "p1"),
+        # The record counts the wait for checks as part of the trainer's wait.
+        ("waiting for rollouts", s.train_wait - s.check_wait, "wait"),
+    ]
+    tokens = [
+        ("trained on, or in progress", line.generated_tokens - wasted, "p0"),
+        ("filtered out", w.filtered.tokens, "p1"),
+        ("too stale", w.stale.tokens, "p2"),
+        ("failed", w.failed.tokens, "wait"),
+    ]
+    bars = [
+        *_bar("Generators", generators, _hours),
+        *_bar("Trainer", trainer, _hours),
+        *_bar("Tokens written", tokens, words.compute),
+    ]
+    apart = [f"validation {_hours(line.validation_seconds)}"]
+    if line.lost_device_seconds:
+        apart.append(f"lost to crashes {_hours(line.lost_device_seconds)}")
+    total = f"{_hours(line.device_seconds)} of training"
+    note = f"{total}; not counted in it: {' and '.join(apart)}."
+    title = Heading("Where the compute went", 3)
+    return [title, BlockGroup(bars, "ledger"), Paragraph(note, "small")]
+
+
+def _hours(seconds: float) -> str:
+    """Device-hours, or smaller.
+
+    >>> _hours(36_000), _hours(90), _hours(2)
+    ('10 device-hours', '1.5 device-minutes', '2 device-seconds')
+    """
+    for unit, size in (("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} device-{unit}"
+    return f"{max(seconds, 0.0):.3g} device-seconds"
+
+
+def _bar(name: str, parts: Sequence[BarPart], show: Callable[[float], str]) -> list[Drawing]:
+    """A bar with a legend; nothing where there is no amount."""
+    total = sum(max(amount, 0.0) for _, amount, _ in parts)
+    if not total > 0:
+        return []
+    at = 0.0
+    pieces, keys, descriptions = [], [], []
+    for part, amount, style in parts:
+        if amount / total <= MIN_SHARE:
+            continue
+        width = 1000.0 * amount / total
+        # Two units of a part's width are the gap to the next one.
+        pieces.append(
+            f'<rect class="{style}" x="{at:.1f}" width="{max(width - 2, 1):.1f}" height="26"/>'
+        )
+        at += width
+        share = f"{amount / total:.1%}"
+        keys.append(
+            f'<li><svg class="swatch" viewBox="0 0 14 14" aria-hidden="true"><rect '
+            f'class="{style}" width="14" height="14"/></svg><b>{share}</b> {escape_html(part)} '
+            f"<span>{escape_html(show(amount))}</span></li>"
+        )
+        descriptions.append(f"{part} {share} ({show(amount)})")
+    description = f"{name}: {', '.join(descriptions)}"
+    drawn = (
+        '<figure class="bar"><figcaption aria-hidden="true">'
+        f"<b>{escape_html(name)}</b></figcaption>"
+        '<svg viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape_html(description)}">'
+        f'{"".join(pieces)}</svg><ul aria-hidden="true">{"".join(keys)}</ul></figure>'
+    )
+    return [Drawing(drawn, description)]
 
 
 def _charts(one: RunRecord, bins: int) -> list[Block]:
@@ -107,7 +194,10 @@ def _charts(one: RunRecord, bins: int) -> list[Block]:
     drawn = []
     for title, lines in CHARTS:
         series = [
-            ChartLine(name, _numbers(one.steps, value), EXTREMES.get(name, "mean"))
+            # numpy writes None as nan, which charts leave out.
+            ChartLine(
+                name, np.array([value(s) for s in one.steps], float), EXTREMES.get(name, "mean")
+            )
             for name, value in lines
         ]
         drawn.append(chart(title, x, series, bins))
@@ -121,14 +211,6 @@ def _charts(one: RunRecord, bins: int) -> list[Block]:
     return [Heading("Steps", 3), BlockGroup(drawn, "small-charts"), Paragraph(note, "small")]
 
 
-def _numbers(steps: Sequence[StepLine], value: Value) -> npt.NDArray[np.float64]:
-    return np.array([_float(value(step)) for step in steps])
-
-
-def _float(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _downstream(one: RunRecord, bins: int) -> list[Block]:
     """Each downstream set and validation in one chart, and how the set followed validation."""
     points = [e for e in one.evals if e.pass_rate is not None]
@@ -140,10 +222,10 @@ def _downstream(one: RunRecord, bins: int) -> list[Block]:
     if not sets:
         return []
     x = np.array([e.step for e in points], float)
-    main = ChartLine("validation", np.array([_float(e.pass_rate) for e in points]))
+    main = ChartLine("validation", np.array([e.pass_rate for e in points], float))
     drawn = []
     for name, scores in sets.items():
-        other = ChartLine(name, np.array([_float(scores.get(e.step)) for e in points]))
+        other = ChartLine(name, np.array([scores.get(e.step) for e in points], float))
         title = f"{words.shorten(name, 40)} and validation"
         drawn.append(chart(title, x, [main, other], bins))
     return [Heading("Downstream", 3), BlockGroup(drawn, "small-charts"), *_trackings(one)]

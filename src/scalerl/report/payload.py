@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from scalerl.report import words
 from scalerl.report.comparison_figures import refit_with_ceiling
 from scalerl.report.run_record import RunRecord
 from scalerl.report.series import Series, downsample
+
+if TYPE_CHECKING:
+    from scalerl.report.study_curves import VariantCurve
 
 #: Points of all runs together that the chart draws without effort; a run keeps at least MIN_POINTS.
 MAX_POINTS = 9000
@@ -55,16 +58,23 @@ def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
         "alarm": fit.alarm,
         "ceiling": ceiling,
         "law": scores(s.law),
-        "used": _points(s.used, most),
-        "held": _points(s.held, most),
-        "x": [amount(v) for v in s.x],
-        "median": scores(s.median),
-        "low": scores(s.band[:, 0]),
-        "high": scores(s.band[:, 1]),
-        "seenLow": scores(s.seen[:, 0]),
-        "seenHigh": scores(s.seen[:, 1]),
+        **drawn_curve(s, most),
         "powerA": None if s.power is None else rounded(s.power.A),
         "power": None if s.power is None else scores(s.power_curve()),
+    }
+
+
+def drawn_curve(c: Series | VariantCurve, most: int) -> dict[str, Any]:
+    """Points, median and intervals of a curve, with at most `most` points of each kind."""
+    return {
+        "used": _points(c.used, most),
+        "held": _points(c.held, most),
+        "x": [amount(v) for v in c.x],
+        "median": scores(c.median),
+        "low": scores(c.band[:, 0]),
+        "high": scores(c.band[:, 1]),
+        "seenLow": scores(c.seen[:, 0]),
+        "seenHigh": scores(c.seen[:, 1]),
     }
 
 

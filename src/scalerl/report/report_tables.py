@@ -12,7 +12,7 @@ from scalerl.curves.verdict import VERDICT_MEANINGS, VERDICT_WORDS
 from scalerl.report import words
 from scalerl.report.blocks import Block, Bullets, Details, Inline, PageSection, Paragraph, Span
 from scalerl.report.series import Series
-from scalerl.report.table import ReportTable, TableCell, columns, row
+from scalerl.report.table import ReportTable, TableCell, columns, number_cell, row
 
 #: Pairs shown before the rest is folded away.
 MAX_PAIRS = 12
@@ -54,11 +54,11 @@ def _parameter(f: Fit, name: str) -> TableCell:
         return TableCell()
     if f.alarm is not None:
         return TableCell(detail="run in decline", number=math.nan)
+    if name != "C_mid":
+        return number_cell(f.params[name], f.interval(name), "{:.2f}".format)
     value, (low, high) = f.params[name], f.interval(name)
-    if name == "C_mid":
-        top = "open" if high == float("inf") else words.compute(high)
-        return TableCell(words.compute(value), f"{words.compute(low)} to {top}", number=value)
-    return TableCell(f"{value:.2f}", f"{low:.2f} to {high:.2f}", number=value)
+    top = "open" if high == float("inf") else words.compute(high)
+    return TableCell(words.compute(value), f"{words.compute(low)} to {top}", number=value)
 
 
 def forecasts(found: Sequence[Forecast]) -> list[ReportTable]:
@@ -67,16 +67,15 @@ def forecasts(found: Sequence[Forecast]) -> list[ReportTable]:
     head = ("Run", "At", "True pass rate", "Range of one evaluation", "Gain of the next doubling")
     rows = []
     for ahead in found:
-        low, high = map(words.signed, ahead.next_doubling.interval)
         bought = ahead.next_doubling.median
+        gain = number_cell(bought, ahead.next_doubling.interval, words.signed)
         seen, true = ahead.at.interval(observed=True), ahead.at.interval()
         for i, c in enumerate(ahead.at.compute):
-            gain = TableCell(words.signed(bought), f"{low} to {high}", number=bought)
             rows.append(
                 row(
                     words.shorten(ahead.fit.name, NAME),
                     _amount(float(c), ahead),
-                    _score(float(ahead.at.median[i]), true[i]),
+                    number_cell(float(ahead.at.median[i]), true[i], words.score),
                     words.to(seen[i]),
                     # The gain is one number of the run, however many amounts were asked for.
                     gain if i == 0 else TableCell(number=bought),
@@ -91,11 +90,7 @@ def forecasts(found: Sequence[Forecast]) -> list[ReportTable]:
             words.shorten(ahead.fit.name, NAME),
             f"{t.score:g}",
             f"{t.probability:.2f}",
-            TableCell(
-                words.compute(t.median),
-                " to ".join(map(words.compute, t.interval)),
-                number=t.median,
-            ),
+            number_cell(t.median, t.interval, words.compute),
         )
         for ahead in found
         for t in ahead.targets
@@ -109,10 +104,6 @@ def forecasts(found: Sequence[Forecast]) -> list[ReportTable]:
 
 def _amount(compute: float, ahead: Forecast) -> TableCell:
     return TableCell(words.compute(compute), words.KIND[ahead.fit.run.x_kind], number=compute)
-
-
-def _score(value: float, interval: Sequence[float]) -> TableCell:
-    return TableCell(words.score(value), words.to(interval), number=value)
 
 
 def _measured(found: Sequence[Forecast]) -> list[ReportTable]:
@@ -130,7 +121,7 @@ def _measured(found: Sequence[Forecast]) -> list[ReportTable]:
                 words.shorten(ahead.fit.name, NAME),
                 _amount(end.compute, ahead),
                 TableCell(words.score(end.score), sampling, number=end.score),
-                _score(end.median, end.interval),
+                number_cell(end.median, end.interval, words.score),
                 words.to(end.observed),
                 "inside" if end.inside else TableCell("outside", style="strong"),
             )
@@ -170,12 +161,11 @@ def _pairs(found: Comparison, pairs: Sequence[Pair]) -> ReportTable:
     head = ("Pair", "Verdict", "Second ceiling minus first", "By the paper's rule")
     rows = []
     for p in pairs:
-        low, high = map(words.signed, p.delta_a_interval)
         rows.append(
             row(
                 f"{words.shorten(p.a, 44)}\n{words.shorten(p.b, 44)}",
                 TableCell(words.verdict(p), style="strong", notes=tuple(words.pair_details(p))),
-                TableCell(words.signed(p.delta_a), f"{low} to {high}", number=p.delta_a),
+                number_cell(p.delta_a, p.delta_a_interval, words.signed),
                 words.paper_verdict(p),
             )
         )

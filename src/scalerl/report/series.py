@@ -45,11 +45,22 @@ class Series:
     def inside(self) -> npt.NDArray[np.bool_]:
         return self.x <= self.fit.end
 
+    @property
+    def ahead(self) -> npt.NDArray[np.bool_]:
+        return forecast_part(self.inside)
+
     def power_curve(self) -> Array:
         """The power law at `x`; nan where it falls below 0, as it does at small compute."""
         assert self.power is not None
         y = self.power.value(self.x)
         return np.where(y >= 0.0, y, np.nan)
+
+
+def forecast_part(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The knots of the forecast: those after the window, and the last one inside."""
+    ahead = ~inside
+    ahead[np.flatnonzero(inside)[-1]] = True  # without it, the two lines would not meet
+    return ahead
 
 
 def drawn_until(fit: Fit) -> float:

@@ -14,8 +14,8 @@ from scalerl.curves.prediction import MAX_KNOTS, sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
-from scalerl.report.payload import amount, rounded, scores
-from scalerl.report.series import BEYOND_HELD, downsample
+from scalerl.report.payload import amount, drawn_curve, rounded
+from scalerl.report.series import BEYOND_HELD, downsample, forecast_part
 from scalerl.report.small_charts import WIDTH, small_figure
 from scalerl.report.table import escape_html as text
 from scalerl.runs.record import Run
@@ -149,22 +149,10 @@ def _entry(c: VariantCurve, row: StudyRow) -> dict[str, Any]:
         "end": amount(c.end),
         "alarm": None,
         "ceiling": None if ceiling is None else [rounded(v) for v in ceiling],
-        "used": _thinned(c.used),
-        "held": _thinned(c.held),
-        "x": [amount(v) for v in c.x],
-        "median": scores(c.median),
-        "low": scores(c.band[:, 0]),
-        "high": scores(c.band[:, 1]),
-        "seenLow": scores(c.seen[:, 0]),
-        "seenHigh": scores(c.seen[:, 1]),
+        **drawn_curve(c, MAX_POINTS),
         "powerA": None,
         "power": None,
     }
-
-
-def _thinned(points: Points) -> list[list[float | None]]:
-    x, y = downsample(*points, MAX_POINTS)
-    return [[amount(v) for v in x], scores(y)]
 
 
 # -- each variant beside the reference ------------------------------------------------------------
@@ -232,8 +220,7 @@ def _small(
     if len(c.x):
         up, down = frame.path(c.x, c.band[:, 1]), frame.path(c.x[::-1], c.band[::-1, 0])
         inside = c.x <= c.end
-        ahead = ~inside
-        ahead[np.flatnonzero(inside)[-1]] = True
+        ahead = forecast_part(inside)
         body += f'<path class="band" d="M{up}L{down}Z"/>'
         body += f'<path class="line k0" d="M{frame.path(c.x[inside], c.median[inside])}"/>'
         body += (

@@ -16,7 +16,7 @@ from scalerl.report.comparison_figures import (
     power_of_ten,
     refit_with_ceiling,
 )
-from scalerl.report.series import downsample
+from scalerl.report.series import downsample, forecast_part
 from scalerl.report.study_curves import FEW_POINTS, MemberCurve, Points, VariantCurve
 from scalerl.report.theme import MARKERS, compute_axis, drawing, freeze_layout, new_figure
 
@@ -42,8 +42,7 @@ def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8
                 ax.plot(np.maximum(x, c.x[0]), y, ls="", marker=marker, ms=2.4, mfc=face,
                         mec=colour, mew=0.6, alpha=0.45)  # fmt: skip
             inside = c.x <= c.end
-            ahead = ~inside
-            ahead[np.flatnonzero(inside)[-1]] = True
+            ahead = forecast_part(inside)
             ax.plot(c.x[inside], c.median[inside], color=colour, lw=1.4, marker=marker, ms=5,
                     markevery=[int(inside.sum()) - 1],
                     label=words.shorten(c.name, 34))  # fmt: skip
@@ -52,7 +51,7 @@ def plot_variants(curves: Sequence[VariantCurve], size: tuple[float, float] = (8
             compute_axis(ax, drawn[0].x_kind, t)
         ax.set_ylabel("pass rate")
         title = f"{len(drawn)} variants, forecast from half of their compute"
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        ax.set_title(title)
         legend(fig, ax, t)
         return freeze_layout(fig)
 
@@ -118,6 +117,6 @@ def plot_study_efficiency(
         ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
         ax.set_ylabel(EFFICIENCY_AXIS)
         title = f"Efficiency, A fixed at {a:.3f}"
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
+        ax.set_title(title)
         legend(fig, ax, t)
         return freeze_layout(fig)

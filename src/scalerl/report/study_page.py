@@ -33,7 +33,14 @@ from scalerl.report.study_figures import (
     plot_variants,
 )
 from scalerl.report.study_report_data import StudyReportData
-from scalerl.report.table import ReportTable, TableCell, TableColumn, columns, row
+from scalerl.report.table import (
+    ReportTable,
+    TableCell,
+    TableColumn,
+    columns,
+    number_cell,
+    row,
+)
 from scalerl.report.theme import drawing, render, svg_element
 from scalerl.text import listed
 
@@ -263,8 +270,12 @@ def _axes(data: StudyReportData) -> list[Block]:
 def _axis_ratio(found: AxisSpeed | None) -> TableCell:
     if found is None:
         return TableCell(number=math.nan)
-    low, high = found.interval
-    return TableCell(f"×{found.ratio:.2f}", f"{low:.2f} to {high:.2f}", number=found.ratio)
+    return _ratio_cell(found.ratio, found.interval)
+
+
+def _ratio_cell(ratio: float, interval: Sequence[float]) -> TableCell:
+    low, high = interval
+    return TableCell(f"×{ratio:.2f}", f"{low:.2f} to {high:.2f}", number=ratio)
 
 
 def knob_map_part(data: StudyReportData, svg: bytes) -> list[Block]:
@@ -283,14 +294,13 @@ def knob_map_part(data: StudyReportData, svg: bytes) -> list[Block]:
     head = ("Knob", "Changes", "Ceiling", "Compute to one score", "P(wrong)")
     rows = []
     for k in data.knobs:
-        delta, (low, high) = k["delta_A"]["median"], map(words.signed, k["delta_A"]["interval"])
         alone = () if k["family_wise"] else ("without correction for many comparisons",)
         wrong = k["p_wrong"]
         rows.append(
             row(
                 words.shorten(k["variant"], NAME),
                 TableCell(k["region"], notes=alone, style="strong"),
-                TableCell(words.signed(delta), f"{low} to {high}", number=delta),
+                number_cell(k["delta_A"]["median"], k["delta_A"]["interval"], words.signed),
                 _ratio(k["speed"]),
                 TableCell(number=math.nan)
                 if wrong is None
@@ -304,10 +314,7 @@ def knob_map_part(data: StudyReportData, svg: bytes) -> list[Block]:
 def _ratio(speed: Mapping[str, Any] | None) -> TableCell:
     if speed is None:
         return TableCell(detail="no score reached by both", number=math.nan)
-    ratio = speed["compute_ratio"]
-    low, high = ratio["interval"]
-    median = ratio["median"]
-    return TableCell(f"×{median:.2f}", f"{low:.2f} to {high:.2f}", number=median)
+    return _ratio_cell(speed["compute_ratio"]["median"], speed["compute_ratio"]["interval"])
 
 
 # -- the rest -------------------------------------------------------------------------------------
@@ -359,8 +366,8 @@ def _downstream(data: StudyReportData) -> list[Block]:
             mean = math.fsum(t.slope for t in known) / len(known)
             # Independent runs: the half-widths add up as squares.
             half = math.sqrt(math.fsum(((t.interval[1] - t.interval[0]) / 2) ** 2 for t in known))
-            ends = f"{mean - half / len(known):.2f} to {mean + half / len(known):.2f}"
-            rate = TableCell(f"{mean:.2f}", ends, number=mean)
+            ends = mean - half / len(known), mean + half / len(known)
+            rate = number_cell(mean, ends, "{:.2f}".format)
         stalled = sum(t.stalled for t in found)
         follows = sum(t.relation == "follows" for t in found)
         last = math.fsum(t.downstream[1] for t in found) / len(found)

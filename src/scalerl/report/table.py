@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,6 +112,15 @@ class TableCell:
             return ""
         key = f"{self.number:.12g}" if math.isfinite(self.number) else ""
         return f' data-key="{key}"'
+
+
+def number_cell(value: float, interval: Sequence[float], show: Callable[[float], str]) -> TableCell:
+    """A number with its interval, by which the page sorts the column.
+
+    >>> number_cell(0.5, (0.4, 0.6), "{:.1f}".format).to_text()
+    '0.5 [0.4 to 0.6]'
+    """
+    return TableCell(show(value), " to ".join(map(show, interval)), number=value)
 
 
 def columns(*headings: str) -> tuple[TableColumn, ...]:

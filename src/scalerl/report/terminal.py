@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison, Pair
@@ -119,16 +118,7 @@ def _forecast(ahead: Forecast) -> str:
         lines.append(wrap(f.alarm, "  ", "  ! ALARM "))
     lines += [wrap(said, "  ", "  ! ") for said in words.past_alarms(f)]
     head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
-    body = [
-        (f"  {words.compute(float(c))}", words.score(m), words.span(*true), words.span(*seen))
-        for c, m, true, seen in zip(
-            ahead.at.compute,
-            ahead.at.median,
-            ahead.at.interval(),
-            ahead.at.interval(observed=True),
-            strict=True,
-        )
-    ]
+    body = [(f"  {at}", *others) for at, *others in words.prediction_rows(ahead.at)]
     lines.append(_rows(head, body, (30, 7, 17, 17)))
     low, high = ahead.next_doubling.interval
     lines.append(
@@ -199,7 +189,11 @@ def backtest_table(backtest: BacktestResult) -> str:
             sections.append((f"{name}, source {source or '-'}", found))
     head = ("", "tasks", "med.err", "crps", "skill", "in 50 %", "in 90 %", "width")
     widths = (18, 6, 8, 8, 7, 8, 8, 8)
-    body = [_method(row) for _, found in sections for row in found]
+    body = []
+    for _, found in sections:
+        for each in found:
+            name, *cells = words.method_cells(each, no_skill="-")
+            body.append((f"  {name}", *cells, f"{each['width90']:.3f}"))
     top, rule, *lines = _rows(head, body, widths).splitlines()
     out = [top, rule]
     for title, found in sections:
@@ -207,19 +201,6 @@ def backtest_table(backtest: BacktestResult) -> str:
         out += [lines.pop(0) for _ in found]
     out += [wrap(line, "  ", "skipped: ") for line in backtest.skipped]
     return "\n".join(out)
-
-
-def _method(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        f"  {row['method']}",
-        str(row["tasks"]),
-        f"{row['median_error']:.4f}",
-        f"{row['crps']:.4f}",
-        "-" if row["skill"] is None else f"{row['skill']:+.2f}",
-        f"{row['cover50']:.2f}",
-        f"{row['cover90']:.2f}",
-        f"{row['width90']:.3f}",
-    )
 
 
 def say(text: str) -> None:

@@ -88,13 +88,20 @@ def drawing(theme: str) -> Iterator[Theme]:
         "axes.labelcolor": t.ink,
         "axes.facecolor": "none",
         "axes.linewidth": 0.8,
+        "axes.titlelocation": "left",
+        "axes.titlepad": 10,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
         "xtick.color": t.muted,
         "ytick.color": t.muted,
         "figure.facecolor": t.paper,
         "savefig.facecolor": "auto",
         "legend.frameon": False,
+        # Text stays text, so that it can be searched and read out.
         "svg.fonttype": "none",
+        # Ids in the file are hashes; the salt is random by default, and files would differ.
         "svg.hashsalt": "scalerl",
+        # A name such as "lr=$x$" is shown as it is.
         "text.usetex": False,
         "text.parse_math": False,
         "path.simplify": True,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.compute_needed import ComputeNeeded
 from scalerl.curves.forecast import Forecast
+from scalerl.curves.prediction import Prediction
 from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.text import shorten as shorten
 
@@ -115,6 +116,33 @@ def to(interval: Sequence[float]) -> str:
     """
     low, high = interval
     return f"{score(low)} to {score(high)}"
+
+
+def prediction_rows(prediction: Prediction) -> list[tuple[str, str, str, str]]:
+    """Compute, median, and the intervals of the true pass rate and of one evaluation."""
+    return [
+        (compute(float(c)), score(m), span(*true), span(*seen))
+        for c, m, true, seen in zip(
+            prediction.compute,
+            prediction.median,
+            prediction.interval(),
+            prediction.interval(observed=True),
+            strict=True,
+        )
+    ]
+
+
+def method_cells(row: Mapping[str, Any], no_skill: str) -> tuple[str, ...]:
+    """A row of `BacktestResult.summary`: method, tasks, errors, skill, and what intervals hold."""
+    return (
+        row["method"],
+        str(row["tasks"]),
+        f"{row['median_error']:.4f}",
+        f"{row['crps']:.4f}",
+        no_skill if row["skill"] is None else f"{row['skill']:+.2f}",
+        f"{row['cover50']:.2f}",
+        f"{row['cover90']:.2f}",
+    )
 
 
 def ceiling_range(fit: Fit) -> str:
