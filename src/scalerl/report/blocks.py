@@ -48,6 +48,7 @@ class Span:
         if self.href:
             return f'<a href="{escape_html(self.href)}">{shown}</a>'
         if self.style == "flag":
+            # The space is part of the flag, which follows a name directly.
             return f' <span class="flag">{shown}</span>'
         return f"<{self.style}>{shown}</{self.style}>" if self.style else shown
 
@@ -91,6 +92,7 @@ def to_markdown(blocks: Iterable[Block]) -> str:
     """Blocks as Markdown with an empty line between; neighbouring lists become one."""
     out: list[str] = []
     for text in filter(None, (block.to_markdown() for block in blocks)):
+        # An empty line between two lists would begin a second one.
         if out and text.startswith("- ") and out[-1].rsplit("\n", 1)[-1].startswith("- "):
             out[-1] += f"\n{text}"
         else:
@@ -237,6 +239,7 @@ class Figure:
 
     def to_html(self) -> str:
         attributes = f' class="chart" id="{self.id}"' if self.id else ""
+        # Where the script draws a chart, the picture is for readers without scripts, and for paper.
         svg = f"<noscript>{self.svg}</noscript>" if self.id else self.svg
         caption = f"<figcaption>{escape_html(self.caption)}</figcaption>"
         return f"<figure{attributes}>{svg}{caption}</figure>"
@@ -270,6 +273,7 @@ class PageSection:
     id: str
 
     def to_html(self) -> str:
+        # Screen readers list a section under the heading that labels it.
         head = f'<h2 id="{self.id}">{escape_html(self.title)}</h2>'
         return f'<section aria-labelledby="{self.id}">{head}{to_html(self.blocks)}</section>'
 
@@ -290,6 +294,7 @@ class Details:
         return f"{_classed('details', self.style)}{summary}{to_html(self.blocks)}</details>"
 
     def to_markdown(self) -> str:
+        # Markdown cannot fold: the summary becomes a bold line.
         title = "".join(span.to_markdown() for span in _spans(self.summary)).strip()
         return f"**{title}**\n\n{to_markdown(self.blocks)}".rstrip()
 
@@ -313,6 +318,8 @@ class Card:
 
 def _address(href: str) -> str:
     """The target of a link: a file beside the page or a web address; no other is followed."""
+    # A javascript: address would run with the rights of the page.
     if urlsplit(href).scheme not in ("", "http", "https"):
         return ""
+    # A space or a bracket would end the link.
     return quote(href, safe="/:#?&=%.,;@+~-_")

@@ -130,6 +130,7 @@ def _draw_run(ax: Axes, s: Series, i: int, t: Theme, total: int) -> None:
         dense = crowd or len(x) > 100
         x, y = downsample(x, y, FEW_POINTS if crowd else 400)
         ax.plot(
+            # ln 0 is not on the axis: an evaluation at zero compute sits on the left edge.
             np.maximum(x, edge),
             y,
             ls="",
@@ -159,6 +160,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     there is room."""
     order = np.argsort(values, kind="stable")
     y = np.asarray(values, dtype=np.float64)[order]
+    # Push up from the lowest; if that leaves the top, push down again from there.
     for i in range(1, len(y)):
         y[i] = max(y[i], y[i - 1] + gap)
     if len(y) and y[-1] > high:
@@ -176,6 +178,7 @@ def _name_lines(
 ) -> None:
     """Labels of two lines to the right of the axes, each joined to the end of its curve."""
     bottom, top = ax.get_ylim()
+    # A label of two lines takes 0.38 inches; the axes are three quarters of the figure high.
     gap = (top - bottom) * 0.38 / (0.75 * fig.get_figheight())
     ys = spread([y for _, y in ends], gap, bottom + gap / 2, top - gap / 2)
     for i, ((x, y), at, label) in enumerate(zip(ends, ys, labels, strict=True)):
@@ -203,6 +206,7 @@ def legend(fig: Figure, ax: Axes, t: Theme) -> None:
     handles, labels = ax.get_legend_handles_labels()
     more = len(labels) - LEGEND
     if more > 0:
+        # The last entry stands for all that have no room.
         labels[LEGEND - 1] = f"… and {more + 1} more"
     fig.legend(
         handles[:LEGEND],
@@ -225,6 +229,7 @@ def ceiling_fits(fit: Fit, law: Sigmoid) -> bool:
     points = fit.points
     rmse = float(np.sqrt(np.mean((law.value(points.compute) - points.score) ** 2)))
     drawable = len(law.efficiency(points.compute, points.score)[0])
+    # 0.002: a fit that is nearly exact may grow by a larger factor and still suit.
     return rmse <= SUITS * fit.law_rmse + 0.002 and drawable > len(points) / 2
 
 
@@ -241,6 +246,7 @@ def plot_efficiency(
     laws = [refit_with_ceiling(f, a) for f in fits]
     title = f"Efficiency, A fixed at {a:.3f}"
     chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if ceiling_fits(f, law)]
+    # Of a few runs all are drawn: a missing one would be looked for.
     if len(fits) > DIRECT_LABELS and 2 <= len(chosen) < len(fits):
         title += f" ({len(chosen)} of {len(fits)} runs)"
         fits, laws = tuple(fits[i] for i in chosen), [laws[i] for i in chosen]

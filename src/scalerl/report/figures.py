@@ -107,6 +107,7 @@ def _limits(ax: Axes, s: Series, truth: float | None) -> None:
         scores = np.append(scores, s.fit.interval("A"))
     low, high = float(scores.min()), float(scores.max())
     pad = 0.06 * max(high - low, 0.02)
+    # Pass rates lie between 0 and 1; the rest is room for whole points at the ends.
     ax.set_ylim(max(low - pad, -0.02), min(high + pad, 1.02))
     positive = s.fit.run.compute[s.fit.run.compute > 0]
     ax.set_xlim(float(min(positive[0], s.x[0])) / 1.12, float(s.x[-1]) * 1.02)
@@ -114,6 +115,7 @@ def _limits(ax: Axes, s: Series, truth: float | None) -> None:
 
 def _points(ax: Axes, s: Series, t: Theme) -> None:
     edge = ax.get_xlim()[0]
+    # From about 80 points on, large ones would cover the curve.
     size = 4.2 if len(s.used[0]) + len(s.held[0]) < 80 else 2.8
     kinds = ((s.used, t.ink, "points fitted"), (s.held, "none", "points held out"))
     for (x, y), face, label in kinds:
@@ -197,6 +199,7 @@ def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
             " or", "\nor"
         )
         if low < top:
+            # An arrow, where the interval leaves the picture.
             end = min(high, top)
             ax.annotate(
                 "",
@@ -265,6 +268,7 @@ def plot_prediction(
     labels = _interval_labels(prediction.level)
     with drawing(theme) as t:
         fig, ax = new_figure(SIZE)
+        # More numbers beside their points would overlap.
         if len(x) > 8:
             ax.fill_between(x, *seen.T, color=t.accent, alpha=0.10, lw=0, label=labels[0])
             ax.fill_between(x, *true.T, color=t.accent, alpha=0.25, lw=0, label=labels[1])
@@ -336,6 +340,7 @@ def has_joint(fit: Fit) -> bool:
 def _joint_limits(ax: Axes, corners: Array) -> None:
     """Axes that hold the outer contours, of which `corners` has (ln C_mid, A) low and high."""
     (x_low, y_low), (x_high, y_high) = corners[:, 0].min(axis=0), corners[:, 1].max(axis=0)
+    # Lower bounds of the span: a posterior without width would give axes without length.
     pad_x, pad_y = 0.08 * max(x_high - x_low, 0.2), 0.08 * max(y_high - y_low, 0.02)
     ax.set_xlim(np.exp(x_low - pad_x), np.exp(x_high + pad_x))
     ax.set_ylim(max(y_low - pad_y, 0.0), min(y_high + pad_y, 1.01))
@@ -374,6 +379,7 @@ def density(x: Array, y: Array) -> tuple[Array, Array, Array, list[float]] | Non
 
     ranges = []
     for v in (x, y):
+        # Far samples would stretch the grid until the contours are a few cells wide.
         low, high = np.quantile(v, (0.01, 0.99))
         if high - low < 1e-9:
             return None
@@ -383,6 +389,7 @@ def density(x: Array, y: Array) -> tuple[Array, Array, Array, list[float]] | Non
     ordered = np.sort(mass.ravel())[::-1]
     enclosed = np.cumsum(ordered) / ordered.sum()
     levels = [float(ordered[min(int(np.searchsorted(enclosed, s)), BINS**2 - 1)]) for s in SHARES]
+    # All mass in one cell: contours need ascending levels.
     if levels[1] <= levels[0]:
         return None
     centres = [(e[1:] + e[:-1]) / 2 for e in (x_edges, y_edges)]

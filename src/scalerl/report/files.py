@@ -33,6 +33,7 @@ def slug(name: str) -> str:
     ('etc-passwd', 'GRPO-lr-3e-5', 'run')
     """
     text = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    # Two dots could lead to the parent directory.
     text = re.sub(r"\.{2,}", "-", text).strip("-._")[:MAX_SLUG].rstrip("-._")
     return text or "run"
 

@@ -123,9 +123,11 @@ def report_files(
     numbers["compute_to_target"] = page.common_dict(common)
     content["report.json"] = to_json_bytes(numbers, indent=1)
     truths = [None if one is None else one.ceiling for one in records]
+    # One line in the common chart, so only a ceiling that all runs share.
     truth = truths[0] if len(set(truths)) == 1 else None
     kind = fits[0].run.x_kind
     title_of_all = "" if comparison is None else comparison_title(comparison)
+    # The picture has one axis of compute; the page lets the reader choose another.
     same = [s for s in drawn if s.fit.run.x_kind == kind]
     if len(same) == 1:
         together = plot_fit(same[0].fit, truth=truths[drawn.index(same[0])])
@@ -171,6 +173,7 @@ def page_files(
     )
     twin = to_markdown([Heading(title, 1), *blocks, FOOTER]) + "\n"
     return {
+        # Names of runs may hold half of a surrogate pair, which UTF-8 cannot write.
         "report.html": document.encode("utf-8", "backslashreplace"),
         "report.md": twin.encode("utf-8", "backslashreplace"),
         **content,
@@ -238,6 +241,7 @@ def _figures(
     """File name -> content of every figure."""
     made: list[tuple[Sequence[str], Drawn]] = [
         (names, plot_fit(fit, truth=truth))
+        # Not strict: only the first MAX_FIGURES runs have names of files.
         for fit, truth, names in zip(fits, truths, links, strict=False)
     ]
     if found is not None:
@@ -255,6 +259,7 @@ def _near_mean(comparison: Comparison) -> Comparison:
     """The runs with ceilings nearest to the mean: the slopes of others cannot be compared."""
     a = comparison.mean_a
     suited = [f for f in comparison.fits if ceiling_fits(f, refit_with_ceiling(f, a))]
+    # Where no run suits, the nearest are still better than no picture.
     near = sorted(suited or comparison.fits, key=lambda f: abs(f.params["A"] - a))[:MAX_JOINT]
     return replace(comparison, fits=tuple(f for f in comparison.fits if f in near))
 

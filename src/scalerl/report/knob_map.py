@@ -122,6 +122,7 @@ def _reach(marks: Sequence[_Mark]) -> tuple[float, float]:
     press all others into a point."""
 
     def of(values: Sequence[float], ends: Sequence[tuple[float, float]], least: float) -> float:
+        # 1.12 and 1.15 leave room between the last mark and the frame.
         centre = max([abs(v) for v in values], default=0.0)
         widths = sorted(max(abs(low), abs(high)) for low, high in ends)
         usual = widths[len(widths) // 2] if widths else 0.0
@@ -160,6 +161,7 @@ def _ground(ax: Axes, t: Theme) -> None:
 
 def _at(mark: _Mark, across: float) -> float:
     """Marks without a speed stand at the right edge."""
+    # Just inside the frame, so that the mark is not cut.
     return across * 0.985 if mark.x is None else mark.x
 
 
@@ -244,10 +246,13 @@ def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Them
     pixels = [tuple(ax.transData.transform(p)) for p in points]
     unit = fig.dpi / 72.0
     taken = [
-        Bbox.from_extents(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit) for x, y in pixels
+        # A mark of 8.5 points with some room around it.
+        Bbox.from_extents(x - 6 * unit, y - 6 * unit, x + 6 * unit, y + 6 * unit)
+        for x, y in pixels
     ]
     taken += [text.get_window_extent() for text in ax.texts]
     frame = ax.get_window_extent()
+    # Undecided knobs are the first to go without a name: their place says least.
     order = sorted(range(len(marks)), key=lambda i: marks[i].region == "undecided")[:NAMED]
     named = [(0, "reference")]
     named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]

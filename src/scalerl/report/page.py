@@ -68,6 +68,7 @@ def answer(
             lines.append(f"and {len(alarms) - MAX_ALARMS} more, marked under Runs")
         out.append(Alert("Alarm", lines))
     if len(forecasts) == 1:
+        # What was measured stands beside its forecast, which is the second tile.
         now, first, *others = facts(forecasts[0])
         tiles = [now, first, *_measured(forecasts[0]), *others]
         return [*out, Paragraph(_headline(forecasts[0]), "lead"), Tiles(tiles)]
@@ -269,6 +270,7 @@ def common_target(
     if comparison is None or len(comparison.pairs) != 1 or len(forecasts) != 2:
         return []
     asked = zip(forecasts[0].targets, forecasts[1].targets, strict=True)
+    # A median that is not finite: most futures never reach the target.
     found = next((both for both in asked if all(math.isfinite(t.median) for t in both)), None)
     if found is None:
         score = comparison.pairs[0].speed_score
@@ -325,6 +327,7 @@ def _efficiency_tile(pair: Pair) -> Tile:
     """Compute of the slower to one score over that of the faster."""
     assert pair.speed is not None and pair.speed_score is not None
     slower, faster, logs = pair.b, pair.a, pair.speed
+    # A ratio above 1 is easier to read than one below.
     if logs[1] < 0:
         slower, faster = faster, slower
         logs = (-logs[2], -logs[1], -logs[0])

@@ -73,6 +73,7 @@ def section(records: Sequence[RunRecord | None]) -> list[Block]:
     known = [record for record in records if record is not None]
     if not known:
         return []
+    # Hundreds of charts with all points would make a page of many megabytes.
     bins = MAX_BINS if len(known) <= MANY else FEW_BINS
     if len(known) == 1:
         return [PageSection("Inside the run", panels(known[0], bins), "inside")]
@@ -215,6 +216,7 @@ def _downstream(one: RunRecord, bins: int) -> list[Block]:
     """Each downstream set and validation in one chart, and how the set followed validation."""
     points = [e for e in one.evals if e.pass_rate is not None]
     sets = {name: dict(curve) for name, curve in one.downstream.items()}
+    # Validation at other temperatures is shown like a downstream set.
     for line in points:
         for name, score in (line.temperatures or {}).items():
             if score.pass_rate is not None:
@@ -275,6 +277,7 @@ def answers_part(one: RunRecord) -> list[Block]:
     cards: list[Block] = []
     seen = set()
     for answer in one.answers.answers:
+        # A prompt is sampled several times, and short answers repeat.
         if answer.set or (answer.prompt, answer.answer) in seen:
             continue  # an answer of a downstream set, or the same answer again
         seen.add((answer.prompt, answer.answer))
@@ -302,6 +305,7 @@ def _events(one: RunRecord) -> list[Block]:
     out: list[Block] = []
     if alarms:
         out += [Heading("Warnings and alarms", 3), _event_list(alarms)]
+    # A killed run writes no end, so it cannot be distinguished from one that still runs.
     ended = [e for e in others if e.event == "end"]
     how = f"ended: {ended[-1].reason}" if ended else "not ended: still running, or killed"
     facts = [f"{one.total_steps:,} steps", how]

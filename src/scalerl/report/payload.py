@@ -86,6 +86,7 @@ def _points(
 
 
 def amount(value: float) -> float:
+    # More than a pixel shows; further digits would only make the page larger.
     return float(f"{float(value):.5g}")
 
 
@@ -129,6 +130,7 @@ def numbers(
     }
     if comparison is not None:
         found = comparison.to_dict()
+        # The fits are in the file already.
         del found["runs"]
         out["comparison"] = found
         a = comparison.mean_a

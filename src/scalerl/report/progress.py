@@ -37,6 +37,7 @@ class ProgressBar:
         if done >= 1.0:
             self.close()
             return
+        # A log file would get every state of the bar as a line.
         if now < PATIENCE or now - self._last < PAUSE or not self._stream.isatty():
             return
         self._last = now
@@ -50,6 +51,7 @@ class ProgressBar:
     def close(self) -> None:
         """Wipe the bar, if there was one."""
         if self._shown:
+            # Wider than a bar, and one column less than a terminal, which would wrap.
             self._stream.write("\r" + " " * 78 + "\r")
             self._stream.flush()
             self._shown = False

@@ -52,6 +52,7 @@ def parameters(drawn: Sequence[Series]) -> ReportTable:
 def _parameter(f: Fit, name: str) -> TableCell:
     if name not in f.params:
         return TableCell()
+    # The law does not describe a run in decline: its parameters would mislead.
     if f.alarm is not None:
         return TableCell(detail="run in decline", number=math.nan)
     if name != "C_mid":

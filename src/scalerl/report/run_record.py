@@ -100,6 +100,7 @@ def read_record(
     if not run.source:
         return None
     path = Path(run.source)
+    # A run may be given by one of its files.
     path = path if path.is_dir() else path.parent
     if not (path / EvalLine.FILE).is_file() or not (path / "recipe.toml").is_file():
         return None
@@ -163,6 +164,7 @@ def find_evaluations(given: Sequence[str]) -> dict[str, dict[str, Path]]:
             recipe = read_recipe(record)
             label = name or (root.name if recipe is None else recipe.task.name)
             sets = found.setdefault(record.name, {})
+            # Two curves of one name in a chart could not be distinguished.
             if label in sets:
                 raise InputError(f"{label} is given twice: name them, as NAME={root}")
             sets[label] = record

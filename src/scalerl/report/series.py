@@ -77,12 +77,14 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
     lo, hi = fit.window
     run, points = fit.run, fit.points
     outside = (run.compute < lo) | (run.compute > hi)
+    # The axis is logarithmic: a curve cannot begin at zero compute.
     first = float(points.compute[points.compute > 0][0])
     far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
     extra = np.array(sorted({c for c in at if first < c <= far})[:MAX_KNOTS])
     grids = [np.geomspace(first, hi, MAX_KNOTS), np.geomspace(hi, far, MAX_KNOTS + 1)[1:], extra]
     # No more than MAX_KNOTS in one prediction, or its knots are thinned.
     parts = [fit.predict(grid) for grid in grids if len(grid)]
+    # The grids may share knots, and those of the forecast lie between the others.
     x, order = np.unique(np.concatenate([p.compute for p in parts]), return_index=True)
     return Series(
         fit=fit,

@@ -52,7 +52,9 @@ def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS
     edges = _edges(len(x), bins)
     xs = _means(x, edges)
     drawn = [_stretches(line, edges) for line in shown]
+    # A stretch of one step has no band, and the bands of several lines would cover each other.
     band = _extremes(shown[0].y, edges) if len(shown) == 1 and len(edges) - 1 < len(x) else None
+    # The axis spans what is drawn, not single steps that a mean hides.
     every = np.concatenate([*drawn, *(band if band is not None else ())])
     scale = _Scale.of(every[np.isfinite(every)])
     across = _Across(float(x[0]), float(x[-1]))
@@ -159,9 +161,11 @@ class _Scale:
         low, high = float(values.min()), float(values.max())
         if low > 0 and high / low > LOG_SPAN:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+            # About four labels fit the height.
             every = max(1, (last - first + 3) // 4)
             ticks = tuple(10.0**e for e in range(first, last + 1, every))
             return _Scale(10.0**first, 10.0**last, True, ticks)
+        # A constant line has no span: its axis reaches from the value to 0.
         if high - low < 1e-9 * max(abs(high), 1e-9):
             low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
         step = _step((high - low) / 3.0)
@@ -180,6 +184,7 @@ class _Scale:
 def _step(about: float) -> float:
     """1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(about))
+    # 0.999: a rounding error must not make the step twice as large.
     return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= about * 0.999)
 
 
@@ -188,6 +193,7 @@ def _grid(scale: _Scale, across: _Across) -> str:
     for tick in scale.ticks:
         y = scale.at(tick)
         out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        # Sums of steps may miss 0 by a rounding error, which would be written as 1e-17.
         shown = number(0.0 if abs(tick) < 1e-12 else tick)
         out.append(f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{shown}</text>')
     base = HEIGHT - 6
@@ -207,6 +213,7 @@ def _path(x: Array, y: Array, across: _Across, scale: _Scale) -> str:
             continue
         out.append(f"{pen}{across.at(a):.1f} {scale.at(b):.1f}")
         pen = "L"
+    # A path of one point draws nothing: it gets a length of two pixels.
     return "".join(out) if len(out) > 1 else f"{out[0]}h2"
 
 

@@ -70,6 +70,7 @@ def sort_by(items: Sequence[T], columns: Columns, column: str | None) -> list[T]
     key, largest_first = columns[name]
     keyed = [(key(item), item) for item in items]
     known = [(k, item) for k, item in keyed if not _unknown(k)]
+    # Stable in both directions: equal runs stay as they were given.
     known.sort(key=lambda pair: pair[0], reverse=largest_first != column.startswith("-"))
     return [item for _, item in known] + [item for k, item in keyed if _unknown(k)]
 

@@ -72,6 +72,7 @@ def variant_curves(members: Sequence[MemberCurve]) -> list[VariantCurve]:
     """One for each variant, in their order; of runs that count one kind of compute."""
     groups: dict[str, list[MemberCurve]] = {}
     for member in members:
+        # A log axis has no place for other kinds of compute, or for runs without any.
         if member.run.x_kind == members[0].run.x_kind and (member.run.compute > 0).any():
             groups.setdefault(member.variant, []).append(member)
     return [_pooled(name, group) for name, group in groups.items()]
@@ -85,6 +86,7 @@ def _pooled(name: str, group: Sequence[MemberCurve]) -> VariantCurve:
     empty = np.empty(0)
     x, median, band, seen, end = empty, empty, np.empty((0, 2)), np.empty((0, 2)), 0.0
     if shown:
+        # The geometric mean: the middle on a log axis.
         end = float(np.exp(np.mean([math.log(f.end) for f in shown])))
         start = min(float(r.compute[r.compute > 0][0]) for r in halves)
         last = max(BEYOND_HELD * max(float(r.compute[-1]) for r in halves), 1.01 * end)
@@ -108,6 +110,7 @@ def _mean(fits: Sequence[Fit], x: Array) -> tuple[Array, Array, Array]:
     cuts = (x[:MAX_KNOTS], x[MAX_KNOTS:])  # no more knots at once, or they are thinned
     for cut in cuts:
         ahead = [f.predict(cut) for f in fits]
+        # Seeds are independent: sample i of each makes a sample of their mean.
         draws = np.mean([p.samples for p in ahead], axis=0)
         levels = sample_quantiles(draws, (0.5, *tails(fits[0].level)))
         seen = np.mean([p.interval(observed=True) for p in ahead], axis=0)
@@ -173,6 +176,7 @@ class _Frame:
         x = np.concatenate([p[0] for p in groups])
         y = np.concatenate([p[1] for p in groups] + [c.median for c in curves])
         last = max([1.01 * float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
+        # At least 0.02: the noise of nearly equal scores must not fill the axis.
         pad = 0.04 * max(float(np.ptp(y)), 0.02)
         return _Frame(float(x[x > 0].min()), last, max(float(y.min()) - pad, 0.0),
                       min(float(y.max()) + pad, 1.0))  # fmt: skip
@@ -228,6 +232,8 @@ def _small(
             f'd="M{frame.path(c.x[ahead], c.median[ahead])}"/>'
         )
     for points, kinds in ((c.used, ("dot",)), (c.held, ("dot", "hole"))):
+        # A line without length and with round caps is drawn as a dot; a smaller one of the colour
+        # of paper on top makes it hollow.
         d = "".join(
             f"M{frame.x(a):.1f} {frame.y(b):.1f}h0"
             for a, b in zip(*downsample(*points, FEW_POINTS), strict=True)
@@ -253,6 +259,7 @@ def _summary(c: VariantCurve) -> str:
 
 def _grid(frame: _Frame, kind: str) -> str:
     out = []
+    # Fewer than five rules, with room for their labels.
     step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (frame.high - frame.low) / s < 5)
     for i in range(math.ceil(frame.low / step), math.floor(frame.high / step) + 1):
         y = frame.y(i * step)

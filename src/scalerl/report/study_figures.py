@@ -71,6 +71,7 @@ class EfficiencyLine:
 def efficiency_lines(members: Sequence[MemberCurve]) -> tuple[float, list[EfficiencyLine]]:
     """The ceiling that all are refitted with (the mean of theirs), and the line of each variant:
     B is the mean of its seeds."""
+    # F needs the sigmoid: other laws have no C_mid.
     fits = {m.name: m.fit for m in members if m.fit is not None and "C_mid" in m.fit.params}
     if not fits:
         return 0.0, []
@@ -96,6 +97,7 @@ def efficiency_lines(members: Sequence[MemberCurve]) -> tuple[float, list[Effici
 
 def chosen(lines: Sequence[EfficiencyLine]) -> list[EfficiencyLine]:
     """Those that can have this ceiling, and as many as there are colours; the reference first."""
+    # Half of the seeds: the line is their mean.
     able = [line for line in lines if len(line.points[0]) and line.suits >= 0.5]
     return able[:MAX_LINES]
 

@@ -200,6 +200,7 @@ def pairwise_part(data: StudyReportData) -> list[Block]:
     """Each variant against the reference: on the same prompts, to one target, where the curves
     cross, with one ceiling, and on every kind of compute. Nothing where nothing is known yet."""
     rows = data.results.rows
+    # A heading above an empty table would look like a fault.
     if not any(r.paired or r.pairwise.target or r.pairwise.crossing for r in rows):
         return []
     variant = data.results.columns("fit")[0]
@@ -226,6 +227,7 @@ def _cell(column: Column, each: StudyRow) -> TableCell:
     cell = column.shown(each)
     if column.key == "variant":
         return TableCell(words.shorten(each.variant, NAME))
+    # nan sorts last, in both directions.
     if cell.empty:
         return TableCell(number=math.nan, notes=cell.notes)
     show = words.NUMBER_FORMATS.get(column.format, str)

@@ -24,6 +24,7 @@ LONG_TABLE = 14
 
 def escape_html(value: str) -> str:
     """Any string as harmless HTML text: markup escaped, control characters made visible."""
+    # Not printable are also the signs that reverse the direction of text, which could hide a name.
     return html.escape("".join(ch if ch.isprintable() else "·" for ch in value), quote=True)
 
 
@@ -99,6 +100,7 @@ class TableCell:
         shown = code_span(one_line) if self.style == "code" else escape_markdown(one_line)
         shown += f" {escape_markdown(self.flag)}" if self.flag else ""
         shown += f" ({escape_markdown(self.detail)})" if self.detail else ""
+        # A bar would end the cell, inside code too.
         return "; ".join([shown, *map(escape_markdown, self.notes)]).replace("|", "\\|").strip()
 
     def to_text(self) -> str:
@@ -161,6 +163,7 @@ class ReportTable:
         )
         kind = "scroll long" if len(self.rows) > LONG_TABLE else "scroll"
         return (
+            # With a tabindex the box can be scrolled by key as well.
             f'<div class="{kind}" tabindex="0"><table>'
             f"<caption>{escape_html(self.caption)}</caption>"
             f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

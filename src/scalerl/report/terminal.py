@@ -101,6 +101,7 @@ def _parameter(fit: Fit, name: str) -> str:
         return "-"
     if name != "C_mid":
         return f"{value:.2f}"
+    # The column has room for five characters.
     shorter = (words.compute(value), f"{value:.2g}", f"{value:.1g}")
     return next((text for text in shorter if len(text) <= 5), f"{value:.0e}")
 
@@ -175,6 +176,7 @@ def backtest_table(backtest: BacktestResult) -> str:
     by_class = backtest.summary("run_class")
     classes = sorted({row["run_class"] for row in by_class})
     for name in classes:
+        # The section of one class alone would repeat that of all runs.
         if len(classes) > 1:
             sections.append((name, [r for r in by_class if r["run_class"] == name]))
         rows = backtest.summary("fraction", run_class=name)

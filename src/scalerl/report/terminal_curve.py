@@ -65,6 +65,7 @@ def curve(
     cells = [[" "] * columns for _ in range(rows)]
     _fill_band(cells, canvas, s, signs)
     _draw_median(cells, canvas, s, signs)
+    # Later signs cover earlier ones: fitted points stay visible.
     for (x, y), sign in ((s.held, signs.held), (s.used, signs.used)):
         for c, r in zip(canvas.column(x), canvas.row(y), strict=True):
             cells[r][c] = sign
@@ -125,6 +126,7 @@ def _cells(share: Array, n: int) -> npt.NDArray[np.intp]:
 def _on_columns(canvas: _Canvas, s: Series, values: Array, fine: int = 1) -> Array:
     x = canvas.compute(fine)
     y = np.interp(np.log(x), np.log(s.x), values)
+    # A rounding error must not drop the first column.
     return np.where(x < s.x[0] * (1.0 - 1e-9), np.nan, y)
 
 
@@ -146,12 +148,14 @@ def _draw_median(cells: list[list[str]], canvas: _Canvas, s: Series, signs: _Sig
         for c in np.flatnonzero(np.isfinite(y)):
             cells[canvas.row(y[c : c + 1])[0]][c] = signs.median
         return
+    # A braille character has two columns of four dots.
     y = _on_columns(canvas, s, s.median, fine=2)
     dots = np.zeros((canvas.rows, canvas.columns), dtype=np.int64)
     before: int | None = None
     for c in np.flatnonzero(np.isfinite(y)):
         r = int(canvas.row(y[c : c + 1], fine=4)[0])
         start = r if before is None else before
+        # Where the curve is steep, the rows in between are filled, or it would have gaps.
         for k in range(min(start, r), max(start, r) + 1):
             dots[k // 4, c // 2] |= _DOTS[k % 4, c % 2]
         before = r

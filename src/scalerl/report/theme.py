@@ -115,6 +115,7 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    # pyplot would keep every figure in memory until it is closed, and is not safe in threads.
     fig = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     ax = fig.add_subplot()
     ax.spines[["top", "right"]].set_visible(False)
@@ -135,6 +136,7 @@ def compute_axis(ax: Axes, x_kind: str, theme: Theme) -> None:
 
     ax.set_xscale("log")
     low, high = ax.get_xlim()
+    # Labels at 1, 2 and 5 fit two and a half decades; over more, powers of ten alone.
     subs: tuple[float, ...] = (1.0, 2.0, 5.0) if high / low < 300 else (1.0,)
     if high / low < 8:
         subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -152,6 +154,7 @@ def render(fig: Figure, suffix: str, transparent: bool = False) -> bytes:
 
     out = BytesIO()
     form = suffix.removeprefix(".").lower()
+    # A date or a version in the file would make equal figures differ.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {"Software": None})
     colour = "none" if transparent else "auto"
     with warnings.catch_warnings():
@@ -197,8 +200,10 @@ def svg_element(svg: bytes, prefix: str, description: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # matplotlib's own style rule would apply to the whole page; the style sheet has it for us.
     body = re.sub(r"<style type=\"text/css\">.*?</style>", "", body, flags=re.DOTALL)
+    # Several pictures share a page, and an id may be there only once.
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", body)
+    # The page switches between light and dark by these variables.
     for colour, variable in _colour_variables().items():
         body = re.sub(
             rf"(?<=[:\"] ){colour}|(?<=[:\"]){colour}", variable, body, flags=re.IGNORECASE

@@ -186,6 +186,7 @@ def _exchange(v: Array, d: Array, noise: Array) -> _Line | None:
     if real < MIN_REAL:
         return None
     line = _line(v, d)
+    # Noise in validation makes the slope too flat by this share (attenuation).
     return _Line(line.slope / real, line.error / real, line.freedom)
 
 
@@ -200,7 +201,9 @@ def _line(x: Array, y: Array) -> _Line:
     for lag in range(1, reach + 1):
         total += 2 * (1 - lag / (reach + 1)) * float(scores[lag:] @ scores[:-lag])
     total = max(total, float(scores @ scores))  # ups and downs that cancel prove nothing
+    # n - 2: two parameters are fitted.
     error = math.sqrt(total * n / (n - 2)) / float(c @ c)
+    # Neighbours within `reach` are alike, so that only n / reach stretches count.
     return _Line(slope, error, max(n / reach - 1.0, 1.0))
 
 

@@ -57,6 +57,7 @@ def compute(value: float) -> str:
         return f"{value:.3g}"
     power = min(max(math.floor(math.log10(abs(value)) / 3), 0), len(_SUFFIXES) - 1)
     text = f"{value / 1000.0**power:.3g}"
+    # 999.6 rounds to 1000, which is 1 of the next suffix.
     if text == "1e+03" and power + 1 < len(_SUFFIXES):
         power, text = power + 1, "1"
     return text + _SUFFIXES[power]
@@ -305,6 +306,7 @@ def verdict_sentence(pair: Pair, level: float) -> str:
     """Our verdict on a pair as a sentence of its own, with the interval of the difference."""
     low, high = pair.delta_a_interval
     if pair.verdict == "higher-ceiling":
+        # The interval is that of the second minus the first; the sentence is about the winner.
         if pair.winner == pair.a:
             low, high = -high, -low
         return (

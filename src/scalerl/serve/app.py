@@ -126,9 +126,11 @@ class Site:
         given = (await request_body(request)).get("token")
         if self._token is None:
             raise RequestError(404, "no token is needed here")
+        # 300: a longer text is no token, and need not be compared.
         if not isinstance(given, str) or not same_token(given[:300], self._token):
             raise RequestError(401, "wrong token")
         response = json_response({"status": "ok"})
+        # Behind a proxy with TLS, browsers must not send the cookie over plain HTTP.
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
             COOKIE, given, httponly=True, samesite="strict", path="/", secure=secure
@@ -200,6 +202,7 @@ class Site:
     def _chosen(self, keys: Any) -> list[Entry]:
         if not isinstance(keys, list) or not 0 < len(keys) <= MAX_RUNS:
             raise InputError(f"runs is a list of 1 to {MAX_RUNS} ids")
+        # A run that is named twice counts once.
         return [self._entry(key) for key in dict.fromkeys(map(str, keys))]
 
     # -- fits and comparisons ---------------------------------------------------------------------
@@ -247,6 +250,7 @@ class Site:
     async def details(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         step = request.query_params.get("step")
+        # re.ASCII: \d would match the digits of other scripts as well.
         if step is not None and not re.fullmatch(r"\d{1,12}", step, re.ASCII):
             raise InputError("step is a whole number")
         at = None if step is None else int(step)
@@ -300,6 +304,7 @@ class Site:
         runs: list[Run] = []
         for entry in entries:
             run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
+            # Reports name their source, and no path of this machine.
             runs.append(run.replace(source=entry.source.place.name))
         records = []
         if what == "report":
@@ -375,6 +380,7 @@ class Site:
         elif isinstance(error, OSError):
             status, why = 404, f"cannot be read: {error.strerror or type(error).__name__}"
         elif not isinstance(error, InputError):
+            # The text of an unexpected error may hold data: it is in the log only.
             status, why = 500, "the server failed at this request: see its log"
         return error_response(status, self.catalogue.roots.without_paths(why))
 

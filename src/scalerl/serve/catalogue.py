@@ -111,6 +111,7 @@ class Entry:
             "warnings": 0,
             "budget": None,
             "recipe": None,
+            # Replaces the defaults above it, and not what follows.
             **self.about,
             "problem": None if (problem := self._problem()) is None else shorten(problem, 400),
             "forecast": self.forecast,
@@ -195,6 +196,7 @@ class Catalogue:
                 # A fault in one file must not end the thread that all other runs depend on.
                 log.error("while refreshing: %s: %s", type(error).__name__, error)
             rest = REFRESH_SECONDS - (time.monotonic() - begun)
+            # A pause in any case: other threads need the interpreter lock.
             self._stop.wait(max(rest, 0.02 if self._behind() else 0.2))
 
     def waits_for(self) -> dict[str, float]:
@@ -234,6 +236,7 @@ class Catalogue:
                 return
             mine = entries.get(id(source), [])
             over = mine and all(e.about.get("status") in ("ended", "failed", "quiet") for e in mine)
+            # The hash spreads the runs that have ended over the refreshes.
             if over and (self._count + hash(key)) % ENDED_EVERY:
                 continue
             whole = not mine or mine[0].about["status"] == "reading"
@@ -335,6 +338,7 @@ class Catalogue:
 
     def listed(self) -> bytes:
         """The whole list as JSON, joined from entries that are encoded when they change."""
+        # list(): the refreshing thread may add entries meanwhile.
         return b"[" + b",".join(e.text for e in list(self.entries.values()) if e.text) + b"]"
 
     # -- forecasts of the list --------------------------------------------------------------------

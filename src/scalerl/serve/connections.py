@@ -64,6 +64,7 @@ class Connection(H11Protocol):
     def _expect_reading(self, unsent: int | None = None) -> None:
         """Drop the connection if the client has read no byte of `unsent` since the last call."""
         now = self.transport.get_write_buffer_size()
+        # abort, since close would wait until the client has read everything.
         if unsent is not None and now >= unsent:
             self.transport.abort()
             return

@@ -77,6 +77,7 @@ class Roots:
         """A message without paths of this machine: served paths by their names, the last component
         of any other absolute path."""
         for real, given, name in zip(self.real, self.given, self.names, strict=True):
+            # Where / is served, every path would begin with it.
             for start in {real, str(given.absolute())} - {os.sep}:
                 text = text.replace(start, name)
         return ABSOLUTE.sub(lambda found: found[1] or found[0], text)
@@ -122,6 +123,7 @@ def _exists(path: Path) -> bool:
 
 def _own_places(folder: Path, roots: Roots, seen: set[str], depth: int) -> Iterator[Place]:
     real = os.path.realpath(folder)
+    # `seen` holds resolved paths: links may form a circle.
     if depth > MAX_DEPTH or real in seen or not roots.holds(real) or len(seen) > MAX_FOLDERS:
         return
     seen.add(real)
@@ -132,9 +134,11 @@ def _own_places(folder: Path, roots: Roots, seen: set[str], depth: int) -> Itera
     below = [folder]
     if is_file(folder / STUDY) and roots.holds(folder / STUDY):
         yield Place("study", folder, roots.name(folder))
+        # The other directories of a study hold no runs.
         below = [folder / "runs"]
     for each in below:
         try:
+            # Sorted: the order of a directory differs between file systems.
             children = sorted(os.scandir(each), key=lambda entry: entry.name)
         except OSError:
             continue

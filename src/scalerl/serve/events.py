@@ -60,6 +60,7 @@ class EventHub:
     def publish(self, event: dict[str, Any]) -> None:
         """Send an event to every stream; callable from any thread."""
         if self._loop is not None and self._listeners and not self._loop.is_closed():
+            # asyncio.Event may be set by the thread of its event loop only.
             self._loop.call_soon_threadsafe(self._add_to_all, event)
 
     def _add_to_all(self, event: dict[str, Any]) -> None:

@@ -149,6 +149,7 @@ class Guard:
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
+        # With two Host headers, a proxy and this check might each read another one.
         if len(hosts) != 1 or not self.knows(hosts[0].decode("latin-1")):
             return 403, "this server has another name: open the address that it printed\n"
         if not self._same_origin(scope, hosts[0].decode("latin-1")):

@@ -125,6 +125,7 @@ def _number(name: str, value: Any) -> float | None:
         found = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
         found = math.nan
+    # bool is a subclass of int: `true` would be the amount 1.
     if not math.isfinite(found) or isinstance(value, bool):
         raise InputError(f"{name} is a number")
     return found
@@ -313,6 +314,7 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
         "runs": [
             {
                 "name": f.name,
+                # A short run beside long ones: its forecast says nothing at 8 times its compute.
                 "curve": drawn(f, q, min(max(far, *at), 8.0 * f.end)),
                 "facts": [
                     {"name": n, "value": v, "note": note}
@@ -342,5 +344,6 @@ def content(runs: Sequence[Run], *more: Any) -> bytes:
         )
         arrays = [run.compute, run.score, run.n_eval, *(run.signs[k] for k in sorted(run.signs))]
         for each in arrays:
+            # A mark for an array that is missing, or its neighbours would change places unnoticed.
             made.update(b"|" if each is None else each.tobytes())
     return made.digest()

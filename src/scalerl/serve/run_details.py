@@ -85,6 +85,7 @@ class DownsampledLines(Generic[L]):
 
 
 def _slim(line: StepLine) -> StepLine:
+    # The prompts are most of a line, and no panel shows them.
     return replace(line, prompts=())
 
 
@@ -100,6 +101,7 @@ class OpenRun:
 
     def answered(self) -> list[int]:
         """The latest steps with answers to read."""
+        # The folder may be a link that leads out of the served directories.
         inside = is_inside(self.path / EvalAnswers.FOLDER)
         return self._store.answered()[-MAX_STEPS:] if inside else []
 

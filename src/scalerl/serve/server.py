@@ -73,6 +73,7 @@ def serve(
     if token is not None:
         print(f"visitors need the token in {token_file}", file=sys.stderr)
     if open_page:
+        # The port is bound already; the server answers a moment later.
         threading.Timer(0.5, webbrowser.open, [address]).start()
     # A fit holds the interpreter lock: other requests would wait Python's default of 5 ms at each
     # switch, dozens of times a response.
@@ -87,6 +88,7 @@ def _bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         made = socket.socket(family, kind, protocol)
+        # A restart need not wait until old connections have timed out.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(128)

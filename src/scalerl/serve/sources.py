@@ -173,6 +173,7 @@ class Log:
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return False
+        # The first reading is no growth.
         if self._stamp is not None:
             self._grew = time.time()
         if self._read_new_lines():
@@ -252,6 +253,7 @@ class Log:
                 if not jsonl and not looks_delimited(path):
                     return None
                 size = file.seek(0, os.SEEK_END)
+                # 256 bytes: a log that was rewritten hardly ever has the same ones at that place.
                 file.seek(max(size - 256, 0))
                 mark = file.read(256)
                 inode = os.fstat(file.fileno()).st_ino
@@ -277,6 +279,7 @@ class Log:
                 new = file.read(MAX_NEW)
         except OSError:
             return False
+        # A line that is still being written is read next time.
         new = new[: new.rfind(b"\n") + 1]
         if not new:
             return True
@@ -285,6 +288,7 @@ class Log:
             lines.text = end.header + new.decode()
             run = self.found[0]
             table = end.read(path, run.name, lines)
+            # The columns of the first reading: chosen anew from a few lines, they might differ.
             (piece,) = load_runs([table], x=run.x_name, y=run.y_name)
         except (InputError, UnicodeError, ValueError):
             return False

@@ -148,6 +148,7 @@ class Studies:
     def _stamp(study: Study) -> Any:
         names = ("evals.jsonl", "events.jsonl", "recipe.toml")
         return tuple(
+            # A process that dies changes the status and writes no file.
             (file_stamp(m.path / name), study.status(m, p) if name == names[0] else None)
             for m, p in zip(study.members, study.progress().values(), strict=True)
             for name in names

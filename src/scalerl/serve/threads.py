@@ -65,6 +65,7 @@ class Call(Generic[T]):
             with suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(ready.set)
 
+        # Set before `done` is checked: a call that ends in between notifies as well.
         self._then = notify
         if not self.done:
             await asyncio.wait_for(ready.wait(), seconds)

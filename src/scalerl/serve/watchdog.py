@@ -113,6 +113,7 @@ class Watchdog(Generic[T]):
         job = self._late.get(key)
         if job is None:
             self._gone = [each for each in self._gone if not each.done]
+            # Calls for removed sources hold their threads as well.
             if len(self._late) + len(self._gone) >= MAX_LATE:
                 return None
             job = self.threads.submit(call)
