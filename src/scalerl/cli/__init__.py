@@ -94,6 +94,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         near = difflib.get_close_matches(chosen, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "scalerl --help lists the commands"
         top.error(f"no command {chosen!r}: {hint}")
+    # argparse fills a positional of several words once: later words come back in `rest`.
     args, rest = top.parse_known_args(words)
     takes = TAKES_MORE.get(args.command)
     changes = args.command == "study" or all("=" in r for r in rest)
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except InputError as error:
+        # stderr may have lost its reader as well: the message must not raise.
         redirect_unread_streams()
         print(f"scalerl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -124,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         print("scalerl: interrupted", file=sys.stderr)
+        # 128 + SIGINT, as shells report it.
         return 130
     finally:
         redirect_unread_streams()  # or Python would complain when it closes its streams

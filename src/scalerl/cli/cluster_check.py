@@ -70,6 +70,7 @@ def check(address: str, changes: Sequence[str]) -> list[Finding]:
     watch = ClusterWatch()
 
     def begun(recipe: Any, checkpoint: Path | None) -> Any:
+        # The watch needs the crew, to kill one of its generators.
         plan, watch.crew, clock = start_crew(recipe, checkpoint)
         return plan, watch.crew, clock
 
@@ -86,6 +87,7 @@ def check(address: str, changes: Sequence[str]) -> list[Finding]:
 def _findings(watch: ClusterWatch, allowed: float) -> list[Finding]:
     gate = next((line for line in watch.said if "gap" in line), None)
     found = [Finding("gate", gate is not None, gate or "nothing was compared")]
+    # The first batch is written with the weights that both sides loaded themselves.
     gaps = [s.logprob_gap.max for s in watch.steps[1:]]
     worst = max(gaps, default=float("inf"))
     found.append(

@@ -60,6 +60,7 @@ def described(parser: argparse.ArgumentParser, name: str = "", about: str = "") 
     here = CommandWords(name, about)
     inner: list[tuple[str, argparse.ArgumentParser, str]] = []
     for action in parser._actions:
+        # argparse has no public way to list the commands in a parser.
         if isinstance(action, argparse._SubParsersAction):
             helps = {a.dest: a.help or "" for a in action._choices_actions}
             here.words += list(action.choices)
@@ -73,6 +74,7 @@ def described(parser: argparse.ArgumentParser, name: str = "", about: str = "") 
                 here.values |= dict.fromkeys(action.option_strings, values)
         else:
             here.words += [str(choice) for choice in action.choices or ()]
+            # What an argument takes is said nowhere else.
             said = f"{action.metavar} {action.help}".lower()
             here.presets |= "preset" in said or "recipe|" in said
             here.keys |= "key=value" in said

@@ -191,6 +191,7 @@ def examine(path: Path) -> Findings:
         found.processes = sample_processes(
             {n: pid for n, pid in found.status.pids.items() if pid > 0}
         )
+    # One more line, for USUAL times between lines.
     steps = store.tail(StepLine, USUAL + 1)
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
@@ -206,6 +207,7 @@ def examine(path: Path) -> Findings:
 
 def _age(path: Path) -> float | None:
     try:
+        # The clock may have been set back since.
         return max(time.time() - path.stat().st_mtime, 0.0)
     except OSError:
         return None
@@ -233,6 +235,7 @@ def _checkpoints(found: Findings) -> None:
     found.saving = any(checkpoints.folder_of(found.path).glob("step_*.tmp"))
     healthy = checkpoints.last_healthy(found.path)
     found.healthy = None if healthy is None else checkpoints.step_of(healthy)
+    # Newest first, as a resume looks for one; older ones are not read.
     for path in reversed(checkpoints.list_checkpoints(found.path)):
         wrong = checkpoints.find_damage(path)
         if wrong is None:
@@ -304,6 +307,7 @@ def _ended(f: Findings) -> Iterator[Diagnosis]:
     last = f.events[-1] if f.events else None
     if last is not None and last.event == "end":
         reason = last.reason or ""
+        # An interrupted run has budget left; another one is ready for its report.
         advice = (again,) if reason.startswith("interrupted") else (commands.report(f.path),)
         yield Diagnosis("finished", f"ended at step {last.step}: {reason}", advice)
     if last is not None and last.event == "failed":

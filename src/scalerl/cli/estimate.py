@@ -79,6 +79,7 @@ def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
         raise InputError(f"--measure-steps {steps}: give {MIN_STEPS} or more")
     with options.required_for("measuring"):
         from scalerl.training import train
+    # The decay of the learning rate stays that of the whole budget.
     short = recipe.with_decay_fixed().replace(
         {
             "budget.steps": steps,
@@ -95,6 +96,7 @@ def measure(recipe: Recipe, steps: int) -> MeasuredSteps:
             ended = train(short, out, listener=peaks)
         except PipelineError as error:
             raise InputError(f"the measurement failed: {error}") from None
+        # The trial run took the Ctrl-C for itself: end this command as well.
         if ended.signal is not None:
             raise KeyboardInterrupt
         rate = rate_of(out, short, f"{ended.steps} steps of {recipe.name}, run just now")
@@ -163,6 +165,7 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
         f"{size_text(count * itemsize)}, and {size_text(cache)} for each rollout that is written "
         "at once"
     )
+    # One more than is kept, since the newest is written before the oldest goes.
     saved, kept = count * (itemsize + masters + ADAM_BYTES), recipe.checkpoint.keep + 1
     yield (
         f"disk (arithmetic): {size_text(saved)} a checkpoint, {size_text(saved * kept)} for the "
@@ -183,6 +186,7 @@ def _times(recipe: Recipe, measured: MeasuredSteps, price: float | None) -> Iter
         f"step, {rate.answer_minutes * asked * 60:.3g} s a validation of {asked} answers"
     )
     steps, why = _steps(recipe, rate)
+    # The first is before the first step.
     validations = 1 + steps // recipe.validation.every
     hours = (step * steps / 60 + rate.answer_minutes * asked * validations) / 60
     devices = rate.device_hours * completions * steps

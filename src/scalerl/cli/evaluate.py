@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(found: list[Evaluation]) -> str:
     """A row a model."""
+    # Runs may have different k: the longest list has all columns.
     most = max((each.pass_at for each in found), key=len)
     percent = f"{100 * found[0].level:g} %"
     head = ["model", "task", "prompts", f"mean@{found[0].k}", percent]

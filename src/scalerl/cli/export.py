@@ -80,6 +80,7 @@ def checkpoint_of(run: Path, step: int | str | None) -> Path:
     if not (run / "recipe.toml").exists():
         raise InputError(f"{run} holds no run: give the directory that --out named")
     if step is None:
+        # Damaged ones are passed over, as a resume does.
         whole = [
             path
             for path in checkpoints.list_checkpoints(run)
@@ -131,6 +132,7 @@ def _about(run: Path, step: int, recipe: Recipe) -> Iterator[str]:
     from scalerl.runs.lines import EvalLine
     from scalerl.runs.store import RunStore
 
+    # Later validations are of other weights.
     lines = [line for line in RunStore(run, resume=True).read(EvalLine) if line.step <= step]
     scored = [line for line in lines if line.pass_rate is not None]
     yield f"# {recipe.name}, step {step}"

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         forecast(f, here or None, target, price=args.price, value=args.value)
         for f, (here, _) in zip(fits, where, strict=True)
     ]
+    # By fit, since sorting changes the order.
     converted = {id(f): how for f, (_, how) in zip(fits, where, strict=True)}
     forecasts = sorting.sort_by(forecasts, sorting.FORECAST, args.sort)
     fits = [ahead.fit for ahead in forecasts]

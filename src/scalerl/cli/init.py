@@ -106,6 +106,7 @@ def _ask(asked: tuple[str, str, str], default: Any) -> Any:
     option, _, question = asked
     if sys.stdin is None or not sys.stdin.isatty():
         return default
+    # On stderr: with `--out -` the recipe is on stdout.
     print(f"{question} [{default}]: ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()
     if not answer:

@@ -77,6 +77,7 @@ class LiveView(Listener):
         self._pace = RunThroughput(recipe, self._clock)
         self._out = out
         self._step, self._at = None, resumed_at or 0
+        # Validations after the checkpoint will be made again.
         kept = -1 if resumed_at is None else resumed_at
         self._validation.over()
         self._evals = [line for line in self._evals if line.step <= kept]
@@ -91,6 +92,7 @@ class LiveView(Listener):
             with self._lock:
                 self._said.extend(past)
                 past = [self._said.popleft() for _ in range(len(self._said) - SAID)]
+        # After the lock is released: printing takes the lock of rich.
         for each in past:
             self._print(each)
 
@@ -144,6 +146,7 @@ class LiveView(Listener):
         """What is shown now, for a terminal as wide and high as this one."""
         with self._lock:
             width = self._width
+            # 4 columns are the frame and its padding at both sides.
             above: list[RenderableType] = [self._progress(), *self._compute(width - 4)]
             above += self._pass_rate()
             below: list[RenderableType] = [*self._forecast(width - 4), *self._health(width - 4)]
@@ -161,6 +164,7 @@ class LiveView(Listener):
         if pace.use is None:
             text = f"step {self._at}" if self._step is not None else "starting"
             return Text(f"{text}   {clock_text(pace.elapsed)} so far")
+        # The last step may end beyond a budget in hours.
         share = min(pace.use.share, 1.0)
         left = "" if pace.left is None else f" · {clock_text(pace.left)} left"
         done = f"{_share(share)}  {clock_text(pace.elapsed)}{left}"
@@ -191,6 +195,7 @@ class LiveView(Listener):
         heated = {f"at temperature {t}": found for t, found in (last.temperatures or {}).items()}
         for name, found in ((last.downstream or {}) | heated).items():
             line.append("   ").append_text(_field(name, words.score(found)))
+        # Once there is a forecast, its curve shows the same.
         if self._look is None:
             line.append(f"   {_spark(e.pass_rate for e in self._evals)}", style="cyan")
         return [one_line(line)]
@@ -258,6 +263,7 @@ class LiveView(Listener):
         return _field("truncated", _share(share, 1), style=style)
 
     def _stale(self, stale: Staleness) -> Text:
+        # A line of a step comes after `begin`, which sets it.
         assert self._pace is not None
         k = self._pace.recipe.schedule.k
         return _field("stale", f"max {stale.max} of {k}, mean {words.shown(stale.mean, '.1f')}")
@@ -293,6 +299,7 @@ def start_live(
 def framed(title: str, parts: Iterable[RenderableType], width: int) -> Panel:
     """The parts one below another, in a frame with a title."""
     heading = Text(title, style="bold")
+    # Leaves room for the corners of the frame and for spaces around the title.
     heading.truncate(width - 8, overflow="ellipsis")
     return Panel(Group(*parts), title=heading, title_align="left", width=width, border_style="dim")
 
@@ -317,6 +324,7 @@ def _coloured(row: str) -> Text:
 
 
 def _side(name: str, side: SideThroughput, note: str) -> Text:
+    # As wide as the longest name, `generators`, and a space.
     line = Text(f"{name:<11}", style="dim")
     if side.busy is None or side.tokens is None:
         return one_line(line.append("…"))

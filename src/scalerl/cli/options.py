@@ -124,6 +124,7 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--r0", type=r0, metavar="VALUE|first|fit", help="score at zero compute (default: fit)"
     )
+    # `from` is a keyword of Python, and no name of an attribute.
     how.add_argument("--from", dest="lo", type=amount, metavar="C", help="leave out compute < C")
     how.add_argument(
         "--to",
@@ -152,6 +153,7 @@ def add_fit_options(command: argparse.ArgumentParser) -> None:
 
 def add_sort(command: argparse.ArgumentParser, columns: Sequence[str], about: str) -> None:
     """`columns` are those of `scalerl.report.sorting`."""
+    # As one word, --sort=-A: argparse would read a separate -A as an option.
     command.add_argument(
         "--sort",
         metavar="COLUMN",
@@ -247,7 +249,7 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     done, problems = [], []
     with progress("fitting") as tick:
         for i, run in enumerate(runs):
-
+            # `i=i` keeps the number of this run: a closure alone would see the last.
             def part(share: float, i: int = i) -> None:
                 tick((i + share) / len(runs))
 
@@ -285,6 +287,7 @@ def amounts(args: argparse.Namespace, items: list[str]) -> list[Amount]:
         try:
             found += [amount(part) for part in item.split(",") if part]
         except argparse.ArgumentTypeError as error:
+            # `--at 50k runs/a.csv`: nargs="+" also takes a source after the option.
             if ":" in item or "/" in item or "." in item:
                 args.source.append(item)
             else:

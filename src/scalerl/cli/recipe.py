@@ -164,6 +164,7 @@ def run_import(args: argparse.Namespace) -> int:
         options.print_json(found.to_dict())
     else:
         print(found.recipe.to_toml(), end="")
+        # On stderr, so that stdout can be written to a file as it is.
         for line in found.lines():
             print(textwrap.fill(line, WIDTH, subsequent_indent="  "), file=sys.stderr)
     return 1 if args.strict and found.unmapped else 0
@@ -173,6 +174,7 @@ def _load(words: list[str]) -> Recipe:
     """The recipe that presets, files and key=value words name together."""
     from scalerl.recipe import Recipe
 
+    # A path may hold "=" as well: keys are lower case and have no slashes.
     changes = [word for word in words if re.match(r"[a-z_.]+=", word)]
     return Recipe.load(*(word for word in words if word not in changes), overrides=changes)
 
@@ -181,6 +183,7 @@ def diff_table(a: str, b: str, found: list[Difference]) -> str:
     """Path and both values on a line, the meaning below it. Values that are too long keep their
     beginning; names of recipes that are too long keep their end, where files differ."""
     path_width = max(len(difference.path) for difference in found)
+    # Two spaces are between each two of the three columns.
     space = (WIDTH - path_width - 4) // 2
     a, b = (name if len(name) <= space else "..." + name[3 - space :] for name in (a, b))
     rows = [(d.path, _cell(d.a, space), _cell(d.b, space)) for d in found]

@@ -91,6 +91,7 @@ def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     )
     comparison = None
     if comparable(fits):
+        # Simulating what would decide a pair takes about a second: only for few.
         comparison = compare(
             fits, group_by="recipe" if args.group_by else None, planning=len(fits) < 5
         )

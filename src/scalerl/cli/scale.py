@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     path, key = Path(args.run), f"placement.generators={args.generators}"
     store = RunStore(path, resume=True)
+    # Refuses a number that no recipe allows, before the run is asked.
     recipe = branches.recipe_of(path).replace({"placement.generators": args.generators})
     if recipe.placement.deterministic:
         raise InputError(f"{path} is a deterministic run: it keeps its generators")

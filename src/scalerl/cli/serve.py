@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         busy = begin(PORT if args.port is None else args.port)
     except InputError as error:
+        # Only a port that is taken is worth a second try.
         if args.port is not None or f"port {PORT}:" not in str(error):
             raise
         busy = begin(0)

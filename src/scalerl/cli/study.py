@@ -141,6 +141,7 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
     from scalerl.study.study import Study
 
     directory, *recipe = words
+    # A flag that is not given is None, so that it changes no existing study and no study file.
     given: dict[str, Any] = {
         "leave_one_out": args.leave_one_out or None,
         "forward": args.forward or None,

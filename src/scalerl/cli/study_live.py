@@ -90,6 +90,7 @@ class LiveStudyView(PlainStudyView):
         if self._latest is None:
             return [Text("starting", style="dim")]
         at, progress = self._latest
+        # Reports come about every two seconds: the clock goes on between them.
         since = time.monotonic() - at
         done = f"{progress.share:.0%}  {clock_text(progress.elapsed + since)}"
         if progress.left is not None:
@@ -123,6 +124,7 @@ class LiveStudyView(PlainStudyView):
         """The rows, with the columns that there is room for."""
         chances = [self._chance(row) for row in self._rows]
         more = {CHANCE: chances} if any(chances) else {}
+        # 6 columns are the frame, its padding and the padding of the table.
         head, body = fitting_columns(self._rows, self._width - 6, more)
         table = Table(box=None, padding=(0, 1), expand=False)
         for name in head:

@@ -79,12 +79,14 @@ class PlainStudyView(StudyListener):
         print(line, file=self.stream, flush=True)
 
     def race(self, state: RaceState) -> None:
+        # A race decides every few seconds: only a new reason is worth a line.
         if state.order and state.why != self._why:
             self._why = state.why
             self.say(f"race: {state}")
 
     def progress(self, progress: StudyProgress) -> None:
         now = time.monotonic()
+        # The end, when nothing is running, is always reported.
         if not progress.running or now - self._said >= PROGRESS_EVERY:
             self._said = now
             self.say(progress_line(progress))
@@ -142,6 +144,7 @@ def fitting_columns(
         column.short: [short_cell(column, row) for row in rows] for column in columns_in("fit")
     } | dict(more or {})
     for name in DISPENSABLE:
+        # Two spaces are between columns, none after the last.
         widths = [max(map(len, (head, *cells))) + 2 for head, cells in found.items()]
         if sum(widths) - 2 > width:
             found.pop(name, None)

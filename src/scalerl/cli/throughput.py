@@ -53,6 +53,7 @@ class RunThroughput:
         now = self._clock()
         self._recent.append((now, line))
         self.use = budget_use(self.recipe.budget, line.compute)
+        # From the first step on: loading would make the run look slow.
         if self._first is None and self.use is not None:
             self._first = now, self.use.share
 
@@ -71,6 +72,7 @@ class RunThroughput:
             return 0.0 if self.use.share >= 1 else None
         last, _ = self._recent[-1]
         left = (last - since) * (1.0 - self.use.share) / done
+        # Counts down between two steps.
         return max(left - (self._clock() - last), 0.0)
 
     def sides(self) -> tuple[SideThroughput, SideThroughput]:
@@ -122,6 +124,7 @@ class ValidationProgress:
     def add(self, step: int, written: int, checked: int, total: int) -> None:
         if self._began is None or written < self.written:  # (asked again after a loss)
             self._began = self._clock()
+            # So that the first line is due after PATIENCE.
             self._said = self._began + PATIENCE - EVERY
         self.step, self.written, self.checked, self.total = step, written, checked, total
 

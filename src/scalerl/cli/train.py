@@ -112,6 +112,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     changes = list(args.recipe)
     if not args.resume and all("=" in item for item in changes):
         raise InputError("which recipe? for example: scalerl train scalerl tiny --out runs/first")
+    # Last of all, so that an option wins over files and KEY=VALUE.
     if args.steps is not None:
         changes.append(f"budget.steps={args.steps}")
     if args.minutes is not None:
@@ -156,6 +157,7 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
             )
         except (PipelineError, InputError) as error:
             redirect_unread_streams()
+            # `--json` promises a last line that says how the run ended.
             if isinstance(view, JsonView):
                 view.failed(error)
             if isinstance(error, InputError):
@@ -165,4 +167,5 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> int:
         redirect_unread_streams()  # closing the view needs no terminal
         if isinstance(view, JsonView):
             view.ended(ended)
+    # As shells report a process that was ended by a signal.
     return 0 if ended.signal is None else 128 + ended.signal

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         except InputError:
             raise
         except Exception as error:  # of the hub's client or of what it sends by: many kinds
+            # The text may quote the request, and with it the token.
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
                 f"{args.repo} was not uploaded: {why.replace(token, '***')}; check the token's "
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _upload(api: Any, args: argparse.Namespace, folder: Path, step: int) -> str:
     made = api.create_repo(args.repo, private=not args.public, exist_ok=True)
+    # A repository that existed keeps its visibility: do not publish by accident.
     if not args.public and not api.repo_info(args.repo).private:
         raise InputError(f"{args.repo} is public: give --public, or another name")
     api.upload_folder(

@@ -77,6 +77,7 @@ class PlainView(Listener):
         self._pace = RunThroughput(recipe, self._clock)
         self._out = out
         self._step = resumed_at or 0
+        # A run that goes back to a checkpoint has dropped the validation under way.
         self._validation.over()
         self.say(opening(recipe, out, resumed_at))
 
@@ -114,6 +115,7 @@ class JsonView(PlainView):
     """Every line is flushed as it comes. The last is an `end`, or `failed`."""
 
     def __init__(self) -> None:
+        # Words go to stderr, so that every line of stdout is JSON.
         super().__init__(sys.stderr)
 
     def begin(self, recipe: Recipe, out: Path, resumed_at: int | None) -> None:
@@ -231,6 +233,7 @@ def forecast_parts(look: LiveForecast) -> list[str]:
         parts += [f"B {n['B']:.2f}", f"C_mid {amount(n['C_mid'])}"]
     else:
         parts = [f"ceiling not identified yet [{n['A_low']:.2f}, {n['A_high']:.2f}]"]
+    # At the end of the budget there is nothing left to forecast.
     if "at_end" in n and look.end is not None and look.end > look.fit.end:
         parts.append(
             f"at the end {n['at_end']:.3f} [{n['at_end_low']:.3f}, {n['at_end_high']:.3f}]"

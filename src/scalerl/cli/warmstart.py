@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     settings = WarmStart.with_size(args.teacher, args.seed, tuple(args.steps), *args.size)
     out = Path(args.out)
+    # A directory with a card holds an earlier warm start, which may be replaced.
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")
     with progress("warm start") as report:

@@ -194,6 +194,7 @@ def variants(
     made: set[str] = set()
     for name, recipe in _others(asked, base, home):
         same_budget = recipe.replace({"name": name, **budget}).with_decay_fixed()
+        # A value of a sweep may be that of the reference.
         if not diff(fixed, same_budget):
             continue
         if name in made:

@@ -92,6 +92,7 @@ def knob_map(
         if pair.speed is not None:
             first, speed, last = (sign * v for v in pair.speed)
             ends = (min(first, last), max(first, last))
+        # None where no side was taken: there is no side to be wrong about.
         p = wrong[name]
         knobs.append(
             Knob(

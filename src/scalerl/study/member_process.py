@@ -25,6 +25,7 @@ def _end_with_the_study() -> None:
                 break
         except OSError:
             break
+    # As a cluster would end it: with a checkpoint.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os.kill(os.getpid(), signal.SIGKILL)

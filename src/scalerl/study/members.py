@@ -86,6 +86,7 @@ def limits_of(recipe: Recipe, share: float = 1.0) -> dict[str, float]:
     found = {k: v * share for k, v in whole.items()}
     if "steps" in found:
         every = recipe.validation.every
+        # Rounded before it is rounded up: 0.07 × 100 is above 7 in floating point.
         found["steps"] = min(-(-int(whole["steps"] * share + 0.5) // every) * every, whole["steps"])
     return found
 

@@ -49,6 +49,7 @@ class GeneratedModel:
     @property
     def minutes(self) -> float:
         """Estimated minutes on one idle core."""
+        # Each layer has 4 width² parameters in attention, 12 width² in its feed-forward part.
         parameters = 16 * self.layers * self.width**2 + 80 * self.width
         return TOKENS * parameters / RATE / 60
 

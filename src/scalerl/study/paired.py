@@ -172,6 +172,7 @@ def paired_differences(
     }
     if not found:
         return {}
+    # The seeds of the reference enter once, though every pair has them.
     first = next(iter(found.values()))[0].reference
     tau2, freedom = seed_variance([first, *(asked.variant for asked, *_ in found.values())])
     return {

@@ -170,6 +170,7 @@ def pairwise_summaries(
 def compute_to(arm: Arm, score: float) -> Target:
     """The compute at which the mean curve of an arm reaches a score."""
     first = min(float(f.points.compute[f.points.compute > 0][0]) for f in arm.fits)
+    # The second part begins with the end of the first: no knot twice.
     knots = np.concatenate(
         [np.geomspace(first, arm.end, KNOTS)[:-1], np.geomspace(arm.end, HORIZON * arm.end, 40)]
     )
@@ -180,6 +181,7 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
     """Whether and where the mean curves of two arms cross."""
     # Knots of the reference alone: its curve is then worked out once for all variants.
     first = max(float(f.points.compute[f.points.compute > 0][0]) for f in reference.fits)
+    # A run of one validation would have no range of compute.
     budget = max(budget, 1.01 * first)
     inside = np.geomspace(first, budget, KNOTS)
     beyond = np.geomspace(budget, HORIZON * budget, KNOTS_BEYOND)[1:]
@@ -272,6 +274,7 @@ def _axes(
     found = {}
     for other in kinds:
         draws = mine[other] - base[other]
+        # The same noise on every axis, so that axes differ by their compute alone.
         draws = draws + seed_noise(reference, variant, log_sd, len(draws), 42)
         low, middle, high = np.exp(sample_quantiles(draws, (tails(LEVEL)[0], 0.5, tails(LEVEL)[1])))
         faster = float((draws < 0).mean())
@@ -287,6 +290,7 @@ def _log_compute(
     draws = arm.log_compute_to(score)
     for at in places:
         for other in kinds:
+            # A kind may lack the first validations, where it was 0: align the ends.
             count = min(len(at[kind]), len(at[other]))
             found[other].append(np.interp(draws, at[kind][-count:], at[other][-count:]))
     return {other: np.asarray(np.mean(each, axis=0)) for other, each in found.items()}

@@ -161,6 +161,7 @@ class RaceCache:
         """Drop entries of other fits: the curves of members at earlier looks."""
         now = set(map(id, fits))
         self.alone = {key: arm for key, arm in self.alone.items() if now.issuperset(key)}
+        # In this order: the keys of each are ids of objects in the one before.
         laws = {id(arm) for arm in self.alone.values()}
         self.akin = {key: arm for key, arm in self.akin.items() if key[0] in laws}
         arms = {id(arm) for arm in self.akin.values()}
@@ -214,6 +215,7 @@ def narrowing(f: Fit, multiple: float, new: float) -> float:
     ceiling = predictive.parameter("A")
     noise = float(np.median(predictive.noise()))
     healthy = levels[:, -1] > np.median(levels[:, 0]) - 2.0 * noise - MARGIN
+    # Nearly every draw falls: later scores would not show a ceiling.
     if healthy.sum() < len(levels) // 4:
         return 0.0
     levels, ceiling = levels[healthy], ceiling[healthy]
@@ -223,6 +225,7 @@ def narrowing(f: Fit, multiple: float, new: float) -> float:
     apart = levels - levels.mean(axis=0)
     across = apart.T @ (ceiling - ceiling.mean()) / len(apart)
     seen = apart.T @ apart / len(apart) + np.eye(KNOTS) * noise**2 * KNOTS / max(new, 1.0)
+    # Estimated from draws, the share may come out above 1.
     linear = float(np.clip(across @ np.linalg.solve(seen, across) / total, 0.0, 0.98))
     return 1.0 - (1.0 - linear) ** 2
 
@@ -289,6 +292,7 @@ class _Difference:
 
     @staticmethod
     def from_draws(draws: Array, seeds: float, margin: float) -> _Difference:
+        # One standard deviation to either side, by quantiles: heavy tails would widen a variance.
         low, middle, high = np.quantile(draws, [0.16, 0.5, 0.84])
         return _Difference(float(middle), max((high - low) / 2.0, 1e-6) ** 2, seeds, margin)
 
@@ -298,7 +302,9 @@ class _Difference:
         and of the seeds."""
         own = max(self.variance - self.seeds, 0.0)
         gone = max((1.0 - points) * own + (1.0 - seeds) * min(self.seeds, self.variance), 0.0)
+        # The small numbers keep the divisions in `_mass` finite.
         sd, moves = math.sqrt(max(self.variance - gone, 1e-12)), math.sqrt(gone) + 1e-9
+        # Rounded, so that the cache of `_nearest` is of use.
         near = self.margin * _nearest(round(sd / self.margin, 3))
         far = max(_SIDE * sd, near)
         same = _mass(near, self.middle, moves) if near > 0.0 else 0.0
@@ -307,6 +313,7 @@ class _Difference:
 
 def _chance(ceiling: _Difference, speed: _Difference | None, points: float, seeds: float) -> float:
     side, same = ceiling.later(points, seeds)
+    # Where nothing is known about the speed, its verdict has even odds.
     return side + same * (0.5 if speed is None else sum(speed.later(points, seeds)))
 
 
@@ -351,6 +358,7 @@ def race(racers: Sequence[Racer], reference: str, cache: RaceCache | None = None
     chances = {v: _at_the_end(p, racers, arms, cache) for v, p in pairs.items() if p.open}
     worth = {v: pairs[v] for v, chance in chances.items() if chance >= MIN_DECISION_PROBABILITY}
     found = sorted(_allocations(worth, racers, arms, reference, cache), key=lambda each: -each.gain)
+    # A member may be in several allocations: it has the place of the best.
     order = tuple(dict.fromkeys(name for each in found for name in each.members))
     if order:
         return RaceState(order, found[0].why, verdicts, chances, spent, of)
@@ -402,6 +410,7 @@ def _early(racers: Sequence[Racer]) -> Iterator[str]:
         begun = [r for r in group if r.share > 0.0]
         if not begun:
             yield from [r.name for r in group if r.may_go_on][:1]
+        # 1e-9: shares of a budget are computed in floating point.
         yield from (
             r.name for r in begun if r.may_go_on and (r.share < r.first - 1e-9 or r.fit is None)
         )
@@ -472,8 +481,10 @@ def _actions(variant: str, group: Sequence[Racer], arm: Arm, cache: RaceCache) -
     level = max((r.share for r in running), default=0.0)
     if level <= 0.0:
         return []
+    # A run that is behind counts as a part of a seed.
     seeds = sum(r.share for r in running) / level
     found = []
+    # inf is the end of the budget.
     for multiple in (*MULTIPLES, math.inf):
         going = {r.name: _target(r, level, multiple) for r in running if r.may_go_on}
         found.append((going, f"continuing {variant} to {{:.0%}} of the budget"))

@@ -36,6 +36,7 @@ def next_limits(member: Member, share: float, screen: float) -> Limits:
     first, chunk = portions(member.recipe, screen)
     if share < first - 1e-9:
         return limits_of(member.recipe, first)
+    # 1e-6: a chunk that ended at its limit counts as whole in floating point.
     behind = int((share - first) / chunk + 1e-6)
     goal = first + (behind + 1) * chunk
     return limits_of(member.recipe, goal if 1.0 - goal > chunk / 2.0 - 1e-9 else 1.0)

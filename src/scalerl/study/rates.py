@@ -75,6 +75,7 @@ def rate_of(path: Path, recipe: Recipe, name: str) -> Rate | None:
     c, ledger = last.compute, last.ledger
     whole = ledger.device_seconds + ledger.validation_seconds
     validating = ledger.validation_seconds / whole if whole > 0 else 0.0
+    # A validation after the last step is not in the clock of that step.
     asked = answers(recipe) * max(sum(e.step < last.step for e in store.read(EvalLine)), 1)
     return Rate(
         c.minutes * (1 - validating) / c.samples,
@@ -182,6 +183,7 @@ def expected(
         for rate, (m, _), steps_left in zip(taken, left, steps, strict=True)
         if steps_left is not None
     )
+    # Fewer members than jobs leave jobs idle.
     hours = (total("minutes") + validating) / 60 / max(min(jobs, len(left)), 1)
     source = ", ".join(dict.fromkeys(rate.source for rate in taken)) or "all are done"
     return Expected(

@@ -121,6 +121,7 @@ def run_members(study: Study, jobs: int, listener: StudyListener) -> StudyEnd:
         raise InputError("training needs torch: pip install 'scalerl[train]'")
     with RunLock(study.path), stop_signals() as caught, survive_hangup():
         runner = Runner(study, jobs, listener)
+        # Also after an error or a second Ctrl-C: no member outlives its study.
         try:
             return runner.go(caught)
         finally:
@@ -147,6 +148,7 @@ class Runner:
         read_at = -READ_SECONDS
         while not caught:
             ended = self.reap()
+            # A fit takes longer than a poll: the table is made when there is something new.
             if ended:
                 self.listener.table(self.study.table())
             if ended or time.monotonic() - read_at > READ_SECONDS:
@@ -226,12 +228,14 @@ class Runner:
 
     def start(self, member: Member, limits: Limits, now: MemberProgress) -> None:
         step, times = self.starts.get(member.name, (-1, 0))
+        # A start that got further than the last one counts anew.
         self.starts[member.name] = (now.step, times + 1 if now.step <= step else 1)
         words = member.command(limits, PROGRAM)
         with self.log(member).open("ab") as log:
             log_offset = log.tell()
             # The member ends when its standard input is closed, however this process ends. It has a
             # session of its own, so that Ctrl-C reaches the study alone, which ends its members.
+            # Members share the cores: each would otherwise start threads for all of them.
             process = subprocess.Popen(
                 [*words, "--plain"], stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True, env=os.environ | {CORES: str(max(cores() // self.jobs, 1))},
@@ -266,6 +270,7 @@ class Runner:
             return
         if is_locked(member.path):  # another process started it first
             return
+        # `scalerl train` ends with these codes once it has saved a checkpoint.
         if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             self.stopped.add(name)
             self.listener.say(f"{name}: was stopped at step {now.step}; the next start goes on")
@@ -298,9 +303,11 @@ class Runner:
         done = total = 0.0
         for m in study.members:
             share = now[m.name].share(m.recipe)
+            # A member that is given up counts as done, so that the study reaches 100 %.
             given_up = m.name in self.failed or study.status(m, now[m.name]) == "unstable"
             done += weights[m.name] * share
             total += weights[m.name] * (share if given_up else 1.0)
+        # The time left goes by what this start has done.
         if self.done_before is None:
             self.done_before = done
         elapsed, gained = time.monotonic() - self.began, done - self.done_before
@@ -321,6 +328,7 @@ class Runner:
         limit = time.monotonic() + GRACE
         for job in self.running:
             try:
+                # 0.1 s for each, also when the first ones have used up the time.
                 job.process.wait(max(limit - time.monotonic(), 0.1))
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 # The whole group: a member has worker processes of its own.

@@ -122,6 +122,7 @@ def assess_lines(
     found += _collapse(evals)
     found += _hold_out(evals, half)
     if found:
+        # The first that was broken: later ones often follow from it.
         return min(found, key=lambda s: s.step or 0)
     points = sum(line.pass_rate is not None for line in evals)
     if len(steps) < START or points < MIN_EVALS:
@@ -156,6 +157,7 @@ def _gradient(steps: Sequence[StepHealth]) -> Iterator[Stability]:
 
 
 def _ratio(steps: Sequence[StepHealth]) -> Iterator[Stability]:
+    # A step without ratios is no sign of trouble.
     ess = [1.0 if math.isnan(line.ess) else line.ess for line in steps]
     first = _first(ess, WINDOW, statistics.fmean, lambda mean: mean < MIN_ESS)
     if first is not None:
@@ -229,6 +231,7 @@ def half_check(run: Run) -> HalfCheck | None:
         return None
     middle = float(run.compute[-1]) / 2
     held = run.window(lo=middle)
+    # The window includes its lower end, which is among the fitted points.
     keep = held.compute > middle
     if int((run.compute <= middle).sum()) < MIN_FITTED or int(keep.sum()) < MIN_HELD:
         return None

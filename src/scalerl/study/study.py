@@ -103,6 +103,7 @@ class Study:
 
     def __init__(self, path: str | Path, recipe: Sequence[str] | str = (), **more: Any) -> None:
         words = (recipe,) if isinstance(recipe, str) else tuple(recipe)
+        # As TOML has them, which knows no tuples.
         given = {k: list(v) if isinstance(v, tuple) else v for k, v in more.items()}
         self.path = Path(path)
         if "=" in str(path):
@@ -218,6 +219,7 @@ class Study:
         """Points of each curve, where the budget is in steps."""
         recipe = self.variants[self.reference]
         steps, every = recipe.budget.steps, recipe.validation.every
+        # One before the first step, and one at the end wherever that is.
         return None if steps is None else 1 + -(-steps // every)
 
     def commands(self) -> list[str]:
@@ -448,6 +450,7 @@ def _check_growth(
             raise InputError(f"{start}its variant {name} is not asked for{go_on}")
         for d in diff(recipe, asked[name]):
             section, _, key = d.path.partition(".")
+            # More budget extends a run; everything else would make it another.
             if section == "budget" and key in LIMITS and (d.b is None or (d.a or 0) < d.b):
                 continue
             raise InputError(f"{start}{d.path} of {name} is {shown(d.a)}, not {shown(d.b)}{go_on}")

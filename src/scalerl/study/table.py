@@ -99,6 +99,7 @@ class StudyArms:
             if each.fit is not None and _counts(each):
                 groups.setdefault(each.variant, []).append(each.fit)
         alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
+        # Spread of the arms alone: the shared prior draws ceilings together.
         return StudyArms({arm.name: arm for arm in with_family_prior(alone)}, seed_spread(alone))
 
     def pairs(self, reference: str) -> dict[str, Pair]:
@@ -118,6 +119,7 @@ class StudyArms:
         draws = arm.fit.predictive.parameter(parameter)
         median = float(np.median(draws))
         if parameter == "A":
+            # Seeded by the fit, so that the same runs give the same table.
             rng = np.random.default_rng((arm.fit.seed, 43))
             draws = draws + self.seed_sd / np.sqrt(arm.seeds) * rng.standard_normal(len(draws))
             draws = np.clip(draws, 0.0, 1.0)
@@ -152,6 +154,7 @@ def _row(
         verdict, words = "reference", "the reference"
     elif pair is not None:
         verdict, winner, words = pair.verdict, pair.winner, str(pair)
+    # A member without a curve says nothing yet.
     elif unstable and all(j in unstable or j.run is None for j in group):
         verdict, words = "unstable", "unstable, not fitted"
     elif arm is not None:
