@@ -8,6 +8,9 @@ from pathlib import Path
 from scalerl.cli import notes, options
 from scalerl.errors import InputError
 
+#: Classes of a run that count as declining.
+DECLINING = ("decline", "collapse", "declining")
+
 
 def add(command: argparse.ArgumentParser) -> None:
     command.description = (
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _classes(path: str) -> dict[str, str]:
-    """Class of each run from a CSV; decline and collapse count as declining."""
+    """Class of each run from a CSV."""
     import csv
 
     try:
@@ -57,8 +60,4 @@ def _classes(path: str) -> dict[str, str]:
             rows = [(row["run_id"], row["cls"]) for row in csv.DictReader(file)]
     except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no table with columns run_id and cls: {error!r}") from None
-    return {name: _simple(kind) for name, kind in rows}
-
-
-def _simple(kind: str) -> str:
-    return "declining" if kind in ("decline", "collapse", "declining") else "healthy"
+    return {name: "declining" if kind in DECLINING else "healthy" for name, kind in rows}

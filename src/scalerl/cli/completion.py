@@ -66,7 +66,8 @@ def described(parser: argparse.ArgumentParser, name: str = "", about: str = "") 
             here.words += list(action.choices)
             inner += [(n, made, helps.get(n, "")) for n, made in action.choices.items()]
         elif action.option_strings:
-            here.options |= dict.fromkeys(action.option_strings, _text(action.help))
+            about_option = (action.help or "").replace("%%", "%")
+            here.options |= dict.fromkeys(action.option_strings, about_option)
             if action.nargs != 0:
                 values = [str(choice) for choice in action.choices or ()]
                 if str(action.metavar).startswith("KEY="):
@@ -81,10 +82,6 @@ def described(parser: argparse.ArgumentParser, name: str = "", about: str = "") 
     yield here
     for word, made, summary in inner:
         yield from described(made, f"{name} {word}".strip(), summary)
-
-
-def _text(help: str | None) -> str:
-    return (help or "").replace("%%", "%")
 
 
 def key_values() -> dict[str, list[str]]:

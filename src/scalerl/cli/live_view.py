@@ -154,7 +154,7 @@ class LiveView(Listener):
             # Room is kept for what comes and goes, so that the curve does not jump.
             rest = BORDER + FRAME + len(above) + len(below) + SAID + 1
             parts = [*above, *self._validating(), *self._draw(width - 4, rest), *below]
-            parts += [_said(line) for line in self._said]
+            parts += [one_line(Text(line, style=_style(line))) for line in self._said]
             return framed(self._title, parts, width)
 
     def _progress(self) -> RenderableType:
@@ -359,10 +359,6 @@ def one_line(line: Text) -> Text:
     """The text, cut off with … where the panel is narrower."""
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
-
-
-def _said(line: str) -> Text:
-    return one_line(Text(line, style=_style(line)))
 
 
 def _style(line: str) -> str:

@@ -26,44 +26,23 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.epilog = "Example: scalerl recipe diff scalerl minimax-m1"
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add(actions, "list", run_list, "name the presets", "scalerl recipe list")
-    show = _add(
-        actions,
-        "show",
-        run_show,
-        "print a resolved recipe as TOML",
-        "scalerl recipe show scalerl tiny loss.ratio_cap=4",
-    )
+    _add(actions, "list", run_list, "name the presets")
+    example = "scalerl tiny loss.ratio_cap=4"
+    show = _add(actions, "show", run_show, "print a resolved recipe as TOML", example)
     show.add_argument("source", nargs="+", metavar="NAME|KEY=VALUE", help=SOURCES)
     show.add_argument(
         "--provenance",
         action="store_true",
         help="say after each number where it comes from; the first NAME has to be a preset",
     )
-    diff = _add(
-        actions,
-        "diff",
-        run_diff,
-        "what differs between two recipes, and what it means",
-        "scalerl recipe diff scalerl minimax-m1",
-    )
+    about = "what differs between two recipes, and what it means"
+    diff = _add(actions, "diff", run_diff, about, "scalerl minimax-m1")
     diff.add_argument("a", metavar="A", help="a preset or a TOML file")
     diff.add_argument("b", metavar="B", help="a preset or a TOML file")
-    check = _add(
-        actions,
-        "check",
-        run_check,
-        "is this file a possible recipe?",
-        "scalerl recipe check my.toml",
-    )
+    check = _add(actions, "check", run_check, "is this file a possible recipe?", "my.toml")
     check.add_argument("source", nargs="+", metavar="FILE|KEY=VALUE", help=SOURCES)
-    importing = _add(
-        actions,
-        "import",
-        run_import,
-        "a recipe from a TRL, prime-rl or verl config",
-        "scalerl recipe import grpo.yaml > my.toml",
-    )
+    about = "a recipe from a TRL, prime-rl or verl config"
+    importing = _add(actions, "import", run_import, about, "grpo.yaml > my.toml")
     importing.add_argument(
         "file",
         metavar="FILE",
@@ -87,17 +66,14 @@ def add(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add(actions: Any, name: str, handler: Any, about: str, example: str) -> Any:
-    action = actions.add_parser(
-        name, help=about, description=_sentence(about), epilog=f"Example: {example}"
-    )
+def _add(actions: Any, name: str, handler: Any, about: str, example: str = "") -> Any:
+    """An action; `example` are the words after its name."""
+    action = actions.add_parser(name, help=about)
+    action.description = about[0].upper() + about[1:] + ("" if about.endswith("?") else ".")
+    action.epilog = f"Example: scalerl recipe {name} {example}".rstrip()
     options.add_json(action)
     action.set_defaults(handler=handler)
     return action
-
-
-def _sentence(about: str) -> str:
-    return about[0].upper() + about[1:] + ("" if about.endswith("?") else ".")
 
 
 def run_list(args: argparse.Namespace) -> int:

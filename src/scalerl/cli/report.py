@@ -136,12 +136,9 @@ def _of_study(args: argparse.Namespace) -> list[Path]:
     from scalerl.study.study import Study
 
     study = Study(args.source[0])
-    study.target = _one_target(options.scores(args, args.target))
-    command = shlex.join(["scalerl", *sys.argv[1:]])
-    return write_study_report(collect(study, args.downstream, args.title, command), args.out)
-
-
-def _one_target(targets: list[float]) -> float | None:
+    targets = options.scores(args, args.target)
     if len(targets) > 1:
         raise InputError("the table of a study has one target: give one score")
-    return targets[0] if targets else None
+    study.target = targets[0] if targets else None
+    command = shlex.join(["scalerl", *sys.argv[1:]])
+    return write_study_report(collect(study, args.downstream, args.title, command), args.out)

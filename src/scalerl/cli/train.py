@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _check_own_loss(recipe)
         print(recipe.to_toml(), end="")
-        _print_estimate(args, recipe)
-        _print_placement(recipe)
+        _print_dry_run(args, recipe)
         return 0
     options.refuse_measure(args)
     if not args.resume and not args.out:
@@ -87,21 +86,17 @@ def run(args: argparse.Namespace) -> int:
     return _train(args, recipe)
 
 
-def _print_estimate(args: argparse.Namespace, recipe: Recipe) -> None:
-    """After the recipe, as comments of it: time, memory and disk."""
+def _print_dry_run(args: argparse.Namespace, recipe: Recipe) -> None:
+    """After the recipe, as comments of it: time, memory and disk; the machine of each worker, and
+    what is missing there."""
     from scalerl.cli.estimate import estimate_lines, measure
+    from scalerl.placement.preflight import describe_placement
 
     sys.stdout.flush()  # a measurement takes a while, and the recipe is known already
     measured = None if args.measure_steps is None else measure(recipe, args.measure_steps)
     print()
     for line in estimate_lines(recipe, measured, args.price):
         print(f"# {line}")
-
-
-def _print_placement(recipe: Recipe) -> None:
-    """After the recipe, as comments of it: where parts would live, and what is missing there."""
-    from scalerl.placement.preflight import describe_placement
-
     for line in describe_placement(recipe):
         print(f"# {line}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from scalerl.cli import options
@@ -80,5 +79,4 @@ def run(args: argparse.Namespace) -> int:
         f"pass rate {rate['sampled']:.3f} at temperature 1, {rate['greedy']:.3f} greedy, "
         f"over {args.rollouts} rollouts each"
     )
-    sys.stdout.flush()
     return 0

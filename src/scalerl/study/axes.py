@@ -43,13 +43,8 @@ def axis_changes(
         yield f"{axis}-{value}", changes
 
 
-def is_tiny(recipe: Recipe) -> bool:
-    """Whether it trains a model that comes with scalerl."""
-    return recipe.model.path in TEACHERS
-
-
 def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
-    tiny, completions = is_tiny(base), base.batch.completions
+    tiny, completions = base.model.path in TEACHERS, base.batch.completions
     if axis == "batch":
         return (completions // 2, completions * 2) if tiny else (512, 2048)
     if axis == "generations":

@@ -153,7 +153,7 @@ def pairwise_summaries(
         raise InputError(f"a target is a score in (0, 1], not {score:g}")
     if score is None and main is not None:
         score = TARGET * float(np.median(main.ceiling))
-    places = {name: _places(arm, evals) for name, arm in arms.items()}
+    places = {name: [_kinds(evals.get(f.name, ())) for f in arm.fits] for name, arm in arms.items()}
     found = {}
     for name, arm in arms.items():
         aim = None if score is None else compute_to(arm, score)
@@ -187,7 +187,9 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
     beyond = np.geomspace(budget, HORIZON * budget, KNOTS_BEYOND)[1:]
     knots = np.concatenate([inside, beyond])
     gap = variant.levels(knots) - reference.levels(knots)
-    heading = (variant.ceiling - reference.ceiling)[:: _thin(variant, gap)]
+    # Curves are computed for fewer draws than ceilings: every so many-th.
+    thin = max(len(variant.ceiling) // len(gap), 1)
+    heading = (variant.ceiling - reference.ceiling)[::thin]
     last = np.where(np.abs(gap[:, KNOTS - 1]) >= LEAD, gap[:, KNOTS - 1], 0.0)
     # The side that leads in the end: by the ceilings, or where these tie, by the last gap.
     end = np.sign(np.where(np.abs(heading) >= LEAD, heading, last))
@@ -202,11 +204,6 @@ def curve_crossing(reference: Arm, variant: Arm, budget: float) -> CurveCrossing
     low, middle, high = quantiles_with_inf(where, (tails(LEVEL)[0], 0.5, tails(LEVEL)[1]))
     winner = variant.name if float(end[crosses].mean()) > 0 else reference.name
     return CurveCrossing(float(within.mean()), float(crosses.mean()), winner, middle, (low, high))
-
-
-def _thin(arm: Arm, gap: Array) -> int:
-    """Every how many-th draw of the ceiling has a curve: curves are computed for fewer draws."""
-    return max(len(arm.ceiling) // len(gap), 1)
 
 
 def _first_above(gap: Array, log_knots: Array, since: npt.NDArray[np.intp]) -> Array:
@@ -234,10 +231,6 @@ def _fixed(pair: Pair, reference: str) -> tuple[float, float, float] | None:
 
 #: For each run: kind of compute → ln C of each validation.
 Places = list[dict[str, Array]]
-
-
-def _places(arm: Arm, evals: Mapping[str, Sequence[EvalLine]]) -> Places:
-    return [_kinds(evals.get(f.name, ())) for f in arm.fits]
 
 
 def _kinds(lines: Sequence[EvalLine]) -> dict[str, Array]:
