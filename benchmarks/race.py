@@ -61,8 +61,8 @@ from race_studies import (
 from record import RESULTS, save
 from scalerl.curves.arms import Arm, with_family_prior
 from scalerl.curves.laws import sigmoid
+from scalerl.study.members import CHUNKS, FIRST_VALIDATIONS
 from scalerl.study.race import race
-from scalerl.study.race_adapter import CHUNKS, FIRST_VALIDATIONS
 
 METHODS = ("fixed", "race", "third", "one-seed", "uniform", "halving")
 #: Shares that budgets are fixed at, and compute at which the race is looked at.

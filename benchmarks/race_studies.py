@@ -16,8 +16,8 @@ from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
+from scalerl.study.members import CHUNKS, FIRST_VALIDATIONS
 from scalerl.study.race import RaceCache, Racer
-from scalerl.study.race_adapter import CHUNKS, FIRST_VALIDATIONS
 from scalerl.study.stability import assess_lines
 
 SEEDS, POINTS = 3, 24

@@ -14,9 +14,8 @@ from test_running import Heard, record
 from test_whole_studies import SMALL, ended, lines, start
 
 from scalerl import Study, fit
-from scalerl.study.members import read_progress
+from scalerl.study.members import next_limits, portions, read_progress
 from scalerl.study.race import RaceCache, Racer, narrowing, race
-from scalerl.study.race_adapter import next_limits, portions
 from scalerl.study.running import Runner
 
 WHOLE = 10 * PAPER.C_mid

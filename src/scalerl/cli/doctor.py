@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,10 +149,7 @@ class Findings:
         return {
             "run": str(self.path),
             "locked": self.locked,
-            "processes": [
-                {"name": p.name, "pid": p.pid, "state": p.state, "cpu": p.cpu}
-                for p in self.processes
-            ],
+            "processes": [asdict(p) for p in self.processes],
             "status_age": self.status_age,
             "waits_for": self.status.waits_for if self.status else None,
             "groups": _groups(self.status) if self.status else None,

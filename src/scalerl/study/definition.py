@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -205,14 +205,13 @@ def variants(
 
 
 def _others(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
-    made: list[Iterable[tuple[str, Recipe]]] = []
     if asked.leave_one_out:
-        made.append(leave_one_out(base))
+        yield from leave_one_out(base)
     if asked.forward:
-        made.append(forward(base))
-    made += [_rivals(asked), _swept(asked, base), _scaled(asked, base, home)]
-    for each in made:
-        yield from each
+        yield from forward(base)
+    yield from _rivals(asked)
+    yield from _swept(asked, base)
+    yield from _scaled(asked, base, home)
 
 
 def _base(asked: StudyDefinition) -> Recipe:

@@ -39,9 +39,9 @@ from scalerl.study.members import (
     MemberProgress,
     budget_weight,
     limits_of,
+    next_limits,
     read_progress,
 )
-from scalerl.study.race_adapter import next_limits
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -115,12 +115,10 @@ def assess_lines(
 ) -> Stability:
     """The stability of a run by the lines of its record. `critical` is its
     `length.truncation_critical`, `half` what `half_check` found."""
-    found = [broken for rule in (_non_finite, _gradient, _ratio) for broken in rule(steps)]
     truncation = _truncation(steps, critical)
-    if truncation is not None and truncation.state == "unstable":
-        found.append(truncation)
-    found += _collapse(evals)
-    found += _hold_out(evals, half)
+    said = [_non_finite(steps), _gradient(steps), _ratio(steps), truncation]
+    said += [_collapse(evals), _hold_out(evals, half)]
+    found = [each for each in said if each is not None and each.state == "unstable"]
     if found:
         # The first that was broken: later ones often follow from it.
         return min(found, key=lambda s: s.step or 0)
@@ -131,38 +129,39 @@ def assess_lines(
     return truncation or Stability("stable")
 
 
-def _non_finite(steps: Sequence[StepHealth]) -> Iterator[Stability]:
+def _non_finite(steps: Sequence[StepHealth]) -> Stability | None:
     in_a_row = 0
     for line in steps:
         if not (math.isfinite(line.loss) and math.isfinite(line.grad_norm)):
-            yield Stability("unstable", "non-finite", line.step, "loss or gradient is not finite")
-            return
+            return Stability("unstable", "non-finite", line.step, "loss or gradient is not finite")
         in_a_row = in_a_row + 1 if line.non_finite else 0
         if in_a_row == WINDOW:
             why = f"tokens without a finite log-prob in {WINDOW} steps in a row"
-            yield Stability("unstable", "non-finite", line.step, why)
-            return
+            return Stability("unstable", "non-finite", line.step, why)
+    return None
 
 
-def _gradient(steps: Sequence[StepHealth]) -> Iterator[Stability]:
+def _gradient(steps: Sequence[StepHealth]) -> Stability | None:
     norms = [line.grad_norm for line in steps]
     start = [norm for norm in norms[:START] if norm > 0]
     if not start or len(norms) < START + WINDOW:
-        return
+        return None
     limit = MAX_GRADIENT * statistics.median(start)
     first = _first(norms, WINDOW, statistics.median, lambda norm: norm > limit, since=START)
-    if first is not None:
-        why = f"the gradient's norm is above {MAX_GRADIENT:.0f} times that of the first steps"
-        yield Stability("unstable", "gradient", steps[first].step, why)
+    if first is None:
+        return None
+    why = f"the gradient's norm is above {MAX_GRADIENT:.0f} times that of the first steps"
+    return Stability("unstable", "gradient", steps[first].step, why)
 
 
-def _ratio(steps: Sequence[StepHealth]) -> Iterator[Stability]:
+def _ratio(steps: Sequence[StepHealth]) -> Stability | None:
     # A step without ratios is no sign of trouble.
     ess = [1.0 if math.isnan(line.ess) else line.ess for line in steps]
     first = _first(ess, WINDOW, statistics.fmean, lambda mean: mean < MIN_ESS)
-    if first is not None:
-        why = f"the effective sample size of the ratios is below {MIN_ESS:.0%}"
-        yield Stability("unstable", "ratio", steps[first].step, why)
+    if first is None:
+        return None
+    why = f"the effective sample size of the ratios is below {MIN_ESS:.0%}"
+    return Stability("unstable", "ratio", steps[first].step, why)
 
 
 def _first(
@@ -196,7 +195,7 @@ def _truncation(steps: Sequence[StepHealth], critical: float) -> Stability | Non
     return Stability("unstable", "truncation", step, f"{now:.0%} of rollouts are cut off")
 
 
-def _collapse(evals: Sequence[EvalLine]) -> Iterator[Stability]:
+def _collapse(evals: Sequence[EvalLine]) -> Stability | None:
     known = [(e.step, e.pass_rate, e.stderr or 0.0) for e in evals if e.pass_rate is not None]
     best: tuple[float, float] | None = None
     since: tuple[int, str] | None = None
@@ -208,20 +207,19 @@ def _collapse(evals: Sequence[EvalLine]) -> Iterator[Stability]:
             since = None
         elif since is None:
             since = step, f"the pass rate fell to {rate:.3f} from {best[0]:.3f}"
-    if since is not None:
-        yield Stability("unstable", "collapse", *since)
+    return None if since is None else Stability("unstable", "collapse", *since)
 
 
-def _hold_out(evals: Sequence[EvalLine], half: HalfCheck | None) -> Iterator[Stability]:
+def _hold_out(evals: Sequence[EvalLine], half: HalfCheck | None) -> Stability | None:
     if half is None or not half.fell:
-        return
+        return None
     points = [line for line in evals if line.pass_rate is not None]
     step = points[-half.points].step if len(points) >= half.points else 0
     why = (
         f"the second half scores {half.seen:.3f}, and its first half gave "
         f"[{half.interval[0]:.3f}, {half.interval[1]:.3f}]"
     )
-    yield Stability("unstable", "hold-out", step, why)
+    return Stability("unstable", "hold-out", step, why)
 
 
 def half_check(run: Run) -> HalfCheck | None:

@@ -41,13 +41,14 @@ from scalerl.study.members import (
     Member,
     MemberProgress,
     MemberStatus,
+    budget_weight,
     check_same,
     limits_of,
+    portions,
     read_progress,
 )
 from scalerl.study.models import GeneratedModel, make_all, models_of
-from scalerl.study.race import RaceCache, RaceState, race
-from scalerl.study.race_adapter import racers
+from scalerl.study.race import RaceCache, Racer, RaceState, race
 from scalerl.study.rates import Expected, Rate, expected
 from scalerl.study.stability import Stability, assess_lines, half_check, read_curve
 from scalerl.study.table import (
@@ -294,10 +295,23 @@ class Study:
         self, now: Mapping[str, MemberProgress] | None = None, closed: Collection[str] = ()
     ) -> RaceState:
         """What a race does next, and why; members in `closed` cannot get compute now."""
-        given = racers(
-            self.members, self._findings(), now or self.progress(), self.definition.screen, closed
-        )
-        return race(given, self.reference, self._race_cache)
+        now = now or self.progress()
+        racers = [
+            self._racer(member, finding, now[member.name], member.name in closed)
+            for member, finding in zip(self.members, self._findings(), strict=True)
+        ]
+        return race(racers, self.reference, self._race_cache)
+
+    def _racer(
+        self, member: Member, finding: MemberFinding, now: MemberProgress, closed: bool
+    ) -> Racer:
+        """A member as the race sees it; `closed` ones are running or have failed."""
+        first, chunk = portions(member.recipe, self.definition.screen)
+        return Racer(
+            member.name, member.variant, finding.fit, now.share(member.recipe),
+            first, chunk, budget_weight(member.recipe),
+            unstable=finding.stability.state == "unstable", closed=closed,
+        )  # fmt: skip
 
     def _knobs(self, pairs: Mapping[str, Pair]) -> list[Knob]:
         return knob_map(pairs, self.reference, {name: self.differs(name) for name in pairs})
