@@ -35,6 +35,7 @@ Show = Callable[[str], None]
 
 def in_kernel() -> bool:
     """Whether this is code of a notebook: an IPython with a kernel behind it, not its terminal."""
+    # Not imported here: code of a notebook runs where IPython is loaded already.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -59,6 +60,7 @@ class NotebookView(Listener):
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
         self._show, self._clock = show, clock
+        # Long enough ago for the first drawing to be due at once.
         self._drawn = -PAUSE
         self._recipe: Recipe | None = None
         self._title = self._now = self._forecast = self._ended = ""
@@ -70,6 +72,7 @@ class NotebookView(Listener):
         self._recipe = recipe
         again = "" if resumed_at is None else f", resumed at step {resumed_at}"
         self._title, self._now = f"training {recipe.name} into {out}{again}", "starting"
+        # Validations after the checkpoint will be made again.
         kept = -1 if resumed_at is None else resumed_at
         self._evals = [line for line in self._evals if line.step <= kept]
         self._draw(at_once=True)

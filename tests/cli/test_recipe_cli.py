@@ -93,7 +93,7 @@ def test_check_answers_with_its_exit_code(tmp_path, capsys):
     path.write_text('[precision]\ntrainer_head = "model"\n')
     code, out, err = run(capsys, "check", path)
     assert (code, out) == (2, "")
-    assert err.count("\n") == 1 and "set both to fp32, or neither" in err
+    assert err.count("\n") == 1 and "set both to fp32 or neither" in err
 
 
 def test_bad_input_is_one_line_and_exit_code_2(capsys):
