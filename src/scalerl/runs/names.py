@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
-from scalerl.runs.table import Table
+from scalerl.runs.table import Table, rows_by_name
 from scalerl.text import listed
 
 
@@ -67,11 +67,8 @@ def unique_names(found: Sequence[LoadedRun]) -> list[Run]:
     >>> [r.name for r in unique_names(both)]
     ['grpo seed=1', 'grpo seed=2']
     """
-    same: dict[str, list[int]] = {}
-    for i, each in enumerate(found):
-        same.setdefault(each.run.name, []).append(i)
     names = [each.run.name for each in found]
-    for name, places in same.items():
+    for name, places in rows_by_name(names).items():
         if len(places) > 1:
             distinct = _distinct_names(name, [found[i] for i in places])
             for i, new in zip(places, distinct, strict=True):
@@ -92,10 +89,7 @@ def _distinct_names(name: str, runs: list[LoadedRun]) -> list[str]:
     paths = [Path(each.run.source).parts[::-1] for each in runs]
     at = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)
     names = [f"{path[at]}/{name}" if at else name for path in paths]
-    groups: dict[str, list[int]] = {}
-    for i, each in enumerate(names):
-        groups.setdefault(each, []).append(i)
-    for each, places in groups.items():
+    for each, places in rows_by_name(names).items():
         if len(places) > 1:
             for i, word in zip(places, _differences([runs[i] for i in places]), strict=True):
                 names[i] = f"{each}{word}"

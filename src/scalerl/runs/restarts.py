@@ -62,6 +62,7 @@ def split_restarts(
         return [table]
     if len(starts) and (counted := _counted_on(table, column, values, rows, starts)) is not None:
         return [counted]
+    # In the order of the rules above: a column that names runs comes before where they start.
     labels = _by_condition(table, x) or _by_text(table, rows, starts) or _by_rows(table, x)
     if labels is not None:
         columns, names = labels

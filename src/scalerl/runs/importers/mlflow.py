@@ -46,7 +46,7 @@ def read_store(path: Path) -> list[Table]:
     """The runs of an SQLite store."""
     with database(path) as found:
         runs = found.execute(
-            "SELECT run_uuid, name, experiment_id FROM runs WHERE lifecycle_stage = 'active'"
+            "SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active'"
         ).fetchall()
         points: dict[str, list[Point]] = {}
         meter = Meter(path)
@@ -64,7 +64,7 @@ def read_store(path: Path) -> list[Table]:
             facts.setdefault(str(run), {})[str(key)] = str(value)
     tables = [
         _table(str(name or run), str(run), points[str(run)], str(path), facts.get(str(run), {}))
-        for run, name, _ in runs
+        for run, name in runs
         if str(run) in points
     ]
     if not tables:
