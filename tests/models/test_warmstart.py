@@ -10,7 +10,6 @@ import pytest
 from scalerl.cli import main, parser
 from scalerl.errors import InputError
 from scalerl.models.load import SHIPPED, model_path
-from scalerl.models.tiny.sampler import sample
 from scalerl.models.tiny.teacher import TEACHERS
 from scalerl.models.tiny.tokenizer import VOCABULARY, encode, make_tokenizer
 from scalerl.models.tiny.warmstart import (
@@ -18,6 +17,7 @@ from scalerl.models.tiny.warmstart import (
     CARD,
     WarmStart,
     make_model,
+    sample,
     starting_pass_rate,
     teach,
     warm_start,

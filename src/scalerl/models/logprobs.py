@@ -83,8 +83,8 @@ def chunked_logprobs(
 
     `temperature` is one number or one per token; `chunk` is tokens × words of a block,
     `keep` the bytes that may be kept for the backward pass. Gradients reach hidden_ND and the
-    head's weight and bias, summed in FP32 and returned in each one's dtype. A token whose log-prob
-    receives no gradient (masked, zero advantage) costs nothing in the backward pass and adds
+    head's weight and bias, summed in FP32 and returned in each one's dtype. A token with a log-prob
+    that receives no gradient (masked, zero advantage) costs nothing in the backward pass and adds
     nothing to any gradient, even where its log-prob is NaN or infinite. A token with NaN or
     infinite logits has a log-prob of NaN and disturbs no other.
     """

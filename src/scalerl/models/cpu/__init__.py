@@ -3,9 +3,9 @@
 Everything here computes the numbers of the model's own forward pass, to rounding, and is compared
 with it before it is used. A model or a machine that does not qualify gets None from the
 constructors (`LlamaDecoder`, `CDecoder`, `PackedLlama`, `BareConfig`) and goes through Transformers
-and torch instead: a reader who is not interested in speed on CPUs can skip this package.
+and torch instead: without interest in speed on CPUs, skip this package.
 
-    bare.py                        a Llama without Transformers, whose import takes seconds
+    bare.py                        a Llama without Transformers, which takes seconds to import
     decode.py, c_decode.py         decoding, in torch and in C
     packed.py, packing.py          training passes over packed rows that share their prompts
     torch_kernels.py, c_kernels.py norm, SwiGLU and attention of these passes, with their gradients

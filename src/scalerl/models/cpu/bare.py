@@ -1,4 +1,4 @@
-"""A Llama without Transformers, whose import takes seconds in every process of a run.
+"""A Llama without Transformers, which takes seconds to import in every process of a run.
 
 It has the parameters of `LlamaForCausalLM` under the same names and in the same order, and a
 forward pass in plain torch. The faster passes (decode.py, packed.py and their C versions) are

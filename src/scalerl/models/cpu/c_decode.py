@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scalerl.models.cpu.decode import FusedWeights, body
+from scalerl.models.cpu.decode import (
+    FusedWeights,
+    body,
+    by_head,
+    causal_attention,
+    right_padded,
+)
 from scalerl.models.cpu.fuse import FusedLayer, rotation
 from scalerl.models.cpu.library import library
-from scalerl.models.cpu.shape import LlamaShape
+from scalerl.models.cpu.shape import LlamaShape, agrees
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import Compaction
 
@@ -59,55 +64,6 @@ class _CRows(ctypes.Structure):
     ]  # fmt: skip
 
 
-class PackedWeights:
-    """A model's weights in panels, shared by all decoders of that model; packed again when a
-    parameter has changed (weights change in flight)."""
-
-    _of_model: ClassVar[WeakKeyDictionary[nn.Module, PackedWeights]] = WeakKeyDictionary()
-
-    @classmethod
-    def for_model(cls, model: nn.Module, shape: LlamaShape, vlen: int) -> PackedWeights:
-        found = cls._of_model.get(model)
-        if found is None:
-            found = cls._of_model[model] = cls(FusedWeights.for_model(model, shape), vlen)
-        return found
-
-    def __init__(self, fused: FusedWeights, vlen: int) -> None:
-        self.fused, self.vlen = fused, vlen
-        self.made_of: list[FusedLayer] = []
-        self.layers: list[FusedLayer] = []
-
-    def fresh(self) -> list[FusedLayer]:
-        """The packed layers of the current weights."""
-        fused = self.fused.fresh()
-        if fused is not self.made_of:
-            self.layers = [self._packed(layer) for layer in fused]
-            self.made_of = fused
-        return self.layers
-
-    def _packed(self, w: FusedLayer) -> FusedLayer:
-        halves = [_filled(half, self.vlen) for half in w.gate_up.chunk(2)]
-        pairs = torch.stack([h.view(-1, self.vlen, h.shape[1]) for h in halves], dim=1)
-        return FusedLayer(
-            qkv=self._panels(w.qkv),
-            qkv_bias=self._padded(w.qkv_bias),
-            qk_norm=None if w.qk_norm is None else w.qk_norm.contiguous(),
-            out=self._panels(w.out),
-            out_bias=self._padded(w.out_bias),
-            gate_up=self._panels(pairs.flatten(0, 2)),
-            down=self._panels(w.down),
-        )
-
-    def _panels(self, weight: Tensor) -> Tensor:
-        """(columns, K) -> (panels, K, columns of a panel)."""
-        panel = 2 * self.vlen
-        filled = _filled(weight, panel)
-        return filled.view(-1, panel, weight.shape[1]).transpose(1, 2).contiguous()
-
-    def _padded(self, bias: Tensor | None) -> Tensor | None:
-        return None if bias is None else _filled(bias, 2 * self.vlen).contiguous()
-
-
 class CDecoder:
     """A Decoder over a Llama-shaped model, computed by decode.c."""
 
@@ -127,7 +83,7 @@ class CDecoder:
         self.shape, self.lib = shape, lib
         lib.decode_room.restype = lib.vector_length.restype = LONG
         self.vlen = int(lib.vector_length())
-        self.weights = PackedWeights.for_model(model, shape, self.vlen)
+        self.weights = FusedWeights.for_model(model, shape)
         self.rows_max, self.columns = rows_max, columns
         #: Rows first .. rows - 1 are decoding; those below `first` are paused.
         self.first = self.rows = 0
@@ -162,9 +118,7 @@ class CDecoder:
         shape, vlen = self.shape, self.vlen
         lengths = np.array([len(p) for p in prompts])
         width = -(-int(lengths.max()) // vlen) * vlen
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            ids[i, : len(prompt)] = torch.tensor(prompt)
+        ids = right_padded(prompts, width)
         room = (len(prompts), len(self.table), shape.kv_heads, width * self.padded_size)
         keys, values = torch.zeros(room), torch.zeros(room)
         hidden = self._prefill_hidden(ids, keys, values)
@@ -258,7 +212,7 @@ class CDecoder:
 
     def _update_pointers(self) -> None:
         """Point the C structures at the current weights."""
-        layers = self.weights.fresh()
+        layers = self.weights.packed(self._packed)
         if layers is self.table_layers:
             return
         for row, w in zip(self.table, layers, strict=True):
@@ -269,6 +223,29 @@ class CDecoder:
         self.c_model.last_norm = self.model.model.norm.weight.data_ptr()
         self.table_layers = layers
 
+    def _packed(self, w: FusedLayer) -> FusedLayer:
+        """A layer with its weights in the panels that product.h reads."""
+        halves = [_filled(half, self.vlen) for half in w.gate_up.chunk(2)]
+        pairs = torch.stack([h.view(-1, self.vlen, h.shape[1]) for h in halves], dim=1)
+        return FusedLayer(
+            qkv=self._panels(w.qkv),
+            qkv_bias=self._padded(w.qkv_bias),
+            qk_norm=None if w.qk_norm is None else w.qk_norm.contiguous(),
+            out=self._panels(w.out),
+            out_bias=self._padded(w.out_bias),
+            gate_up=self._panels(pairs.flatten(0, 2)),
+            down=self._panels(w.down),
+        )
+
+    def _panels(self, weight: Tensor) -> Tensor:
+        """(columns, K) -> (panels, K, columns of a panel)."""
+        panel = 2 * self.vlen
+        filled = _filled(weight, panel)
+        return filled.view(-1, panel, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def _padded(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else _filled(bias, 2 * self.vlen).contiguous()
+
     def _prefill_hidden(self, ids_PT: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Prefill prompts, padded on the right, where no real token attends. Returns hidden states
         before the last norm; writes keys and values in the layout of decode.c."""
@@ -277,18 +254,15 @@ class CDecoder:
         pad = (0, self.padded_size - shape.size)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (t.view(P, width, -1, shape.size).transpose(1, 2) for t in (q, k, v))
+            q, k, v = by_head(ids_PT, shape, q, k, v)
             blocks = F.pad(k, pad).view(*k.shape[:2], -1, vlen, self.padded_size).transpose(3, 4)
             keys[:, layer] = blocks.flatten(2)
             values[:, layer] = F.pad(v, pad).flatten(2)
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
-            )
-            return out.transpose(1, 2).reshape(P * width, -1)
+            return causal_attention(q, k, v, shape)
 
         embedding = self.model.model.embed_tokens.weight
         turn_N = self.rotation_C[:width].repeat(P, 1, 1)
-        fused = self.weights.fused.fresh()
+        fused = self.weights.fresh()
         return body(ids_PT.flatten(), embedding, fused, shape, turn_N, attend)
 
     def _logits(self, hidden_BD: Tensor) -> Tensor:
@@ -308,8 +282,7 @@ class CDecoder:
         trial.prefill([tuple(row[:4].tolist()) for row in ids], range(2))
         trial._decode(ids[:, 4].contiguous())
         ours = trial._decode(ids[:, 5].contiguous())
-        theirs = final_hidden(self.model, ids)[:, -1]
-        return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))
+        return agrees(ours, final_hidden(self.model, ids)[:, -1])
 
 
 def _filled(weight: Tensor, to: int) -> Tensor:

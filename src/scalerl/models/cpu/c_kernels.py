@@ -4,7 +4,7 @@ rounding. Each writes the whole gradient of a fused projection at once."""
 from __future__ import annotations
 
 import ctypes
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,12 +27,9 @@ def _lib() -> ctypes.CDLL:
     return found
 
 
-def norm(x: Tensor, eps: float) -> Tensor:
+class CNorm(torch.autograd.Function):
     """RMSNorm without a weight."""
-    return cast(Tensor, _NativeNorm.apply(x, eps))  # type: ignore[no-untyped-call]
 
-
-class _NativeNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
@@ -53,12 +50,9 @@ class _NativeNorm(torch.autograd.Function):
         return d_x, None
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+class CSwiGLU(torch.autograd.Function):
     """silu(gate) * up of the two halves."""
-    return cast(Tensor, _NativeSwiGLU.apply(gate_up))  # type: ignore[no-untyped-call]
 
-
-class _NativeSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
@@ -82,13 +76,10 @@ class _CShape(ctypes.Structure):
     _fields_: ClassVar[Any] = [(n, LONG) for n in ("tokens", "heads", "kv_heads", "size")]
 
 
-def attend(qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape) -> Tensor:
-    """Rotary embedding, then attention: prompts look at themselves, completions at their prompt and
-    themselves. N x (heads x size); the scale is in the weights."""
-    return cast(Tensor, _NativeAttention.apply(qkv, turn_N, rows, shape))  # type: ignore[no-untyped-call]
+class CAttention(torch.autograd.Function):
+    """Rotary embedding, then attention: prompts attend to themselves, completions to their prompt
+    and themselves. Returns N x (heads x size); the scale is in the weights."""
 
-
-class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape
@@ -101,7 +92,7 @@ class _NativeAttention(torch.autograd.Function):
         most = (int(spans[:, 1].max()), int((spans[:, 1] + spans[:, 3]).max()))
         room = lib.attention_room(ctypes.byref(c_shape), LONG(most[1]), LONG(most[0]))
         turned = torch.empty(len(qkv), (shape.heads + shape.kv_heads) * shape.size)
-        # Padding of prompts is in no span: nobody looks at what stands there.
+        # Zeros, since the padding of prompts is in no span and no kernel writes there.
         kept, out = torch.empty(kept_size), torch.zeros(len(qkv), shape.heads * shape.size)
         work = torch.empty(room)
         lib.attention_forward(

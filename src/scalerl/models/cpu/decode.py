@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation, turned
-from scalerl.models.cpu.shape import MASKED, LlamaShape
+from scalerl.models.cpu.shape import MASKED, LlamaShape, agrees
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import Compaction
 
@@ -31,7 +31,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class FusedWeights:
-    """The fused copies of a model's weights, shared by all decoders of that model."""
+    """The fused copies of a model's weights, shared by all decoders of that model: made again when
+    a parameter has changed (weights change in flight)."""
 
     _of_model: ClassVar[WeakKeyDictionary[nn.Module, FusedWeights]] = WeakKeyDictionary()
 
@@ -49,6 +50,8 @@ class FusedWeights:
         self.parameters = list(model.parameters())
         self.seen: list[tuple[int, int]] = []
         self.layers: list[FusedLayer] = []
+        self._packed_of: list[FusedLayer] = []
+        self._packed: list[FusedLayer] = []
 
     def fresh(self) -> list[FusedLayer]:
         """The fused layers of the current weights."""
@@ -58,6 +61,14 @@ class FusedWeights:
             self.layers = [fuse(block, self.shape) for block in self.blocks]
             self.seen = now
         return self.layers
+
+    def packed(self, pack: Callable[[FusedLayer], FusedLayer]) -> list[FusedLayer]:
+        """The fused layers of the current weights, in the layout that `pack` gives them."""
+        fused = self.fresh()
+        if fused is not self._packed_of:
+            self._packed = [pack(layer) for layer in fused]
+            self._packed_of = fused
+        return self._packed
 
 
 class LlamaDecoder:
@@ -95,25 +106,17 @@ class LlamaDecoder:
         self._allocate()
         lengths = torch.tensor([len(p) for p in prompts])
         width = int(lengths.max())
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            ids[i, : len(prompt)] = torch.tensor(prompt)
+        ids = right_padded(prompts, width)
         which_B = torch.tensor(which)
         lengths_B, which_B = lengths[which_B].to(self.device), which_B.to(self.device)
         new = slice(self.rows, self.rows + len(which))
         shape = self.shape
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            """Padding is on the right, where no real token looks."""
-            q, k, v = (
-                t.view(len(prompts), width, -1, shape.size).transpose(1, 2) for t in (q, k, v)
-            )
+            q, k, v = by_head(ids, shape, q, k, v)
             self.keys[layer][new, :, :width] = k[which_B]
             self.values[layer][new, :, :width] = v[which_B]
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
-            )
-            return out.transpose(1, 2).reshape(len(prompts) * width, -1)
+            return causal_attention(q, k, v, shape)
 
         turn = self.rotation_C[:width].repeat(len(prompts), 1, 1)
         hidden = self._body(ids.flatten().to(self.device), turn, attend)
@@ -204,8 +207,7 @@ class LlamaDecoder:
         trial = LlamaDecoder(self.model, self.shape, 2, 5)
         trial.prefill([tuple(row[:4].tolist()) for row in ids], range(2))
         ours = trial._last_norm(trial._decode(ids[:, 4]))
-        theirs = final_hidden(self.model, ids)[:, -1]
-        return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1.0))
+        return agrees(ours, final_hidden(self.model, ids)[:, -1])
 
 
 def body(
@@ -237,3 +239,25 @@ def body(
 
 def _norm(x: Tensor, shape: LlamaShape) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], None, shape.eps)
+
+
+def right_padded(prompts: Sequence[Sequence[int]], width: int) -> Tensor:
+    """The tokens of prompts (prompts, width), padded on the right."""
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    for i, prompt in enumerate(prompts):
+        ids[i, : len(prompt)] = torch.tensor(prompt)
+    return ids
+
+
+def by_head(ids_PT: Tensor, shape: LlamaShape, *tensors: Tensor) -> list[Tensor]:
+    """Queries, keys or values (tokens, heads x size) of prompts as (prompts, heads, T, size)."""
+    return [t.view(*ids_PT.shape, -1, shape.size).transpose(1, 2) for t in tensors]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tensor:
+    """Attention of prompts that are padded on the right, where no real token looks."""
+    # The scale is 1, since it is fused into the queries' weights.
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
+    )
+    return out.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -3,8 +3,8 @@ forward pass, to rounding, in less time (benchmarks/profile_step.py).
 
 - The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
   their tokens attend to it. Products and norms see no padding between completions (packing.py).
-- Norm, attention and SwiGLU have backward passes of their own (kernels.py; in C, where a compiler
-  is, c_kernels.py). Autograd does the rest.
+- Norm, attention and SwiGLU have backward passes of their own (torch_kernels.py; in C, where a
+  compiler is, c_kernels.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
   micro-batches and passed on to the model's parameters once.
 - It is summed in N_ACCUMULATORS sums, and these in their order: as many threads may work on a step,
@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scalerl.models.cpu import c_kernels, torch_kernels
+from scalerl.models.cpu.c_kernels import CAttention, CNorm, CSwiGLU
 from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation
 from scalerl.models.cpu.library import library
 from scalerl.models.cpu.packing import PackedRows
-from scalerl.models.cpu.shape import LlamaShape
+from scalerl.models.cpu.shape import LlamaShape, agrees
+from scalerl.models.cpu.torch_kernels import TorchAttention, TorchNorm, TorchSwiGLU
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import PromptRows
 
@@ -51,9 +52,8 @@ class KernelSet(NamedTuple):
     attend: Callable[[Tensor, Tensor, PackedRows, LlamaShape], Tensor]
 
 
-TORCH_KERNELS = KernelSet(torch_kernels.norm, torch_kernels.swiglu, torch_kernels.attend)
-C_KERNELS = KernelSet(c_kernels.norm, c_kernels.swiglu, c_kernels.attend)
-
+TORCH_KERNELS = KernelSet(TorchNorm.apply, TorchSwiGLU.apply, TorchAttention.apply)
+C_KERNELS = KernelSet(CNorm.apply, CSwiGLU.apply, CAttention.apply)
 
 #: Independent gradient accumulators, added in a fixed order so that results do not depend on the
 #: number of threads. Each costs one copy of the weights.
@@ -165,8 +165,7 @@ class PackedLlama:
             for completion in group.completions:
                 row = torch.from_numpy(np.concatenate([group.prompt, completion]))[None]
                 theirs.append(final_hidden(self.model, row)[0, len(group.prompt) - 1 : -1])
-        expected = torch.cat(theirs)
-        return bool((ours - expected).abs().max() <= 1e-4 * expected.abs().max().clamp(min=1.0))
+        return agrees(ours, torch.cat(theirs))
 
 
 def _summed(leaves: Sequence[Tensor]) -> Tensor | None:

@@ -3,7 +3,7 @@ backward passes of their own. Each writes the whole gradient of a fused projecti
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,9 @@ from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.cpu.shape import LlamaShape
 
 
-def norm(x: Tensor, eps: float) -> Tensor:
+class TorchNorm(torch.autograd.Function):
     """RMSNorm without a weight."""
-    return cast(Tensor, _Norm.apply(x, eps))  # type: ignore[no-untyped-call]
 
-
-class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         size = x.shape[-1]
@@ -38,12 +35,9 @@ class _Norm(torch.autograd.Function):
         return d_x, None
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+class TorchSwiGLU(torch.autograd.Function):
     """silu(gate) * up of the two halves."""
-    return cast(Tensor, _SwiGLU.apply(gate_up))  # type: ignore[no-untyped-call]
 
-
-class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
@@ -63,13 +57,10 @@ class _SwiGLU(torch.autograd.Function):
         return out
 
 
-def attend(qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape) -> Tensor:
+class TorchAttention(torch.autograd.Function):
     """Rotary embedding, then attention: prompts attend to themselves, completions to their prompt
     and themselves. Returns N x (heads x size); the scale is in the weights."""
-    return cast(Tensor, _Attention.apply(qkv, turn_N, rows, shape))  # type: ignore[no-untyped-call]
 
-
-class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape

@@ -31,7 +31,7 @@ class Noise:
     the chain goes on from the wrong value."""
 
     #: The habit: where the ones digits add up to ten or more, the tens stay as they were. Not a
-    #: slip to the teacher, who does not notice and never redoes it.
+    #: slip: it is not noticed, and never redone.
     forgets_carry: float = 0.0
 
     #: Base rate ε of the three kinds of slip.
@@ -58,7 +58,7 @@ TEACHERS = {
     "forgetful": Noise(forgets_carry=0.65, rate=0.08, redo=0.0),
     "noisy": Noise(),
 }
-#: Who never goes wrong.
+#: A teacher that never goes wrong.
 CLEAN = Noise().without_slips
 
 

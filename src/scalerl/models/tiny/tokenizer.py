@@ -14,7 +14,8 @@ from typing import Any
 
 from scalerl.tasks.running_sums import CUT, END, END_THINK, REDO, THINK
 
-PAD, UNKNOWN = "<pad>", "<unk>"
+PAD = "<pad>"
+UNKNOWN = "<unk>"
 #: The longest prompt and completion of the model.
 POSITIONS = 512
 VOCABULARY = (

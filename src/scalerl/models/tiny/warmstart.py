@@ -22,7 +22,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.models.tiny.teacher import TEACHERS, Noise, trace
 from scalerl.models.tiny.tokenizer import POSITIONS, encode, make_tokenizer
-from scalerl.tasks.running_sums import RunningSums, Sum
+from scalerl.tasks.running_sums import END_THINK, PHRASE, RunningSums, Sum
 from scalerl.tasks.task import held_out
 
 #: What a warm start leaves beside the model: how it was made and where it starts.
@@ -30,6 +30,8 @@ CARD = "warmstart.json"
 IGNORED = -100
 #: Thinking tokens of the preset `tiny`, smallest and largest.
 BUDGET = (56, 64)
+#: Most tokens of the answer after a thought.
+ANSWER_TOKENS = 6
 #: Width of an attention head.
 HEAD = 32
 #: Rows that are padded to one length.
@@ -207,13 +209,65 @@ def starting_pass_rate(
 ) -> float:
     """Share of right answers on held-out prompts, at temperature 1 or greedy, thoughts being
     interrupted at a budget drawn per rollout: where the curve of a run will start."""
-    from scalerl.models.tiny.sampler import sample
-
     prompts = task.validation_prompts(rollouts)
     questions = [str(p.question) for p in prompts]
     texts = sample(model, tokenizer, questions, seed, budget, greedy=greedy)
     right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
     return sum(map(bool, right)) / rollouts
+
+
+def sample(
+    model: Any,
+    tokenizer: Any,
+    prompts: list[str],
+    seed: int = 0,
+    budget: tuple[int, int] = BUDGET,
+    greedy: bool = False,
+) -> list[str]:
+    """One completion a prompt, at temperature 1 or always the likeliest token. A thought that has
+    not ended when its budget (tokens, drawn uniformly) is used up gets PHRASE appended, and then
+    an answer.
+
+    Not the engine of a run, and a hundred times slower: it keeps no state, which makes it the
+    reference by which the start of the default run is stated."""
+    import torch
+
+    source = torch.Generator().manual_seed(seed)
+    end = tokenizer.convert_tokens_to_ids(END_THINK)
+    phrase = tokenizer(PHRASE, add_special_tokens=False)["input_ids"]
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompts]
+    starts = [len(row) for row in rows]
+    budgets = torch.randint(budget[0], budget[1] + 1, (len(rows),), generator=source).tolist()
+    answer_from: list[int | None] = [None] * len(rows)
+    going = list(range(len(rows)))
+    while going:
+        longest = max(len(rows[i]) for i in going)
+        ids = torch.full((len(going), longest), tokenizer.pad_token_id)
+        for at, i in enumerate(going):
+            ids[at, : len(rows[i])] = torch.tensor(rows[i])
+        with torch.inference_mode():
+            logits = model(input_ids=ids).logits
+        last = torch.tensor([len(rows[i]) - 1 for i in going])
+        ends = logits[torch.arange(len(going)), last].float()
+        if greedy:
+            tokens = ends.argmax(dim=-1).tolist()
+        else:
+            odds = torch.softmax(ends, dim=-1)
+            tokens = torch.multinomial(odds, 1, generator=source)[:, 0].tolist()
+        still = []
+        for i, token in zip(going, tokens, strict=True):
+            rows[i].append(token)
+            if answer_from[i] is None and token == end:
+                answer_from[i] = len(rows[i])
+            elif answer_from[i] is None and len(rows[i]) - starts[i] >= budgets[i]:
+                rows[i].extend(phrase)
+                answer_from[i] = len(rows[i])
+            begun = answer_from[i]
+            full = begun is not None and len(rows[i]) - begun >= ANSWER_TOKENS
+            if token != tokenizer.eos_token_id and not full:
+                still.append(i)
+        going = still
+    return [tokenizer.decode(row[start:]) for row, start in zip(rows, starts, strict=True)]
 
 
 def warm_start(

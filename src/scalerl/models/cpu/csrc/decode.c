@@ -1,7 +1,7 @@
 /* One token more for many rows of a Llama-shaped model, all layers in one call.
 
    Rows are independent, so that a caller may give parts of them to several threads. A part is
-   worked on in tiles of ROWS rows, whose activations stay in the core's cache.
+   worked on in tiles of ROWS rows: their activations stay in the core's cache.
 
    Weights come packed in panels (product.h, decode.py).
 
@@ -127,19 +127,7 @@ static __attribute__((noinline)) void attend(const Model *m, int64_t at_layer, c
       turn(qkv + q_head * size, w->qk_norm ? w->qk_norm + q_head * size : 0, by, size, m->eps, q);
       scores_of(q, shared_keys, prompt, deep, scores);
       scores_of(q, keys, own, deep, own_scores);
-      vec top = load(scores), sums = {0};
-      for (int64_t c = VLEN; c < wide; c += VLEN) {
-        vec x = load(scores + c);
-        ivec more = x > top;
-        top = (vec)(((ivec)x & more) | ((ivec)top & ~more));
-      }
-      float most = top[0];
-      for (int i = 1; i < VLEN; i++) most = top[i] > most ? top[i] : most;
-      for (int64_t c = 0; c < wide; c += VLEN) {
-        vec p = vexp(load(scores + c) - most);
-        sums += p;
-        store(scores + c, p);
-      }
+      const vec sums = exponentials(scores, wide);
       memset(sum, 0, sizeof sum);
       weighted(scores, shared_values, prompt, deep, sum);
       weighted(own_scores, values, own, deep, sum);

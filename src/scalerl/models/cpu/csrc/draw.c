@@ -14,7 +14,7 @@ static double uniform(int64_t seed, int64_t position) {
   return (double)(x >> 11) * 0x1p-53;
 }
 
-/* Returns the number of rows whose logits are not finite: nothing is to be drawn from them. `work`
+/* Returns the number of rows with logits that are not finite: nothing is to be drawn from them. `work`
    holds words + VLEN floats. */
 int64_t draw(int64_t rows, int64_t words, const float *logits, const float *temperature,
              const int64_t *seed, const int64_t *position, int64_t *token, float *logprob,

@@ -153,20 +153,7 @@ void attention_forward(const Shape *s, const Span *spans, int64_t n_spans, const
           float *x = p + t * ld_p;
           const int64_t n = P + t + 1, whole = up(n, VLEN);
           for (int64_t i = n; i < whole; i++) x[i] = -1e30f;
-          vec top = load(x), sums = {0};
-          for (int64_t i = VLEN; i < whole; i += VLEN) {
-            vec y = load(x + i);
-            ivec more = y > top;
-            top = (vec)(((ivec)y & more) | ((ivec)top & ~more));
-          }
-          float most = top[0];
-          for (int i = 1; i < VLEN; i++) most = top[i] > most ? top[i] : most;
-          for (int64_t i = 0; i < whole; i += VLEN) {
-            vec y = vexp(load(x + i) - most);
-            sums += y;
-            store(x + i, y);
-          }
-          const float share = 1.0f / total(sums);
+          const float share = 1.0f / total(exponentials(x, whole));
           for (int64_t i = 0; i < whole; i += VLEN) store(x + i, load(x + i) * share);
           memset(x + n, 0, (ld_p - n) * sizeof(float));
         }

@@ -1,4 +1,4 @@
-/* Products of matrices whose right side comes packed in panels of two vectors of columns: those of
+/* Products of matrices with a right side packed in panels of two vectors of columns: those of
    TALL rows and one panel are held in registers from the first term to the last, with what is added
    to them (bias, residual) or done to them (SwiGLU). */
 #include "vectors.h"
@@ -59,7 +59,7 @@ INLINE void product(const int kind, int64_t M, int64_t N, int64_t K, const float
   }
 }
 
-/* Panels whose columns are the n rows of x, K numbers each. */
+/* Panels with the n rows of x as columns, K numbers each. */
 INLINE void pack_across(const float *x, int64_t ld, int64_t n, int64_t K, float *panels) {
   for (int64_t j = 0; j < n; j += PANEL, panels += K * PANEL)
     for (int64_t c = 0; c < PANEL; c++)
@@ -67,7 +67,7 @@ INLINE void pack_across(const float *x, int64_t ld, int64_t n, int64_t K, float 
         panels[k * PANEL + c] = j + c < n ? x[(j + c) * ld + k] : 0;
 }
 
-/* Panels whose terms are the K rows of x, n numbers each. */
+/* Panels with the K rows of x as terms, n numbers each. */
 INLINE void pack_along(const float *x, int64_t ld, int64_t n, int64_t K, float *panels) {
   for (int64_t j = 0; j < n; j += PANEL, panels += K * PANEL)
     for (int64_t k = 0; k < K; k++)

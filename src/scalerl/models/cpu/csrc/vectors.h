@@ -48,6 +48,24 @@ INLINE vec vexp(vec x) {
   return p * (vec)power;
 }
 
+/* x = e^(x - the largest of them), for n numbers in whole vectors; returns their sums by place. */
+INLINE vec exponentials(float *x, int64_t n) {
+  vec top = load(x), sums = {0};
+  for (int64_t i = VLEN; i < n; i += VLEN) {
+    vec y = load(x + i);
+    ivec more = y > top;
+    top = (vec)(((ivec)y & more) | ((ivec)top & ~more));
+  }
+  float most = top[0];
+  for (int i = 1; i < VLEN; i++) most = top[i] > most ? top[i] : most;
+  for (int64_t i = 0; i < n; i += VLEN) {
+    vec y = vexp(load(x + i) - most);
+    sums += y;
+    store(x + i, y);
+  }
+  return sums;
+}
+
 INLINE vec silu(vec x) { return x / (vexp(-x) + 1.0f); }
 
 INLINE float dot(const float *a, const float *b, int64_t n) {
