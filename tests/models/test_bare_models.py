@@ -14,9 +14,15 @@ from scalerl.models.bare_tokenizer import BareTokenizer
 from scalerl.models.cpu.bare import BareConfig, BareLlama
 from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.cpu.packed import PackedLlama
-from scalerl.models.fast_load import load_model_fast, load_tokenizer_fast, meta_model_fast
 from scalerl.models.head import final_hidden, head_of, use_head_precision
-from scalerl.models.load import load_model, load_tokenizer, model_path
+from scalerl.models.load import (
+    load_model,
+    load_model_fast,
+    load_tokenizer,
+    load_tokenizer_fast,
+    meta_model_fast,
+    model_path,
+)
 from scalerl.models.meta_model import matmul_parameters, meta_model
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.trainer.checkpoint import load_weights

@@ -13,8 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scalerl.errors import InputError
-from scalerl.models.fast_load import load_model_fast, load_tokenizer_fast, meta_model_fast
-from scalerl.models.load import load_model, load_tokenizer, model_path
+from scalerl.models.load import (
+    load_model,
+    load_model_fast,
+    load_tokenizer,
+    load_tokenizer_fast,
+    meta_model_fast,
+    model_path,
+)
 from scalerl.models.meta_model import meta_model
 
 TINY = model_path("tiny")
@@ -171,7 +177,7 @@ def test_a_billion_layers_cost_no_work(folder):
     sizes(num_hidden_layers=10**9)(folder)
     code = (
         "import resource, sys\n"
-        "from scalerl.models.fast_load import meta_model_fast\n"
+        "from scalerl.models.load import meta_model_fast\n"
         "try: meta_model_fast(sys.argv[1], 'float32')\n"
         "except ValueError: print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)\n"
     )

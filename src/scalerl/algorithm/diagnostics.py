@@ -12,7 +12,7 @@ staleness    trainer's version minus each token's: mean, max and histogram
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -63,20 +63,18 @@ def diagnose(
     versions = batch.versions_BT[batch.mask_BT & (batch.versions_BT >= 0)]
     staleness = (version - versions).double()
     ages, counts = torch.unique(staleness.long(), return_counts=True)
-    non_finite = int((batch.mask_BT & ~usable_BT).sum())
-    histogram = dict(zip(ages.tolist(), counts.tolist(), strict=True))
-    old = float(staleness.mean()) if staleness.numel() else 0.0
-    oldest = int(staleness.max()) if staleness.numel() else 0
+    found = Diagnostics(
+        non_finite=int((batch.mask_BT & ~usable_BT).sum()),
+        staleness_mean=float(staleness.mean()) if staleness.numel() else 0.0,
+        staleness_max=int(staleness.max()) if staleness.numel() else 0,
+        staleness_histogram=dict(zip(ages.tolist(), counts.tolist(), strict=True)),
+    )
     if n == 0:
-        return Diagnostics(
-            non_finite=non_finite,
-            staleness_mean=old,
-            staleness_max=oldest,
-            staleness_histogram=histogram,
-        )
+        return found
     rho = gap.exp()
     entropy = None if entropy_BT is None else float(entropy_BT[usable_BT].double().mean())
-    return Diagnostics(
+    return replace(
+        found,
         tokens=n,
         ratio_mean=float(rho.mean()),
         ratio_max=float(rho.max()),
@@ -86,9 +84,5 @@ def diagnose(
         gap_mean=float(gap.abs().mean()),
         gap_max=float(gap.abs().max()),
         kl_gen_train=float((torch.expm1(gap) - gap).mean()),
-        non_finite=non_finite,
         entropy=entropy,
-        staleness_mean=old,
-        staleness_max=oldest,
-        staleness_histogram=histogram,
     )

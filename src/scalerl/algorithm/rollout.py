@@ -3,7 +3,7 @@ scores them, the trainer learns from groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -69,10 +69,7 @@ class Rollout:
 
     def with_reward(self, reward: float | None, correct: bool | None) -> Rollout:
         """The same rollout with its reward."""
-        return Rollout(
-            self.token_ids, self.logprobs, self.versions, self.forced, self.finish, reward, correct,
-            self.experts,
-        )  # fmt: skip
+        return replace(self, reward=reward, correct=correct)
 
 
 #: Element types of a packed rollout: tokens, versions, log-probs, forced. The widest come first, so

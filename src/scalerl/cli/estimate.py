@@ -146,7 +146,7 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
         yield "memory and disk: known once the model is on this machine"
         return
     try:
-        from scalerl.models.fast_load import meta_model_fast
+        from scalerl.models.load import meta_model_fast
         from scalerl.models.meta_model import cache_bytes
     except ModuleNotFoundError as error:
         yield f"memory and disk: not known without {error.name} (pip install 'scalerl[train]')"

@@ -25,9 +25,8 @@ from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
 from scalerl.models.cpu.c_decode import CDecoder
 from scalerl.models.cpu.decode import LlamaDecoder
-from scalerl.models.fast_load import load_model_fast
 from scalerl.models.head import use_head_precision
-from scalerl.models.load import load_model, non_finite
+from scalerl.models.load import load_model, load_model_fast, non_finite
 from scalerl.models.routing import ExpertRecorder, Experts
 from scalerl.models.rows import Compaction
 

@@ -26,6 +26,7 @@ class Chat:
         #: Variables passed to the template besides the messages.
         self.variables = {} if today is None else _date_variables(today)
         #: Whether a system message is merged into the user's.
+        # False during the two trials below: `tokens` reads it.
         self.merges = False
         system, user = ({"role": role, "content": "?"} for role in ("system", "user"))
         self.merges = self.exists and self._accepts(user) and not self._accepts(system, user)

@@ -54,6 +54,7 @@ def matmul_parameters(model: Any) -> int:
     and with only the active experts of a mixture."""
     config = model.config
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    # All experts have the same size, and a token goes through this share of them.
     share = getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
     embedding = model.get_input_embeddings().weight
     if embedding is model.get_output_embeddings().weight:

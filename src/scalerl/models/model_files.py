@@ -86,6 +86,7 @@ def check_sizes(config: Mapping[str, Any], weights: WeightFiles | None, what: st
     # times: then shapes and counts cannot be compared.
     compare = weights is not None and not config.get("quantization_config")
     layers = weights.layers if weights and compare and not config.get("auto_map") else None
+    # At least 2, the default of num_labels: it is no dimension of a language model.
     largest = max(weights.largest_dimension, 2) if weights and compare else None
     for key, value in _whole_numbers(config):
         if key in LAYERS and value < 1:
@@ -103,6 +104,7 @@ def check_sizes(config: Mapping[str, Any], weights: WeightFiles | None, what: st
 
 def _whole_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
+        # Not isinstance: True is an int too.
         if type(value) is int:
             yield key, value
         elif isinstance(value, dict):

@@ -61,6 +61,7 @@ class ExpertRecorder:
 
     def last(self) -> Experts:
         """The experts of the tokens of the last pass, in their order."""
+        # Two bytes an expert, since every token of a rollout carries them to the trainer.
         return torch.stack(self._chosen, 1).to(torch.int16).cpu().numpy()
 
 
@@ -91,6 +92,7 @@ class ExpertReplay:
     def _choose(self, layer: int, router: nn.Module, given: Any, found: Any) -> Any:
         own = _experts(router, found)
         logits, weights, *_ = found
+        # Once per layer, on its first pass: the kind of a router does not change.
         if layer not in self._normalised:
             self._normalised[layer] = _is_normalised(router, logits, weights, own)
         if self._given_NLK is None:
@@ -107,6 +109,7 @@ class ExpertReplay:
 
 
 def _weights(logits: Tensor, experts: Tensor, normalised: bool) -> Tensor:
+    # In FP32, as the routers of Transformers compute it.
     found = torch.softmax(logits.float(), -1).gather(-1, experts.long())
     return found / found.sum(-1, keepdim=True) if normalised else found
 

@@ -77,8 +77,7 @@ class Alarms:
 
     @staticmethod
     def from_recipe(recipe: Recipe, out: Path | None = None) -> Alarms:
-        length, k = recipe.length, recipe.schedule.k
-        cut = "answer_tokens" if length.control == "interruption" else "max_tokens"
+        length, k, cut = recipe.length, recipe.schedule.k, _limit_of_answers(recipe)
         better = {
             f"length.{cut}": f"length.{cut}={2 * (getattr(length, cut) or 1)}",
             "optimiser.lr": f"optimiser.lr={recipe.optimiser.lr / 2:g}",
@@ -171,6 +170,8 @@ class Alarms:
             self.best = (rate, error)
         best, its_error = self.best
         fall = best - rate
+        # Both limits: with few held-out prompts chance alone moves the rate by FALL, and with many
+        # even a fall that does not matter is some standard errors.
         line = self._alarm(
             "collapse", fall > max(FALL, FALL_ERRORS * math.hypot(error, its_error)),
             f"the pass rate has fallen to {rate:.3f} from {best:.3f}: stop, and go on from the "
@@ -194,6 +195,7 @@ class Alarms:
 
     def _alarm(self, name: str, wrong: bool, line: str, grave: bool = False) -> str | None:
         new = wrong and name not in self.on
+        # Counted down, so that an alarm that goes on and off is reported once.
         self.on[name] = WINDOW if wrong else self.on.get(name, 0) - 1
         if self.on[name] <= 0:
             del self.on[name]
@@ -203,6 +205,7 @@ class Alarms:
     def _mean(self, name: str, value: float) -> float:
         recent = self._recent.setdefault(name, deque(maxlen=WINDOW))
         recent.append(value)
+        # 0 until the window is full: one bad step is no alarm.
         return statistics.fmean(recent) if len(recent) == WINDOW else 0.0
 
     def _at_start(self, name: str, value: float | None) -> float | None:
@@ -212,6 +215,12 @@ class Alarms:
             known.append(value)
             return None
         return statistics.median(known) if known else None
+
+
+def _limit_of_answers(recipe: Recipe) -> str:
+    """The field of `length` that cuts rollouts off."""
+    # A thought that is too long is interrupted, not cut off: only the answer after it can be.
+    return "answer_tokens" if recipe.length.control == "interruption" else "max_tokens"
 
 
 class EmptyStepWatch:
@@ -264,10 +273,9 @@ def why_empty(steps: Iterable[StepLine], recipe: Recipe) -> str:
         return f"no rollout has a reward ({why}): repair the task's verifier"
     cut = sum(line.filtered.truncated for line in lines)
     if cut == rollouts and recipe.filter.truncated == "drop":
-        knob = "answer_tokens" if recipe.length.control == "interruption" else "max_tokens"
         return (
             "every rollout is cut off before its end, and filter.truncated = drop leaves such "
-            f"rollouts out: raise length.{knob}"
+            f"rollouts out: raise length.{_limit_of_answers(recipe)}"
         )
     right = sum(line.pass_rate for line in lines) / len(lines)
     size = f"raise batch.generations = {recipe.batch.generations}"

@@ -26,7 +26,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.files import flush_to_disk
 from scalerl.pipeline import checkpoints
-from scalerl.recipe import Difference, Recipe
+from scalerl.recipe import Recipe
 from scalerl.recipe.diff import allowed_changes, shown, with_date_of
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, KnobChange, StepLine
 from scalerl.runs.store import RunStore
@@ -107,6 +107,7 @@ def complete_pending(store: RunStore) -> None:
     if event.branch is not None:
         _copy_to_branch(store.path, event.branch, pending)
         _truncate_record(store, int(pending["step"]))
+    # Before a kill it may have been appended already.
     if store.last(EventLine) != event:
         store.append(event)
     write_recipe(store, Recipe.from_dict(used))
@@ -127,6 +128,7 @@ def _copy_to_branch(path: Path, branch: str, pending: dict[str, Any]) -> None:
                 shutil.copy2(path / name, half / name)
         for file in [p for p in half.rglob("*") if p.is_file()]:
             flush_to_disk(file)
+        # Last, so that a folder of this name is always a whole record.
         half.rename(folder)
         flush_to_disk(folder.parent)
     there = checkpoints.folder_of(folder)
@@ -173,17 +175,14 @@ def _changes(store: RunStore, old: Recipe, new: Recipe) -> list[KnobChange]:
     by a command."""
     found = allowed_changes(old, new)
     try:
-        edited = _paths(allowed_changes(old, Recipe.load(store.path / "recipe.toml")))
+        by_hand = allowed_changes(old, Recipe.load(store.path / "recipe.toml"))
     except InputError:  # unreadable or refused: then none of its values is in the new recipe
-        edited = {}
+        by_hand = []
+    edited = {d.path: d.b for d in by_hand}
     return [
         KnobChange(d.path, shown(d.a), shown(d.b), d.path in edited and edited[d.path] == d.b)
         for d in found
     ]
-
-
-def _paths(found: Sequence[Difference]) -> dict[str, Any]:
-    return {d.path: d.b for d in found}
 
 
 def _describe(changed: Sequence[KnobChange], branch: str | None, step: int) -> str:

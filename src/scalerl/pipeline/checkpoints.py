@@ -48,12 +48,16 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
         fill(temporary)
         files = {}
         for path in sorted(p for p in temporary.rglob("*") if p.is_file()):
-            files[str(path.relative_to(temporary))] = {"size": path.stat().st_size, **_hash(path)}
+            about = {"size": path.stat().st_size, "sha256": _hash(path)}
+            files[str(path.relative_to(temporary))] = about
         manifest = temporary / MANIFEST
         manifest.write_text(json.dumps({"step": step, "healthy": healthy, "files": files}))
+        # Before the rename: a power cut could else leave the final name with empty files.
         for path in [*temporary.rglob("*"), temporary]:
             flush_to_disk(path)
         old = folder / f"step_{step}.old.tmp"
+        # A rename onto a directory that is not empty fails. `prune` removes the old one if this
+        # process is killed here.
         if target.exists():
             target.rename(old)
         temporary.rename(target)
@@ -81,9 +85,10 @@ def find_damage(path: Path) -> str | None:
         size, sha256 = known.get(name, (-1, ""))
         if not file.is_file() or size < 0:
             return f"{name} is missing"
+        # The size first: most damaged files were cut short, and hashing gigabytes takes seconds.
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if _hash(file)["sha256"] != sha256:
+        if _hash(file) != sha256:
             return f"the content of {name} has changed"
     return None
 
@@ -136,6 +141,6 @@ def last_healthy(out: Path) -> Path | None:
     return next((p for p in reversed(list_checkpoints(out)) if is_healthy(p)), None)
 
 
-def _hash(path: Path) -> dict[str, str]:
+def _hash(path: Path) -> str:
     with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -136,6 +136,7 @@ class Checks:
         for state in self.states.values():
             if state.starting or self._needs_replacement(state):
                 continue
+            # Alone: a suspect may end its checker, and every other job in it would be lost too.
             if self._suspects and not state.jobs:
                 self._send(state, self._suspects.popleft())
                 continue
@@ -223,6 +224,7 @@ class Checks:
                 line = f"the verifier of task {self.task.name} ended its checker process ({why})"
                 self._note_failures(line, len(job.answers))
                 found += self._record(job, [AnswerScore(None, None, line, True)] * len(job.answers))
+            # A single call cannot be divided further, and is tried once more as it is.
             elif job.calls == 1:
                 job.suspect = True
                 self._suspects.append(job)
@@ -244,6 +246,7 @@ class Checks:
 
     def _note_failures(self, why: str, answers: int) -> None:
         self._failures += answers
+        # Twice the places, since a verifier that hangs fails all calls side by side at once.
         if self._failures >= max(MAX_FAILURES, 2 * self.places):
             raise PipelineError(
                 f"{why}; {self._failures} answers in a row: repair the verifier, then --resume"

@@ -109,6 +109,7 @@ class Crew(Protocol):
         ...
 
 
+# The run asks by `isinstance` whether its crew can do this: most placements cannot.
 @runtime_checkable
 class RenewableCrew(Crew, Protocol):
     """A crew with generators that survive the loss of the trainer: starting them can take

@@ -63,6 +63,7 @@ class DeterministicLoop(Loop):
             self._poll_and_dispatch("the checkers")
         while self.batch and self._trainer_message is None:
             self._poll_and_dispatch("the trainer")
+        # By serial number: the order in which checkers answer depends on their speed.
         for scored in sorted(self._scored, key=lambda j: int(str(j.key))):
             super()._on_scored(scored)
         if self._trainer_message is not None:

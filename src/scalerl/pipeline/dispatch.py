@@ -96,6 +96,7 @@ class Dispatcher:
         """The generator that will have finished first, given what each holds and is `planned` to
         get. So slow generators get fewer groups, and one that is starting gets some only if all
         are."""
+        # + 1 is the group to be assigned: of two idle generators the faster one gets it.
         return min(self.up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
 
     def assign(
@@ -123,6 +124,7 @@ class Dispatcher:
         """Record that a generator has started, as a new one or as a replacement."""
         state = self.states.setdefault(handle.name, GeneratorState(handle))
         state.handle, state.version, state.starting = handle, version, False
+        # Another process, or another session, counts from the beginning.
         state.sent = state.taken = state.number = 0
         state.behind_since = state.stuck_since = None
         return state
@@ -138,11 +140,13 @@ class Dispatcher:
         assigned to another generator meanwhile.)"""
         state.version = report.version
         state.number = report.number
+        # It accepts messages: the time for those that are left begins anew.
         if report.taken != state.taken:
             state.taken, state.behind_since = report.taken, self.clock.now()
         if state.taken == state.sent:
             state.behind_since = None
         busy = report.seconds.get("generate", 0.0)
+        # Measured speeds would make a deterministic run depend on timing.
         if report.tokens and busy and not self.deterministic:
             state.speed += EWMA_ALPHA * (report.tokens / busy - state.speed)
         found = [w for w in report.written if state.held.pop((w.request, w.row), None) is not None]

@@ -74,7 +74,7 @@ class PendingGroup:
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     #: The group with rewards, once it is scored.
     group: Group | None = None
-    check_summary: CheckSummary = field(default_factory=lambda: CheckSummary())
+    check_summary: CheckSummary = field(default_factory=CheckSummary)
     _age: GroupAge | None = None
 
     @property
@@ -151,6 +151,7 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
     prompts = []
     for p in pending:
         prompts.append(p.token_ids)
+        # Incomplete groups are written again, so their rollouts are not kept.
         kept: Sequence[Rollout] = () if p.stage == "writing" else p._in_order()
         if p.group is not None:
             kept = p.group.rollouts
@@ -176,6 +177,7 @@ def save(path: Path, pending: Iterable[PendingGroup]) -> None:
         name: np.concatenate(values) if values else np.zeros(0, dtype=_ARRAYS[name])
         for name, values in arrays.items()
     }
+    # With an empty array, because np.concatenate refuses an empty list.
     flat["prompts"] = np.concatenate([*prompts, np.zeros(0, dtype=np.int64)])
     if experts:
         flat["experts"] = np.concatenate(experts)

@@ -108,6 +108,7 @@ class Ledger:
 
     def add_work(self, kind: Work, seconds: float) -> None:
         """Add the seconds of work that a worker reports."""
+        # The first rank reports for all of them: they work at the same time.
         self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
         # Generators that have finished their share of a validation write for training again: that
         # time does not belong to the validation.
@@ -207,4 +208,5 @@ class Ledger:
         """Continue from the totals of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
+        # JSON has no tuples.
         self.wasted = {why: (counts[0], counts[1]) for why, counts in state["wasted"].items()}

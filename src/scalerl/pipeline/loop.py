@@ -258,9 +258,8 @@ class Loop(Scaling):
                 "raise sampling.max_prompt_tokens"
             )
         if new and len(self._skipped) <= MAX_NAMED_PROMPTS:
-            more = (
-                " (further ones are not named)" if len(self._skipped) == MAX_NAMED_PROMPTS else ""
-            )
+            last = len(self._skipped) == MAX_NAMED_PROMPTS
+            more = " (further ones are not named)" if last else ""
             self._warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
     def _submit_groups(self, groups: Iterable[PendingGroup]) -> None:
@@ -494,6 +493,7 @@ class Loop(Scaling):
 
     def save(self) -> Path:
         """Write a checkpoint of everything the run needs to be resumed from here."""
+        # A step under way changes the weights, and its groups are no longer pending.
         while self.batch:
             self._poll_and_dispatch("the trainer")
 

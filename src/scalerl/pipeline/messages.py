@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from scalerl.tasks.task import Answer, AnswerScore
     from scalerl.trainer.interface import StepReport
 
+# Messages with arrays in them have eq=False: comparing arrays gives no truth value.
+
 # -- generators -----------------------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ class Scaling(CrewSupervisor):
             if joining:  # it holds nothing yet
                 self.crew.remove_generator(joining.pop())
             else:
+                # The one that joined last.
                 self._dismiss_generator(self.dispatcher.staying[-1])
         self._drop_late_joiners()
 

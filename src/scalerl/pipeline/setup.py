@@ -20,12 +20,13 @@ from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat, reads_the_clock
-from scalerl.models.fast_load import (
+from scalerl.models.load import (
     load_generation_config_fast,
     load_tokenizer_fast,
     meta_model_fast,
+    model_path,
+    resolve_device,
 )
-from scalerl.models.load import model_path, resolve_device
 from scalerl.models.meta_model import cache_bytes, context_length, matmul_parameters
 from scalerl.models.routing import routers_of
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
@@ -251,6 +252,7 @@ class RunSetup:
         k, usual = self.recipe.validation.k, self.validation_sampling
         others = [HeldOutSet(name, found, usual, k) for name, found in self.downstream.items()]
         for text, t in self.temperatures.items():
+            # Greedy answers to a prompt are all the same: one is enough.
             name, answers = TEMPERATURE + text, k if t > 0 else 1
             others.append(HeldOutSet(name, self.validation, Sampling(t), answers))
         return (HeldOutSet(MAIN, self.validation, usual, k), *others)

@@ -45,6 +45,7 @@ def step_line(
         kl=report.kl,
         metrics=dict(report.metrics) | {n: float(np.mean(v)) for n, v in summary.metrics.items()},
         reward=float(np.mean(rewards)) if rewards else None,
+        # An answer without a score counts as wrong here, unlike in a validation.
         pass_rate=float(np.mean([bool(r.correct) for r in rollouts])),
         truncated=float(np.mean([r.truncated for r in rollouts])),
         interrupted=float(np.mean([r.finish == "interrupted" for r in rollouts])),

@@ -142,6 +142,7 @@ class CrewSupervisor(ABC):
 
     def _present(self, worker: Handle) -> bool:
         crew = self.crew
+        # By identity: a replacement has the name of the worker that it replaces.
         return any(worker is one for one in (crew.trainer, *crew.generators, *crew.checkers))
 
     def _send_to_trainer(self, message: Any) -> None:
@@ -281,6 +282,7 @@ class CrewSupervisor(ABC):
     def _replace_silent_workers(self, waits_for: str) -> None:
         trainer = self.crew.trainer
         if self.trainer_since is not None:
+            # An idle trainer sends nothing: what counts is the time since it has had work.
             silence = min(trainer.silence, self.clock.now() - self.trainer_since)
             if silence > self.patience:
                 self._on_worker_lost(trainer, self._silence_text(silence, waits_for))

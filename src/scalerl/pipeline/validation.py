@@ -30,6 +30,10 @@ class ValidationPrompt:
     def in_order(self) -> list[Rollout]:
         return [self.rollouts[row] for row in sorted(self.rollouts)]
 
+    def answers(self, setup: RunSetup, step: int) -> list[Answer]:
+        """The answers as checkers get them, at this step of the run."""
+        return [setup.answer(self.prompt, r.token_ids, step) for r in self.in_order()]
+
 
 @dataclass(slots=True, eq=False)
 class Validation:
@@ -88,7 +92,7 @@ class Validation:
         if len(asked.rollouts) < len(asked.request.seeds):
             return None
         self.unwritten -= 1
-        return [self.setup.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()]
+        return asked.answers(self.setup, step)
 
     def add_scores(self, request: str, scores: Sequence[AnswerScore]) -> None:
         self.missing -= not self.asked[request].scores
@@ -101,9 +105,7 @@ class Validation:
         for name, asked in self.asked.items():
             if any(v.correct is None for v in asked.scores):
                 asked.scores = ()
-                again[name] = [
-                    self.setup.answer(asked.prompt, r.token_ids, step) for r in asked.in_order()
-                ]
+                again[name] = asked.answers(self.setup, step)
         self.missing = len(again)
         return again
 
@@ -198,6 +200,7 @@ def set_score(scores: Sequence[Sequence[AnswerScore]], k: int) -> SetScore:
     scored, asked = sum(map(len, known)), sum(map(len, scores))
     if 2 * scored < asked or len(shares) < min(2, len(scores)):
         return SetScore(None, None, len(scores), k, scored, reason(scores))
+    # Over prompts: the answers to one prompt are not independent of each other.
     spread = float(np.std(shares, ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else None
     return SetScore(float(np.mean(shares)), spread, len(scores), k, scored)
 

@@ -152,9 +152,8 @@ def _set_environment(address: str) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if address == "local":
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(
-                32
-            )  # for this run alone, never on a disk
+            # For this run alone, never on a disk.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # workers start their own
         os.environ.setdefault("RAY_worker_niceness", "0")  # the cluster is there for them alone
         # On a busy machine its processes may take longer than Ray allows by default.

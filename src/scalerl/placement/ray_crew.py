@@ -311,15 +311,12 @@ class RayCrew(BaseCrew):
         ranks = [RayHandle(name, group, i, bundle, owns=False) for i, name in enumerate(names)]
         self._starting = ranks
         specs = [self.specs.trainer]
+        open_rendezvous = ranks[0].actor.open_rendezvous
         if count > 1:
-            host, port = self.ray.get(
-                ranks[0].actor.open_rendezvous.remote(), timeout=PLACED_SECONDS
-            )
+            host, port = self.ray.get(open_rendezvous.remote(), timeout=PLACED_SECONDS)
             specs = [spec for _, spec in self.specs.ranks(host, port, None)]
         if isinstance(self.specs.channel, CollectiveWeights):
-            host, port = self.ray.get(
-                ranks[0].actor.open_rendezvous.remote(), timeout=PLACED_SECONDS
-            )
+            host, port = self.ray.get(open_rendezvous.remote(), timeout=PLACED_SECONDS)
             self.specs.channel.set_rendezvous(host, port, None, self.setup.device)
         for rank, spec in zip(ranks, specs, strict=True):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)

@@ -71,10 +71,8 @@ class TrainerWorker:
             )
         try:
             self.trainer.save(path)
-        except (
-            OSError,
-            SafetensorError,
-        ) as error:  # the loop reports a problem of the disk; the trainer goes on
+        except (OSError, SafetensorError) as error:
+            # The loop reports a problem of the disk; the trainer goes on.
             return m.TrainerDone(problem=getattr(error, "strerror", None) or str(error))
         return m.TrainerDone()
 

@@ -33,7 +33,7 @@ from scalerl.models.rows import PromptRows
 from scalerl.trainer import shards
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.local import GradientStats, LocalTrainer, enable_recompute
-from scalerl.trainer.micro import MicroBatch, balanced_shares, micro_batches, pad, row_work
+from scalerl.trainer.micro import MicroBatch, balanced_shares, micro_batches, row_work
 from scalerl.trainer.rendezvous import join_process_group
 from scalerl.trainer.scorer import ScoredTokens, Scorer
 from scalerl.trainer.sharding import ShardedModel
@@ -96,10 +96,7 @@ class ShardedScorer(Scorer):
         self, groups: Sequence[PromptRows], weights: PassWeights | None = None
     ) -> ScoredTokens:
         groups = groups or [EMPTY_ROW]
-        ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
-        self._route(groups, ids.shape[1])
-        starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
-        place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
+        ids, mask, rows, columns, place = self._padded(groups)
         target = ids[rows, columns + 1]
         logprobs, entropy = self.sharded.policy(ids, mask, rows, columns, target)
         return ScoredTokens(logprobs, entropy, place, ids.numel())

@@ -24,8 +24,8 @@ from scalerl.algorithm.options import Options
 from scalerl.algorithm.rollout import Group
 from scalerl.errors import is_out_of_memory
 from scalerl.models.cpu.packed import PassWeights
-from scalerl.models.fast_load import load_model_fast
 from scalerl.models.head import Precision
+from scalerl.models.load import load_model_fast
 from scalerl.models.rows import PromptRows
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import checkpoint

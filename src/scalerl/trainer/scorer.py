@@ -87,11 +87,8 @@ class Scorer:
                 head = replace(head, module=AccumulatorHead(weights.head))
             target, place, tokens = packed.target_M, packed.place_M, len(packed.ids_N)
         else:
-            ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
-            self._route(groups, ids.shape[1])
+            ids, mask, rows, columns, place = self._padded(groups)
             hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
-            starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
-            place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
             target, tokens = ids[rows, columns + 1], ids.numel()
         found, entropy = chunked_logprobs(hidden, head, target, self.temperature)
         return ScoredTokens(found, entropy, place, tokens)
@@ -110,10 +107,18 @@ class Scorer:
                 out[i][:] = found[end - len(out[i]) : end]
         return out
 
-    def _route(self, groups: Sequence[PromptRows], width: int) -> None:
+    def _padded(
+        self, groups: Sequence[PromptRows]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """The input of the model's own pass (`pad`), and the place of each completion token. Sets
+        the experts of that pass, where routing is replayed."""
+        ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
         if self.replay is not None:
-            rows = [e for g in groups for e in g.experts or [None] * len(g)]
-            self.replay.give(rows, width, self.device)
+            experts = [e for g in groups for e in g.experts or [None] * len(g)]
+            self.replay.give(experts, ids.shape[1], self.device)
+        starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
+        place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
+        return ids, mask, rows, columns, place
 
     def packs(self, groups: Sequence[PromptRows]) -> bool:
         return self.packed is not None and all(group.longest <= LONGEST for group in groups)

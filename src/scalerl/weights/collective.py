@@ -87,11 +87,6 @@ class CollectiveWeights:
         limit = timedelta(seconds=self.deadline)
         return TCPStore(*self.address, is_master=False, timeout=limit)
 
-    def buffers(self) -> list[Tensor]:
-        """The two buffers of an end."""
-        size, dtype = self.layout.size, self.layout.dtype
-        return [torch.zeros(size, dtype=dtype, device=self.device) for _ in "ab"]
-
     def group(self, store: Store, number: int, rank: int, size: int) -> Any:
         """A process group of its own, not torch's default one: the trainer's ranks, or vLLM, own
         that."""
@@ -115,7 +110,7 @@ class BroadcastEnd:
     def __init__(self, channel: CollectiveWeights, work: Callable[[], None]) -> None:
         self.channel, self.layout = channel, channel.layout
         self.store = channel.store()
-        self.front, self.back = channel.buffers()
+        self.front, self.back = self.layout.two_buffers(channel.device)
         self.lock = threading.Lock()
         self.error: Exception | None = None
         self.closed = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,10 @@ class Layout:
         """Number of elements."""
         return sum(torch.Size(s).numel() for s in self.shapes)
 
+    def two_buffers(self, device: str = "cpu") -> list[Tensor]:
+        """Two flat buffers: one is written while the other is read."""
+        return [torch.zeros(self.size, dtype=self.dtype, device=device) for _ in "ab"]
+
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each tensor as a view into a flat buffer."""
         at = 0
@@ -104,21 +108,24 @@ class Layout:
             at += n
 
 
-class DirectWeights:
-    """The channel within one process (`placement.weights = "direct"`): channel, sender and receiver
-    at once. The weights are a copy."""
+class SingleObjectChannel:
+    """A channel that is its own sender and receiver."""
+
+    def sender(self) -> Self:
+        return self
+
+    def receiver(self) -> Self:
+        return self
+
+
+class DirectWeights(SingleObjectChannel):
+    """The channel within one process (`placement.weights = "direct"`). The weights are a copy."""
 
     across_processes = False
 
     def __init__(self, layout: Layout | None = None) -> None:
         self.version = -1
         self.weights: dict[str, Tensor] = {}
-
-    def sender(self) -> DirectWeights:
-        return self
-
-    def receiver(self) -> DirectWeights:
-        return self
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         # Copied, because the trainer goes on changing its own.

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from scalerl.registry import Registry
 from scalerl.weights.collective import CollectiveWeights
-from scalerl.weights.cuda_ipc import CudaIpcWeights
 from scalerl.weights.interface import Channel, DirectWeights, Layout
 from scalerl.weights.ray_objects import RayWeights
-from scalerl.weights.shared_memory import SharedWeights
+from scalerl.weights.shared_memory import CudaIpcWeights, SharedWeights
 
 CHANNELS: Registry[Callable[[Layout], Channel]] = Registry("weights channel")
 CHANNELS.register("shared-memory")(SharedWeights)

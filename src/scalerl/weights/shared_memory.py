@@ -10,14 +10,16 @@ has no name in the file system and is freed with the last process that holds it,
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError
-from scalerl.weights.interface import Layout, WeightTarget
+from scalerl.weights.interface import Layout, SingleObjectChannel, WeightTarget
 
 #: Position in the header of the number of the newest buffer.
 _NEWEST = 0
@@ -29,9 +31,11 @@ _VERSION = 3
 #: Where Linux keeps shared memory. A process that writes beyond its size is killed by SIGBUS,
 #: without a message.
 SHARED = Path("/dev/shm")
+#: Bytes reserved for the pickled CUDA handles of two buffers, a few hundred each.
+HANDLE_BYTES = 1 << 16
 
 
-class SharedWeights:
+class SharedWeights(SingleObjectChannel):
     """Channel, sender and receiver at once: each process that holds the memory may be either."""
 
     across_processes = True
@@ -39,14 +43,8 @@ class SharedWeights:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         _check_room(2 * layout.size * layout.dtype.itemsize)
-        self.buffers = [_shared(torch.zeros(layout.size, dtype=layout.dtype)) for _ in "ab"]
+        self.buffers = [_shared(buffer) for buffer in layout.two_buffers()]
         self.header = _shared(torch.tensor([0, 0, 0, -1, -1]))
-
-    def sender(self) -> SharedWeights:
-        return self
-
-    def receiver(self) -> SharedWeights:
-        return self
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy the weights into the older buffer and make it the newest. Only the trainer calls
@@ -81,6 +79,48 @@ class SharedWeights:
             self._synchronise()
             if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
                 return version
+
+
+class CudaIpcWeights(SharedWeights):
+    """Weights between processes that share a GPU (`placement.weights = "cuda-ipc"`): the same two
+    buffers, on the device. Not yet run on a GPU: begin with `scalerl doctor`.
+
+    The trainer makes the buffers and writes their CUDA IPC handles into shared memory; a generator
+    opens them. Both must see the same devices (CUDA_VISIBLE_DEVICES)."""
+
+    def __init__(self, layout: Layout) -> None:
+        if not torch.cuda.is_available():
+            raise InputError(
+                "placement.weights=cuda-ipc is for workers that share a GPU, and this machine has "
+                "none: set placement.weights=auto"
+            )
+        # The header stays in shared memory; the buffers there are empty.
+        super().__init__(Layout((), (), layout.dtype))
+        self.layout = layout
+        self._handles = torch.zeros(HANDLE_BYTES, dtype=torch.uint8)
+        self._handles.share_memory_()  # type: ignore[no-untyped-call]
+        self._open: list[Tensor] = []
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        if not self._open:
+            self._open = self.layout.two_buffers("cuda")
+            # Made here and not in __init__: CUDA memory must belong to the trainer's process.
+            made = [reduce_tensor(buffer) for buffer in self._open]  # type: ignore[no-untyped-call]
+            handles = pickle.dumps(made)
+            text = len(handles).to_bytes(4, "little") + handles
+            self._handles[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.buffers = self._open
+        super().publish(version, weights)
+
+    def _synchronise(self) -> None:
+        torch.cuda.synchronize()
+
+    def into(self, engine: WeightTarget) -> int:
+        if not self._open and self.newest() >= 0:
+            text = self._handles.numpy().tobytes()
+            found = pickle.loads(text[4 : 4 + int.from_bytes(text[:4], "little")])
+            self._open = self.buffers = [rebuild(*given) for rebuild, given in found]
+        return super().into(engine)
 
 
 def _check_room(needed: int) -> None:

@@ -230,6 +230,7 @@ class BareLlama(nn.Module):
         """The model with its weights in FP32."""
         with torch.device("meta"):
             made = BareLlama(config)
+        # `assign` replaces the parameters of the meta device, which unties the head.
         made.load_state_dict(made.weights_in(config.folder), assign=True)
         made.tie_weights()
         return made.requires_grad_()
@@ -237,6 +238,7 @@ class BareLlama(nn.Module):
     def weights_in(self, folder: Path) -> dict[str, Tensor]:
         """The weights of this model in a directory of its kind, by name, in FP32."""
         own = {name: p.shape for name, p in self.state_dict().items()}
+        # A tied head is not stored: it is the embedding.
         if self.config.tie_word_embeddings:
             del own["lm_head.weight"]
         try:

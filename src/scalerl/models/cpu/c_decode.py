@@ -93,6 +93,7 @@ class CDecoder:
         # By row: its slot, its number of generated tokens, and the shared prompt's length and room.
         self.slot, self.own, self.prompt, self.room = np.zeros((4, rows_max), dtype=np.int64)
         self.shared_keys, self.shared_values = np.zeros((2, rows_max), dtype=np.uintp)
+        # Keeps the prompts' keys and values alive, which C reads through pointers.
         self.holding: list[tuple[Tensor, Tensor]] = []
         self.free = list(range(rows_max))[::-1]
         self.keys: list[npt.NDArray[np.float32]] = []
@@ -143,9 +144,8 @@ class CDecoder:
         self._update_pointers()
         words = self.model.model.embed_tokens.weight.shape[0]
         if len(token_B) and not 0 <= int(token_B.min()) <= int(token_B.max()) < words:
-            raise IndexError(
-                f"a token is none of the model's {words} words"
-            )  # torch raises the same
+            # Torch raises the same; C would read beyond the table.
+            raise IndexError(f"a token is none of the model's {words} words")
         live = slice(self.first, self.rows)
         arrays = (token_B.numpy(), self.slot[live], self.prompt[live], self.own[live],
                   self.shared_keys[live], self.shared_values[live], self.room[live])  # fmt: skip

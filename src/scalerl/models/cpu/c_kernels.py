@@ -85,6 +85,7 @@ class CAttention(torch.autograd.Function):
         ctx: Any, qkv: Tensor, turn_N: Tensor, rows: PackedRows, shape: LlamaShape
     ) -> Tensor:
         lib = _lib()
+        # Without this, ctypes would cut the result to a C int of 32 bits.
         lib.attention_room.restype = LONG
         qkv, turn_N = qkv.contiguous(), turn_N.contiguous()
         c_shape = _CShape(len(qkv), shape.heads, shape.kv_heads, shape.size)

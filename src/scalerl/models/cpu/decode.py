@@ -150,6 +150,7 @@ class LlamaDecoder:
             return torch.bmm(scores.softmax(dim=-1), v).view(len(token_B), -1)
 
         hidden = self._body(token_B, self.rotation_C[lengths_B], attend)
+        # A view: this counts the new token in `lengths_R`.
         lengths_B += 1
         self.longest += 1
         return hidden
@@ -159,6 +160,7 @@ class LlamaDecoder:
         if len(compaction.into):
             into = torch.from_numpy(compaction.into + self.first).to(self.device)
             out_of = torch.from_numpy(compaction.out_of + self.first).to(self.device)
+            # Only columns in use are copied.
             width = int(self.lengths_R[out_of].max())
             for tensor in (*self.keys, *self.values):
                 live = tensor[:, :, :width]

@@ -158,6 +158,7 @@ class PackedRows:
         (row_M, column_M), (row_C, column_C) = _places(lengths), _places(inner)
         first = G * P + np.cumsum(inner) - inner
         before = sizes[which]
+        # The first token of a completion is predicted by the last one of its prompt.
         source = np.where(
             column_M == 0, which[row_M] * P + before[row_M] - 1, first[row_M] + column_M - 1
         )
@@ -176,6 +177,7 @@ class PackedRows:
             inner_R=inner,
         )
 
+    # Both layouts are made on first use: torch needs only this one, C only the next.
     @cached_property
     def blocks(self) -> tuple[AttentionBlock, ...]:
         """The blocks of attention for torch_kernels.py, on padded rows."""
@@ -189,6 +191,7 @@ class PackedRows:
         causal = torch.ones(max(P, T), max(P, T), dtype=torch.bool).triu(1).float().mul_(MASKED)
         whole = np.ones((G, P), dtype=bool)
         blocks = [AttentionBlock.from_tokens(prompt_GP, whole, prompt_GP, causal[:P, :P], shape)]
+        # Without it, every completion is a single token, which attends to nothing.
         if T:
             to_prompt = np.where(np.arange(P) >= before[:, None], np.float32(MASKED), 0)
             mask = np.empty((R, 1, T, P + T), dtype=np.float32)

@@ -110,6 +110,7 @@ def _think(asked: Sum, noise: Noise, source: random.Random) -> tuple[str, list[t
         thought += f"{tag}{copied}{written(value)}"
         sums.append((len(thought), value))
         slipped = value != _plus(total, digit, forgets) % 100
+        # One draw for both cases: a slip is redone, or the trace started over, never both.
         chance = source.random()
         if chance < (noise.redo if slipped else noise.needless_redo):
             thought += REDO

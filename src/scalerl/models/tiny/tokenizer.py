@@ -25,6 +25,7 @@ VOCABULARY = (
     *("=", REDO, CUT),
 )
 
+# Longest first: `</think>` is one token, not eight.
 _TOKEN = re.compile("|".join(map(re.escape, sorted(VOCABULARY, key=len, reverse=True))))
 _IDS = {token: i for i, token in enumerate(VOCABULARY)}
 

@@ -280,6 +280,7 @@ def warm_start(
     settings = settings or WarmStart()
     tokenizer = make_tokenizer()
     model = make_model(settings, tokenizer)
+    # The last 3 % of the progress are the two measurements below.
     losses = teach(model, tokenizer, settings, lambda fraction: report(0.97 * fraction))
     task = RunningSums(items_min=settings.items_min, items_max=settings.items_max)
     sampled, greedy = (
