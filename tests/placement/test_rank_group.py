@@ -4,8 +4,8 @@ import pytest
 
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
-from scalerl.placement import rank_group
-from scalerl.placement.rank_group import RankGroup
+from scalerl.placement import base_crew
+from scalerl.placement.base_crew import RankGroup
 
 
 class Rank:
@@ -54,7 +54,7 @@ def test_a_rank_that_hangs_is_named_after_a_while(group, monkeypatch):
     first, _ = group.ranks
     group.on_message(first, m.WorkerFailed("timed out after 8000 ms", lost=True))
     assert group.overdue() is None
-    monkeypatch.setattr(rank_group, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(base_crew, "GRACE_SECONDS", 0.0)
     assert (
         group.overdue().why
         == "is stuck: trainer rank 1 did not answer the other ranks (timed out after 8000 ms)"

@@ -24,10 +24,9 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement import forkserver
-from scalerl.placement.base_crew import BaseCrew
+from scalerl.placement.base_crew import BaseCrew, RankGroup
 from scalerl.placement.checker_worker import run_checker
 from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group, guarded
-from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec

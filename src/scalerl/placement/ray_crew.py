@@ -26,11 +26,10 @@ from scalerl.machine import cores
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
-from scalerl.placement.base_crew import BaseCrew
+from scalerl.placement.base_crew import BaseCrew, RankGroup
 from scalerl.placement.checker_worker import serve_checker
 from scalerl.placement.connection import SessionFilter
 from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
-from scalerl.placement.rank_group import RankGroup
 from scalerl.placement.ray_cluster import (
     Needs,
     connect,
