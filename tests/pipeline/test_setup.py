@@ -159,6 +159,6 @@ def test_without_such_a_template_no_date_is_set(model):
 
 
 def test_a_date_that_is_none_is_refused(model):
-    with pytest.raises(InputError, match=r"chat_date = '18 Nov' is not a date: write it as 2026"):
+    with pytest.raises(InputError, match=r"chat_date = '18 Nov' is not a date: write it like 2026"):
         plan_of(model, "model.chat_date=18 Nov")
     assert plan_of(model, "model.chat_date=2026-11-18").recipe.model.chat_date == "2026-11-18"
