@@ -147,8 +147,8 @@ def test_a_file_is_asked_whole_unless_the_run_was_trained_on_it(run, tmp_path):
     trained = replace(subject, recipe=subject.recipe.replace({"task.dataset": str(file)}))
     task = make_task("math", str(file), options={"held_out_share": 0.5})
     asked = EvaluationOptions("math", str(file), prompts=2)
-    assert len(EvaluationOptions("math", str(file)).chooser(subject)(task)) == 16
-    assert asked.chooser(trained)(task) == task.validation_prompts(2)
+    assert len(EvaluationOptions("math", str(file)).choose(task, subject)) == 16
+    assert asked.choose(task, trained) == task.validation_prompts(2)
 
 
 def test_bad_input_is_one_clear_line_and_leaves_nothing(run, tmp_path):

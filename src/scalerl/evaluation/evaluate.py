@@ -37,7 +37,6 @@ from scalerl.pipeline.validation import (
     set_score,
 )
 from scalerl.placement.child import UNGUARDED
-from scalerl.recipe import Recipe
 from scalerl.runs.lines import AnswerLine, EvalLine
 from scalerl.runs.lock import RunLock
 from scalerl.tasks.task import AnswerScore, Prompt, Task
@@ -74,6 +73,8 @@ def evaluate(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A checker that is starting has imported the user's script, which calls this again.
         os._exit(UNGUARDED)
+    # One thread per process, inherited by the checkers: small matrix products on contended threads
+    # are many times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not models:
@@ -110,12 +111,19 @@ def _one(
     say: Callable[[str], None],
 ) -> Evaluation:
     subject, began = record.subject, time.monotonic()
-    setup, chosen = _setup(record.recipe, asking.chooser(subject))
+    chosen: list[Prompt] = []
+
+    def choose(task: Task) -> Sequence[Prompt]:
+        chosen.extend(asking.choose(task, subject))
+        return chosen
+
+    setup = RunSetup.from_recipe(record.recipe, choose)
     record.recipe = setup.recipe  # with its chat date, which a resumed evaluation has to keep
-    if len(setup.validation) < chosen:
+    left_out = len(chosen) - len(setup.validation)
+    if left_out > 0:
         say(
-            f"{chosen - len(setup.validation)} of {chosen} prompts are left out: they are empty or "
-            f"longer than sampling.max_prompt_tokens = {record.recipe.sampling.max_prompt_tokens}"
+            f"{left_out} of {len(chosen)} prompts are left out: they are empty or longer than "
+            f"sampling.max_prompt_tokens = {record.recipe.sampling.max_prompt_tokens}"
         )
     record.make()
     try:
@@ -136,6 +144,7 @@ def _all_lines(
     """The answers to all prompts: those on disk, and new ones for the others."""
     lines, subject = record.open(), record.subject
     asked = Validation.from_setup(setup).asked
+    # By the prompt's id, which does not depend on how many prompts are asked.
     left = {key: one for key, one in asked.items() if one.prompt.id not in lines}
     if not left:
         return lines
@@ -146,18 +155,6 @@ def _all_lines(
             record.append(lines[one.prompt.id])
             progress(share)
     return lines
-
-
-def _setup(recipe: Recipe, choose: Callable[[Task], Sequence[Prompt]]) -> tuple[RunSetup, int]:
-    """The setup, and how many prompts were chosen for it, of which it may leave out some."""
-    sizes: list[int] = []
-
-    def counted(task: Task) -> Sequence[Prompt]:
-        found = choose(task)
-        sizes.append(len(found))
-        return found
-
-    return RunSetup.from_recipe(recipe, counted), sizes[0]
 
 
 def _lines(setup: RunSetup, asked: ValidationPrompt) -> list[AnswerLine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class EvaluationOptions:
         if self.dataset is not None:
             own["dataset"] = self.dataset
         asked = data["validation"]
+        # A record holds one curve: that of validation.temperature.
         asked["also_temperatures"] = []
         if self.temperature is not None:
             asked["temperature"] = self.temperature
@@ -60,25 +61,19 @@ class EvaluationOptions:
             asked["prompts"] = self.prompts
         return recipe_from([data, *self.changes])
 
-    def chooser(self, subject: Subject) -> Callable[[Task], Sequence[Prompt]]:
-        """A function that chooses the prompts of a task: all of a dataset given for the evaluation,
-        since a benchmark has no training side; otherwise the held-out ones, which the run was never
-        trained on."""
-        recipe = self.recipe(subject)
+    def choose(self, task: Task, subject: Subject) -> Sequence[Prompt]:
+        """The prompts of the evaluation: all of a dataset given for it, since a benchmark has no
+        training side; otherwise the held-out ones, which the run was never trained on."""
         trained = subject.recipe.task.dataset
-        whole = bool(self.dataset) and not _same_file(self.dataset or "", trained)
-
-        def choose(task: Task) -> Sequence[Prompt]:
-            if not whole:
-                return task.validation_prompts(recipe.validation.prompts)
-            found = sorted(task.prompts(), key=lambda prompt: prompt.rank)
-            if self.prompts is not None and self.prompts > len(found):
-                raise InputError(
-                    f"{self.dataset} has {len(found)} prompts, not {self.prompts}: lower --prompts"
-                )
-            return found[: self.prompts]
-
-        return choose
+        if not self.dataset or _same_file(self.dataset, trained):
+            return task.validation_prompts(self.recipe(subject).validation.prompts)
+        # By rank, as the held-out prompts: a smaller --prompts gives a subset.
+        found = sorted(task.prompts(), key=lambda prompt: prompt.rank)
+        if self.prompts is not None and self.prompts > len(found):
+            raise InputError(
+                f"{self.dataset} has {len(found)} prompts, not {self.prompts}: lower --prompts"
+            )
+        return found[: self.prompts]
 
 
 def _same_file(a: str, b: str) -> bool:

@@ -50,6 +50,7 @@ class EvaluationRecord:
                 raise InputError(f"{self.path} is a run, not an evaluation: choose another -o")
             return
         before = Recipe.load(self.path / "recipe.toml")
+        # A chat template that prints today's date would make each day's evaluation a different one.
         self.recipe = with_date_of(before, self.recipe)
         # Scores of two different test sets must not be mixed in one record.
         for difference in diff(before, self.recipe):
@@ -121,6 +122,7 @@ class EvaluationRecord:
             for a in answers
         )
         self.store.save_answers(EvalAnswers.from_answers(line.step, samples))
+        # After the answers: a score in the record always has them.
         self.store.put(line)
 
     def _replace(self, path: Path, content: str) -> None:

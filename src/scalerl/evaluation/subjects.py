@@ -100,6 +100,7 @@ def _of_checkpoint(run: Path, path: Path) -> Subject:
     wrong = checkpoints.find_damage(path)
     if wrong is not None:
         raise InputError(f"checkpoint {path} is damaged ({wrong}): name the others one by one")
+    # Resolved, since Path(".") has no name.
     step, name = checkpoints.step_of(path), run.resolve().name
     mark = hashlib.sha256((path / checkpoints.MANIFEST).read_bytes()).hexdigest()[:16]
     return Subject(
@@ -117,6 +118,7 @@ def _of_checkpoint(run: Path, path: Path) -> Subject:
 def _compute_at(run: Path, step: int) -> Compute:
     """The compute of the run up to this step, as its own curve counts it."""
     store = RunStore(run, resume=True)
+    # A step that was validated is a point of the run's own curve: its compute is that point's.
     lines = [line for line in store.read(EvalLine) if line.step == step]
     if lines:
         return lines[-1].compute

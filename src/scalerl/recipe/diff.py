@@ -55,6 +55,7 @@ def flat(recipe: Recipe, paths: Iterable[str]) -> dict[str, Any]:
     values = {}
     for path in paths:
         section, _, leaf = path.rpartition(".")
+        # `get`: the other recipe may have a loss with constants that this one lacks.
         values[path] = data[section].get(leaf) if section else data[path]
     return values
 

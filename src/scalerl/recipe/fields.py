@@ -61,11 +61,14 @@ def with_constants(data: Any, path: str, table: dict[str, dict[str, Any]], defau
     if not isinstance(data, dict):
         return data
     section, switch = path.split(".")
+    # None is an unset key: it gets the default of the choice.
     data = {key: value for key, value in data.items() if value is not None}
     choice = data.get(switch, default)
+    # The field of the choice refuses a wrong one, with the list of those that exist.
     if not isinstance(choice, str) or choice not in table:
         return data
     others = {k for constants in table.values() for k in constants} - set(table[choice])
+    # Sorted, since a set has no order: the same error for the same recipe.
     for key in sorted(others):
         if key in data:
             users = " and ".join(name for name, constants in table.items() if key in constants)

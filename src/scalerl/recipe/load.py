@@ -76,6 +76,7 @@ def read_preset(name: str) -> dict[str, Any]:
     without one (`tiny`) is an overlay: only the keys that it sets."""
     text = preset_text(name)
     layer = tomllib.loads(text)
+    # It is for `provenance`; it is no key of a recipe.
     layer.pop(NOT_STATED, None)
     if "source" not in layer:
         return layer
@@ -112,6 +113,7 @@ def _marks_in_file(name: str) -> dict[str, str]:
     marks = _marks_in_file(data["over"]) if "over" in data else {}
     marks |= dict.fromkeys(data.get(NOT_STATED, ()), "not stated: kept as in scalerl")
     section = ""
+    # tomllib drops comments, so they are read from the text.
     for line in text.splitlines():
         if found := re.fullmatch(r"\[(\w+)\]", line):
             section = f"{found[1]}."
@@ -126,6 +128,7 @@ def annotated(recipe: Recipe, preset: str) -> str:
     if preset not in presets():
         raise InputError(f"{preset} is not a preset, so where its numbers come from is not known")
     base = preset if "source" in tomllib.loads(preset_text(preset)) else "scalerl"
+    # An overlay sets a few keys only: all other numbers come from scalerl.
     marks = provenance(base)
     for changed in diff(load(base), recipe):
         marks[changed.path] = f"changed here: {shown(changed.a)} in {base}"
@@ -176,6 +179,7 @@ def _lay(data: Mapping[str, Any], source: str | Path | Mapping[str, Any]) -> dic
     """A source laid over `data`, together with the preset that it names in `over`."""
     label, layer = read(source)
     below = layer.pop("over", None)
+    # A list, since `over` may be any TOML value, also one that cannot be hashed.
     if below is not None and below not in list(presets()):
         raise InputError(
             f"over = {below!r} in {label or 'a layer'} is not a preset; see `scalerl recipe list`"
@@ -201,6 +205,7 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(source, Mapping):
         return "", dict(source)
     names = presets()
+    # A Path is always a file, even one with the name of a preset.
     if isinstance(source, str) and source in names:
         return source, read_preset(source)
     path = Path(source)
@@ -229,6 +234,7 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key in SWITCHES:
             switch, lasting = SWITCHES[key]
+            # A lower layer that names no choice has left it open: its constants stay.
             if switch in item and item[switch] != below.get(switch, item[switch]):
                 below = {k: v for k, v in below.items() if k in lasting}
         merged[key] = merge(below, item)

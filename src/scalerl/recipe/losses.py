@@ -146,6 +146,7 @@ class LossSection(Section):
         data = {k: v for k, v in data.items() if k in cls.model_fields}
         name = data.get("name", cls.model_fields["name"].default)
         known = LOSS_CONSTANTS.get(name) if isinstance(name, str) else None
+        # A loss of the user, or a name that `_known_loss` refuses.
         if known is None:
             return data | given
         for key in given:
@@ -168,6 +169,7 @@ class LossSection(Section):
 
     @model_validator(mode="after")
     def _used(self) -> LossSection:
+        # k3 is the default, which every complete recipe holds, with a KL term or without.
         if self.kl_estimator != "k3" and not self.kl_coefficient:
             raise ValueError(
                 "loss.kl_estimator has no effect without a KL term: set loss.kl_coefficient above 0"

@@ -35,6 +35,7 @@ class Names:
         """
         if text in self._known or is_path(text):
             return text
+        # 0.6 is difflib's own default: one or two wrong letters in a short name.
         near = difflib.get_close_matches(text, self._known, n=1, cutoff=0.6)
         hint = f"choose from {', '.join(self._known)}, or give your own as package.module:function"
         if near:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
-
-if TYPE_CHECKING:
-    from scalerl.recipe.schema import Recipe
+from scalerl.recipe.schema import Recipe
 
 #: Names of keys in other frameworks → our key, for the "did you mean" of an unknown key.
 ELSEWHERE = {
@@ -54,8 +52,6 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 def known_fields() -> dict[str, FieldInfo]:
     """Dotted path → field, for a whole recipe; the constants of losses are not among them."""
-    from scalerl.recipe.schema import Recipe
-
     return dict(fields(Recipe))
 
 
@@ -100,6 +96,7 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
     if ELSEWHERE.get(leaf) in known:
         return ELSEWHERE[leaf]
     here = [k for k in known if k.rpartition(".")[0] == section]
+    # Stricter than below: all keys of a section have its name in common.
     inside = difflib.get_close_matches(path, here, n=1, cutoff=0.75)
     if inside:
         return inside[0]
@@ -135,6 +132,7 @@ def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | No
     for key, value in data.items():
         if key in known:
             continue
+        # Not in [loss]: a constant of a custom loss may have any name.
         names = value if isinstance(value, Mapping) and key != "loss" else ()
         for path in (key, *(f"{key}.{name}" for name in names)):
             if (line := not_yet(path)) is not None:
@@ -167,14 +165,17 @@ def explain(error: ValidationError) -> str:
     # Only the first, since the others often follow from it; their number is given.
     problems = error.errors(include_url=False)
     first = problems[0]
+    # Without positions in a list: a recipe's key names the whole list.
     path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
     reason = first["msg"].removeprefix("Value error, ")
     if path.startswith("task.options."):
+        # Further parts are pydantic's names of the types that were tried.
         names = ".".join(str(part) for part in first["loc"][:3])
         return f"{names} must be text, a number, true or false, or a list or table of those"
     if path.startswith("loss.") and ".".join(map(str, first["loc"][:2])) not in known_keys():
         return f"loss.{first['loc'][1]} must be text, a number, true or false, or a list of those"
     if first["type"] == "value_error":
+        # Our own checks name the keys; those of a field's type do not.
         line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
     elif path in TOO_SMALL and first["type"] == "greater_than_equal":
         line = TOO_SMALL[path].format(first["input"])

@@ -90,6 +90,7 @@ HEADINGS = "key | type | default | meaning | source"
 
 
 def _table(fields: dict[str, FieldInfo], section: str) -> str:
+    # Of a recipe, not of the field: there the constants of the chosen length control are filled in.
     defaults = getattr(Recipe(), section) if section else Recipe()
     rows = []
     for name, info in fields.items():
@@ -132,6 +133,7 @@ def meaning(info: FieldInfo) -> str:
 def _lines(headings: str, rows: list[list[str]]) -> str:
     lines = [f"| {headings} |", "|" + "---|" * len(headings.split(" | "))]
     for cells in rows:
+        # A bar would end the cell.
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -31,6 +31,7 @@ from scalerl.recipe.sections_runtime import (
     ScheduleSection,
     ValidationSection,
 )
+from scalerl.recipe.toml import write
 
 #: Fields that identify a recipe; they do not change what a run does.
 IDENTITY = ("name", "description", "source")
@@ -82,6 +83,7 @@ class Recipe(Section):
         >>> Recipe.load("scalerl", "tiny", overrides=["schedule.k=2"]).batch.completions
         512
         """
+        # Imported here, because load.py imports this module; likewise problems.py.
         from scalerl.recipe.load import load
 
         return load(*sources, overrides=overrides)
@@ -101,12 +103,11 @@ class Recipe(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain values, section by section; None where a field is unset."""
+        # In JSON mode tuples become lists, as they come back from TOML.
         return self.model_dump(mode="json")
 
     def to_toml(self) -> str:
         """The complete recipe as TOML, from which `Recipe.load` makes the same recipe."""
-        from scalerl.recipe.toml import write
-
         return write(self.to_dict())
 
     def replace(self, changes: Mapping[str, Any]) -> Recipe:
@@ -131,6 +132,7 @@ class Recipe(Section):
         if o.decay == "constant" or (o.decay_start is not None and o.decay_steps is not None):
             return self
         start = o.warmup_steps if o.decay_start is None else o.decay_start
+        # Without decay_steps there are budget.steps: `_check_decay` refuses a decay without an end.
         steps = (self.budget.steps or 0) - start if o.decay_steps is None else o.decay_steps
         return self.replace({"optimiser.decay_start": start, "optimiser.decay_steps": steps})
 

@@ -66,6 +66,7 @@ class ModelSection(Section):
             return chat_date.isoformat()
         if isinstance(chat_date, str):
             try:
+                # In one form: 20260131 is the same date, and must not look like a change on resume.
                 return date.fromisoformat(chat_date).isoformat()
             except ValueError:
                 raise ValueError(
@@ -76,6 +77,7 @@ class ModelSection(Section):
     @field_validator("dtype", mode="before")
     @classmethod
     def _no_half(cls, dtype: Any) -> Any:
+        # Before the type is checked, which would list the choices without the reason.
         if dtype == "float16":
             raise ValueError(
                 "model.dtype = float16 needs loss scaling, which scalerl does not have: small "
@@ -93,6 +95,7 @@ class TaskSection(Section):
         "paper",
         min_length=1,
     )
+    # Not strict, here and for other tuples: TOML has lists only. The numbers in it stay strict.
     weights: tuple[StrictFloat, ...] = field(
         (),
         "share of the prompts from each task, in the order of name; empty: equal shares",
@@ -220,6 +223,7 @@ class AdvantageSection(Section):
                 f'advantage.population = "{self.population}" needs advantage.normalisation = '
                 '"batch": only the std of the batch is taken over a population'
             )
+        # Compared with the defaults, which every complete recipe holds.
         if self.normalisation == "none" and (self.ddof, self.epsilon) != (0, 1e-6):
             raise ValueError(
                 'advantage.normalisation = "none" uses no std: leave out advantage.ddof and '
@@ -280,6 +284,11 @@ class CurriculumSection(Section):
         )
 
 
+def _tokens(meaning: str, source: str) -> Any:
+    # Unset by default: which lengths a recipe has depends on its length control.
+    return field(None, meaning, source, unit="tokens", gt=0)
+
+
 class LengthSection(Section):
     """How long a rollout may get, and what happens to longer ones."""
 
@@ -292,43 +301,25 @@ class LengthSection(Section):
         "paper",
         min_length=1,
     )
-    think_tokens_min: int | None = field(
-        None,
+    think_tokens_min: int | None = _tokens(
         "smallest thinking budget; each rollout draws its own, uniformly",
         "paper: 10k; 10,240 as read by TRL",
-        unit="tokens",
-        gt=0,
     )
-    think_tokens_max: int | None = field(
-        None, "largest thinking budget", "paper: 12,288", unit="tokens", gt=0
+    think_tokens_max: int | None = _tokens("largest thinking budget", "paper: 12,288")
+    answer_tokens: int | None = _tokens(
+        "tokens for the answer after the thought; a longer rollout is truncated", "paper: 2,048"
     )
-    answer_tokens: int | None = field(
-        None,
-        "tokens for the answer after the thought; a longer rollout is truncated",
-        "paper: 2,048",
-        unit="tokens",
-        gt=0,
-    )
-    max_tokens: int | None = field(
-        None,
+    max_tokens: int | None = _tokens(
         "tokens of a rollout under penalty or none; a longer one is truncated",
         "paper: 14k, read as 14,336",
-        unit="tokens",
-        gt=0,
     )
-    penalty_max: int | None = field(
-        None,
+    penalty_max: int | None = _tokens(
         "L_max of Eq. 9: a correct rollout of this length loses 1 reward",
         "paper: 14k, read as 14,336",
-        unit="tokens",
-        gt=0,
     )
-    penalty_cache: int | None = field(
-        None,
+    penalty_cache: int | None = _tokens(
         "L_cache of Eq. 9: the penalty starts this far before penalty_max",
         "paper: 2k, read as 2,048",
-        unit="tokens",
-        gt=0,
     )
     truncation_warn: float = field(
         0.05,

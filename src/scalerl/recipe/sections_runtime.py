@@ -123,6 +123,7 @@ class OptimiserSection(Section):
     @model_validator(mode="after")
     def _decays(self) -> OptimiserSection:
         for key in DECAY_CONSTANTS:
+            # The defaults are None and 0, which every complete recipe holds.
             if self.decay == "constant" and getattr(self, key):
                 raise ValueError(
                     f'optimiser.{key} has no effect with optimiser.decay = "constant": set decay '

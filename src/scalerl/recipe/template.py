@@ -69,6 +69,7 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
     about = fields_of(recipe)
     values = flat(recipe, about)
     further = {".".join(path.split(".")[:2]) for path in also}  # task.options.size: the table
+    # Unset keys cannot be written in TOML.
     wanted = {p for p in {*SHOWN, *further} if p in about and values[p] is not None}
     lines = [
         f"# `scalerl train FILE --dry-run` checks this file; `scalerl recipe show {over}` prints",

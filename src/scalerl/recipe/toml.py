@@ -30,9 +30,11 @@ def value(item: Any) -> str:
     >>> value([1, 2.5]), value({"a b": True}), value(5e-7)
     ('[1, 2.5]', '{"a b" = true}', '5e-07')
     """
+    # Before int, of which bool is a subclass.
     if isinstance(item, bool):
         return "true" if item else "false"
     if isinstance(item, int | float):
+        # The shortest text that is read back as the same float.
         return repr(item)
     if isinstance(item, str):
         return string(item)

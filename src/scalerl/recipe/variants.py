@@ -99,5 +99,6 @@ def _no_fp32(recipe: Recipe) -> dict[str, Any]:
 def _each(recipe: Recipe, variants: dict[str, dict[str, Any]]) -> Iterator[Variant]:
     for name, changes in variants.items():
         variant = recipe.replace({**changes, "name": f"{recipe.name}-{name}"})
+        # Otherwise the recipe itself would run a second time under another name.
         if diff(recipe, variant):
             yield name, variant

@@ -92,6 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _yaml(text: str) -> Any:
     try:
+        # Here and not above: scalerl runs without PyYAML.
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
         raise InputError("reading YAML needs pyyaml: pip install pyyaml, or give JSON") from None

@@ -13,6 +13,7 @@ from scalerl.errors import InputError
 
 #: `${a.b}` and `${oc.select:a.b,default}`; relative paths and other resolvers stay as they are.
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,(.*))?\}")
+# With a dot at least: NAME=VALUE without one sets a variable of the shell.
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
@@ -59,6 +60,7 @@ def read_overrides(text: str, what: str) -> dict[str, Any]:
     {'a': {'n': 8, 'm': 16}}
     """
     try:
+        # A backslash at the end of a line continues it.
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"{what} is no shell script: {error}") from None
@@ -127,6 +129,7 @@ def scalar(text: str) -> Any:
         return words[text.lower()]
     if text.startswith("[") and text.endswith("]"):
         return [scalar(part) for part in text[1:-1].split(",") if part.strip()]
+    # int first, which refuses 8.0 and 1e-6.
     for kind in (int, float):
         try:
             return kind(text)

@@ -52,6 +52,7 @@ def from_prime_rl(config: Mapping[str, Any]) -> Imported:
 
 
 def _batch(reader: Reader) -> None:
+    # Defaults here and below are prime-rl's: a config has only the keys that were changed.
     names = ("group_size", "rollouts_per_example", "train.group_size")
     generations = reader.whole(*(f"orchestrator.{name}" for name in names), default=1)
     if "orchestrator.token_batch_size" in reader.left:
@@ -70,6 +71,7 @@ def _batch(reader: Reader) -> None:
     for ours, theirs in (("generators", "inference_gpu_ids"), ("trainers", "trainer_gpu_ids")):
         devices = reader.take(theirs)
         reader.set(f"placement.{ours}", len(devices) if isinstance(devices, list) else None)
+    # A config with neither of them uses one device each.
     reader.changes.setdefault("placement.generators", 1)
     reader.set_trainers(reader.changes.get("placement.trainers", 1))
     reader.set("placement.backend", "local")

@@ -92,6 +92,7 @@ ENGINES = {"vllm": "vllm", "hf": "local"}
 def is_verl(config: Mapping[str, Any]) -> bool:
     """Whether the tables of a config are those of verl."""
     found = [name for name in SECTIONS if isinstance(config.get(name), Mapping)]
+    # The names of the other three are common: only all of them together tell.
     return "actor_rollout_ref" in found or len(found) == 3
 
 
@@ -127,6 +128,7 @@ def _housekeeping(key: str) -> bool:
 
 def _batch(reader: Reader) -> int:
     """Prompts and rollouts of an optimiser step; returns the optimiser steps of a phase."""
+    # Defaults here and below are verl's: a config has only the keys that were changed.
     prompts: int = reader.whole("data.train_batch_size", default=1024, least=1)
     mini: int = reader.whole(f"{ACTOR}ppo_mini_batch_size", default=256, least=1)
     k, rest = divmod(prompts, mini)
@@ -307,6 +309,7 @@ def _optimiser(reader: Reader, k: int) -> None:
     home = f"{ACTOR}optim."
     reader.set_float("optimiser.lr", f"{home}lr", default=1e-6)
     reader.set_float("optimiser.weight_decay", f"{home}weight_decay", default=0.01)
+    # torch's default, since verl has no key for it.
     reader.set("optimiser.eps", 1e-8)
     betas = reader.take(f"{home}betas", default=[0.9, 0.999])
     if not isinstance(betas, list) or [type(beta) for beta in betas] != [float, float]:
