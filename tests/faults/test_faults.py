@@ -197,15 +197,15 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 #: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
 WALL_CLOCK = {
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
-    "models/cpu/build.py": "how old the mark of a compiler that hung is, by its file's time",
+    "models/cpu/library.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/setup.py": "the date of a run, which its recipe then keeps",
     "runs/store.py": "when the status was written, for people and pages",
     "runs/trackers.py": "TensorBoard's events have a time of day",
     "serve/app.py": "for how long the files of a run have not answered, for people",
     "serve/catalogue.py": "when a source of the page last changed",
-    "serve/reading.py": "when the files of a source were last written to",
+    "serve/watchdog.py": "when the files of a source were last written to",
     "serve/sources.py": "how old a status is; a lock decides where that says nothing",
-    "serve/workers.py": "since when the files of a run have not answered, for people",
+    "serve/threads.py": "since when the files of a run have not answered, for people",
 }
 
 
@@ -382,7 +382,7 @@ def test_when_no_prompt_fits_the_run_ends_with_the_knob_to_turn():
 @pytest.mark.parametrize("question", ["", "   ", None, []])
 def test_an_empty_prompt_is_refused_with_its_row(tmp_path, question):
     rows = dataset(tmp_path / "rows.jsonl", [{"prompt": "1+1="}, {"prompt": question}])
-    with pytest.raises(InputError, match=r"rows\.jsonl row 2: no question"):
+    with pytest.raises(InputError, match=r"rows\.jsonl row 2 has no question"):
         make_task("function:bad_verifiers:odd", rows)
 
 

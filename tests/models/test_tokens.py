@@ -88,7 +88,7 @@ def test_the_end_of_a_thought_is_found_whatever_tokens_write_it(tokenizer, close
     hidden = hidden_tokens(tokenizer, (close,))
     pieces = token_pieces(tokenizer, hidden)
     end = EndOfThought.from_text(close, pieces)
-    likely = sorted(set().union(*end.steps)) or [0]
+    likely = sorted(set().union(*end.transitions)) or [0]
     closed = 0
     for _ in range(300):
         ids = rng.choices(likely, k=rng.randint(1, 9)) if rng.random() < 0.5 else []
@@ -147,7 +147,7 @@ def test_a_false_start_does_not_hide_the_end():
     end = EndOfThought.from_text(CLOSE, pieces)
     for text in ("</</think>", "<</think>", "</thin</think>", "</think</think>"):
         assert end.read(0, text.encode()) == (8, len(text))
-    assert end.longest_part == 7
+    assert end.longest_partial_match == 7
 
 
 def test_special_tokens_are_no_text_but_what_closes_a_thought_is():
