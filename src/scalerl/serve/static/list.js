@@ -122,7 +122,7 @@ export function listView(main) {
     const about = await ask("/api/about").catch(() => null);
     if (runs.size || !about) return;
     empty.replaceChildren(
-      el("p", {}, el("b", {}, "No runs yet"), ` under ${about.directories.join(", ")}. What comes is shown here by itself.`),
+      el("p", {}, el("b", {}, "No runs yet"), ` under ${about.directories.join(", ")}. New runs appear here by themselves.`),
       about.problem ? el("p", { class: "said" }, about.problem) : "",
       el("p", {}, "Start one: "), el("pre", {}, el("code", {}, "scalerl train scalerl tiny --out DIR/first")),
       el("p", {}, "or put a log there: a TensorBoard directory, a W&B offline folder, trainer_state.json, CSV or JSON Lines with a column of steps and one of scores."),

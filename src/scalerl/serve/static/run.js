@@ -106,7 +106,7 @@ export function runView(main, id) {
   // The points as they are, until an answer has more; and where the sliders may go.
   function points() {
     const curve = whole.curve;
-    if (!curve) { setText(said, whole.problem || "No points yet: what comes is shown here by itself."); return; }
+    if (!curve) { setText(said, whole.problem || "No points yet: new ones appear here by themselves."); return; }
     const n = curve.compute.length;
     slider.min = Math.min(5, n);
     slider.max = n;
