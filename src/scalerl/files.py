@@ -313,7 +313,7 @@ def lines_backwards(file: IO[bytes], block: int, most: int) -> Iterator[bytes]:
     """The lines of an unbuffered file from its end, without those longer than MAX_LINE; at most the
     last `most` bytes that are stored are read, `block` at a time."""
     at = file.seek(0, os.SEEK_END)
-    end = b""  # of the line whose beginning is not read yet
+    end = b""  # the end of a line, until its beginning is read
     too_long = False
     while at > 0 and most > 0:
         size = min(block, at)

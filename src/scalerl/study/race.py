@@ -152,36 +152,42 @@ class RaceCache:
     member has changed. Keys are ids of fits and arms, which stay unique because arms hold their
     fits."""
 
-    alone: dict[tuple[int, ...], Arm] = field(default_factory=dict)
-    akin: dict[tuple[int, RunPrior | None], Arm] = field(default_factory=dict)
+    arms_without_prior: dict[tuple[int, ...], Arm] = field(default_factory=dict)
+    arms_with_prior: dict[tuple[int, RunPrior | None], Arm] = field(default_factory=dict)
     paired: dict[tuple[int, int, float], _Pair] = field(default_factory=dict)
     narrowed: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def keep(self, fits: Collection[Fit]) -> None:
         """Drop entries of other fits: the curves of members at earlier looks."""
         now = set(map(id, fits))
-        self.alone = {key: arm for key, arm in self.alone.items() if now.issuperset(key)}
+        self.arms_without_prior = {
+            key: arm for key, arm in self.arms_without_prior.items() if now.issuperset(key)
+        }
         # In this order: the keys of each are ids of objects in the one before.
-        laws = {id(arm) for arm in self.alone.values()}
-        self.akin = {key: arm for key, arm in self.akin.items() if key[0] in laws}
-        arms = {id(arm) for arm in self.akin.values()}
+        laws = {id(arm) for arm in self.arms_without_prior.values()}
+        self.arms_with_prior = {
+            key: arm for key, arm in self.arms_with_prior.items() if key[0] in laws
+        }
+        arms = {id(arm) for arm in self.arms_with_prior.values()}
         self.narrowed = {key: share for key, share in self.narrowed.items() if key[0] in arms}
         self.paired = {key: pair for key, pair in self.paired.items() if arms.issuperset(key[:2])}
 
     def arm(self, name: str, fits: tuple[Fit, ...]) -> Arm:
         """The law of these runs, fitted once per set of fits."""
         key = tuple(map(id, fits))
-        if key not in self.alone:
-            self.alone[key] = Arm(name, fits)
-        return self.alone[key]
+        if key not in self.arms_without_prior:
+            self.arms_without_prior[key] = Arm(name, fits)
+        return self.arms_without_prior[key]
 
-    def among(self, arms: Sequence[Arm]) -> dict[str, Arm]:
+    def with_family_prior(self, arms: Sequence[Arm]) -> dict[str, Arm]:
         """`with_family_prior`, where only what has changed is worked out."""
         family = FamilyPrior([arm.pooled_fit for arm in arms])
         found = {}
         for arm in arms:
             prior = family.for_run(arm.pooled_fit)
-            found[arm.name] = self.akin.setdefault((id(arm), prior), with_prior(arm, prior))
+            found[arm.name] = self.arms_with_prior.setdefault(
+                (id(arm), prior), with_prior(arm, prior)
+            )
         return found
 
     def pair(self, reference: Arm, variant: Arm, seed_sd: float) -> _Pair:
@@ -429,7 +435,9 @@ def _arms(racers: Sequence[Racer], cache: RaceCache) -> dict[str, Arm]:
         variant: tuple(r.fit for r in group if r.fit is not None and not r.unstable)
         for variant, group in _groups(racers).items()
     }
-    return cache.among([cache.arm(variant, found) for variant, found in fits.items() if found])
+    return cache.with_family_prior(
+        [cache.arm(variant, found) for variant, found in fits.items() if found]
+    )
 
 
 def _pairs(arms: Mapping[str, Arm], reference: str, cache: RaceCache) -> dict[str, _Pair]:
