@@ -170,10 +170,10 @@ import subprocess, sys
 from multiprocessing import get_context
 from scalerl.models.cpu import library as build
 
-build.PATIENCE = 0.5
+build.COMPILE_SECONDS = 0.5
 
 def ask():
-    build.PATIENCE = 0.5
+    build.COMPILE_SECONDS = 0.5
     sys.exit(build.library() is not None)
 
 if __name__ == "__main__":
