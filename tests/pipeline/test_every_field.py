@@ -6,6 +6,7 @@ import sys
 from dataclasses import fields, is_dataclass
 
 import pytest
+from pydantic import BaseModel
 
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import Alarms
@@ -128,14 +129,14 @@ REFUSALS = {
     "model.dtype": ("model.dtype=float16", [], "bfloat16"),
     "task.dataset": ("task.dataset=rows.jsonl", [], "makes its own prompts"),
     "task.system_prompt": ("task.system_prompt=Sum.", [], "needs a chat template"),
-    "task.think_open": ("task.think_open=;", [], "as its model was taught"),
+    "task.think_open": ("task.think_open=;", [], "the tiny model ends its thoughts with"),
     "loss.kl_estimator": ("loss.kl_estimator=k1", [], "kl_coefficient above 0"),
     "loss.count_forced_tokens": ("loss.count_forced_tokens=true", NO_CONTROL, "interruption"),
     "advantage.population": (
         "advantage.population=all", ["advantage.normalisation=prompt"], "std of the batch"),
-    "advantage.ddof": ("advantage.ddof=1", ["advantage.normalisation=none"], "divides by nothing"),
+    "advantage.ddof": ("advantage.ddof=1", ["advantage.normalisation=none"], "uses no std"),
     "validation.also_temperatures": (
-        "validation.also_temperatures=[0.5, 1]", [], "1 is asked for twice"),
+        "validation.also_temperatures=[0.5, 1]", [], "1 is given twice"),
     "validation.length_control": ("validation.length_control=false", NO_CONTROL, "interruption"),
     "length.phrase": ("length.phrase=!", [], "does not close the thought"),
     "length.max_tokens": ("length.max_tokens=30", [], "not used by interruption"),
@@ -158,6 +159,8 @@ def plain(value):
     """Anything as JSON would have it, deep enough to see a difference."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, BaseModel):  # a section of the recipe
+        return plain(value.model_dump())
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -168,7 +171,7 @@ def plain(value):
 
 
 def made_of(recipe):
-    """What the parts of a run are made of, and what the loop is told."""
+    """What the workers of a run are made of, and the settings of the loop."""
     setup = RunSetup.from_recipe(recipe)
     specs = Specs.from_setup(setup, None, default_channel="direct")
     first = setup.curriculum.draw(4)
