@@ -89,7 +89,7 @@ def test_masters_in_a_bf16_run_move_as_the_weights_of_its_fp32_twin():
 
 def test_many_small_steps_reach_the_rounded_weights_and_without_masters_none_does(monkeypatch):
     ours = trainer(bf16_model())
-    monkeypatch.setattr(masters, "wide", lambda dtype: dtype)
+    monkeypatch.setattr(masters, "accumulation_dtype", lambda dtype: dtype)
     plain = trainer(bf16_model())
     assert ours.masters.copied and not plain.masters.copied
     start = bf16_model().state_dict()
