@@ -89,7 +89,9 @@ def test_a_directory_that_becomes_read_only_ends_the_run_with_one_line(tmp_path)
     )
     assert (tmp_path / "code").read_text().strip() == "2"
     error = one_line((tmp_path / "error").read_text())
-    assert "Read-only file system" in error and "--resume" in error
+    # Mounted in the middle of a checkpoint, the empty file system hides what is half written.
+    reasons = ("Read-only file system", "No such file or directory")
+    assert any(reason in error for reason in reasons) and "--resume" in error
     steps = [s["step"] for s in lines(tmp_path / "run" / "steps.jsonl")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) >= 4
     gone(Victim(tmp_path, []))
