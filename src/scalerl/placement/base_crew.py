@@ -29,20 +29,23 @@ class BaseCrew(ABC):
         """End a generator or checker and start another one like it."""
 
     def _start_generator(self, name: str) -> Any:
-        """Start a generator; an evaluation, which has none, need not say how."""
-        raise NotImplementedError
+        """Start a generator. The crew of an evaluation does not override this: it scores answers
+        that are written elsewhere, and the loop that adds generators never drives it."""
+        raise PipelineError(f"{name} cannot be added: this crew has checkers only")
 
     def replace(self, worker: Handle) -> Handle:
         for workers in (self.generators, self.checkers):
             for i, one in enumerate(workers):
                 if one is worker:
-                    workers[i] = self._restarted(one)
-                    return workers[i]  # type: ignore[no-any-return]
+                    new: Handle = self._restarted(one)
+                    workers[i] = new
+                    return new
         raise PipelineError(f"{worker.name} cannot be replaced")
 
     def add_generator(self) -> Handle:
-        self.generators.append(self._start_generator(free_generator_name(self.generators)))
-        return self.generators[-1]  # type: ignore[no-any-return]
+        new: Handle = self._start_generator(free_generator_name(self.generators))
+        self.generators.append(new)
+        return new
 
     def remove_generator(self, worker: Handle) -> None:
         gone: list[Any] = [g for g in self.generators if g is worker]
