@@ -34,6 +34,7 @@ ALLOWED = {
     "models": set(),
     "models/tiny": {"models", "tasks"},
     "tasks": set(),
+    "environments": {"tasks"},
     "weights": set(),
     "engine": {"algorithm", "models"},
     "trainer": {"algorithm", "models", "recipe"},
