@@ -35,8 +35,8 @@ def result(name: str) -> dict[str, Any]:
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    first, *others = ["| " + " | ".join(line) + " |" for line in [head, *rows]]
+    return "\n".join([first, "|" + "---|" * len(head), *others])
 
 
 def rivals() -> str:
@@ -855,9 +855,7 @@ def train_stream() -> str:
     """What `scalerl train --json` writes, by the module that writes it."""
     from scalerl.cli.view import JSON_LINE_KINDS
 
-    return markdown(
-        ["kind", "holds"], [[f"`{kind}`", holds] for kind, holds in JSON_LINE_KINDS.items()]
-    )
+    return "\n".join(f"- `{kind}`: {holds}" for kind, holds in JSON_LINE_KINDS.items())
 
 
 def toy_part(name: str) -> Callable[[], str]:
@@ -960,6 +958,8 @@ def fill(text: str) -> str:
 
 #: An option that at least so many commands share is explained once, in a section of its own.
 COMMON = 2
+#: Groups of options that several commands have as a whole: each is a section of its own.
+GROUPS = ("which numbers", "how to fit")
 
 
 def cli_page() -> str:
@@ -970,8 +970,15 @@ def cli_page() -> str:
     leaves = _leaves(commands, "scalerl")
     options = {name: [_option(a) for a in command._actions if not isinstance(a, _Help)]
                for name, command in leaves}  # fmt: skip
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for _, command in leaves:
+        for group in command._action_groups:
+            if group.title in GROUPS:
+                members = [_option(a) for a in group._group_actions]
+                assert groups.setdefault(group.title, members) == members, group.title
+    grouped = [option for group in groups.values() for option in group]
     count = Counter(option for shown in options.values() for option in shown)
-    common = [option for option, times in count.items() if times >= COMMON]
+    common = [o for o, times in count.items() if times >= COMMON and o not in grouped]
     parts = [
         "# Command line",
         "",
@@ -981,14 +988,19 @@ def cli_page() -> str:
         "",
         "## Common options",
         "",
-        markdown(["option", "meaning"], [list(option) for option in common]),
+        _options(common),
     ]
+    for title, members in groups.items():
+        parts += ["", f"### {title.capitalize()}", "", _options(members)]
     for name, command in leaves:
         parts += ["", f"## {name}", "", str(command.description or "")]
-        own = [list(option) for option in options[name] if option not in common]
+        mine = options[name]
+        own = [option for option in mine if option not in (*common, *grouped)]
         if own:
-            parts += ["", markdown(["option", "meaning"], own)]
-        shared = [_flag(option) for option in options[name] if option in common]
+            parts += ["", _options(own)]
+        links = [f"[{title}](#{title.replace(' ', '-')})" for title, members in groups.items()
+                 if members[0] in mine]  # fmt: skip
+        shared = [*links, *(_flag(option) for option in mine if option in common)]
         if shared:
             parts += ["", f"[Common options](#common-options): {', '.join(shared)}."]
         if command.epilog:
@@ -996,17 +1008,21 @@ def cli_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def _options(options: list[tuple[str, str]]) -> str:
+    return "\n".join(f"- {label}: {about}" for label, about in options)
+
+
 _Help = argparse._HelpAction
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    """An option as it is written, and its meaning, for a cell of a table each."""
+    """An option as it is written, and its meaning."""
     flags = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     value = action.metavar or ("|".join(action.choices) if action.choices else "")
     if action.nargs == 0 or not action.option_strings:
         value = ""
-    label = f"`{flags} {value}`".replace(" `", "`").replace("|", "\\|")
-    return label, (action.help or "").replace("%%", "%").replace("|", "\\|")
+    label = f"`{flags} {value}`".replace(" `", "`")
+    return label, (action.help or "").replace("%%", "%")
 
 
 def _flag(option: tuple[str, str]) -> str:
@@ -1031,10 +1047,17 @@ def _example(command: argparse.ArgumentParser) -> str:
     return str(command.epilog).removeprefix("Example: ")
 
 
-#: Classes with an example on the page; the docstrings of the others have one too.
-WITH_EXAMPLE = {"Comparison", "Fit", "Forecast", "Law", "Listener", "Recipe", "Run", "Study"}
+#: Classes with an example on the page; those of the others are in their docstrings, and where a
+#: function makes the class, with that function.
+WITH_EXAMPLE = {"Fit", "Listener", "Run", "Study"}
 #: Methods that mean the same wherever they occur: the preamble explains them.
 ALIKE = {"to_dict", "plot"}
+#: Methods that the commands and the live page call, and readers of the page hardly ever.
+LEFT_OUT = {
+    *("Arm.levels", "Arm.log_compute_to", "Recipe.with_decay_fixed"),
+    *("Study.screening", "Study.jobs", "Study.validations", "Study.models", "Study.finding"),
+    *("Study.evals", "Study.results"),
+}
 
 
 def python_page() -> str:
@@ -1045,8 +1068,8 @@ def python_page() -> str:
         "",
         "Written by `docs/build.py` from the docstrings; their examples run as tests. Everything "
         "is imported from `scalerl`. Results have `.to_dict()`, plain values as `--json` prints "
-        "them; those that can be drawn have `.plot()`, which returns the matplotlib figure and "
-        "saves it if a path is given.",
+        "them ([fields](json.md)); those that can be drawn have `.plot()`, which returns the "
+        "matplotlib figure and saves it if a path is given.",
     ]
     functions = [name for name in scalerl.__all__ if not inspect.isclass(getattr(scalerl, name))]
     for name in [*functions, *(n for n in scalerl.__all__ if n not in functions)]:
@@ -1059,15 +1082,20 @@ def python_page() -> str:
             heading = f"{name}({', '.join(_parameter(p) for p in given)})"
         short = inspect.isclass(thing) and name not in WITH_EXAMPLE
         parts += ["", f"## `{heading}`", "", _docstring(thing, examples=not short)]
+        items = []
         if dataclasses.is_dataclass(thing):
-            shown = [f"`.{f.name}`" for f in dataclasses.fields(thing) if f.repr]
-            parts.append(f"- fields: {', '.join(shown)}")
+            shown = [f.name for f in dataclasses.fields(thing) if f.repr]
+            if any(f"- `{field}`: " not in parts[-1] for field in shown):
+                items.append(f"fields: {', '.join(f'`.{field}`' for field in shown)}")
         if inspect.isclass(thing):
             for method, value in vars(thing).items():
                 doc = inspect.getdoc(value)
-                if not method.startswith("_") and callable(value) and doc and method not in ALIKE:
+                hidden = method.startswith("_") or f"{name}.{method}" in LEFT_OUT
+                if not hidden and callable(value) and doc and method not in ALIKE:
                     about = " ".join(doc.partition("\n\n")[0].split()).partition(". ")[0]
-                    parts.append(f"- `.{method}()`: {about.rstrip('.')}")
+                    items.append(f"`.{method}()`: {about.rstrip('.')}")
+        if items:
+            parts += ["", *(f"- {item}" for item in items)]
     return "\n".join(parts) + "\n"
 
 
@@ -1077,10 +1105,10 @@ def _parameter(p: inspect.Parameter) -> str:
 
 
 def _docstring(thing: Any, examples: bool) -> str:
-    """The docstring, with its option list as it is and its doctest, if wanted, as a code block."""
+    """The docstring, with its parameters as a list and its doctest, if wanted, as a code block."""
     out: list[str] = []
     inside = False
-    for line in (inspect.getdoc(thing) or "").splitlines():
+    for line in _parameter_list(inspect.getdoc(thing) or "").splitlines():
         line = line.partition("  # doctest:")[0]  # an instruction to the test, not to the reader
         code = line.startswith((">>>", "...")) or (inside and line.strip() != "")
         if code and not examples:
@@ -1090,6 +1118,19 @@ def _docstring(thing: Any, examples: bool) -> str:
             inside = code
         out.append(line)
     return "\n".join([*out, "```"] if inside else out).strip()
+
+
+def _parameter_list(text: str) -> str:
+    """Paragraphs in which every line is `name  meaning` or `name: meaning`, or continues one, as
+    Markdown lists: as they are, Markdown would join their lines."""
+    paragraphs = text.split("\n\n")
+    for i, paragraph in enumerate(paragraphs):
+        lines = re.sub(r"\n +", " ", paragraph).splitlines()
+        found = [re.fullmatch(r"(\w+(?:, \w+)*)(?:  +|: )(\S.*)", line) for line in lines]
+        if len(lines) > 1 and all(found):
+            items = [f"- `{f[1].replace(', ', '`, `')}`: {f[2]}" for f in found if f]
+            paragraphs[i] = "\n".join(items)
+    return "\n\n".join(paragraphs)
 
 
 def recipe_page() -> str:

@@ -1,5 +1,6 @@
 """The reference page says everything the schema knows."""
 
+import re
 from pathlib import Path
 
 from scalerl.recipe.problems import known_keys
@@ -15,8 +16,8 @@ def test_every_field_says_what_it_means_and_where_its_default_is_from():
 
 
 def test_the_page_names_every_key():
-    text = page()
-    assert all(f"| `{path}` |" in text for path in known_keys())
+    named = set(re.findall(r"^- `([\w.]+)(?: = .*)?` \(", page(), re.MULTILINE))
+    assert named >= set(known_keys())
 
 
 def test_the_committed_page_is_up_to_date():

@@ -41,16 +41,16 @@ def fit(
 ) -> Fit:
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
-    law    "sigmoid", "power", "line", "ensemble", "no-change", one that was added to `LAWS`,
-           `package.module:NAME`, or a Law.
-    method by default the law's first. The sigmoid has "posterior" (ours) and "paper" (the
-           published procedure, to check published numbers).
-    r0     a number: the score at zero compute is known; "first": it is the first score of the
-           window; "fit": it is a free parameter. By default free, steadied by an evaluation at
-           C = 0 where there is one (method "paper": what the source states, or that evaluation,
-           or first).
-    lo, hi use only the points with lo <= compute <= hi.
-    a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones.
+    law     "sigmoid", "power", "line", "ensemble", "no-change", one that was added to `LAWS`,
+            `package.module:NAME`, or a Law
+    method  by default the law's first; the sigmoid has "posterior" (ours) and "paper" (the
+            published procedure, to check published numbers)
+    r0      a number: the score at zero compute is known; "first": it is the first score of the
+            window; "fit": it is a free parameter. By default free, steadied by an evaluation at
+            C = 0 where there is one (method "paper": what the source states, or that evaluation,
+            or first)
+    lo, hi  use only the points with lo <= compute <= hi
+    a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones
 
     >>> import numpy as np
     >>> c = np.linspace(500, 60000, 40)

@@ -66,7 +66,8 @@ def evaluate(
     temperature  0 is greedy, with one answer a prompt
     recipe       presets or files for models that are not runs ("scalerl")
     changes      "key=value" of the recipe
-    progress     called with the share of the work that is done; say: called with warnings
+    progress     called with the share of the work that is done
+    say          called with warnings
 
     Needs `if __name__ == "__main__":` around it in a script: it starts processes.
     """

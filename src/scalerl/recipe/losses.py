@@ -98,9 +98,9 @@ AGGREGATION_NAMES = Names("aggregation", "prompt", "sample", "token", "constant"
 
 
 class LossSection(Section):
-    """The loss. Ratios are the trainer's probability of a token over the generator's. Any key that
-    is not in this table is a constant of the loss: for a built-in loss, those in the second table;
-    for your own, the keyword arguments of its function."""
+    """The loss. Ratios are the trainer's probability of a token over the generator's. Any other
+    key is a constant of the loss; those of your own loss are the keyword arguments of its
+    function."""
 
     # Extra keys are allowed here: they are the constants of the loss, checked in `_complete`.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, Literal, Union
 
 from pydantic.fields import FieldInfo
@@ -39,10 +40,11 @@ Later presets and files override earlier ones, key by key; overrides come last. 
 layer that chooses another loss, length control, curriculum or decay drops the constants of the old
 choice. A file with `over = "tiny"` brings that preset along.
 """
-MARKS = """The last column is the source of the default: *paper* is the ScaleRL paper,
+MARKS = """Each key is listed with its default. In brackets are the values that it takes, if limited
+(of an unset key, the type), and the source of the default: *paper* is the ScaleRL paper,
 [arXiv 2510.13786](https://arxiv.org/abs/2510.13786); *derived*: arithmetic on it; *community*:
 other projects' code; *not stated*: the paper is silent, and we chose; *ours*: the paper has no such
-setting. `scalerl recipe show --provenance` adds the reason.
+setting.
 """
 REFUSED = """## What is refused
 
@@ -70,52 +72,67 @@ def page() -> str:
     """The reference page, as Markdown."""
     parts = [HEAD, "## Presets\n\n" + _presets(), MARKS]
     top = {n: i for n, i in Recipe.model_fields.items() if not _section(i)}
-    parts.append("## Top level\n\n" + _table(top, ""))
+    parts.append("## Top level\n\n" + _list(top, ""))
     for name, info in Recipe.model_fields.items():
         section = _section(info)
         if section:
             about = " ".join((section.__doc__ or "").split())
-            parts.append(f"## [{name}]\n\n{about}\n\n" + _table(section.model_fields, name))
+            parts.append(f"## [{name}]\n\n{about}\n\n" + _list(section.model_fields, name))
             if section is LossSection:
-                parts.append(_loss_constants())
+                parts.append("Constants of the built-in losses:\n\n" + _loss_constants())
     return "\n".join([*parts, REFUSED])
 
 
 def _presets() -> str:
-    rows = [f"| `{name}` | {summary} |" for name, summary in presets().items()]
-    return "\n".join(["| preset | what it is |", "|---|---|", *rows]) + "\n"
+    return _lines([f"`{name}`: {summary}" for name, summary in presets().items()])
 
 
-HEADINGS = "key | type | default | meaning | source"
-
-
-def _table(fields: dict[str, FieldInfo], section: str) -> str:
+def _list(fields: dict[str, FieldInfo], section: str) -> str:
     # Of a recipe, not of the field: there the constants of the chosen length control are filled in.
     defaults = getattr(Recipe(), section) if section else Recipe()
-    rows = []
+    items = []
     for name, info in fields.items():
-        key = f"{section}.{name}" if section else name
-        rows.append(_row(key, info, getattr(defaults, name)))
-    return _lines(HEADINGS, rows)
+        key, default = f"{section}.{name}" if section else name, getattr(defaults, name)
+        if default is None:
+            shown, takes = f"`{key}`", f"{kind(info)}, unset"
+        else:
+            shown, takes = f"`{key} = {value(default)}`", _limits(info)
+        inside = "; ".join(filter(None, [takes, _source(info)]))
+        items.append(f"{shown} ({inside}): {meaning(info)}")
+    return _lines(items)
 
 
 def _loss_constants() -> str:
-    """One row for each constant, with the default of every loss that has it."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """One item for each constant, with the default of every loss that has it."""
+    items: dict[tuple[str, str, str], list[str]] = {}
     for loss, constants in LOSS_CONSTANTS.items():
         for name, info in constants.model_fields.items():
-            key, kind_of, default, about, source = _row(f"loss.{name}", info, info.default)
-            row = rows.setdefault((key, about), [key, kind_of, "", about])
-            row[2] += f"{', ' if row[2] else ''}{loss} {default} ({source})"
-    return _lines("key | type | default of each loss | meaning", list(rows.values()))
+            default = "unset" if info.default is None else f"`{value(info.default)}`"
+            item = items.setdefault((name, _limits(info), meaning(info)), [])
+            item.append(f"{loss} {default}, {_source(info)}")
+    return _lines(
+        f"`loss.{name}` ({'; '.join([limits, *defaults])}): {about}"
+        for (name, limits, about), defaults in items.items()
+    )
 
 
-def _row(key: str, info: FieldInfo, default: Any) -> list[str]:
+def _source(info: FieldInfo) -> str:
     extra = info.json_schema_extra
     about: dict[str, Any] = extra if isinstance(extra, dict) else {}
-    shown = "unset" if default is None else f"`{value(default)}`"
-    source = str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
-    return [f"`{key}`", kind(info), shown, meaning(info), source]
+    return str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
+
+
+def _limits(info: FieldInfo) -> str:
+    """The values that a field takes; empty if these are all of its type: its default shows it."""
+    return kind(info).removeprefix(_type(info.annotation)).strip() or _choices(info.annotation)
+
+
+def _choices(annotation: Any) -> str:
+    return _type(annotation) if typing.get_origin(annotation) is Literal else ""
+
+
+def _lines(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items) + "\n"
 
 
 def meaning(info: FieldInfo) -> str:
@@ -128,14 +145,6 @@ def meaning(info: FieldInfo) -> str:
     unit = extra.get("unit") if isinstance(extra, dict) else None
     about = info.description or ""
     return f"{about} [{unit}]" if unit and str(unit) not in about else about
-
-
-def _lines(headings: str, rows: list[list[str]]) -> str:
-    lines = [f"| {headings} |", "|" + "---|" * len(headings.split(" | "))]
-    for cells in rows:
-        # A bar would end the cell.
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def kind(info: FieldInfo) -> str:

@@ -27,18 +27,14 @@ short is left out by every reader and dropped when the run is resumed. Numbers t
 are `null`. Readers pass over keys that they do not know: later versions may add some. They open
 regular files only, and pass over lines longer than 4 MB.
 
-| file | holds |
-| --- | --- |
-| `recipe.toml` | the resolved recipe, enough to repeat the run |
-| `recipe.json` | the same as the run last used it: a resume compares `recipe.toml` with it, and finishes what a kill left undone |
-| `evals.jsonl` | one validation a line |
-| `evals/step_N.json` | per validation, which prompts were answered right how often, and a few answers to read |
-| `steps.jsonl` | one optimiser step a line |
-| `events.jsonl` | what else happened; never cut |
-| `checkpoints/step_N/` | a model that `transformers` loads (`model.safetensors`, config, tokenizer), `optimiser.safetensors`, `trainer.json`, `run.json` (curriculum, ledger), `groups.json` and `groups.npz` (finished rollouts that wait for the trainer, prompts to be asked again), `manifest.json` (size and SHA-256 of each file) |
-| `branches/N/` | the record as it was before the run went on from an earlier checkpoint, with its later checkpoints: a run like any other |
-| `status.json` | what the run is doing just now, replaced every second; for `scalerl doctor` |
-| `lock` | held by the process that writes |
+- `recipe.toml`: the resolved recipe, enough to repeat the run
+- `recipe.json`: the same as the run last used it; a resume compares `recipe.toml` with it
+- `evals.jsonl`, `steps.jsonl`, `events.jsonl`: a line for each validation, optimiser step, and whatever else happened
+- `evals/step_N.json`: which prompts a validation answered right how often, and a few answers to read
+- `checkpoints/step_N/`: a model that `transformers` loads, `optimiser.safetensors`, `trainer.json`, `run.json` (curriculum, ledger), `groups.json` and `groups.npz` (finished rollouts that wait for the trainer, prompts to be asked again), `manifest.json` (size and SHA-256 of each file)
+- `branches/N/`: the record as it was before the run went on from an earlier checkpoint, with its later checkpoints: a run like any other
+- `status.json`: what the run is doing just now
+- `lock`: held by the process that writes
 
 `scalerl eval` writes a record of its own for each model or run: `recipe.toml`, `evals.jsonl`, `evals/`, `evaluation.json` (which weights answered), and every answer in `answers/step_N.jsonl`.
 
@@ -73,16 +69,17 @@ def page() -> str:
     parts = [HEAD]
     for title, kind in SECTIONS.items():
         intro = inspect.cleandoc(kind.__doc__ or "").replace("\n", " ")
-        parts.append(f"## {title}\n\n{intro}\n\n" + _table(kind))
+        parts.append(f"## {title}\n\n{intro}\n\n" + _list(kind))
     return "\n".join(parts)
 
 
-def _table(kind: type[Record]) -> str:
-    lines = ["| field | type | meaning |", "| --- | --- | --- |"]
-    for name, word, meaning in rows(kind):
-        cells = (f"`{name}`", word, meaning)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+def _list(kind: type[Record]) -> str:
+    return "\n".join(item(*row) for row in rows(kind)) + "\n"
+
+
+def item(name: str, word: str, meaning: str) -> str:
+    """A field on the page."""
+    return f"- `{name}` ({word}): {meaning}"
 
 
 def rows(kind: type[Record], under: str = "") -> list[tuple[str, str, str]]:
@@ -123,7 +120,7 @@ def _word(hint: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in inside)
     if origin in (Union, types.UnionType):
-        return " or ".join(_word(p) if p is not type(None) else "null" for p in inside)
+        return ", ".join(_word(p) if p is not type(None) else "null" for p in inside)
     if origin is tuple:
         return "list"
     if origin is dict or issubclass(hint, Record):
