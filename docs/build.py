@@ -4,7 +4,7 @@ python docs/build.py            write
 python docs/build.py --check    exit 1 if anything is out of date
 
 Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table (or code) NAME;
-the pages in docs/reference are written whole.
+docs/reference/cli.md and python.md are written whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from reference_lists import recipe_keys, recipe_presets, run_record
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -938,6 +940,9 @@ TABLES: dict[str, Callable[[], str]] = {
         serve,
         packages,
         train_stream,
+        recipe_presets,
+        recipe_keys,
+        run_record,
     )
 } | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
 TABLES |= {
@@ -1133,18 +1138,6 @@ def _parameter_list(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def recipe_page() -> str:
-    from scalerl.recipe.reference import page
-
-    return page()
-
-
-def run_record_page() -> str:
-    from scalerl.runs.reference import page
-
-    return page()
-
-
 def pages() -> dict[Path, str]:
     """Every generated file and its text."""
     found = {
@@ -1153,8 +1146,6 @@ def pages() -> dict[Path, str]:
     }
     found[ROOT / "docs" / "reference" / "cli.md"] = cli_page()
     found[ROOT / "docs" / "reference" / "python.md"] = python_page()
-    found[ROOT / "docs" / "reference" / "recipe.md"] = recipe_page()
-    found[ROOT / "docs" / "reference" / "run-record.md"] = run_record_page()
     return found
 
 

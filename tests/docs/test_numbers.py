@@ -21,7 +21,7 @@ STATED = ("paper", "given", "once")
 
 
 def written(page):
-    """Pages that people write: reference pages are generated whole."""
+    """Pages about results: reference pages are of code."""
     return not str(page.relative_to(ROOT)).startswith("docs/reference/")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
-from typing import Any, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -82,3 +83,46 @@ def with_constants(data: Any, path: str, table: dict[str, dict[str, Any]], defau
     if missing:
         raise ValueError(f'{path} = "{choice}" needs {" and ".join(missing)}: set them')
     return constants
+
+
+# -- fields in words, for the recipe that `scalerl init` writes and for the docs -------------------
+
+
+def meaning(info: FieldInfo) -> str:
+    """The meaning of a field, with its unit unless the meaning names it.
+
+    >>> meaning(field(1, "length of a prompt", "ours", unit="tokens"))
+    'length of a prompt [tokens]'
+    """
+    extra = info.json_schema_extra
+    unit = extra.get("unit") if isinstance(extra, dict) else None
+    about = info.description or ""
+    return f"{about} [{unit}]" if unit and str(unit) not in about else about
+
+
+def kind(info: FieldInfo) -> str:
+    """The type of a field, with its limits."""
+    limits = []
+    for limit in info.metadata:
+        for attribute, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
+            bound = getattr(limit, attribute, None)
+            if bound is not None:
+                limits.append(f"{sign} {bound}")
+    return " ".join([type_in_words(info.annotation), ", ".join(limits)]).strip()
+
+
+def type_in_words(annotation: Any) -> str:
+    """The type of a field in words: the choices, or what TOML calls it."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in inside)
+    if origin in (Union, types.UnionType):
+        names = [type_in_words(part) for part in inside if part is not type(None)]
+        return " or ".join(dict.fromkeys(names))
+    if origin is tuple:
+        return "numbers"
+    if origin is dict:
+        return "table"
+    if origin is Annotated:
+        return type_in_words(inside[0])
+    return {str: "text", int: "integer", float: "number", bool: "boolean"}[annotation]

@@ -12,9 +12,9 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.recipe.diff import diff, flat
+from scalerl.recipe.fields import kind, meaning
 from scalerl.recipe.load import load
 from scalerl.recipe.problems import fields_of
-from scalerl.recipe.reference import kind, meaning
 from scalerl.recipe.schema import Recipe
 from scalerl.recipe.toml import line
 

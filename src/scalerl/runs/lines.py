@@ -1,7 +1,7 @@
 """The schema of the run record: one type for each file, each field with its meaning and unit.
 
 A new column is added here and nowhere else: the store writes it, readers take it from the type,
-and docs/reference/run-record.md is generated from it (`reference.py`).
+and docs/reference/run-record.md lists it (`make docs`).
 """
 
 from __future__ import annotations

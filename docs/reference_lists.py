@@ -1,0 +1,178 @@
+"""The lists of the reference pages: the keys of a recipe and the fields of the run record.
+
+They come from the schema (`scalerl.recipe`) and from the types of the record
+(`scalerl.runs.lines`); the rest of these pages is written by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, Union
+
+from pydantic.fields import FieldInfo
+
+from scalerl.recipe.fields import Section, kind, meaning, type_in_words
+from scalerl.recipe.load import presets
+from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
+from scalerl.recipe.schema import Recipe
+from scalerl.recipe.toml import value
+from scalerl.runs.compute import Compute, LedgerLine
+from scalerl.runs.fields import Record
+from scalerl.runs.lines import (
+    AnswerLine,
+    AnswerSample,
+    EvalAnswers,
+    EvalLine,
+    EventLine,
+    Status,
+    StepLine,
+)
+
+# -- docs/reference/recipe.md ---------------------------------------------------------------------
+
+
+def recipe_presets() -> str:
+    """Every preset and its summary."""
+    return _lines(f"`{name}`: {summary}" for name, summary in presets().items())
+
+
+def recipe_keys() -> str:
+    """Every section of a recipe with its keys."""
+    top = {n: i for n, i in Recipe.model_fields.items() if not _section(i)}
+    parts = ["## Top level\n", _keys(top, "")]
+    for name, info in Recipe.model_fields.items():
+        section = _section(info)
+        if section:
+            about = " ".join((section.__doc__ or "").split())
+            parts += [f"\n## [{name}]\n\n{about}\n", _keys(section.model_fields, name)]
+            if section is LossSection:
+                parts += ["\nConstants of the built-in losses:\n", _loss_constants()]
+    return "\n".join(parts)
+
+
+def _keys(fields: dict[str, FieldInfo], section: str) -> str:
+    # Of a recipe, not of the field: there the constants of the chosen length control are filled in.
+    defaults = getattr(Recipe(), section) if section else Recipe()
+    items = []
+    for name, info in fields.items():
+        key, default = f"{section}.{name}" if section else name, getattr(defaults, name)
+        if default is None:
+            shown, takes = f"`{key}`", f"{kind(info)}, unset"
+        else:
+            shown, takes = f"`{key} = {value(default)}`", _limits(info)
+        inside = "; ".join(filter(None, [takes, _source(info)]))
+        items.append(f"{shown} ({inside}): {meaning(info)}")
+    return _lines(items)
+
+
+def _loss_constants() -> str:
+    """One item for each constant, with the default of every loss that has it."""
+    items: dict[tuple[str, str, str], list[str]] = {}
+    for loss, constants in LOSS_CONSTANTS.items():
+        for name, info in constants.model_fields.items():
+            default = "unset" if info.default is None else f"`{value(info.default)}`"
+            item = items.setdefault((name, _limits(info), meaning(info)), [])
+            item.append(f"{loss} {default}, {_source(info)}")
+    return _lines(
+        f"`loss.{name}` ({'; '.join([limits, *defaults])}): {about}"
+        for (name, limits, about), defaults in items.items()
+    )
+
+
+def _source(info: FieldInfo) -> str:
+    extra = info.json_schema_extra
+    about: dict[str, Any] = extra if isinstance(extra, dict) else {}
+    return str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
+
+
+def _limits(info: FieldInfo) -> str:
+    """The values that a field takes; empty if these are all of its type: its default shows it."""
+    word = type_in_words(info.annotation)
+    choices = word if typing.get_origin(info.annotation) is Literal else ""
+    return kind(info).removeprefix(word).strip() or choices
+
+
+def _section(info: FieldInfo) -> type[Section] | None:
+    made = info.annotation
+    return made if isinstance(made, type) and issubclass(made, Section) else None
+
+
+def _lines(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+# -- docs/reference/run-record.md -----------------------------------------------------------------
+
+#: In the order of the page; the two that others refer to have sections of their own.
+RECORDS: dict[str, type[Record]] = {
+    "evals.jsonl": EvalLine,
+    "compute": Compute,
+    "steps.jsonl": StepLine,
+    "ledger": LedgerLine,
+    "events.jsonl": EventLine,
+    "evals/step_N.json": EvalAnswers,
+    "answers": AnswerSample,
+    "answers/step_N.jsonl": AnswerLine,
+    "status.json": Status,
+}
+_WORDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
+
+
+def run_record() -> str:
+    """Every type of the record with its fields."""
+    parts = []
+    for title, record in RECORDS.items():
+        intro = inspect.cleandoc(record.__doc__ or "").replace("\n", " ")
+        items = (f"`{name}` ({word}): {meaning}" for name, word, meaning in rows(record))
+        parts.append(f"## {title}\n\n{intro}\n\n{_lines(items)}")
+    return "\n\n".join(parts)
+
+
+def rows(record: type[Record], under: str = "") -> list[tuple[str, str, str]]:
+    """(name, type, meaning) of every field; of a record inside, those of its own fields after it,
+    as `staleness.max`."""
+    hints = typing.get_type_hints(record)
+    found = []
+    named: dict[type[Record], str] = {}  # tables by name, to list their fields once
+    for each in fields(record):
+        unit = each.metadata["unit"]
+        meaning = each.metadata["meaning"] + (f" [{unit}]" if unit else "")
+        name, hint = under + each.name, hints[each.name]
+        inside, dots = _inside(hint)
+        if dots and inside in named:
+            found.append((name, _word(hint), f"{meaning}. Fields as in `{named[inside]}`"))
+            continue
+        found.append((name, _word(hint), meaning))
+        if inside is not None and inside not in RECORDS.values():
+            found += rows(inside, f"{name}{dots}.")
+            named[inside] = name
+    return found
+
+
+def _inside(hint: Any) -> tuple[type[Record] | None, str]:
+    """The record that a field holds, and how to get to it."""
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint, ""
+    for part in typing.get_args(hint):
+        inside, dots = _inside(part)
+        if inside is not None:
+            return inside, ".NAME" if typing.get_origin(hint) is dict else dots
+    return None, ""
+
+
+def _word(hint: Any) -> str:
+    """A type in words."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in inside)
+    if origin in (Union, types.UnionType):
+        return ", ".join(_word(p) if p is not type(None) else "null" for p in inside)
+    if origin is tuple:
+        return "list"
+    if origin is dict or issubclass(hint, Record):
+        return "table"
+    return _WORDS[hint]
