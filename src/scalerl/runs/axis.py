@@ -59,11 +59,10 @@ class Axis:
     columns: tuple[str, ...]
 
 
-def choose_axis(
-    table: Table, numeric: list[str], y: Array, y_name: str, choice: AxisChoice, notes: list[str]
-) -> Axis:
-    """The compute of every row of a table with the scores `y`."""
-    usable = [c for c in _usable(table, numeric) if c != y_name]
+def choose_axis(table: Table, y_name: str, choice: AxisChoice, notes: list[str]) -> Axis:
+    """The compute of every row of a table with this score."""
+    y = table.numbers(y_name)
+    usable = [c for c in _usable(table) if c != y_name]
     if choice.gpus is not None:
         return _gpu_hours(table, usable, y, choice, notes)
     if choice.x is not None:
@@ -83,10 +82,10 @@ def named_columns(table: Table, choice: AxisChoice) -> list[str]:
         return []
 
 
-def other_axes(table: Table, numeric: list[str], y: Array, axis: Axis) -> dict[str, Array]:
+def other_axes(table: Table, y: Array, axis: Axis) -> dict[str, Array]:
     """By kind of compute: other running totals of the table, to convert amounts given in them."""
     found: dict[str, Array] = {}
-    for name in metrics.compute_columns(_usable(table, numeric)):
+    for name in metrics.compute_columns(_usable(table)):
         values, kind = read_column(table, name)
         if (
             kind not in found
@@ -97,9 +96,9 @@ def other_axes(table: Table, numeric: list[str], y: Array, axis: Axis) -> dict[s
     return found
 
 
-def _usable(table: Table, numeric: list[str]) -> list[str]:
+def _usable(table: Table) -> list[str]:
     # Moments may be written as ISO 8601 texts, which do not count as numeric.
-    numbers = set(numeric)
+    numbers = set(table.numeric)
     return [c for c in table.columns if c in numbers or metrics.compute_kind(c)[1] == "moments"]
 
 

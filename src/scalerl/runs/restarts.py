@@ -109,7 +109,7 @@ def _counted_on(table: Table, column: str, x: Array, rows: Rows, starts: Rows) -
 def _has_score(table: Table, y: str | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """The rows of a score, where there is one: another metric may follow on rows of its own, with
     steps that start again without being another run."""
-    numeric = [c for c in table.columns if table.is_numeric(c)]
+    numeric = table.numeric
     found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
     if y is not None:
         asked = find(y, table, numeric, "--y")

@@ -54,17 +54,16 @@ class Curve:
 
 def to_curve(table: Table, choice: ColumnChoice) -> Curve:
     """Choose compute, score and evaluation size from the table of one run."""
-    numeric = [c for c in table.columns if table.is_numeric(c)]
-    table, numeric = with_expression(table, numeric, choice.y)
-    y_name, notes, way = choose_score(table, numeric, choice.y)
+    table = with_expression(table, choice.y)
+    y_name, notes, way = choose_score(table, choice.y)
     y = table.numbers(y_name)
-    stage = _stage(table, numeric, y_name, notes, asked=choice.y is not None)
-    axis = choose_axis(table, numeric, y, y_name, choice.axis, notes)
+    stage = _stage(table, y_name, notes, asked=choice.y is not None)
+    axis = choose_axis(table, y_name, choice.axis, notes)
     x = carry_forward(axis.values, y)
     if x is not axis.values and np.isfinite(x[np.isfinite(y)]).any():
         notes.append(f"{axis.name} is not on the rows of the score: the last value before is used")
     for column in dict.fromkeys((*axis.columns, y_name)):
-        if bad := table.count_unreadable(column) if column in numeric else 0:
+        if bad := table.count_unreadable(column) if column in table.numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
     here = _rows_of_score(table.columns[y_name], y)
     n_eval = _read_n_eval(table, choice.n_eval, y_name, stage, notes)
@@ -80,9 +79,9 @@ def to_curve(table: Table, choice: ColumnChoice) -> Curve:
         stage=stage,
         notes=[*table.notes, *notes],
         signs=read_warning_signs(table, np.flatnonzero(here)),
-        axes={kind: v[here] for kind, v in other_axes(table, numeric, y, axis).items()},
+        axes={kind: v[here] for kind, v in other_axes(table, y, axis).items()},
         is_error=way == "error",
-        alternatives=could_serve(table, numeric, y_name) if ((y < 0) | (y > 1)).any() else (),
+        alternatives=could_serve(table, y_name) if ((y < 0) | (y > 1)).any() else (),
     )
 
 
@@ -97,7 +96,7 @@ def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.d
     return np.array([not is_missing(cell) for cell in cells], dtype=bool)
 
 
-def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], asked: bool) -> Stage:
+def _stage(table: Table, y_name: str, notes: list[str], asked: bool) -> Stage:
     """What the score was taken on: the format says it, else its name, else what is beside it."""
     stage = metrics.stage_of(y_name)
     if stage == "unknown" and table.stage is not None:
@@ -105,7 +104,7 @@ def _stage(table: Table, numeric: list[str], y_name: str, notes: list[str], aske
     why = f"{y_name} is measured on training prompts"
     if stage == "unknown" and not metrics.says_what_of(y_name):
         here = np.isfinite(table.numbers(y_name))
-        for name in (c for c in numeric if metrics.is_of_a_step(c)):
+        for name in (c for c in table.numeric if metrics.is_of_a_step(c)):
             beside = table.numbers(name)[here]
             # A bare `lr` that never changes is a setting of the run.
             changes = "/" in name or len(np.unique(beside)) > 1

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -62,6 +63,11 @@ class Table:
         if column not in self._numbers:
             self._numbers[column] = _to_floats(self.columns[column])
         return self._numbers[column]
+
+    @cached_property
+    def numeric(self) -> list[str]:
+        """The columns of numbers, as the table was when it was first asked."""
+        return [column for column in self.columns if self.is_numeric(column)]
 
     def is_numeric(self, column: str) -> bool:
         """Whether at least half of the cells that hold something hold a finite number."""
