@@ -657,13 +657,6 @@ def paired() -> str:
     return markdown(head, rows)
 
 
-def train_stream() -> str:
-    """What `scalerl train --json` writes, by the module that writes it."""
-    from scalerl.cli.view import JSON_LINE_KINDS
-
-    return "\n".join(f"- `{kind}`: {holds}" for kind, holds in JSON_LINE_KINDS.items())
-
-
 def toy_part(name: str) -> Callable[[], str]:
     """A section of tests/extend/toy_parts.py: what the page shows is what the tests run."""
 
@@ -734,7 +727,6 @@ TABLES: dict[str, Callable[[], str]] = {
         checks,
         serve,
         packages,
-        train_stream,
         recipe_presets,
         recipe_keys,
         run_record,

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from scalerl.runs.lines import EvalLine, EventLine, SetScore, StepLine
     from scalerl.training import RunEnd
 
-#: Kinds of lines of `scalerl train --json` and what each holds; docs/reference/json.md has this
-#: table.
-JSON_LINE_KINDS = {
-    "begin": "`run` (the directory), `recipe` (its name), `resumed_at` (a step, or null); once for "
-    "every time the run starts from a checkpoint",
-    "step": "a line of `steps.jsonl`",
-    "validating": "a validation under way, about every ten seconds: `step`, answers `written` and "
-    "`checked`, and their `total`",
-    "validation": "a line of `evals.jsonl`, and `forecast`: the numbers of the fit so far, or null "
-    "where there is none yet",
-    "event": "a line of `events.jsonl`",
-    "end": "how it ended: `reason`, `steps`, `compute`, `signal` (or null), `path`, and "
-    "`validation`, the last line of `evals.jsonl` (or null)",
-    "failed": "why it ended without an end: `why`",
-}
 HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
 
 
@@ -112,7 +97,8 @@ class PlainView(Listener):
 
 
 class JsonView(PlainView):
-    """Every line is flushed as it comes. The last is an `end`, or `failed`."""
+    """Lines of JSON, flushed as they come. The last is an `end`, or `failed`;
+    docs/reference/json.md says what each kind holds."""
 
     def __init__(self) -> None:
         # Words go to stderr, so that every line of stdout is JSON.
