@@ -33,21 +33,34 @@ class Chat:
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The token ids of a prompt, generation prompt included."""
+        return list(self._apply(messages, tokenize=True, return_dict=False))
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        generation: bool = True,
+    ) -> str:
+        """The text of a conversation, with the schemas of the tools that the model may call, and
+        with the generation prompt unless `generation` is false."""
+        # None, not an empty list: templates ask whether `tools` is none.
+        shown = [dict(tool) for tool in tools] or None
+        return str(
+            self._apply(messages, tokenize=False, tools=shown, add_generation_prompt=generation)
+        )
+
+    def _apply(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         from jinja2 import TemplateError
 
         asked = merged(messages) if self.merges else list(messages)
+        options = {"add_generation_prompt": True, **self.variables, **options}
         try:
-            ids = self.tokenizer.apply_chat_template(
-                asked,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **self.variables,
-            )
-        except TemplateError as error:
+            return self.tokenizer.apply_chat_template(asked, **options)
+        except (TemplateError, TypeError) as error:
+            # A TypeError: a template that adds text to a field which the message does not have.
             why = one_line(str(error)) or type(error).__name__
             raise InputError(f"the model's chat template refuses it ({why})") from None
-        return list(ids)
 
     def _accepts(self, *messages: Mapping[str, str]) -> bool:
         try:
@@ -73,7 +86,7 @@ def _date_variables(today: date) -> dict[str, Any]:
     return {"date_string": midnight.strftime(LLAMA_DATE), "strftime_now": midnight.strftime}
 
 
-def merged(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def merged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The messages with a leading system message merged into the user message after it.
 
     >>> merged([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}])
