@@ -5,14 +5,12 @@ import math
 import pytest
 
 from scalerl.report.knob_map import plot_knob_map
+from scalerl.study.knobs import Knob
 
 
 def knob(name, region, y, x, sure=True, width=0.02):
-    speed = None
-    if x is not None:
-        speed = {"delta_log_compute": x, "interval": [x - 0.2, x + 0.2]}
-    return {"variant": name, "region": region, "speed": speed, "family_wise": sure,
-            "delta_A": {"median": y, "interval": [y - width, y + width]}}  # fmt: skip
+    ends = None if x is None else (x - 0.2, x + 0.2)
+    return Knob(name, {}, y, (y - width, y + width), x, ends, region, None, None, sure)
 
 
 KNOBS = [
@@ -49,7 +47,7 @@ def test_regions_are_told_by_shape_and_the_family_by_filling(drawn):
 
 def test_every_knob_is_named_inside_the_frame_and_names_lie_apart(drawn):
     axes = drawn.axes[0]
-    names = {k["variant"] for k in KNOBS} | {"reference"}
+    names = {k.variant for k in KNOBS} | {"reference"}
     texts = [text for text in axes.texts if text.get_text() in names]
     assert {text.get_text() for text in texts} == names
     drawn.canvas.draw()

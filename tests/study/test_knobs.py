@@ -1,12 +1,15 @@
 """The knob map: signs, regions, and the care for many comparisons."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalerl import Run, fit
+from scalerl.recipe import Recipe
 from scalerl.study.knobs import holm, knob_map
+from scalerl.study.members import Member
 from scalerl.study.stability import Stability
 from scalerl.study.table import MemberFinding, StudyArms
 
@@ -16,7 +19,8 @@ def member(variant, seed, top=0.7, mid=20.0):
     c = np.linspace(4, 240, 40)
     y = 0.1 + (top - 0.1) / (1 + (mid / c) ** 1.6) + 0.006 * rng.standard_normal(40)
     run = Run(f"{variant}-s{seed}", c, y, x_kind="steps", group=variant)
-    return MemberFinding(variant, seed, Stability("stable"), fit(run))
+    made = Member(run.name, variant, seed, Recipe.load("scalerl", "tiny"), Path(), Path())
+    return MemberFinding(made, Stability("stable"), fit(run))
 
 
 def the_map(**others):

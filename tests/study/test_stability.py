@@ -1,13 +1,16 @@
 """The rules by which a run is stable, unstable or undecided, and what a table makes of it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalerl import compare, fit
+from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
+from scalerl.study.members import Member
 from scalerl.study.stability import Stability, assess_lines, half_check
 from scalerl.study.table import MemberFinding, StudyArms, rows
 
@@ -140,7 +143,12 @@ def finding(variant, seed, score, state="stable"):
     run = curve(score, f"{variant}-s{seed}", variant, seed=seed)
     stability = Stability(state, *(("collapse", 80, "fell") if state == "unstable" else ()))
     fitted = None if state == "unstable" else fit(run)
-    return MemberFinding(variant, seed, stability, fitted, half_check(run))
+    return MemberFinding(member(variant, seed), stability, fitted, half_check(run))
+
+
+def member(variant, seed):
+    recipe = Recipe.load("scalerl", "tiny")
+    return Member(f"{variant}-s{seed}", variant, seed, recipe, Path("none"), Path("none"))
 
 
 def table_of(found):
@@ -171,7 +179,7 @@ def test_the_table_gives_a_verdict_against_the_reference_and_leaves_unstable_mem
 def test_a_table_before_there_is_anything_to_compare():
     alone = table_of([finding("ref", 0, climb())])
     assert alone[0].verdict == "reference" and alone[0].estimates["A"] is not None
-    empty = MemberFinding("other", 0, Stability("undecided"))
+    empty = MemberFinding(member("other", 0), Stability("undecided"))
     two = table_of([finding("ref", 0, climb()), empty])
     assert two[1].verdict is None and two[1].words == "nothing to fit yet"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import time
@@ -207,9 +206,9 @@ def knobs_text(knobs: Sequence[Knob]) -> str:
     for knob in knobs:
         low, high = knob.delta_a_interval
         speed = "-"
-        if knob.delta_log_compute is not None and knob.delta_log_compute_interval is not None:
-            first, last = (math.exp(v) for v in knob.delta_log_compute_interval)
-            speed = f"x{math.exp(knob.delta_log_compute):.2f} [{first:.2f}, {last:.2f}]"
+        if knob.compute_ratio is not None:
+            first, ratio, last = knob.compute_ratio
+            speed = f"x{ratio:.2f} [{first:.2f}, {last:.2f}]"
         sure = "" if knob.family_wise else "?"
         body.append((shorten(knob.variant, NAME), f"{knob.delta_a:+.3f} [{low:+.3f}, {high:+.3f}]",
                      speed, knob.region + sure))  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from scalerl.curves.formula import Sigmoid
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.figures import known_ceiling
-from scalerl.report.series import Series, downsample, series_of_runs
+from scalerl.report.series import DrawnCurve, Points, downsample, series_of_runs
 from scalerl.report.theme import (
     MARKERS,
     Theme,
@@ -59,32 +60,28 @@ def plot_comparison(
 
 
 def plot_runs(
-    drawn: Sequence[Series],
+    drawn: Sequence[DrawnCurve],
     path: str | Path | None = None,
     theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
     title: str = "",
     truth: float | None = None,
 ) -> Figure:
-    """The curves of runs that are measured in one kind of compute; `truth` is the ceiling that all
-    have by construction of their task."""
-    named = len(drawn) <= DIRECT_LABELS
+    """Curves that are measured in one kind of compute; `truth` is the ceiling that all have by
+    construction of their task."""
     with drawing(theme) as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(drawn) <= 12 else 6.4))
         _runs_limits(ax, drawn, truth)
         for i, s in enumerate(drawn):
             _draw_run(ax, s, i, t, len(drawn))
-        compute_axis(ax, drawn[0].fit.run.x_kind, t)
+        compute_axis(ax, drawn[0].x_kind, t)
         ax.set_ylabel("pass rate")
         if truth is not None:
             known_ceiling(ax, truth, t)
         if title:
             ax.set_title(title)
-        if named:
-            ends = [(float(s.x[-1]), float(s.median[-1])) for s in drawn]
-            _name_lines(fig, ax, ends, [_label(s.fit) for s in drawn], t)
-        else:
-            legend(fig, ax, t)
+        ends = [(float(s.x[-1]), float(s.median[-1])) for s in drawn]
+        _name_lines(fig, ax, ends, [_label(s) for s in drawn], t)
         return save(fig, path)
 
 
@@ -98,7 +95,7 @@ def comparison_title(comparison: Comparison) -> str:
     return f"{len(comparison.fits)} runs and their forecasts"
 
 
-def _runs_limits(ax: Axes, drawn: Sequence[Series], truth: float | None) -> None:
+def _runs_limits(ax: Axes, drawn: Sequence[DrawnCurve], truth: float | None) -> None:
     lines = [[s.used[1], s.held[1], s.median] for s in drawn]
     if len(drawn) <= BANDS:
         lines += [[s.band.ravel()] for s in drawn]
@@ -106,21 +103,22 @@ def _runs_limits(ax: Axes, drawn: Sequence[Series], truth: float | None) -> None
     scores = np.concatenate([y for line in lines for y in line])
     pad = 0.05 * max(float(np.ptp(scores)), 0.02)
     ax.set_ylim(max(float(scores.min()) - pad, -0.02), min(float(scores.max()) + pad, 1.02))
-    first = min(float(s.fit.run.compute[s.fit.run.compute > 0][0]) for s in drawn)
+    measured = np.concatenate([x for s in drawn for x in (s.used[0], s.held[0])])
+    first = float(measured[measured > 0].min())
     ax.set_xlim(first / 1.12, max(float(s.x[-1]) for s in drawn) * 1.02)
     ax.set_xscale("log")
 
 
-def _label(fit: Fit) -> str:
-    name = words.shorten(fit.name, 26)
-    if fit.alarm is not None:
+def _label(s: DrawnCurve) -> str:
+    name = words.shorten(s.name, 26)
+    if s.alarm is not None:
         return f"{name}\nALARM: in decline"
-    if fit.identified:
-        return f"{name}\nceiling {fit.params['A']:.3f}"
+    if s.ceiling is not None:
+        return f"{name}\nceiling {s.ceiling[0]:.3f}"
     return f"{name}\nceiling not identified"
 
 
-def _draw_run(ax: Axes, s: Series, i: int, t: Theme, total: int) -> None:
+def _draw_run(ax: Axes, s: DrawnCurve, i: int, t: Theme, total: int) -> None:
     colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
     crowd = total > DIRECT_LABELS
     if total <= BANDS:
@@ -145,13 +143,13 @@ def _draw_run(ax: Axes, s: Series, i: int, t: Theme, total: int) -> None:
     ax.plot(s.x[s.inside], s.median[s.inside], color=colour, lw=width)
     ax.plot(s.x[s.ahead], s.median[s.ahead], color=colour, lw=0.7 * width, ls=(0, (4, 2)))
     ax.plot(
-        [s.fit.end],
+        [s.end],
         [s.median[s.inside][-1]],
         color=colour,
         marker=marker,
         ms=4 if crowd else 6,
         lw=width,
-        label=words.shorten(s.fit.name, 34) + ("  (ALARM)" if s.fit.alarm else ""),
+        label=words.shorten(s.name, 34) + ("  (ALARM)" if s.alarm else ""),
     )
 
 
@@ -176,7 +174,11 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 def _name_lines(
     fig: Figure, ax: Axes, ends: list[tuple[float, float]], labels: list[str], t: Theme
 ) -> None:
-    """Labels of two lines to the right of the axes, each joined to the end of its curve."""
+    """Labels of two lines to the right of the axes, each joined to the end of its curve; of many
+    curves a legend, with the labels that they were drawn with."""
+    if len(ends) > DIRECT_LABELS:
+        _legend(fig, ax, t)
+        return
     bottom, top = ax.get_ylim()
     # A label of two lines takes 0.38 inches; the axes are three quarters of the figure high.
     gap = (top - bottom) * 0.38 / (0.75 * fig.get_figheight())
@@ -201,7 +203,7 @@ def _name_lines(
         )
 
 
-def legend(fig: Figure, ax: Axes, t: Theme) -> None:
+def _legend(fig: Figure, ax: Axes, t: Theme) -> None:
     narrow = fig.get_figwidth() < 7.0
     handles, labels = ax.get_legend_handles_labels()
     more = len(labels) - LEGEND
@@ -233,6 +235,46 @@ def ceiling_fits(fit: Fit, law: Sigmoid) -> bool:
     return rmse <= SUITS * fit.law_rmse + 0.002 and drawable > len(points) / 2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EfficiencyLine:
+    """The runs of a recipe, or a single run, with their ceiling fixed: ln F = B ln C."""
+
+    name: str
+    #: The mean of its runs.
+    B: float
+    #: The smallest and the largest compute of its runs.
+    ends: Array
+    #: Compute and log10 F of all its runs.
+    points: Points
+    #: Share of its runs with points that allow this ceiling.
+    suits: float
+
+
+def efficiency_lines(groups: Iterable[tuple[str, Sequence[Fit]]], a: float) -> list[EfficiencyLine]:
+    """The line of each group of runs, refitted with the ceiling `a`."""
+    found = []
+    for name, fits in groups:
+        laws = [refit_with_ceiling(f, a) for f in fits]
+        both = list(zip(fits, laws, strict=True))
+        b = float(np.mean([law.B for law in laws]))
+        parts = [law.efficiency(f.points.compute, f.points.score) for f, law in both]
+        x = np.concatenate([log_c for log_c, _ in parts])
+        # Each run has a start of its own; the picture is of the slope.
+        y = np.concatenate([f + (b - law.B) * c for (c, f), law in zip(parts, laws, strict=True)])
+        order = np.argsort(x, kind="stable")
+        compute = np.concatenate([f.points.compute[f.points.compute > 0] for f in fits])
+        found.append(
+            EfficiencyLine(
+                name,
+                b,
+                np.array([compute.min(), compute.max()]),
+                (np.exp(x[order]), y[order] / np.log(10.0)),
+                float(np.mean([ceiling_fits(f, law) for f, law in both])),
+            )
+        )
+    return found
+
+
 def plot_efficiency(
     comparison: Comparison,
     path: str | Path | None = None,
@@ -242,37 +284,45 @@ def plot_efficiency(
     """The paper's re-plot: log F against log C with A fixed to the runs' mean. Each run becomes a
     straight line with its efficiency B as the slope. Of many runs only those are drawn that this
     ceiling suits: the slope of another says nothing."""
-    fits, a = comparison.fits, comparison.mean_a
-    laws = [refit_with_ceiling(f, a) for f in fits]
-    title = f"Efficiency, A fixed at {a:.3f}"
-    chosen = [i for i, (f, law) in enumerate(zip(fits, laws, strict=True)) if ceiling_fits(f, law)]
+    a = comparison.mean_a
+    lines = efficiency_lines([(f.name, [f]) for f in comparison.fits], a)
+    suited = [line for line in lines if line.suits]
+    few = ""
     # Of a few runs all are drawn: a missing one would be looked for.
-    if len(fits) > DIRECT_LABELS and 2 <= len(chosen) < len(fits):
-        title += f" ({len(chosen)} of {len(fits)} runs)"
-        fits, laws = tuple(fits[i] for i in chosen), [laws[i] for i in chosen]
+    if len(lines) > DIRECT_LABELS and 2 <= len(suited) < len(lines):
+        few = f" ({len(suited)} of {len(lines)} runs)"
+        lines = suited
+    return plot_efficiency_lines(lines, a, comparison.fits[0].run.x_kind, few, path, theme, size)
+
+
+def plot_efficiency_lines(
+    lines: Sequence[EfficiencyLine],
+    a: float,
+    x_kind: str,
+    few: str = "",
+    path: str | Path | None = None,
+    theme: ThemeName = "light",
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """log F against log C with the ceiling fixed at `a`: the steeper, the faster. `few` says in the
+    title which lines are drawn."""
     with drawing(theme) as t:
-        fig, ax = new_figure(size or (8.0, 4.8 if len(fits) <= 12 else 6.4))
-        ends = []
-        for i, (f, law) in enumerate(zip(fits, laws, strict=True)):
-            ends.append(_efficiency_line(ax, f, law, i, t, len(fits)))
+        fig, ax = new_figure(size or (8.0, 4.8 if len(lines) <= 12 else 6.4))
+        for i, line in enumerate(lines):
+            _draw_efficiency(ax, line, i, t, len(lines))
+        heights = np.array([line.B * np.log10(line.ends) for line in lines])
         # Of many runs a few may be as good as vertical: they must not flatten all others.
-        share = 0.0 if len(fits) <= DIRECT_LABELS else 0.05
-        low = float(np.quantile([e[2] for e in ends], share))
-        high = float(np.quantile([e[3] for e in ends], 1.0 - share))
+        share = 0.0 if len(lines) <= DIRECT_LABELS else 0.05
+        low, high = np.quantile(heights[:, 0], share), np.quantile(heights[:, 1], 1.0 - share)
         pad = 0.08 * (high - low + 0.1)
-        ax.set_ylim(low - pad, high + pad)
-        compute_axis(ax, fits[0].run.x_kind, t)
+        ax.set_ylim(float(low - pad), float(high + pad))
+        compute_axis(ax, x_kind, t)
         ax.yaxis.set_major_formatter(lambda v, _: power_of_ten(v))
         ax.set_ylabel(EFFICIENCY_AXIS)
-        ax.set_title(title)
-        if len(fits) <= DIRECT_LABELS:
-            labels = [
-                f"{words.shorten(f.name, 26)}\nB = {law.B:.2f}"
-                for f, law in zip(fits, laws, strict=True)
-            ]
-            _name_lines(fig, ax, [(x, y) for x, y, _, _ in ends], labels, t)
-        else:
-            legend(fig, ax, t)
+        ax.set_title(f"Efficiency, A fixed at {a:.3f}{few}")
+        labels = [f"{words.shorten(line.name, 26)}\nB = {line.B:.2f}" for line in lines]
+        ends = zip((float(line.ends[1]) for line in lines), heights[:, 1].tolist(), strict=True)
+        _name_lines(fig, ax, list(ends), labels, t)
         return save(fig, path)
 
 
@@ -283,20 +333,14 @@ def power_of_ten(exponent: float) -> str:
     return "10" + str(whole).translate(_SUPERSCRIPT)
 
 
-def _efficiency_line(
-    ax: Axes, fit: Fit, law: Sigmoid, i: int, t: Theme, total: int
-) -> tuple[float, float, float, float]:
-    """Draws one run; gives the end of its line and the range of F over the line."""
-    points = fit.points
+def _draw_efficiency(ax: Axes, line: EfficiencyLine, i: int, t: Theme, total: int) -> None:
     colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
-    crowd = total > DIRECT_LABELS or len(points) > 100
-    log_c, log_f = law.efficiency(points.compute, points.score)
-    log_c, log_f = downsample(log_c, log_f, FEW_POINTS if total > DIRECT_LABELS else 400)
-    x = points.compute[points.compute > 0][[0, -1]]
-    y = law.B * np.log(x) / np.log(10.0)
+    many = total > DIRECT_LABELS
+    crowd = many or len(line.points[0]) > 100
+    x, y = downsample(*line.points, FEW_POINTS if many else 400)
     ax.plot(
-        np.exp(log_c),
-        log_f / np.log(10.0),
+        x,
+        y,
         ls="",
         marker=marker,
         ms=2.2 if crowd else 4,
@@ -304,9 +348,9 @@ def _efficiency_line(
         alpha=0.4 if crowd else 0.8,
         mew=0,
     )
-    label = f"{words.shorten(fit.name, 28)}  B = {law.B:.2f}"
-    ax.plot(x, y, color=colour, lw=1.1 if total > DIRECT_LABELS else 2.0, label=label)
-    return float(x[-1]), float(y[-1]), float(y[0]), float(y[-1])
+    label = f"{words.shorten(line.name, 28)}  B = {line.B:.2f}"
+    height = line.B * np.log10(line.ends)
+    ax.plot(line.ends, height, color=colour, lw=1.1 if many else 2.0, label=label)
 
 
 def plot_backtest(

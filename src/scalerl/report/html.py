@@ -155,7 +155,9 @@ def report_files(
         PageSection("How to read this", [Paragraph(page.HOW_TO_READ)], "read"),
         *page.command(command),
     ]
-    return page_files(heading, blocks, payload.chart(drawn, ahead, truth), content)
+    # The chart is read first where the tables have their forecasts.
+    at = [float(each.at.compute[0]) for each in ahead]
+    return page_files(heading, blocks, payload.chart(drawn, fits[0].level, at, truth), content)
 
 
 def page_files(

@@ -12,8 +12,7 @@ Full marks hold with all comparisons of the study allowed for, hollow ones for t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
+
+    from scalerl.study.knobs import Knob
 
 #: Region → shape in the legend, its words, and its colour in the run palette; None: grey.
 REGIONS: dict[str, tuple[str, str, int | None]] = {
@@ -46,37 +47,12 @@ SIZE = (4.7, 4.5)
 RATIOS = (1 / 16, 1 / 8, 1 / 4, 1 / 3, 1 / 2, 1 / 1.5, 1 / 1.2, 1, 1.2, 1.5, 2, 3, 4, 8, 16)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    name: str
-    region: str
-    #: ln of the compute ratio, and ΔA: where it is, and its interval. No x: no score reached by
-    #: both.
-    x: float | None
-    x_ends: tuple[float, float] | None
-    y: float
-    y_ends: tuple[float, float]
-    sure: bool
-
-    @staticmethod
-    def of(knob: Mapping[str, Any]) -> _Mark:
-        speed, (low, high) = knob["speed"], knob["delta_A"]["interval"]
-        x, ends = None, None
-        if speed is not None:
-            x, (first, last) = speed["delta_log_compute"], speed["interval"]
-            ends = (first, last)
-        return _Mark(
-            knob["variant"], knob["region"], x, ends, knob["delta_A"]["median"], (low, high),
-            knob["family_wise"],
-        )  # fmt: skip
-
-    @property
-    def shape(self) -> str:
-        if self.region == "ceiling":
-            return "^" if self.y > 0 else "v"
-        if self.region == "speed":
-            return "<" if (self.x or 0.0) < 0 else ">"
-        return REGIONS[self.region][0]
+def _shape(knob: Knob) -> str:
+    if knob.region == "ceiling":
+        return "^" if knob.delta_a > 0 else "v"
+    if knob.region == "speed":
+        return "<" if (knob.delta_log_compute or 0.0) < 0 else ">"
+    return REGIONS[knob.region][0]
 
 
 def _colour(region: str, t: Theme) -> str:
@@ -85,39 +61,38 @@ def _colour(region: str, t: Theme) -> str:
 
 
 def plot_knob_map(
-    knobs: Sequence[Mapping[str, Any]],
+    knobs: Sequence[Knob],
     reference: str,
     path: str | Path | None = None,
     theme: ThemeName = "light",
     size: tuple[float, float] = SIZE,
 ) -> Figure:
-    """Draw `Study.to_dict()["knobs"]`.
+    """Draw `Study.knobs()`.
 
-    >>> knob = {"variant": "lr", "region": "ceiling", "speed": None, "family_wise": True,
-    ...         "delta_A": {"median": -0.05, "interval": [-0.08, -0.02]}}
+    >>> from scalerl.study.knobs import Knob
+    >>> knob = Knob("lr", {}, -0.05, (-0.08, -0.02), None, None, "ceiling", "mine", 0.001, True)
     >>> plot_knob_map([knob], "mine").axes[0].get_ylabel()
     'ceiling, against the reference'
     """
-    marks = [_Mark.of(knob) for knob in knobs]
     with drawing(theme) as t:
         fig, ax = new_figure(size)
-        across, up = _reach(marks)
+        across, up = _reach(knobs)
         ax.set_xlim(-across, across)
         ax.set_ylim(-up, up)
         _ground(ax, t)
-        for mark in marks:
-            _draw(ax, mark, across, t)
+        for knob in knobs:
+            _draw(ax, knob, across, t)
         ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
         _axes(ax, across, t)
-        _legend(fig, {m.region for m in marks}, any(not m.sure for m in marks), t)
+        _legend(fig, {k.region for k in knobs}, any(not k.family_wise for k in knobs), t)
         title = f"Against {words.shorten(reference, 40)}"
         ax.set_title(title)
         freeze_layout(fig)  # names are fitted into the place that the axes have now
-        _names(fig, ax, marks, across, t)
+        _names(fig, ax, knobs, across, t)
         return save(fig, path)
 
 
-def _reach(marks: Sequence[_Mark]) -> tuple[float, float]:
+def _reach(knobs: Sequence[Knob]) -> tuple[float, float]:
     """Half of the axes: all marks with most of their intervals. An interval that is open would
     press all others into a point."""
 
@@ -129,9 +104,10 @@ def _reach(marks: Sequence[_Mark]) -> tuple[float, float]:
         furthest = widths[-1] if widths else 0.0
         return 1.12 * max(least, 1.15 * centre, min(furthest, FAR * max(centre, usual)))
 
-    placed = [(m.x, m.x_ends) for m in marks if m.x is not None and m.x_ends is not None]
-    across = of([x for x, _ in placed], [ends for _, ends in placed], LEAST[1])
-    return across, of([m.y for m in marks], [m.y_ends for m in marks], LEAST[0])
+    speeds = [k.delta_log_compute for k in knobs if k.delta_log_compute is not None]
+    ends = [k.delta_log_compute_interval for k in knobs if k.delta_log_compute_interval is not None]
+    up = of([k.delta_a for k in knobs], [k.delta_a_interval for k in knobs], LEAST[0])
+    return of(speeds, ends, LEAST[1]), up
 
 
 def _ground(ax: Axes, t: Theme) -> None:
@@ -159,28 +135,28 @@ def _ground(ax: Axes, t: Theme) -> None:
         )
 
 
-def _at(mark: _Mark, across: float) -> float:
-    """Marks without a speed stand at the right edge."""
+def _at(knob: Knob, across: float) -> float:
+    """Marks without a speed, where no score was reached by both, stand at the right edge."""
     # Just inside the frame, so that the mark is not cut.
-    return across * 0.985 if mark.x is None else mark.x
+    return across * 0.985 if knob.delta_log_compute is None else knob.delta_log_compute
 
 
-def _draw(ax: Axes, mark: _Mark, across: float, t: Theme) -> None:
-    colour = _colour(mark.region, t)
-    x = _at(mark, across)
-    cross: list[Any] = [([x, x], mark.y_ends)]
-    if mark.x_ends is not None:
-        cross.append((mark.x_ends, [mark.y, mark.y]))
+def _draw(ax: Axes, knob: Knob, across: float, t: Theme) -> None:
+    colour = _colour(knob.region, t)
+    x, y = _at(knob, across), knob.delta_a
+    cross: list[Any] = [([x, x], knob.delta_a_interval)]
+    if knob.delta_log_compute_interval is not None:
+        cross.append((knob.delta_log_compute_interval, [y, y]))
     for xs, ys in cross:
         # Butt caps end exactly where the interval does.
         ax.plot(xs, ys, color=colour, lw=1.0, alpha=0.55, zorder=2, solid_capstyle="butt")
     ax.plot(
         [x],
-        [mark.y],
+        [y],
         ls="",
-        marker=mark.shape,
-        ms=8.5 if mark.region != "undecided" else 6.5,
-        mfc=colour if mark.sure else t.paper,
+        marker=_shape(knob),
+        ms=8.5 if knob.region != "undecided" else 6.5,
+        mfc=colour if knob.family_wise else t.paper,
         mec=colour,
         mew=1.6,
         zorder=4,
@@ -238,11 +214,11 @@ def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
 SIDES = ((1, 0.9), (-1, 0.9), (1, -0.9), (-1, -0.9), (0, 1.6), (0, -1.6), (1, 0), (-1, 0))
 
 
-def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Theme) -> None:
+def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme) -> None:
     """Each name beside its mark, where it covers no other name and no mark."""
     from matplotlib.transforms import Bbox
 
-    points = [(0.0, 0.0), *((_at(m, across), m.y) for m in marks)]
+    points = [(0.0, 0.0), *((_at(k, across), k.delta_a) for k in knobs)]
     pixels = [tuple(ax.transData.transform(p)) for p in points]
     unit = fig.dpi / 72.0
     taken = [
@@ -253,9 +229,9 @@ def _names(fig: Figure, ax: Axes, marks: Sequence[_Mark], across: float, t: Them
     taken += [text.get_window_extent() for text in ax.texts]
     frame = ax.get_window_extent()
     # Undecided knobs are the first to go without a name: their place says least.
-    order = sorted(range(len(marks)), key=lambda i: marks[i].region == "undecided")[:NAMED]
+    order = sorted(range(len(knobs)), key=lambda i: knobs[i].region == "undecided")[:NAMED]
     named = [(0, "reference")]
-    named += [(i + 1, words.shorten(marks[i].name, NAME)) for i in order]
+    named += [(i + 1, words.shorten(knobs[i].variant, NAME)) for i in order]
     for i, name in named:
         x, y = pixels[i]
         # A character of 8.5 points is 0.62 as wide on average: measuring each text takes longer.

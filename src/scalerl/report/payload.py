@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,7 @@ from scalerl.files import to_json
 from scalerl.report import words
 from scalerl.report.comparison_figures import refit_with_ceiling
 from scalerl.report.run_record import RunRecord
-from scalerl.report.series import Series, downsample
-
-if TYPE_CHECKING:
-    from scalerl.report.study_curves import VariantCurve
+from scalerl.report.series import DrawnCurve, Points, Series, downsample
 
 #: Points of all runs together that the chart draws without effort; a run keeps at least MIN_POINTS.
 MAX_POINTS = 9000
@@ -26,47 +23,35 @@ MIN_POINTS = 80
 
 
 def chart(
-    drawn: Sequence[Series], forecasts: Sequence[Forecast], truth: float | None = None
+    drawn: Sequence[DrawnCurve],
+    level: float,
+    at: Sequence[float | None] | None = None,
+    truth: float | None = None,
 ) -> dict[str, Any]:
-    """The data of the interactive chart; `forecasts` are those of the series, in their order, and
-    `truth` is the ceiling that all runs have by construction of their task."""
+    """The data of the interactive chart, with bands that hold with the probability `level`; `at` is
+    where each curve is read at first, and `truth` the ceiling that all runs have by construction of
+    their task."""
     most = max(MIN_POINTS, MAX_POINTS // max(len(drawn), 1))
-    kinds = list(dict.fromkeys(s.fit.run.x_kind for s in drawn))
-    level = drawn[0].fit.level
+    kinds = list(dict.fromkeys(c.x_kind for c in drawn))
     return {
         "level": words.percent(level),
         "truth": None if truth is None else rounded(truth),
         "kinds": [words.KIND[k] for k in kinds],
         "runs": [
-            # Where the chart is read at first: what the tables say there.
-            _run(s, kinds.index(s.fit.run.x_kind), most) | {"at": float(ahead.at.compute[0])}
-            for s, ahead in zip(drawn, forecasts, strict=True)
+            _curve(c, kinds.index(c.x_kind), most) | {"at": first}
+            for c, first in zip(drawn, at or [None] * len(drawn), strict=True)
         ],
     }
 
 
-def _run(s: Series, kind: int, most: int) -> dict[str, Any]:
-    fit = s.fit
-    ceiling = None
-    if fit.identified:
-        low, high = fit.interval("A")
-        ceiling = [rounded(fit.params["A"]), rounded(low), rounded(high)]
+def _curve(c: DrawnCurve, kind: int, most: int) -> dict[str, Any]:
     return {
-        "name": words.shorten(fit.name, 120),
+        "name": words.shorten(c.name, 120),
         "kind": kind,
-        "end": fit.end,
-        "alarm": fit.alarm,
-        "ceiling": ceiling,
-        "law": scores(s.law),
-        **drawn_curve(s, most),
-        "powerA": None if s.power is None else rounded(s.power.A),
-        "power": None if s.power is None else scores(s.power_curve()),
-    }
-
-
-def drawn_curve(c: Series | VariantCurve, most: int) -> dict[str, Any]:
-    """Points, median and intervals of a curve, with at most `most` points of each kind."""
-    return {
+        "end": c.end,
+        "alarm": c.alarm,
+        "ceiling": None if c.ceiling is None else [rounded(v) for v in c.ceiling],
+        "law": scores(c.law),
         "used": _points(c.used, most),
         "held": _points(c.held, most),
         "x": [amount(v) for v in c.x],
@@ -75,12 +60,12 @@ def drawn_curve(c: Series | VariantCurve, most: int) -> dict[str, Any]:
         "high": scores(c.band[:, 1]),
         "seenLow": scores(c.seen[:, 0]),
         "seenHigh": scores(c.seen[:, 1]),
+        "powerA": None if c.power is None else rounded(c.power.A),
+        "power": None if c.power is None else scores(c.power_curve()),
     }
 
 
-def _points(
-    points: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], most: int
-) -> list[list[float | None]]:
+def _points(points: Points, most: int) -> list[list[float | None]]:
     x, y = downsample(*points, most)
     return [[amount(v) for v in x], scores(y)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from scalerl.curves.prediction import MAX_KNOTS, SigmoidPredictive, tails
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
+#: Compute and score.
+Points = tuple[Array, Array]
 
 #: A curve is drawn at least this far beyond its window, and this far beyond a held-out point.
 AHEAD = 2.0
@@ -23,31 +25,42 @@ BEYOND_HELD = 1.3
 MAX_AHEAD = 8.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
-    """One run as it is drawn."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DrawnCurve:
+    """One run, or the mean of the seeds of a variant, as it is drawn."""
 
-    fit: Fit
-    used: tuple[Array, Array]
-    held: tuple[Array, Array]
-    #: Ascending amounts of compute, and the curve there: 2 x MAX_KNOTS, and those of the forecast.
+    name: str
+    x_kind: str
+    #: Points that were fitted, and held out.
+    used: Points
+    held: Points
+    #: Compute at the end of the fitted window.
+    end: float
+    #: Ascending amounts of compute, and the curve there.
     x: Array
     median: Array
     #: (knots, 2): interval of the true pass rate, and of one evaluation.
     band: Array
     seen: Array
-    power: PowerLaw | None
+    #: The ceiling and its interval, where the points identify it.
+    ceiling: tuple[float, float, float] | None
+    alarm: str | None = None
+    power: PowerLaw | None = None
     #: The law alone at the knots inside the window: `median` has the run's departure from it as
     #: well, and so bends where the points do. Empty for a law without such a departure.
-    law: Array
+    law: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def inside(self) -> npt.NDArray[np.bool_]:
-        return self.x <= self.fit.end
+        """The knots inside the window."""
+        return self.x <= self.end
 
     @property
     def ahead(self) -> npt.NDArray[np.bool_]:
-        return forecast_part(self.inside)
+        """The knots of the forecast: those after the window, and the last one inside."""
+        ahead = ~self.inside
+        ahead[np.flatnonzero(self.inside)[-1]] = True  # without it, the two lines would not meet
+        return ahead
 
     def power_curve(self) -> Array:
         """The power law at `x`; nan where it falls below 0, as it does at small compute."""
@@ -56,11 +69,11 @@ class Series:
         return np.where(y >= 0.0, y, np.nan)
 
 
-def forecast_part(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The knots of the forecast: those after the window, and the last one inside."""
-    ahead = ~inside
-    ahead[np.flatnonzero(inside)[-1]] = True  # without it, the two lines would not meet
-    return ahead
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Series(DrawnCurve):
+    """The curve of a fit: 2 x MAX_KNOTS knots, and those of the forecast."""
+
+    fit: Fit
 
 
 def drawn_until(fit: Fit) -> float:
@@ -86,8 +99,14 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
     parts = [fit.predict(grid) for grid in grids if len(grid)]
     # The grids may share knots, and those of the forecast lie between the others.
     x, order = np.unique(np.concatenate([p.compute for p in parts]), return_index=True)
+    ceiling = (fit.params["A"], *fit.interval("A")) if fit.identified else None
     return Series(
         fit=fit,
+        name=fit.name,
+        x_kind=run.x_kind,
+        end=hi,
+        ceiling=ceiling,
+        alarm=fit.alarm,
         used=(points.compute, points.score),
         held=(run.compute[outside], run.score[outside]),
         x=x,

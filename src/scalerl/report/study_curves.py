@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,15 @@ from scalerl.curves.prediction import MAX_KNOTS, sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
-from scalerl.report.payload import amount, drawn_curve, rounded
-from scalerl.report.series import BEYOND_HELD, downsample, forecast_part
+from scalerl.report.series import BEYOND_HELD, Array, DrawnCurve, Points, downsample
 from scalerl.report.small_charts import WIDTH, small_figure
 from scalerl.report.table import escape_html as text
 from scalerl.runs.record import Run
 
 if TYPE_CHECKING:
-    from scalerl.study.table import StudyRow
+    from scalerl.study.table import MemberFinding, StudyRow
 
-Array = npt.NDArray[np.float64]
-Points = tuple[Array, Array]
-
-#: Points of each kind that are drawn of a variant: in the chart, and in its own small one.
-MAX_POINTS = 120
+#: Points of each kind that are drawn of a variant.
 FEW_POINTS = 60
 HEIGHT = 190
 LEFT = 38
@@ -36,71 +31,51 @@ TOP = 8
 BOTTOM = 24
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MemberCurve:
-    """One run of a study."""
-
-    name: str
-    variant: str
-    run: Run
-    #: Of all its points; None where it is unstable or too short.
-    fit: Fit | None
-    #: Of the first half of its compute, which the second half is held out from.
-    first: Fit | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VariantCurve:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class VariantCurve(DrawnCurve):
     """A variant as it is drawn. The line is the mean of its seeds; of what was fitted on half of
-    the compute, where there is enough for that."""
+    the compute, where there is enough for that. It has no knots where nothing could be fitted."""
 
-    name: str
-    x_kind: str
-    used: Points
-    held: Points
-    #: Of runs that are not fitted.
+    #: Points of runs that are not fitted.
     apart: Points
-    #: Empty where nothing could be fitted.
-    x: Array
-    median: Array
-    band: Array
-    seen: Array
-    end: float
 
 
-def variant_curves(members: Sequence[MemberCurve]) -> list[VariantCurve]:
+def variant_curves(
+    members: Sequence[MemberFinding], rows: Mapping[str, StudyRow]
+) -> list[VariantCurve]:
     """One for each variant, in their order; of runs that count one kind of compute."""
-    groups: dict[str, list[MemberCurve]] = {}
-    for member in members:
-        # A log axis has no place for other kinds of compute, or for runs without any.
-        if member.run.x_kind == members[0].run.x_kind and (member.run.compute > 0).any():
-            groups.setdefault(member.variant, []).append(member)
-    return [_pooled(name, group) for name, group in groups.items()]
+    # A log axis has no place for runs without compute, or for other kinds of it.
+    drawable = [(m, m.run) for m in members if m.run is not None and (m.run.compute > 0).any()]
+    kinds = [run.x_kind for _, run in drawable]
+    groups: dict[str, list[MemberFinding]] = {}
+    for (m, _), kind in zip(drawable, kinds, strict=True):
+        if kind == kinds[0]:
+            groups.setdefault(m.member.variant, []).append(m)
+    return [_pooled(rows[name], kinds[0], group) for name, group in groups.items()]
 
 
-def _pooled(name: str, group: Sequence[MemberCurve]) -> VariantCurve:
-    known = [(m, m.first or m.fit) for m in group if m.fit is not None]
-    shown = [f for _, f in known if f is not None]
-    halves = [m.run for m in group if m.fit is not None]
-    used = [run.compute <= f.end for run, f in zip(halves, shown, strict=True)]
-    empty = np.empty(0)
-    x, median, band, seen, end = empty, empty, np.empty((0, 2)), np.empty((0, 2)), 0.0
-    if shown:
+def _pooled(row: StudyRow, kind: str, group: Sequence[MemberFinding]) -> VariantCurve:
+    fits = [m.fit if m.half is None else m.half.first or m.fit for m in group if m.fit is not None]
+    apart = [m.run for m in group if m.fit is None and m.run is not None]
+    x, median, band, seen, end = np.empty(0), np.empty(0), np.empty((0, 2)), np.empty((0, 2)), 0.0
+    if fits:
         # The geometric mean: the middle on a log axis.
-        end = float(np.exp(np.mean([math.log(f.end) for f in shown])))
-        start = min(float(r.compute[r.compute > 0][0]) for r in halves)
-        last = max(BEYOND_HELD * max(float(r.compute[-1]) for r in halves), 1.01 * end)
+        end = float(np.exp(np.mean([math.log(f.end) for f in fits])))
+        start = min(float(f.run.compute[f.run.compute > 0][0]) for f in fits)
+        last = max(BEYOND_HELD * max(float(f.run.compute[-1]) for f in fits), 1.01 * end)
         x = np.union1d(
             np.geomspace(start, end, MAX_KNOTS), np.geomspace(end, last, MAX_KNOTS // 2 + 1)[1:]
         )
-        median, band, seen = _mean(shown, x)
+        median, band, seen = _mean(fits, x)
+    a, ends = row.estimates["A"], row.intervals["A"]
     return VariantCurve(
-        name=name,
-        x_kind=group[0].run.x_kind,
-        used=_points(halves, used),
-        held=_points(halves, [~u for u in used]),
-        apart=_points([m.run for m in group if m.fit is None]),
+        name=row.variant,
+        x_kind=kind,
+        used=_points((f.run, f.run.compute <= f.end) for f in fits),
+        held=_points((f.run, f.run.compute > f.end) for f in fits),
+        apart=_points((run, run.compute >= 0) for run in apart),
         x=x, median=median, band=band, seen=seen, end=end,
+        ceiling=(a, *ends) if row.identified and a is not None and ends is not None else None,
     )  # fmt: skip
 
 
@@ -119,43 +94,12 @@ def _mean(fits: Sequence[Fit], x: Array) -> tuple[Array, Array, Array]:
     return levels[:, 0], levels[:, 1:], seen
 
 
-def _points(runs: Sequence[Run], keep: Sequence[npt.NDArray[np.bool_]] | None = None) -> Points:
-    """Of all runs together, by compute."""
-    chosen = [np.ones(len(r), bool) for r in runs] if keep is None else keep
-    x = np.concatenate([r.compute[k] for r, k in zip(runs, chosen, strict=True)] or [np.empty(0)])
-    y = np.concatenate([r.score[k] for r, k in zip(runs, chosen, strict=True)] or [np.empty(0)])
+def _points(chosen: Iterable[tuple[Run, npt.NDArray[np.bool_]]]) -> Points:
+    """The chosen points of all runs together, by compute."""
+    parts = [(run.compute[keep], run.score[keep]) for run, keep in chosen]
+    x, y = (np.concatenate([part[i] for part in parts] or [np.empty(0)]) for i in (0, 1))
     order = np.argsort(x, kind="stable")
     return x[order], y[order]
-
-
-# -- the interactive chart ------------------------------------------------------------------------
-
-
-def chart(
-    curves: Sequence[VariantCurve], rows: Mapping[str, StudyRow], level: float
-) -> dict[str, Any]:
-    """Its data, as `payload.chart` has them for single runs."""
-    drawn = [c for c in curves if len(c.x)]
-    return {
-        "level": words.percent(level),
-        "kinds": [words.KIND[c.x_kind] for c in drawn[:1]],
-        "runs": [_entry(c, rows[c.name]) for c in drawn],
-    }
-
-
-def _entry(c: VariantCurve, row: StudyRow) -> dict[str, Any]:
-    a, ends = row.estimates["A"], row.intervals["A"]
-    ceiling = [a, *ends] if row.identified and a is not None and ends is not None else None
-    return {
-        "name": words.shorten(c.name, 120),
-        "kind": 0,
-        "end": amount(c.end),
-        "alarm": None,
-        "ceiling": None if ceiling is None else [rounded(v) for v in ceiling],
-        **drawn_curve(c, MAX_POINTS),
-        "powerA": None,
-        "power": None,
-    }
 
 
 # -- each variant beside the reference ------------------------------------------------------------
@@ -223,8 +167,7 @@ def _small(
         body += f'<path class="line beside" d="M{frame.path(main.x, main.median)}"/>'
     if len(c.x):
         up, down = frame.path(c.x, c.band[:, 1]), frame.path(c.x[::-1], c.band[::-1, 0])
-        inside = c.x <= c.end
-        ahead = forecast_part(inside)
+        inside, ahead = c.inside, c.ahead
         body += f'<path class="band" d="M{up}L{down}Z"/>'
         body += f'<path class="line k0" d="M{frame.path(c.x[inside], c.median[inside])}"/>'
         body += (

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scalerl.files import to_json_bytes
-from scalerl.report import page, panels, words
+from scalerl.report import page, panels, payload, words
 from scalerl.report.blocks import (
     Alert,
     Block,
@@ -22,31 +24,25 @@ from scalerl.report.blocks import (
     Paragraph,
     Span,
 )
+from scalerl.report.comparison_figures import (
+    EfficiencyLine,
+    efficiency_lines,
+    plot_efficiency_lines,
+    plot_runs,
+)
 from scalerl.report.html import KINDS, page_files, write_files
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.report_tables import verdict_meanings
-from scalerl.report.study_curves import chart, small_multiples, variant_curves
-from scalerl.report.study_figures import (
-    chosen,
-    efficiency_lines,
-    plot_study_efficiency,
-    plot_variants,
-)
+from scalerl.report.study_curves import small_multiples, variant_curves
 from scalerl.report.study_report_data import StudyReportData
-from scalerl.report.table import (
-    ReportTable,
-    TableCell,
-    TableColumn,
-    columns,
-    number_cell,
-    row,
-)
-from scalerl.report.theme import drawing, render, svg_element
+from scalerl.report.table import ReportTable, TableCell, TableColumn, columns, number_cell, row
+from scalerl.report.theme import drawing, freeze_layout, render, svg_element
 from scalerl.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
+    from scalerl.curves.result import Fit
     from scalerl.study.columns import Column
     from scalerl.study.pairwise import AxisSpeed
     from scalerl.study.table import StudyRow
@@ -68,6 +64,10 @@ HOW_TO_READ = (
 )
 #: Runs that are spelled out at the top.
 MAX_WARNINGS = 8
+#: Variants in the efficiency re-plot: one for each colour.
+MAX_LINES = 7
+#: Size of the efficiency re-plot in inches: it has the half of the page's width.
+EFFICIENCY_SIZE = (5.4, 4.4)
 
 
 def write_study_report(data: StudyReportData, out_dir: str | Path) -> list[Path]:
@@ -79,21 +79,27 @@ def write_study_report(data: StudyReportData, out_dir: str | Path) -> list[Path]
 def study_files(data: StudyReportData) -> dict[str, bytes]:
     """What `write_study_report` writes, by name, the page first."""
     heading = data.title or f"Study {words.shorten(Path(data.path).name or data.path, 60)}"
-    curves = variant_curves(data.curves)
     by_name = {each.variant: each for each in data.results.rows}
+    curves = variant_curves(data.findings, by_name)
+    fitted = [c for c in curves if len(c.x)]
     verdicts = {name: _verdict_text(data, each) for name, each in by_name.items()}
-    a, lines = efficiency_lines(data.curves)
-    shown = chosen(lines)
+    a, lines = _efficiency_lines(data)
+    # Those that can have this ceiling. Half of the seeds: the line is their mean.
+    shown = [line for line in lines if len(line.points[0]) and line.suits >= 0.5][:MAX_LINES]
     figures: dict[str, Drawn] = {}
-    if any(len(c.x) for c in curves):
-        figures["curves"] = plot_variants(curves)
-    if data.knobs:
-        figures["knob-map"] = plot_knob_map(data.knobs, data.reference)
+    if fitted:
+        title = f"{len(fitted)} variants, forecast from half of their compute"
+        figures["curves"] = plot_runs(fitted, title=title)
+    if data.results.knobs:
+        figures["knob-map"] = plot_knob_map(data.results.knobs, data.reference)
     if len(shown) > 1:
-        figures["efficiency"] = plot_study_efficiency(shown, a, data.curves[0].run.x_kind)
+        kind = curves[0].x_kind
+        figures["efficiency"] = plot_efficiency_lines(shown, a, kind, size=EFFICIENCY_SIZE)
     content = {"report.json": _numbers(data, heading, a, lines)}
     with drawing("light"):
-        content |= {f"{n}.{k}": render(f, k) for n, f in figures.items() for k in KINDS}
+        for name, figure in figures.items():
+            freeze_layout(figure)
+            content |= {f"{name}.{kind}": render(figure, kind) for kind in KINDS}
     blocks: list[Block] = [
         *study_answer(data),
         PageSection("Knob map", knob_map_part(data, content.get("knob-map.svg", b"")), "map"),
@@ -114,10 +120,26 @@ def study_files(data: StudyReportData) -> dict[str, bytes]:
         PageSection("How to read this", [Paragraph(HOW_TO_READ)], "read"),
         *page.command(data.command),
     ]
-    return page_files(heading, blocks, chart(curves, by_name, LEVEL), content)
+    return page_files(heading, blocks, payload.chart(fitted, LEVEL), content)
 
 
-def _numbers(data: StudyReportData, heading: str, a: float, lines: Sequence[Any]) -> bytes:
+def _efficiency_lines(data: StudyReportData) -> tuple[float, list[EfficiencyLine]]:
+    """The ceiling that all variants are refitted with (the mean of their runs'), and their lines,
+    the reference's first."""
+    groups: dict[str, list[Fit]] = {}
+    for each in data.findings:
+        # F needs the sigmoid: other laws have no C_mid.
+        if each.fit is not None and "C_mid" in each.fit.params:
+            groups.setdefault(each.member.variant, []).append(each.fit)
+    if not groups:
+        return 0.0, []
+    a = float(np.mean([f.params["A"] for fits in groups.values() for f in fits]))
+    return a, efficiency_lines(groups.items(), a)
+
+
+def _numbers(
+    data: StudyReportData, heading: str, a: float, lines: Sequence[EfficiencyLine]
+) -> bytes:
     out = {
         "title": heading,
         "command": data.command,
@@ -158,13 +180,13 @@ def _summary(data: StudyReportData) -> str:
         ("neither", "change neither"),
         ("undecided", "undecided so far"),
     ):
-        names = [words.shorten(k["variant"], 30) for k in data.knobs if k["region"] == region]
+        names = [words.shorten(k.variant, 30) for k in data.results.knobs if k.region == region]
         if names:
             be = "is" if len(names) == 1 else "are"
             verb = phrase if len(names) > 1 else phrase.replace("change", "changes", 1)
             verb = f"{be} {verb}" if region == "undecided" else verb
             said.append(f"{listed(names, last=' and ')} {verb}.")
-    if not data.knobs:
+    if not data.results.knobs:
         said.append("Nothing can be compared yet.")
     return " ".join(said)
 
@@ -282,41 +304,40 @@ def _ratio_cell(ratio: float, interval: Sequence[float]) -> TableCell:
 
 def knob_map_part(data: StudyReportData, svg: bytes) -> list[Block]:
     """The knob map as a picture and as a table."""
-    if not data.knobs:
+    knobs = data.results.knobs
+    if not knobs:
         return [Paragraph("Nothing can be compared yet.")]
-    alt = "Knob map: " + "; ".join(f"{k['variant']} {k['region']}" for k in data.knobs)
+    alt = "Knob map: " + "; ".join(f"{k.variant} {k.region}" for k in knobs)
     caption = (
         "Each change against the reference, which is where the axes cross. Up: a higher ceiling. "
         "Left: less compute to a score that both have reached. The shape of a mark says what the "
         f"knob changes; the cross holds the true value with {words.percent(LEVEL)} probability in "
         "each direction. Filled marks remain when all "
-        f"{len(data.knobs)} comparisons are allowed for (Holm): the chance of even one wrong among "
+        f"{len(knobs)} comparisons are allowed for (Holm): the chance of even one wrong among "
         "them is at most 3 %. Hollow marks hold only without this correction."
     )
     head = ("Knob", "Changes", "Ceiling", "Compute to one score", "P(wrong)")
     rows = []
-    for k in data.knobs:
-        alone = () if k["family_wise"] else ("without correction for many comparisons",)
-        wrong = k["p_wrong"]
+    for k in knobs:
+        alone = () if k.family_wise else ("without correction for many comparisons",)
+        speed = TableCell(detail="no score reached by both", number=math.nan)
+        if k.compute_ratio is not None:
+            low, ratio, high = k.compute_ratio
+            speed = _ratio_cell(ratio, (low, high))
+        wrong = TableCell(number=math.nan)
+        if k.p_wrong is not None:
+            wrong = TableCell(f"{k.p_wrong:.2g}", number=k.p_wrong)
         rows.append(
             row(
-                words.shorten(k["variant"], NAME),
-                TableCell(k["region"], notes=alone, style="strong"),
-                number_cell(k["delta_A"]["median"], k["delta_A"]["interval"], words.signed),
-                _ratio(k["speed"]),
-                TableCell(number=math.nan)
-                if wrong is None
-                else TableCell(f"{wrong:.2g}", number=wrong),
+                words.shorten(k.variant, NAME),
+                TableCell(k.region, notes=alone, style="strong"),
+                number_cell(k.delta_a, k.delta_a_interval, words.signed),
+                speed,
+                wrong,
             )
         )
     figure = Figure(svg_element(svg, "knobs", alt), caption, "Knob map", "knob-map.png")
     return [BlockGroup([figure, ReportTable("The same in numbers", columns(*head), rows)], "knobs")]
-
-
-def _ratio(speed: Mapping[str, Any] | None) -> TableCell:
-    if speed is None:
-        return TableCell(detail="no score reached by both", number=math.nan)
-    return _ratio_cell(speed["compute_ratio"]["median"], speed["compute_ratio"]["interval"])
 
 
 # -- the rest -------------------------------------------------------------------------------------
@@ -353,7 +374,7 @@ def _efficiency(a: float, total: int, shown: int, picture: bytes | None) -> list
 
 def _downstream(data: StudyReportData) -> list[Block]:
     """How each downstream set followed validation, over the runs of each variant."""
-    variant = {m.name: m.variant for m in data.curves}
+    variant = {each.member.name: each.member.variant for each in data.findings}
     groups: dict[tuple[str, str], list[Any]] = {}
     for record in filter(None, data.records):
         for each in record.trackings:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from scalerl.recipe import diff
 from scalerl.recipe.diff import Difference
 from scalerl.report.run_record import RunRecord, find_evaluations, read_records
-from scalerl.report.study_curves import MemberCurve
 
 if TYPE_CHECKING:
     from scalerl.study.study import Study, StudyResults
+    from scalerl.study.table import MemberFinding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,21 +21,16 @@ class StudyReportData:
 
     path: str
     reference: str
-    #: The rows of its table, and its knobs.
+    #: Its table and its knob map.
     results: StudyResults
     #: `Study.to_dict()`: members, table, knobs.
     found: Mapping[str, Any]
-    curves: Sequence[MemberCurve]
+    findings: Sequence[MemberFinding]
     #: Variant → what it does differently from the reference.
     differs: Mapping[str, Sequence[Difference]]
     records: Sequence[RunRecord | None] = ()
     title: str | None = None
     command: str | None = None
-
-    @property
-    def knobs(self) -> Sequence[Mapping[str, Any]]:
-        knobs: Sequence[Mapping[str, Any]] = self.found["knobs"]
-        return knobs
 
 
 def collect(
@@ -51,28 +46,21 @@ def collect(
     further = find_evaluations(downstream)
     results = study.results()
     found = study.to_dict(results=results)
-    curves = []
-    for member in study.members:
-        finding = study.finding(member)
-        if finding.run is not None and len(finding.run):
-            first = None if finding.half is None else finding.half.first
-            run = finding.run.replace(name=member.name)
-            curves.append(MemberCurve(member.name, member.variant, run, finding.fit, first))
+    findings = [study.finding(member) for member in study.members]
+    curves = [each.run for each in findings if each.run]
     reference = study.variants[study.reference]
     return StudyReportData(
         path=str(study.path),
         reference=study.reference,
         results=results,
         found=found,
-        curves=curves,
+        findings=findings,
         differs={
             name: diff(reference, recipe)
             for name, recipe in study.variants.items()
             if name != study.reference
         },
-        records=read_records(
-            [c.run for c in curves], further, {m.name: study.evals(m) for m in study.members}
-        ),
+        records=read_records(curves, further, {f.member.name: f.evals for f in findings}),
         title=title,
         command=command,
     )

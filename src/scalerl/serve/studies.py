@@ -110,7 +110,6 @@ class Studies:
             found,
             path=place.name,
             found=_without_paths(found.found, roots),
-            curves=[replace(c, run=c.run.replace(source=c.run.name)) for c in found.curves],
             records=[
                 None if one is None else replace(one, path=Path(roots.name(one.path)))
                 for one in found.records
@@ -162,13 +161,13 @@ class Studies:
             reference=study.reference,
             results=results,
             found=found,
-            curves=[],
+            findings=[],
             differs={},
         )
         svg = b""
-        if shown.knobs:
+        if results.knobs:
             with DRAWING, drawing("light"):
-                svg = render(plot_knob_map(shown.knobs, study.reference), "svg", transparent=True)
+                svg = render(plot_knob_map(results.knobs, study.reference), "svg", transparent=True)
         ids = {m.path.resolve(): m.name for m in study.members}
         runs = {
             ids[path]: entry.id

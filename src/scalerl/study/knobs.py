@@ -56,14 +56,23 @@ class Knob:
     #: Whether the verdict also holds with all comparisons of the study allowed for.
     family_wise: bool
 
+    @property
+    def compute_ratio(self) -> tuple[float, float, float] | None:
+        """Low end, median and high end of its compute over the reference's, to one score; None
+        where no score was reached by both."""
+        if self.delta_log_compute is None or self.delta_log_compute_interval is None:
+            return None
+        low, high = self.delta_log_compute_interval
+        return math.exp(low), math.exp(self.delta_log_compute), math.exp(high)
+
     def to_dict(self) -> dict[str, Any]:
         speed = None
-        if self.delta_log_compute is not None and self.delta_log_compute_interval is not None:
-            ends = [math.exp(v) for v in self.delta_log_compute_interval]
+        if self.compute_ratio is not None and self.delta_log_compute_interval is not None:
+            low, ratio, high = self.compute_ratio
             speed = {
                 "delta_log_compute": self.delta_log_compute,
                 "interval": list(self.delta_log_compute_interval),
-                "compute_ratio": {"median": math.exp(self.delta_log_compute), "interval": ends},
+                "compute_ratio": {"median": ratio, "interval": [low, high]},
             }
         return {
             "variant": self.variant,

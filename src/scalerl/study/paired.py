@@ -24,17 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
 from scalerl.curves.arms import SEED_PSEUDO_COUNT, SEED_SD
-from scalerl.runs.lines import EvalAnswers, EvalLine
+from scalerl.runs.lines import EvalAnswers
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from scalerl.study.table import MemberFinding
 
 Array = npt.NDArray[np.float64]
 #: Probability of the central interval.
@@ -91,15 +93,6 @@ class PairedDifference:
             f"{self.difference:+.3f} [{low:+.3f}, {high:+.3f}] on the same {self.n_prompts} "
             f"prompts, {self.narrower:.1f} times narrower than unpaired"
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AnsweredRun:
-    """A run that may be compared: its directory, its curve, its validations."""
-
-    path: Path
-    run: Run
-    evals: Sequence[EvalLine]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,14 +154,14 @@ def seed_variance(tables: Sequence[Array]) -> tuple[float, float]:
 
 
 def paired_differences(
-    runs: Mapping[str, Sequence[AnsweredRun]], reference: str
+    members: Mapping[str, Sequence[MemberFinding]], reference: str
 ) -> dict[str, PairedDifference]:
     """The paired difference of every variant with answers to prompts that the reference was asked
-    as well. `runs` are the runs that enter the numbers, by variant."""
+    as well. `members` are those that enter the numbers, by variant."""
     found = {
         name: made
-        for name, mine in runs.items()
-        if name != reference and (made := _asked(runs.get(reference, ()), mine)) is not None
+        for name, mine in members.items()
+        if name != reference and (made := _asked(members.get(reference, ()), mine)) is not None
     }
     if not found:
         return {}
@@ -176,24 +169,22 @@ def paired_differences(
     first = next(iter(found.values()))[0].reference
     tau2, freedom = seed_variance([first, *(asked.variant for asked, *_ in found.values())])
     return {
-        name: _row(asked, compute, steps, runs[name][0].run.x_kind, tau2, freedom)
-        for name, (asked, compute, steps) in found.items()
+        name: _row(asked, at, steps, tau2, freedom) for name, (asked, at, steps) in found.items()
     }
 
 
+#: Kind and amount of compute.
+At = tuple[str, float]
 Steps = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _row(
-    asked: SamePrompts, compute: float, steps: Steps, x_kind: str, tau2: float, freedom: float
-) -> PairedDifference:
+def _row(asked: SamePrompts, at: At, steps: Steps, tau2: float, freedom: float) -> PairedDifference:
     difference, half, apart = paired(asked, tau2, freedom)
     return PairedDifference(
         difference,
         (difference - half, difference + half),
         (difference - apart, difference + apart),
-        x_kind,
-        compute,
+        *at,
         steps,
         asked.variant.shape[1],
         (len(asked.reference), len(asked.variant)),
@@ -202,15 +193,16 @@ def _row(
 
 
 def _asked(
-    reference: Sequence[AnsweredRun], variant: Sequence[AnsweredRun]
-) -> tuple[SamePrompts, float, Steps] | None:
+    reference: Sequence[MemberFinding], variant: Sequence[MemberFinding]
+) -> tuple[SamePrompts, At, Steps] | None:
     """What both were asked when each had spent what all of them have."""
-    both = [*reference, *variant]
-    if not reference or not variant or len({one.run.x_kind for one in both}) > 1:
+    curves = [(each, each.run) for each in (*reference, *variant) if each.run is not None]
+    kinds = {run.x_kind for _, run in curves}
+    if not reference or not variant or len(kinds) != 1:
         return None
-    common = min(float(one.run.compute[-1]) for one in both)
-    answers = [found for one in both if (found := _nearest(one, common)) is not None]
-    if len(answers) < len(both):
+    common = min(float(run.compute[-1]) for _, run in curves)
+    answers = [a for each, run in curves if (a := _nearest(each, run, common)) is not None]
+    if len(answers) < len(reference) + len(variant):
         return None
     scores = [_shares(each) for each in answers]
     prompts = sorted(set.intersection(*(set(each) for each in scores)))
@@ -218,16 +210,17 @@ def _asked(
         return None
     table = np.array([[each[p] for p in prompts] for each in scores])
     steps, cut = [each.step for each in answers], len(reference)
-    return SamePrompts(table[:cut], table[cut:]), common, (tuple(steps[:cut]), tuple(steps[cut:]))
+    asked = SamePrompts(table[:cut], table[cut:])
+    return asked, (kinds.pop(), common), (tuple(steps[:cut]), tuple(steps[cut:]))
 
 
-def _nearest(one: AnsweredRun, compute: float) -> EvalAnswers | None:
+def _nearest(each: MemberFinding, run: Run, compute: float) -> EvalAnswers | None:
     """The answers of the validation nearest to this compute; None where they were not kept."""
-    steps = sorted({line.step for line in one.evals if line.pass_rate is not None})
-    if len(steps) != len(one.run):
+    steps = sorted({line.step for line in each.evals if line.pass_rate is not None})
+    if len(steps) != len(run):
         return None  # a curve that is not made of these validations alone
-    at = int(np.argmin(np.abs(one.run.compute - compute)))
-    return RunStore(one.path, resume=True).read_answers(steps[at])
+    at = int(np.argmin(np.abs(run.compute - compute)))
+    return RunStore(each.member.path, resume=True).read_answers(steps[at])
 
 
 def _shares(answers: EvalAnswers) -> dict[str, float]:

@@ -28,14 +28,12 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.curves.fit import fit
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL, FALL_ERRORS, MAX_GRADIENT, MIN_ESS, START, WINDOW
-from scalerl.runs import load_run
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.reader import StepHealthRow
 from scalerl.runs.record import Run
@@ -241,11 +239,3 @@ def half_check(run: Run) -> HalfCheck | None:
     low, median, high = (float(v) for v in ahead.mean_quantiles([0.05, 0.5, 0.95]))
     seen = float(held.score[keep].mean())
     return HalfCheck(low <= seen <= high, seen, median, (low, high), int(keep.sum()), first)
-
-
-def read_curve(path: Path) -> Run | None:
-    """The validations of a run; None where there are none yet."""
-    try:
-        return load_run(str(path))
-    except InputError:
-        return None

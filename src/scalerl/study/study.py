@@ -23,8 +23,10 @@ from scalerl.machine import cores
 from scalerl.recipe import Recipe, diff
 from scalerl.recipe.diff import shown
 from scalerl.renamed import renamed_attributes
+from scalerl.runs import load_run
 from scalerl.runs.lines import EvalLine
 from scalerl.runs.reader import read_step_health
+from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
 from scalerl.study.columns import Column, Group, columns_in
 from scalerl.study.definition import (
@@ -50,14 +52,8 @@ from scalerl.study.members import (
 from scalerl.study.models import GeneratedModel, make_all, models_of
 from scalerl.study.race import RaceCache, Racer, RaceState, race
 from scalerl.study.rates import Expected, Rate, expected
-from scalerl.study.stability import Stability, assess_lines, half_check, read_curve
-from scalerl.study.table import (
-    MemberFinding,
-    StudyArms,
-    StudyRow,
-    add_pairwise_columns,
-    rows,
-)
+from scalerl.study.stability import Stability, assess_lines, half_check
+from scalerl.study.table import MemberFinding, StudyArms, StudyRow, rows
 
 if TYPE_CHECKING:
     from scalerl.study.running import StudyEnd, StudyListener
@@ -270,22 +266,12 @@ class Study:
         found = self._findings()
         arms = StudyArms.from_findings(found)
         pairs = arms.pairs(self.reference)
-        return StudyResults(self._rows(found, arms, pairs), self._knobs(pairs), arms.seed_sd)
+        table = rows(found, self.reference, arms, pairs, self.target)
+        return StudyResults(table, self._knobs(pairs), arms.seed_sd)
 
     def table(self) -> list[StudyRow]:
         """One row per variant."""
         return self.results().rows
-
-    def _rows(
-        self, found: Sequence[MemberFinding], arms: StudyArms, pairs: Mapping[str, Pair]
-    ) -> list[StudyRow]:
-        shown = [
-            (member, finding)
-            for member, finding in zip(self.members, found, strict=True)
-            if finding.fit is not None and finding.stability.state != "unstable"
-        ]
-        table = rows(found, self.reference, arms, pairs)
-        return add_pairwise_columns(table, shown, arms.arms, pairs, self.target)
 
     def knobs(self) -> list[Knob]:
         """What each variant does to the ceiling and to the speed: the knob map."""
@@ -296,38 +282,33 @@ class Study:
     ) -> RaceState:
         """What a race does next, and why; members in `closed` cannot get compute now."""
         now = now or self.progress()
-        racers = [
-            self._racer(member, finding, now[member.name], member.name in closed)
-            for member, finding in zip(self.members, self._findings(), strict=True)
-        ]
+        racers = [self._racer(each, now[each.member.name], closed) for each in self._findings()]
         return race(racers, self.reference, self._race_cache)
 
-    def _racer(
-        self, member: Member, finding: MemberFinding, now: MemberProgress, closed: bool
-    ) -> Racer:
+    def _racer(self, finding: MemberFinding, now: MemberProgress, closed: Collection[str]) -> Racer:
         """A member as the race sees it; `closed` ones are running or have failed."""
+        member = finding.member
         first, chunk = portions(member.recipe, self.definition.screen)
         return Racer(
             member.name, member.variant, finding.fit, now.share(member.recipe),
             first, chunk, budget_weight(member.recipe),
-            unstable=finding.stability.state == "unstable", closed=closed,
+            unstable=finding.stability.state == "unstable", closed=member.name in closed,
         )  # fmt: skip
 
     def _knobs(self, pairs: Mapping[str, Pair]) -> list[Knob]:
         return knob_map(pairs, self.reference, {name: self.differs(name) for name in pairs})
 
     def _findings(self) -> list[MemberFinding]:
-        begun = [m for m in self.members if (m.path / "evals.jsonl").exists()]
-        found = {m.name: self.finding(m) for m in begun}
         return [
-            found.get(m.name, MemberFinding(m.variant, m.seed, NOT_BEGUN)) for m in self.members
+            self.finding(m) if (m.path / "evals.jsonl").exists() else MemberFinding(m, NOT_BEGUN)
+            for m in self.members
         ]
 
     def plot(self, path: str | None = None) -> Any:
         """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
         from scalerl.report.knob_map import plot_knob_map
 
-        return plot_knob_map([knob.to_dict() for knob in self.knobs()], self.reference, path)
+        return plot_knob_map(self.knobs(), self.reference, path)
 
     def to_dict(
         self, end: StudyEnd | None = None, results: StudyResults | None = None
@@ -407,8 +388,8 @@ class Study:
 
 def _assess(member: Member) -> MemberFinding:
     if not member.path.is_dir():
-        return MemberFinding(member.variant, member.seed, NOT_BEGUN)
-    run = read_curve(member.path)
+        return MemberFinding(member, NOT_BEGUN)
+    run = _read_curve(member)
     half = None if run is None else half_check(run)
     evals = RunStore(member.path, resume=True).read(EvalLine)
     steps, critical = read_step_health(member.path), member.recipe.length.truncation_critical
@@ -416,10 +397,18 @@ def _assess(member: Member) -> MemberFinding:
     fitted = None
     if run is not None and len(run) >= MIN_POINTS and stability.state != "unstable":
         try:
-            fitted = fit(run.replace(name=member.name, group=member.variant))
+            fitted = fit(run)
         except InputError as error:
             stability = Stability("undecided", why=f"cannot be fitted: {error}")
-    return MemberFinding(member.variant, member.seed, stability, fitted, half, run, evals)
+    return MemberFinding(member, stability, fitted, half, run, evals)
+
+
+def _read_curve(member: Member) -> Run | None:
+    """The validations of a member as a curve; None where there are none yet."""
+    try:
+        return load_run(str(member.path)).replace(name=member.name, group=member.variant)
+    except InputError:
+        return None
 
 
 def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:

@@ -22,7 +22,7 @@ from scalerl.runs.lines import EvalLine
 from scalerl.runs.record import Run
 from scalerl.study.columns import COLUMNS
 from scalerl.study.members import Member, read_progress
-from scalerl.study.paired import AnsweredRun, PairedDifference, paired_differences
+from scalerl.study.paired import PairedDifference, paired_differences
 from scalerl.study.pairwise import PairwiseSummary, pairwise_summaries
 from scalerl.study.stability import HalfCheck, Stability
 
@@ -36,8 +36,7 @@ class MemberFinding:
     """What is known of a member: how stable it is, its fit where it may be fitted, and the check of
     the forecast at half its compute."""
 
-    variant: str
-    seed: int
+    member: Member
     stability: Stability
     fit: Fit | None = None
     half: HalfCheck | None = None
@@ -45,6 +44,11 @@ class MemberFinding:
     run: Run | None = None
     #: The lines of its validations.
     evals: Sequence[EvalLine] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it enters the numbers of its variant: fitted, and not unstable."""
+        return self.fit is not None and self.stability.state != "unstable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class StudyArms:
     def from_findings(findings: Sequence[MemberFinding]) -> StudyArms:
         groups: dict[str, list[Fit]] = {}
         for each in findings:
-            if each.fit is not None and _counts(each):
-                groups.setdefault(each.variant, []).append(each.fit)
+            if each.fit is not None and each.counts:
+                groups.setdefault(each.member.variant, []).append(each.fit)
         alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
         # Spread of the arms alone: the shared prior draws ceilings together.
         return StudyArms({arm.name: arm for arm in with_family_prior(alone)}, seed_spread(alone))
@@ -128,17 +132,31 @@ class StudyArms:
 
 
 def rows(
-    findings: Sequence[MemberFinding], reference: str, arms: StudyArms, pairs: Mapping[str, Pair]
+    findings: Sequence[MemberFinding],
+    reference: str,
+    arms: StudyArms,
+    pairs: Mapping[str, Pair],
+    target: float | None = None,
 ) -> list[StudyRow]:
-    """A row for every variant, in the order of the members. Unstable members are in no number."""
+    """A row for every variant, in the order of the members. Unstable members are in no number.
+    Each row has its pairwise columns: the paired difference on the same prompts (`paired.py`) and
+    the summary against the reference (`pairwise.py`), with the compute to the score `target`."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in findings:
-        groups.setdefault(each.variant, []).append(each)
-    return [_row(name, group, reference, arms, pairs.get(name)) for name, group in groups.items()]
-
-
-def _counts(each: MemberFinding) -> bool:
-    return each.fit is not None and each.stability.state != "unstable"
+        groups.setdefault(each.member.variant, []).append(each)
+    counted = {name: [j for j in group if j.counts] for name, group in groups.items()}
+    evals = {j.member.name: j.evals for group in counted.values() for j in group}
+    budget = _budget(counted.get(reference, []))
+    found = pairwise_summaries(arms.arms, evals, pairs, reference, budget, target)
+    same_prompts = paired_differences(counted, reference)
+    return [
+        replace(
+            _row(name, group, reference, arms, pairs.get(name)),
+            paired=same_prompts.get(name),
+            pairwise=found.get(name, PairwiseSummary()),
+        )
+        for name, group in groups.items()
+    ]
 
 
 def _row(
@@ -169,48 +187,16 @@ def _row(
         verdict=verdict,
         winner=winner,
         words=words,
-        stability={j.seed: j.stability for j in group},
+        stability={j.member.seed: j.stability for j in group},
         held=(sum(h.held for h in checked), len(checked)),
     )
 
 
-#: A member that enters the numbers of its variant: fitted, and not unstable.
-CountedMember = tuple[Member, MemberFinding]
-
-
-def add_pairwise_columns(
-    rows: Sequence[StudyRow],
-    members: Sequence[CountedMember],
-    arms: Mapping[str, Arm],
-    pairs: Mapping[str, Pair],
-    target: float | None = None,
-) -> list[StudyRow]:
-    """The rows with their pairwise columns: the paired difference on the same prompts (`paired.py`)
-    and the summary against the reference (`pairwise.py`)."""
-    reference = next((row.variant for row in rows if row.verdict == "reference"), "")
-    answered: dict[str, list[AnsweredRun]] = {}
-    for member, finding in members:
-        if finding.run is not None:
-            run = AnsweredRun(member.path, finding.run, finding.evals)
-            answered.setdefault(member.variant, []).append(run)
-    evals = {member.name: finding.evals for member, finding in members}
-    found = pairwise_summaries(arms, evals, pairs, reference, _budget(members, reference), target)
-    same_prompts = paired_differences(answered, reference)
-    return [
-        replace(
-            row,
-            paired=same_prompts.get(row.variant),
-            pairwise=found.get(row.variant, row.pairwise),
-        )
-        for row in rows
-    ]
-
-
-def _budget(members: Sequence[CountedMember], reference: str) -> float:
+def _budget(of_reference: Sequence[MemberFinding]) -> float:
     """Compute of the reference's whole budget, as far as its runs show it; on the curve's axis."""
     ends = [0.0]
-    for member, finding in members:
-        if member.variant == reference and finding.fit is not None:
-            share = read_progress(member).share(member.recipe)
-            ends.append(finding.fit.end / share if share > 0 else finding.fit.end)
+    for each in of_reference:
+        if each.fit is not None:
+            share = read_progress(each.member).share(each.member.recipe)
+            ends.append(each.fit.end / share if share > 0 else each.fit.end)
     return max(ends)
