@@ -731,7 +731,7 @@ TABLES: dict[str, Callable[[], str]] = {
         recipe_keys,
         run_record,
     )
-} | {f"toy-{name}": toy_part(name) for name in ("imports", "engine", "placement", "loss")}
+} | {f"toy-{name}": toy_part(name) for name in ("engine", "placement", "loss")}
 TABLES |= {
     f"replication-{name}": functools.partial(replication, name)
     for name in ("recipes", "heads", "axes")
@@ -794,7 +794,7 @@ def cli_page() -> str:
                  if members[0] in mine]  # fmt: skip
         shared = [*links, *(_flag(option) for option in mine if option in common)]
         if shared:
-            parts += ["", f"[Common options](#common-options): {', '.join(shared)}."]
+            parts += ["", f"[Also](#common-options): {', '.join(shared)}."]
         if command.epilog:
             parts += ["", f"```sh\n{_example(command)}\n```"]
     return "\n".join(parts) + "\n"

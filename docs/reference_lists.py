@@ -122,19 +122,32 @@ RECORDS: dict[str, type[Record]] = {
 _WORDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 
+#: From so many fields that a type has in common with one before it, they are not listed again.
+SHARED = 3
+
+
 def run_record() -> str:
     """Every type of the record with its fields."""
     parts = []
+    listed: dict[str, list[tuple[str, str, str]]] = {}
     for title, record in RECORDS.items():
+        own, also = rows(record), ""
+        for earlier, those in listed.items():
+            shared = [row for row in own if row in those]
+            if len(shared) >= SHARED:
+                names = ", ".join(f"`{name}`" for name, _, _ in shared)
+                also = f"\n- {names}: as in [{earlier}](#{earlier})"
+                own = [row for row in own if row not in those]
+        listed[title] = own
         intro = inspect.cleandoc(record.__doc__ or "").replace("\n", " ")
-        items = (f"`{name}` ({word}): {meaning}" for name, word, meaning in rows(record))
-        parts.append(f"## {title}\n\n{intro}\n\n{_lines(items)}")
+        items = (f"`{name}` ({word}): {meaning}" for name, word, meaning in own)
+        parts.append(f"## {title}\n\n{intro}\n\n{_lines(items)}{also}")
     return "\n\n".join(parts)
 
 
 def rows(record: type[Record], under: str = "") -> list[tuple[str, str, str]]:
     """(name, type, meaning) of every field; of a record inside, those of its own fields after it,
-    as `staleness.max`."""
+    as `staleness.max`, unless they are listed already."""
     hints = typing.get_type_hints(record)
     found = []
     named: dict[type[Record], str] = {}  # tables by name, to list their fields once
@@ -143,12 +156,16 @@ def rows(record: type[Record], under: str = "") -> list[tuple[str, str, str]]:
         meaning = each.metadata["meaning"] + (f" [{unit}]" if unit else "")
         name, hint = under + each.name, hints[each.name]
         inside, dots = _inside(hint)
-        if dots and inside in named:
+        if inside in named:
             found.append((name, _word(hint), f"{meaning}. Fields as in `{named[inside]}`"))
             continue
+        below = [] if inside is None else [field.name for field in fields(inside)]
+        if dots and set(below) <= set(hints):
+            fields_of_it = ", ".join(f"`{field}`" for field in below)
+            meaning, below = f"{meaning}. Each has {fields_of_it}, as here", []
         found.append((name, _word(hint), meaning))
         if inside is not None and inside not in RECORDS.values():
-            found += rows(inside, f"{name}{dots}.")
+            found += rows(inside, f"{name}{dots}.") if below else []
             named[inside] = name
     return found
 

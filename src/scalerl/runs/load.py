@@ -49,18 +49,17 @@ def load_runs(
     A source is a path to a file, a directory or a pattern, `example:NAME`,
     `wandb:ENTITY/PROJECT[/RUN]`, a data frame, a list of tables, or a Run.
 
-    x: the compute column, `column*factor`, for example `hours*8` for 8 devices, or an expression
-        and what it counts: `step*8*31.2/3600 as gpu_hours`.
-    y: the score column, or an expression. Found by name where the framework is known. A pattern
-        such as `val-core/*/mean@16` makes one run of each column it matches. An error rate is read
-        as 1 minus it; a loss is refused.
-    run: keep only runs with a name that matches this pattern; or the column that names the runs,
-        and after it `=` and a pattern for its values.
-    group_by: the column or configuration key that says which runs are replicates.
-    n_eval: samples behind each score: a column or a number.
-    scale: "percent", "pm1", "fraction", or what to divide the score by.
-    gpus: number of GPUs: compute is GPU-hours, from the column of a clock.
-    seconds_per_step: with `gpus`: compute is GPU-hours, from the column of steps.
+    x: the compute column, `column*factor` (`hours*8` for 8 devices), or an expression and its unit:
+        `step*8*31.2/3600 as gpu_hours`
+    y: the score column, or an expression; found by name where the framework is known. A pattern
+        such as `val-core/*/mean@16` makes one run of each column it matches
+    run: a pattern of the runs' names; or the column that names the runs, as `column=pattern` for
+        some of them
+    group_by: the column or configuration key that replicates share
+    n_eval: samples behind each score: a column or a number
+    scale: "percent", "pm1", "fraction", or what to divide the score by
+    gpus: number of GPUs: compute is GPU-hours, from the column of a clock
+    seconds_per_step: with `gpus`: compute is GPU-hours, from the column of steps
 
     >>> load_runs("example:paper-8b", "example:paper-moe", run="*moe")
     [Run('paper-moe', 32 points, gpu_hours 1241..44162, score 0.5177..0.7115)]
