@@ -68,6 +68,7 @@ def rivals() -> str:
 
 
 def backtest_classes() -> str:
+    alarms = {r["run_class"]: r for r in result("backtest")["alarms"]}
     rows = []
     for r in result("backtest")["by_class"]:
         if r["method"] != "scalerl":
@@ -80,9 +81,10 @@ def backtest_classes() -> str:
                 f"{r['skill']:+.2f} {_between(r['intervals']['skill'], 2)}",
                 f"{r['cover90']:.2f} {_between(r['intervals']['cover90'], 2)}",
                 f"{r['width90']:.3f}",
+                f"{100 * alarms[r['run_class']]['on']:.1f} %",
             ]
         )
-    head = ["class", "runs / tasks", "CRPS", "skill", "90 % holds", "width"]
+    head = ["class", "runs / tasks", "CRPS", "skill", "90 % holds", "width", "alarm"]
     return markdown(head, rows)
 
 
@@ -95,12 +97,11 @@ def backtest_rivals() -> str:
     rows = result("backtest")["by_class"]
     kinds = list(dict.fromkeys(r["run_class"] for r in rows))
     by = {(r["method"], r["run_class"]): r for r in rows}
-    methods = list(dict.fromkeys(r["method"] for r in rows))
     body = [
-        [m, *(f"{by[m, k]['crps']:.4f} / {by[m, k]['cover90']:.2f}" for k in kinds)]
-        for m in methods
+        [m, *(f"{by[m, k]['crps']:.4f} ({by[m, k]['cover90']:.2f})" for k in kinds)]
+        for m in dict.fromkeys(r["method"] for r in rows)
     ]
-    return markdown(["CRPS / 90 % holds", *kinds], body)
+    return markdown(["CRPS (90 % holds)", *kinds], body)
 
 
 def backtest_least() -> str:
@@ -117,33 +118,26 @@ def backtest_methods() -> str:
 
 
 def backtest_windows() -> str:
-    """One row a class; each cell has a number for every window."""
+    """A sentence: healthy runs by the share of the run that was fitted."""
     found = result("backtest")["by_class_and_fraction"]
-    windows = sorted({r["fraction"] for r in found})
-    by = {(r["run_class"], r["fraction"]): r for r in found}
+    rows = sorted((r for r in found if r["run_class"] == "healthy"), key=lambda r: r["fraction"])
 
-    def cell(kind: str, key: str, form: str) -> str:
-        values = [by[kind, window][key] for window in windows if (kind, window) in by]
-        return ", ".join("–" if value is None else format(value, form) for value in values)
+    def listed(key: str, form: str) -> str:
+        return ", ".join(format(r[key], form) for r in rows)
 
-    rows = [
-        [kind, cell(kind, "tasks", "d"), cell(kind, "crps", ".4f"), cell(kind, "cover90", ".2f"),
-         cell(kind, "identified", ".2f"), cell(kind, "ceiling_agrees", ".2f")]
-        for kind in sorted({r["run_class"] for r in found})
-    ]  # fmt: skip
-    at = ", ".join(f"{100 * window:g}" for window in windows)
-    head = [f"class, at {at} % of the run", "forecasts", "CRPS", "90 % holds", "identified",
-            "agrees later"]  # fmt: skip
-    return markdown(head, rows)
+    at = ", ".join(f"{100 * r['fraction']:g}" for r in rows)
+    return (
+        f"Of healthy runs at {at} %, the 90 % interval holds in {listed('cover90', '.2f')} of the "
+        f"forecasts, and the ceiling is identified in {listed('identified', '.2f')}. Where it is "
+        "identified at the end, too, the early interval holds the later ceiling in "
+        f"{listed('ceiling_agrees', '.2f')}."
+    )
 
 
 def backtest_alarms() -> str:
-    rows = [
-        [f"{r['run_class']} ({r['runs']})", f"{100 * r['on']:.1f} %",
-         f"{100 * r['runs_ever']:.0f} %", f"{100 * r['on_at_the_end']:.0f} %"]
-        for r in result("backtest")["alarms"]
-    ]  # fmt: skip
-    return markdown(["class (runs)", "on, of looks", "ever on, of runs", "on at the end"], rows)
+    """A sentence: in how many runs the alarm was ever on."""
+    ever = {r["run_class"]: r["runs_ever"] for r in result("backtest")["alarms"]}
+    return ", ".join(f"{100 * share:.0f} % ({kind})" for kind, share in ever.items())
 
 
 def hazard_signs() -> str:
@@ -272,7 +266,6 @@ def race() -> str:
             f"{r['compute']:.2f}",
             f"{r['decided']:.2f}",
             f"{100 * r['wrong']:.1f} %",
-            f"{100 * r['wrong_healthy']:.1f} %",
             f"{r['collapses_missed']:.2f}",
             f"{r['best_thrown_away']:.2f}",
             f"{r['best_not_named']:.2f}",
@@ -285,7 +278,6 @@ def race() -> str:
         "compute, of all budgets",
         "decided",
         "wrong",
-        "wrong, collapses aside",
         "collapses not seen",
         "best thrown away",
         "best not named",
@@ -318,16 +310,27 @@ def replication(name: str) -> str:
                 _short_verdict(row, found["table"][0]["variant"]),
             ]
         )
+    if name == "heads":
+        return _short_study(found)
     head = ["variant", "seeds", "ceiling A", *(["by construction"] if differ else []),
             "compute to one score", "verdict"]  # fmt: skip
     wrong = sum(row["false"] for row in found["table"])
     held = [row["holds"] for row in found["table"] if row["holds"] is not None]
     return (
-        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs are fitted, others are "
-        "unstable; spread between seeds "
+        f"{markdown(head, rows)}\n\n{found['runs']} of {found['of']} runs are fitted, the others "
+        "are unstable; spread between seeds "
         f"{found['seed_sd']:.3f}. The interval holds the constructed ceiling in {sum(held)} of "
         f"{len(held)} variants; false verdicts: {wrong}."
     )
+
+
+def _short_study(found: dict[str, Any]) -> str:
+    """The verdicts of a study in a sentence."""
+    reference, *others = found["table"]
+    said = ", ".join(
+        f"`{row['variant']}` is *{_short_verdict(row, reference['variant'])}*" for row in others
+    )
+    return f"{said} ({found['runs']} runs; spread between seeds {found['seed_sd']:.3f})."
 
 
 def _short_verdict(row: dict[str, Any], reference: str) -> str:
@@ -390,14 +393,11 @@ def faults() -> str:
 
 
 def cluster() -> str:
-    """Kills within a Ray cluster, and how long until the next step."""
+    """A sentence: kills within a Ray cluster, and how long until the next step."""
     found = result("cluster")
     took = found["seconds_to_the_next_step"]
-    rows = []
-    for worker, seconds in took.items():
-        each = [s["seconds_to_the_next_step"] for s in found["strikes"] if s["who"] == worker]
-        rows.append([worker, str(len(each)), f"{seconds:.1f}", f"{max(each):.1f}"])
-    return markdown(["kill -9 on Ray", "count", "next step, s (median)", "longest"], rows)
+    said = ", ".join(f"{seconds:.1f} s ({worker})" for worker, seconds in took.items())
+    return f"The run survived all {found['kills']} kills; median time to the next step: {said}."
 
 
 def elsewhere() -> str:
@@ -538,18 +538,21 @@ def trl() -> str:
 
 
 def limits() -> str:
+    """A sentence: shares of the peak by the width of the model, with answers of usual length."""
     found = result("limits")
-    rows = [
-        [
-            f"{r['width']}, {r['prompt']} + {r['completion']}",
-            f"{r['generator']['tokens_per_second'] / 1e3:.1f}k ({r['generator']['share']:.0%})",
-            f"{r['trainer']['tokens_per_second'] / 1e3:.1f}k ({r['trainer']['share']:.0%})",
-        ]
-        for r in [found["default"], *found["growth"]]
-        if r["rows"] == 512
-    ]
-    head = ["width, tokens", "generator, tok/s (of peak)", "trainer, tok/s (of peak)"]
-    return markdown(head, rows)
+    usual = found["default"]
+    size = usual["rows"], usual["completion"]
+    others = [r for r in found["growth"] if (r["rows"], r["completion"]) == size]
+    rows = [usual, *(r for r in others if r["width"] != usual["width"])]
+    widths = ", ".join(str(r["width"]) for r in rows)
+    generator, trainer = (
+        ", ".join(f"{100 * r[side]['share']:.0f}" for r in rows)
+        for side in ("generator", "trainer")
+    )
+    return (
+        f"with {usual['rows']} rows of {usual['prompt']} + {usual['completion']} tokens and widths "
+        f"of {widths}, the generator reaches {generator} % and the trainer {trainer} % of it."
+    )
 
 
 def engines() -> str:
@@ -571,7 +574,6 @@ def asynchrony() -> str:
             name,
             f"{r['seconds']:.0f}",
             f"{r['speed_up']:.2f} ×",
-            f"{r['ideal_seconds']:.0f}",
             f"{r['generate_wait'] / r['seconds']:.0%}",
             f"{r['train_wait'] / r['seconds']:.0%}",
             f"{r['staleness_mean']:.1f} / {r['staleness_max']:.0f}",
@@ -579,22 +581,21 @@ def asynchrony() -> str:
         ]
         for name, r in found["median"].items()
     ]
-    head = ["schedule", f"s for {found['steps']} steps", "speed-up", "ideal, s", "generator waits",
+    head = ["schedule", f"s for {found['steps']} steps", "speed-up", "generator waits",
             "trainer waits", "staleness, mean / max", f"s to {found['target']}"]  # fmt: skip
     return markdown(head, rows)
 
 
 def default_run() -> str:
+    """A sentence: seconds a step, and how much of it each side waits."""
     found = result("default_run")["median"]
-    rows = [
-        [name, f"{r['step']:.3f}", f"{r['generate']:.3f}", f"{r['train']:.3f}",
-         f"{r['generate_wait']:.0%}", f"{r['train_wait']:.0%}", f"{r['validation']:.2f}",
-         f"{r['run'] / 60:.1f}"]
-        for name, r in found.items()
-    ]  # fmt: skip
-    head = ["", "s a step", "generator works", "trainer works", "generator waits", "trainer waits",
-            "s a validation", "minutes for 300 steps"]  # fmt: skip
-    return markdown(head, rows)
+    plain = found["default"]
+    return (
+        f"a step takes {plain['step']:.2f} s, of which the generator waits "
+        f"{plain['generate_wait']:.0%} and the trainer {plain['train_wait']:.0%}; with two "
+        f"generators {found['two generators']['step']:.2f} s, without C kernels "
+        f"{found['without C']['step']:.2f} s."
+    )
 
 
 def recovery() -> str:
@@ -637,10 +638,10 @@ def packages() -> str:
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         about = re.split(r"\. | \(", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")
         name = f"`{package}/`" if path.name == "__init__.py" else f"`{package}.py`"
-        rows.append([name, about, ", ".join(sorted(imports))])
+        needs = f" (imports {', '.join(sorted(imports))})" if imports else ""
+        rows.append(f"- {name}: {about}{needs}")
     floor = ", ".join(f"`{module}.py`" for module in graph["FLOOR"])
-    table = markdown(["package", "what it is", "imports"], rows)
-    return f"{table}\n\nEvery package may also import {floor}."
+    return "\n".join(rows) + f"\n\nEvery package may also import {floor}."
 
 
 def paired() -> str:

@@ -65,7 +65,7 @@ def _keys(fields: dict[str, FieldInfo], section: str) -> str:
         else:
             shown, takes = f"`{key} = {value(default)}`", _limits(info)
         inside = "; ".join(filter(None, [takes, _source(info)]))
-        items.append(f"{shown} ({inside}): {meaning(info)}")
+        items.append(f"{shown}{f' ({inside})' if inside else ''}: {meaning(info)}")
     return _lines(items)
 
 
@@ -76,7 +76,7 @@ def _loss_constants() -> str:
         for name, info in constants.model_fields.items():
             default = "unset" if info.default is None else f"`{value(info.default)}`"
             item = items.setdefault((name, _limits(info), meaning(info)), [])
-            item.append(f"{loss} {default}, {_source(info)}")
+            item.append(", ".join(filter(None, [f"{loss} {default}", _source(info)])))
     return _lines(
         f"`loss.{name}` ({'; '.join([limits, *defaults])}): {about}"
         for (name, limits, about), defaults in items.items()
@@ -84,9 +84,11 @@ def _loss_constants() -> str:
 
 
 def _source(info: FieldInfo) -> str:
+    """The source of a default in a word or two; empty if it is the paper, as of most."""
     extra = info.json_schema_extra
     about: dict[str, Any] = extra if isinstance(extra, dict) else {}
-    return str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
+    source = str(about.get("source", "")).partition(":")[0]  # its reason is in `--provenance`
+    return "" if source == "paper" else source
 
 
 def _limits(info: FieldInfo) -> str:
@@ -140,9 +142,14 @@ def run_record() -> str:
                 own = [row for row in own if row not in those]
         listed[title] = own
         intro = inspect.cleandoc(record.__doc__ or "").replace("\n", " ")
-        items = (f"`{name}` ({word}): {meaning}" for name, word, meaning in own)
+        items = (f"`{name}`{_typed(word)}: {meaning}" for name, word, meaning in own)
         parts.append(f"## {title}\n\n{intro}\n\n{_lines(items)}{also}")
     return "\n\n".join(parts)
+
+
+def _typed(word: str) -> str:
+    """The type in brackets, unless it is a plain number, as of most fields."""
+    return "" if word in ("integer", "number") else f" ({word})"
 
 
 def rows(record: type[Record], under: str = "") -> list[tuple[str, str, str]]:

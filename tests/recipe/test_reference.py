@@ -18,7 +18,7 @@ def test_every_field_says_what_it_means_and_where_its_default_is_from():
 
 
 def test_the_page_names_every_key():
-    named = set(re.findall(r"^- `([\w.]+)(?: = .*)?` \(", PAGE, re.MULTILINE))
+    named = set(re.findall(r"^- `([\w.]+)(?: = .*?)?`(?: \(|: )", PAGE, re.MULTILINE))
     assert named >= set(known_keys())
 
 
