@@ -56,24 +56,24 @@ def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS
     band = _extremes(shown[0].y, edges) if len(shown) == 1 and len(edges) - 1 < len(x) else None
     # The axis spans what is drawn, not single steps that a mean hides.
     every = np.concatenate([*drawn, *(band if band is not None else ())])
-    scale = _Scale.of(every[np.isfinite(every)])
-    across = _Across(float(x[0]), float(x[-1]))
-    body = _grid(scale, across)
+    first, last = float(x[0]), float(x[-1])
+    axes = SmallAxes(Scale(first, last, log=False), Scale.of(every[np.isfinite(every)]))
+    body = axes.grid(f"step {first:.0f}", f"{last:,.0f}")
     if band is not None:
-        body += f'<path class="band" d="{_area(xs, *band, across, scale)}"/>'
+        body += f'<path class="band" d="{axes.area(xs, *band)}"/>'
     for i, y in enumerate(drawn):
         dash = f' stroke-dasharray="{DASHES[i % 3]}"' if DASHES[i % 3] else ""
-        body += f'<path class="line k{i % 3}"{dash} d="{_path(xs, y, across, scale)}"/>'
+        body += f'<path class="line k{i % 3}"{dash} d="{axes.path(xs, y)}"/>'
     label = f"{title}: {'; '.join(_summary(line, x) for line in shown)}"
     legend = _legend([line.name for line in shown]) if len(shown) > 1 else ""
-    return small_figure(f"<b>{text(title)}</b>{legend}", label, body, HEIGHT)
+    return small_figure(f"<b>{text(title)}</b>{legend}", label, body)
 
 
-def small_figure(caption: str, description: str, body: str, height: int) -> Drawing:
+def small_figure(caption: str, description: str, body: str) -> Drawing:
     """A small chart: `caption` and `body` (the content of the <svg>) are HTML."""
     return Drawing(
         f'<figure class="small-chart"><figcaption aria-hidden="true">{caption}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(description)}">{body}'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(description)}">{body}'
         "</svg></figure>",
         description,
     )
@@ -140,45 +140,39 @@ def _extremes(y: Array, edges: npt.NDArray[np.int64]) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Across:
-    first: float
-    last: float
+class Scale:
+    """One axis, on a linear or a log scale."""
 
-    def at(self, value: float) -> float:
-        share = (value - self.first) / max(self.last - self.first, 1e-9)
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
     low: float
     high: float
     log: bool
-    ticks: tuple[float, ...]
+    ticks: tuple[float, ...] = ()
 
     @staticmethod
-    def of(values: Array) -> _Scale:
+    def of(values: Array, may_be_log: bool = True) -> Scale:
+        """An axis with room for these values, that begins and ends at a tick."""
         low, high = float(values.min()), float(values.max())
-        if low > 0 and high / low > LOG_SPAN:
+        if may_be_log and low > 0 and high / low > LOG_SPAN:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
             # About four labels fit the height.
             every = max(1, (last - first + 3) // 4)
             ticks = tuple(10.0**e for e in range(first, last + 1, every))
-            return _Scale(10.0**first, 10.0**last, True, ticks)
+            return Scale(10.0**first, 10.0**last, True, ticks)
         # A constant line has no span: its axis reaches from the value to 0.
         if high - low < 1e-9 * max(abs(high), 1e-9):
             low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
-        step = _step((high - low) / 3.0)
+        step = _step((high - low) / 4.0)
         bottom, top = math.floor(low / step) * step, math.ceil(high / step) * step
         count = round((top - bottom) / step)
-        return _Scale(bottom, top, False, tuple(bottom + i * step for i in range(count + 1)))
+        return Scale(bottom, top, False, tuple(bottom + i * step for i in range(count + 1)))
 
-    def at(self, value: float) -> float:
+    def share(self, value: float) -> float:
+        """The share of the axis up to a value, 0 to 1."""
         if self.log:
-            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            found = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
-            share = (value - self.low) / (self.high - self.low)
-        return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
+            found = (value - self.low) / max(self.high - self.low, 1e-9)
+        return min(max(found, 0.0), 1.0)
 
 
 def _step(about: float) -> float:
@@ -188,40 +182,54 @@ def _step(about: float) -> float:
     return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= about * 0.999)
 
 
-def _grid(scale: _Scale, across: _Across) -> str:
-    out = []
-    for tick in scale.ticks:
-        y = scale.at(tick)
-        out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        # Sums of steps may miss 0 by a rounding error, which would be written as 1e-17.
-        shown = number(0.0 if abs(tick) < 1e-12 else tick)
-        out.append(f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{shown}</text>')
-    base = HEIGHT - 6
-    out.append(f'<text x="{LEFT}" y="{base}">step {across.first:.0f}</text>')
-    out.append(f'<text x="{WIDTH - RIGHT}" y="{base}" text-anchor="end">{across.last:,.0f}</text>')
-    return "".join(out)
+@dataclass(frozen=True, slots=True)
+class SmallAxes:
+    """The axes of a small chart, and what is drawn on them as paths of SVG."""
 
+    x: Scale
+    y: Scale
 
-# -- paths ----------------------------------------------------------------------------------------
+    def at(self, x: float, y: float) -> str:
+        """The place of a point, in pixels."""
+        across = LEFT + self.x.share(x) * (WIDTH - LEFT - RIGHT)
+        return f"{across:.1f} {self._height(y):.1f}"
 
+    def _height(self, y: float) -> float:
+        return HEIGHT - BOTTOM - self.y.share(y) * (HEIGHT - TOP - BOTTOM)
 
-def _path(x: Array, y: Array, across: _Across, scale: _Scale) -> str:
-    out, pen = [], "M"
-    for a, b in zip(x.tolist(), y.tolist(), strict=True):
-        if not math.isfinite(b):
-            pen = "M"
-            continue
-        out.append(f"{pen}{across.at(a):.1f} {scale.at(b):.1f}")
-        pen = "L"
-    # A path of one point draws nothing: it gets a length of two pixels.
-    return "".join(out) if len(out) > 1 else f"{out[0]}h2"
+    def path(self, x: Array, y: Array) -> str:
+        """A line, with gaps where there is no value."""
+        out, pen = [], "M"
+        for a, b in zip(x.tolist(), y.tolist(), strict=True):
+            if not math.isfinite(b):
+                pen = "M"
+                continue
+            out.append(f"{pen}{self.at(a, b)}")
+            pen = "L"
+        # A path of one point draws nothing: it gets a length of two pixels.
+        return "".join(out) if len(out) > 1 else f"{out[0]}h2"
 
+    def area(self, x: Array, low: Array, high: Array) -> str:
+        """A band, where there are values."""
+        known = np.isfinite(low)
+        up, down = (
+            [self.at(a, b) for a, b in zip(x[known].tolist(), y[known].tolist(), strict=True)]
+            for y in (high, low)
+        )
+        return f"M{'L'.join([*up, *reversed(down)])}Z"
 
-def _area(x: Array, low: Array, high: Array, across: _Across, scale: _Scale) -> str:
-    known = np.isfinite(low)
-    across_x = [across.at(a) for a in x[known].tolist()]
-    up, down = (
-        [f"{a:.1f} {scale.at(b):.1f}" for a, b in zip(across_x, y[known].tolist(), strict=True)]
-        for y in (high, low)
-    )
-    return f"M{'L'.join([*up, *reversed(down)])}Z"
+    def grid(self, first: str, last: str, kind: str = "") -> str:
+        """Rules with their values, and below them the ends of the axis of x and what it counts."""
+        out = []
+        for tick in self.y.ticks:
+            y = self._height(tick)
+            out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+            # Sums of steps may miss 0 by a rounding error, which would be written as 1e-17.
+            shown = number(0.0 if abs(tick) < 1e-12 else tick)
+            out.append(f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{shown}</text>')
+        base, middle = HEIGHT - 6, (LEFT + WIDTH - RIGHT) // 2
+        out.append(f'<text x="{LEFT}" y="{base}">{first}</text>')
+        if kind:
+            out.append(f'<text x="{middle}" y="{base}" text-anchor="middle">{text(kind)}</text>')
+        out.append(f'<text x="{WIDTH - RIGHT}" y="{base}" text-anchor="end">{last}</text>')
+        return "".join(out)

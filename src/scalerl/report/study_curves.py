@@ -15,7 +15,7 @@ from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
 from scalerl.report.series import BEYOND_HELD, Array, DrawnCurve, Points, downsample
-from scalerl.report.small_charts import WIDTH, small_figure
+from scalerl.report.small_charts import Scale, SmallAxes, small_figure
 from scalerl.report.table import escape_html as text
 from scalerl.runs.record import Run
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 #: Points of each kind that are drawn of a variant.
 FEW_POINTS = 60
-HEIGHT = 190
-LEFT = 38
-RIGHT = 8
-TOP = 8
-BOTTOM = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -105,37 +100,13 @@ def _points(chosen: Iterable[tuple[Run, npt.NDArray[np.bool_]]]) -> Points:
 # -- each variant beside the reference ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+def _axes(curves: Sequence[VariantCurve]) -> SmallAxes:
     """One pair of axes for all small charts."""
-
-    first: float
-    last: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(curves: Sequence[VariantCurve]) -> _Frame:
-        groups = [p for c in curves for p in (c.used, c.held, c.apart) if len(p[0])]
-        x = np.concatenate([p[0] for p in groups])
-        y = np.concatenate([p[1] for p in groups] + [c.median for c in curves])
-        last = max([1.01 * float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
-        # At least 0.02: the noise of nearly equal scores must not fill the axis.
-        pad = 0.04 * max(float(np.ptp(y)), 0.02)
-        return _Frame(float(x[x > 0].min()), last, max(float(y.min()) - pad, 0.0),
-                      min(float(y.max()) + pad, 1.0))  # fmt: skip
-
-    def x(self, value: float) -> float:
-        share = math.log(max(value, self.first) / self.first) / math.log(self.last / self.first)
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
-
-    def path(self, x: Array, y: Array) -> str:
-        both = zip(x.tolist(), y.tolist(), strict=True)
-        return "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in both)
+    groups = [p for c in curves for p in (c.used, c.held, c.apart)]
+    x = np.concatenate([p[0] for p in groups])
+    y = np.concatenate([p[1] for p in groups] + [c.median for c in curves])
+    last = max([1.01 * float(x.max()), *(float(c.x[-1]) for c in curves if len(c.x))])
+    return SmallAxes(Scale(float(x[x > 0].min()), last, log=True), Scale.of(y, may_be_log=False))
 
 
 def small_multiples(
@@ -144,10 +115,9 @@ def small_multiples(
     """A small chart per variant, all with the same axes; `notes` stand beside the name."""
     if not curves:
         return []
-    frame = _Frame.of(curves)
-    grid = _grid(frame, curves[0].x_kind)
+    axes = _axes(curves)
     main = next((c for c in curves if c.name == reference), None)
-    drawn = [_small(c, main, frame, grid, notes.get(c.name, "")) for c in curves]
+    drawn = [_small(c, main, axes, notes.get(c.name, "")) for c in curves]
     legend = (
         "Filled points were fitted, hollow ones held out. Crosses are points of unstable runs, "
         "which are not fitted. The dotted grey line is the reference."
@@ -159,38 +129,29 @@ def small_multiples(
     ]
 
 
-def _small(
-    c: VariantCurve, main: VariantCurve | None, frame: _Frame, grid: str, note: str
-) -> Drawing:
-    body = grid
+def _small(c: VariantCurve, main: VariantCurve | None, axes: SmallAxes, note: str) -> Drawing:
+    ends = words.compute(axes.x.low), words.compute(axes.x.high)
+    body = axes.grid(*ends, f"{words.KIND[c.x_kind]}, log")
     if main is not None and main is not c and len(main.x):
-        body += f'<path class="line beside" d="M{frame.path(main.x, main.median)}"/>'
+        body += f'<path class="line beside" d="{axes.path(main.x, main.median)}"/>'
     if len(c.x):
-        up, down = frame.path(c.x, c.band[:, 1]), frame.path(c.x[::-1], c.band[::-1, 0])
-        inside, ahead = c.inside, c.ahead
-        body += f'<path class="band" d="M{up}L{down}Z"/>'
-        body += f'<path class="line k0" d="M{frame.path(c.x[inside], c.median[inside])}"/>'
-        body += (
-            '<path class="line k0" stroke-dasharray="5 3" '
-            f'd="M{frame.path(c.x[ahead], c.median[ahead])}"/>'
-        )
-    for points, kinds in ((c.used, ("dot",)), (c.held, ("dot", "hole"))):
-        # A line without length and with round caps is drawn as a dot; a smaller one of the colour
-        # of paper on top makes it hollow.
-        d = "".join(
-            f"M{frame.x(a):.1f} {frame.y(b):.1f}h0"
-            for a, b in zip(*downsample(*points, FEW_POINTS), strict=True)
-        )
+        body += f'<path class="band" d="{axes.area(c.x, *c.band.T)}"/>'
+        for part, dash in ((c.inside, ""), (c.ahead, ' stroke-dasharray="5 3"')):
+            body += f'<path class="line k0"{dash} d="{axes.path(c.x[part], c.median[part])}"/>'
+    # A line without length and with round caps is drawn as a dot; a smaller one of the colour of
+    # paper on top makes it hollow.
+    for points, kinds, sign in (
+        (c.used, ("dot",), "h0"),
+        (c.held, ("dot", "hole"), "h0"),
+        (c.apart, ("cross",), "m-2 -2l4 4m0 -4l-4 4"),
+    ):
+        both = zip(*downsample(*points, FEW_POINTS), strict=True)
+        d = "".join(f"M{axes.at(a, b)}{sign}" for a, b in both)
         body += "".join(f'<path class="{kind}" d="{d}"/>' for kind in kinds if d)
-    crosses = "".join(
-        f"M{frame.x(a) - 2:.1f} {frame.y(b) - 2:.1f}l4 4m0 -4l-4 4"
-        for a, b in zip(*downsample(*c.apart, FEW_POINTS), strict=True)
-    )
-    body += f'<path class="cross" d="{crosses}"/>' if crosses else ""
     name = words.shorten(c.name, 34)
     said = f"; {note}" if note else ""
     caption = f"<b>{text(name)}</b><span>{text(note)}</span>"
-    return small_figure(caption, f"{name}: {_summary(c)}{said}", body, HEIGHT)
+    return small_figure(caption, f"{name}: {_summary(c)}{said}", body)
 
 
 def _summary(c: VariantCurve) -> str:
@@ -198,25 +159,3 @@ def _summary(c: VariantCurve) -> str:
     shown = c.held if len(c.held[1]) else c.used if len(c.used[1]) else c.apart
     count = len(c.used[1]) + len(c.held[1]) + len(c.apart[1])
     return f"{count} validations, the last at {float(shown[1][-1]):.3f}"
-
-
-def _grid(frame: _Frame, kind: str) -> str:
-    out = []
-    # Fewer than five rules, with room for their labels.
-    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (frame.high - frame.low) / s < 5)
-    for i in range(math.ceil(frame.low / step), math.floor(frame.high / step) + 1):
-        y = frame.y(i * step)
-        out.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        out.append(
-            f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{i * step:.2g}</text>'
-        )
-    base = HEIGHT - 7
-    first, last = words.compute(frame.first), words.compute(frame.last)
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(f'<text x="{LEFT}" y="{base}">{first}</text>')
-    out.append(
-        f'<text x="{middle:.0f}" y="{base}" text-anchor="middle">'
-        f"{text(words.KIND[kind])}, log</text>"
-    )
-    out.append(f'<text x="{WIDTH - RIGHT}" y="{base}" text-anchor="end">{last}</text>')
-    return "".join(out)
