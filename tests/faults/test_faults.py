@@ -203,9 +203,8 @@ WALL_CLOCK = {
     "runs/trackers.py": "TensorBoard's events have a time of day",
     "serve/app.py": "for how long the files of a run have not answered, for people",
     "serve/catalogue.py": "when a source of the page last changed",
-    "serve/watchdog.py": "when the files of a source were last written to",
+    "serve/watchdog.py": "when the files of a source were last written to, or stopped answering",
     "serve/sources.py": "how old a status is; a lock decides where that says nothing",
-    "serve/threads.py": "since when the files of a run have not answered, for people",
 }
 
 

@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.error
+from concurrent.futures import Future
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from made_records import made_run
 from serving import Page, get, process, wait_for
-
-from scalerl.serve.threads import Call
 
 #: Files of a run that the server opens.
 FILES = ["steps.jsonl", "events.jsonl", "status.json", "recipe.json", "lock", "recipe.toml",
@@ -188,7 +188,7 @@ def test_health_is_stalled_where_nothing_is_read_and_names_no_run_without_the_to
     made_run(tmp_path / "run", n=12, steps=40)
     page = Page(tmp_path, token="a-token-of-some-length_123")
     (source,) = page.catalogue._sources
-    page.catalogue._readings._late[source] = Call(lambda: None)
+    page.catalogue._readings._late[source] = time.time(), Future()
     assert page.ask("/healthz").json() == {"status": "degraded", "late": 1}
     page.catalogue._progress -= 3600
     answer = page.ask("/healthz")

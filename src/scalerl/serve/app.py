@@ -362,7 +362,7 @@ class Site:
     ) -> T:
         self.catalogue.waiting += 1
         try:
-            return await workers.submit(work).finished(seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(workers.submit(work)), seconds)
         except TimeoutError:
             raise RequestError(503, late) from None
         except asyncio.CancelledError:

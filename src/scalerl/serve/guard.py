@@ -14,18 +14,15 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.errors import InputError
 from scalerl.files import read_limited
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 COOKIE = "scalerl_token"
 #: Bytes of the token file. A token has at most 256 characters; the rest is room for line ends.
@@ -38,14 +35,15 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS = [
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-]
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -102,7 +100,7 @@ class Guard:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         host: str = "127.0.0.1",
         token: str | None = None,
         origin: str | None = None,
@@ -117,7 +115,7 @@ class Guard:
         if self._everywhere:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -125,40 +123,28 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name for name, _ in message["headers"]}
-                extra = [*HEADERS, (b"cache-control", b"no-store")]
-                message["headers"] = [
-                    *message["headers"], *((n, v) for n, v in extra if n not in given)
-                ]  # fmt: skip
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, with_headers)
-            return
-        status, why = refusal
-        text = why.encode()
-        headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        page = (b"text/html" in _header(scope, b"accept")) and scope["path"] == "/"
-        if status == 401 and page:
-            status, text = 303, b""
-            headers.append((b"location", b"/login"))
-        headers.append((b"content-length", str(len(text)).encode()))
-        await with_headers({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
+        answer = self._refusal(HTTPConnection(scope)) or self._app
+        await answer(scope, receive, with_headers)
 
-    def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
+    def _refusal(self, request: HTTPConnection) -> Response | None:
+        hosts, path = request.headers.getlist("host"), request.scope["path"]
         # With two Host headers, a proxy and this check might each read another one.
-        if len(hosts) != 1 or not self.knows(hosts[0].decode("latin-1")):
-            return 403, "this server has another name: open the address that it printed\n"
-        if not self._same_origin(scope, hosts[0].decode("latin-1")):
-            return 403, "requests from other pages are refused\n"
-        path = scope["path"]
+        if len(hosts) != 1 or not self.knows(hosts[0]):
+            why = "this server has another name: open the address that it printed\n"
+            return PlainTextResponse(why, 403)
+        if not self._same_origin(request, hosts[0]):
+            return PlainTextResponse("requests from other pages are refused\n", 403)
         is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
-        if self._token is not None and not is_open and not self.holds_token(scope):
-            return 401, "a token is needed\n"
-        return None
+        if self._token is None or is_open or self.holds_token(request):
+            return None
+        if path == "/" and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/login", 303)
+        return PlainTextResponse("a token is needed\n", 401)
 
     def knows(self, host: str) -> bool:
         """Whether a Host header names this server; with any port, since ports may be forwarded."""
@@ -176,28 +162,19 @@ class Guard:
             return False
         return True
 
-    def _same_origin(self, scope: MutableMapping[str, Any], host: str) -> bool:
+    def _same_origin(self, request: HTTPConnection, host: str) -> bool:
         mine = (f"http://{host.lower()}", self._origin)
-        for name, value in scope["headers"]:
-            if name == b"origin" and value.decode("latin-1").lower() not in mine:
-                return False
-        site = _header(scope, b"sec-fetch-site")
-        if site in (b"", b"same-origin", b"none"):
+        headers, scope = request.headers, request.scope
+        if any(origin.lower() not in mine for origin in headers.getlist("origin")):
+            return False
+        if headers.get("sec-fetch-site", "") in ("", "same-origin", "none"):
             return True
         # A link on another site may open the page; the page then makes its own requests.
-        opens = _header(scope, b"sec-fetch-mode") == b"navigate"
+        opens = headers.get("sec-fetch-mode") == "navigate"
         return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
 
-    def holds_token(self, scope: MutableMapping[str, Any]) -> bool:
-        given = ""
-        for name, value in scope["headers"]:
-            if name == b"cookie":
-                try:
-                    found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
-                except CookieError:
-                    continue
-                given = found.value if found is not None else given
-        return same_token(given, self._token or "")
+    def holds_token(self, request: HTTPConnection) -> bool:
+        return same_token(request.cookies.get(COOKIE, ""), self._token or "")
 
 
 def same_token(given: str, token: str) -> bool:
@@ -206,7 +183,3 @@ def same_token(given: str, token: str) -> bool:
     return bool(token) and hmac.compare_digest(
         given.encode("utf-8", "surrogatepass"), token.encode()
     )
-
-
-def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")

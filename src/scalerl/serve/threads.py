@@ -8,68 +8,18 @@ waited for when the interpreter ends.)
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 #: The parameter of glibc's mallopt that limits the heaps of all threads together.
 M_ARENA_MAX = -8
-
-
-class Call(Generic[T]):
-    """A call that another thread makes."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._done = threading.Event()
-        self._found: T
-        self._error: BaseException | None = None
-        self._then: Callable[[], None] = lambda: None
-        self.begun = time.time()
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds`; returns whether the call is done."""
-        return self._done.wait(seconds)
-
-    def result(self) -> T:
-        """The call's return value, or its exception raised; only once it is done."""
-        if self._error is not None:
-            raise self._error
-        return self._found
-
-    def run(self) -> None:
-        try:
-            self._found = self._call()
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-        self._then()
-
-    async def finished(self, seconds: float) -> T:
-        """The result, awaited by the event loop; TimeoutError after `seconds`."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-
-        def notify() -> None:
-            with suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(ready.set)
-
-        # Set before `done` is checked: a call that ends in between notifies as well.
-        self._then = notify
-        if not self.done:
-            await asyncio.wait_for(ready.wait(), seconds)
-        return self.result()
 
 
 class DaemonThreads:
@@ -78,22 +28,25 @@ class DaemonThreads:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._queue: queue.SimpleQueue[Call[Any]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         #: Threads without a call, minus calls without a thread.
         self._idle = 0
         self._threads = 0
 
-    def submit(self, call: Callable[[], T]) -> Call[T]:
-        job = Call(call)
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """The call's future. A caller that stops waiting for it does not cancel the call."""
+        future: Future[T] = Future()
+        # From here on `cancel`, which asyncio calls when a wait times out, has no effect.
+        future.set_running_or_notify_cancel()
         with self._lock:
             if self._idle > 0 or self._threads >= self._most:
                 self._idle -= 1
             else:
                 self._threads += 1
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        self._queue.put(job)
-        return job
+        self._queue.put((future, call))
+        return future
 
     @property
     def busy(self) -> bool:
@@ -102,7 +55,13 @@ class DaemonThreads:
 
     def _work(self) -> None:
         while True:
-            self._queue.get().run()
+            future, call = self._queue.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            # Not kept until the next call: it may be large.
+            del future, call
             with self._lock:
                 self._idle += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +14,7 @@ from scalerl.runs.live_run import file_stamp
 from scalerl.runs.record import Run
 from scalerl.serve.discovery import Place, Roots, find
 from scalerl.serve.sources import Source
-from scalerl.serve.threads import Call, DaemonThreads
+from scalerl.serve.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,31 +102,32 @@ class Watchdog(Generic[T]):
     each. A call that takes longer continues; its result is returned by a later `ask`."""
 
     threads: DaemonThreads = field(default_factory=lambda: DaemonThreads("read", MAX_LATE + 1))
-    _late: dict[str, Call[T]] = field(default_factory=dict)
+    #: By key: when the call began, in seconds since 1970, and its future.
+    _late: dict[str, tuple[float, Future[T]]] = field(default_factory=dict)
     #: Late calls for sources that have been removed: their results are dropped.
-    _gone: list[Call[T]] = field(default_factory=list)
+    _gone: list[Future[T]] = field(default_factory=list)
     #: Keys that a warning was logged for, so that files that are always slow do not fill the log.
     _warned: set[str] = field(default_factory=set)
 
     def ask(self, key: str, name: str, call: Callable[[], T]) -> T | None:
         """The result of the call, or of an earlier late one for this key; None while there is
         none."""
-        job = self._late.get(key)
-        if job is None:
-            self._gone = [each for each in self._gone if not each.done]
-            # Calls for removed sources hold their threads as well.
-            if len(self._late) + len(self._gone) >= MAX_LATE:
+        if key in self._late:
+            _, late = self._late[key]
+            if not late.done():
                 return None
-            job = self.threads.submit(call)
-            if not job.wait(PATIENCE):
-                self._late[key] = job
-                self._warn(key, name)
-                return None
-        elif not job.done:
-            return None
-        else:
             del self._late[key]
-        return job.result()
+            return late.result()
+        self._gone = [each for each in self._gone if not each.done()]
+        # Calls for removed sources hold their threads as well.
+        if len(self._late) + len(self._gone) >= MAX_LATE:
+            return None
+        begun, future = time.time(), self.threads.submit(call)
+        if wait([future], PATIENCE).not_done:
+            self._late[key] = begun, future
+            self._warn(key, name)
+            return None
+        return future.result()
 
     def _warn(self, key: str, name: str) -> None:
         if key not in self._warned:
@@ -137,7 +139,7 @@ class Watchdog(Generic[T]):
         """Drop the key of a source that was removed; the result of a late call is ignored."""
         self._warned.discard(key)
         if key in self._late:
-            self._gone.append(self._late.pop(key))
+            self._gone.append(self._late.pop(key)[1])
 
     @property
     def busy(self) -> bool:
@@ -147,4 +149,4 @@ class Watchdog(Generic[T]):
     @property
     def waits_for(self) -> dict[str, float]:
         """Calls that have not returned, by key: their start, in seconds since 1970."""
-        return {key: job.begun for key, job in list(self._late.items()) if not job.done}
+        return {key: begun for key, (begun, late) in list(self._late.items()) if not late.done()}
