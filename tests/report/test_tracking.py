@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl.report.tracking import track, trackings
+from scalerl.report.tracking import downstream_scores, track, trackings
 from scalerl.runs.lines import EvalLine
 
 
@@ -75,7 +75,7 @@ def test_sets_of_the_record_and_of_further_evaluations_are_joined_by_step():
     evals = [line(i, r, downstream=s) for i, (r, s) in enumerate(zip(rates, score, strict=True))]
     evals[3] = line(3, None, failed="no verifier")
     other = [line(i, 0.9 - rates[i]) for i in range(10)]
-    aime, mine = trackings(evals, {"mine": other})
+    aime, mine = trackings(evals, downstream_scores(evals, {"mine": other}))
     assert (aime.name, aime.points, round(aime.slope, 1)) == ("aime", 9, 0.5)
     assert (mine.name, mine.relation) == ("mine", "falls")
     assert set(aime.to_dict()) >= {"name", "slope", "interval", "stalled", "since", "verdict"}

@@ -252,13 +252,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Blocks that the style sheet lays out together."""
+    """Blocks that the style sheet lays out together, or frames ("card")."""
 
     blocks: Sequence[Block]
     style: str
+    tag: Literal["div", "article"] = "div"
 
     def to_html(self) -> str:
-        return f"{_classed('div', self.style)}{to_html(self.blocks)}</div>"
+        return f"{_classed(self.tag, self.style)}{to_html(self.blocks)}</{self.tag}>"
 
     def to_markdown(self) -> str:
         return to_markdown(self.blocks)
@@ -297,23 +298,6 @@ class Details:
         # Markdown cannot fold: the summary becomes a bold line.
         title = "".join(span.to_markdown() for span in _spans(self.summary)).strip()
         return f"**{title}**\n\n{to_markdown(self.blocks)}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A framed part of the page with a small heading."""
-
-    title: Inline
-    blocks: Sequence[Block]
-    level: int = 3
-    style: str = "card"
-
-    def to_html(self) -> str:
-        head = Heading(self.title, self.level).to_html()
-        return f"{_classed('article', self.style)}{head}{to_html(self.blocks)}</article>"
-
-    def to_markdown(self) -> str:
-        return to_markdown([Heading(self.title, self.level), *self.blocks])
 
 
 def _address(href: str) -> str:

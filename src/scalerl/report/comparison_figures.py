@@ -25,6 +25,7 @@ from scalerl.report.theme import (
     drawing,
     new_figure,
     save,
+    score_limits,
 )
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def _runs_limits(ax: Axes, drawn: Sequence[DrawnCurve], truth: float | None) -> 
     if len(drawn) <= BANDS:
         lines += [[s.band.ravel()] for s in drawn]
     lines += [] if truth is None else [[np.array([truth])]]
-    scores = np.concatenate([y for line in lines for y in line])
-    pad = 0.05 * max(float(np.ptp(scores)), 0.02)
-    ax.set_ylim(max(float(scores.min()) - pad, -0.02), min(float(scores.max()) + pad, 1.02))
+    score_limits(ax, np.concatenate([y for line in lines for y in line]), 0.05)
     measured = np.concatenate([x for s in drawn for x in (s.used[0], s.held[0])])
     first = float(measured[measured > 0].min())
     ax.set_xlim(first / 1.12, max(float(s.x[-1]) for s in drawn) * 1.02)

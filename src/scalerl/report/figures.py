@@ -19,7 +19,17 @@ from scalerl.curves.result import NO_GAIN, Fit
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.series import Series, drawn_until, series
-from scalerl.report.theme import MARKERS, Theme, ThemeName, compute_axis, drawing, new_figure, save
+from scalerl.report.theme import (
+    MARKERS,
+    Theme,
+    ThemeName,
+    compute_axis,
+    drawing,
+    new_figure,
+    note,
+    save,
+    score_limits,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +94,8 @@ def plot_fit(
         _c_mid(ax, fit, t)
         ax.set_ylabel("pass rate")
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
-        _title(fig, ax, fit, t)
+        ax.set_title(words.shorten(fit.name, 60), pad=18)
+        _banner(fig, fit.alarm, t)
         return save(fig, path)
 
 
@@ -95,8 +106,9 @@ def _interval_labels(level: float) -> tuple[str, str]:
 def known_ceiling(ax: Axes, truth: float, t: Theme) -> None:
     """The ceiling that the task has by construction, as a labelled line."""
     ax.axhline(truth, color=t.muted, lw=1.1, ls=(0, (6, 2, 1, 2)))
-    ax.text(0.01, truth, f"ceiling by construction {words.score(truth)}", va="bottom", fontsize=8,
-            transform=ax.get_yaxis_transform(), color=t.muted)  # fmt: skip
+    side = ax.get_yaxis_transform()
+    said = f"ceiling by construction {words.score(truth)}"
+    note(ax, 0.01, truth, said, t, va="bottom", transform=side)
 
 
 def _limits(ax: Axes, s: Series, truth: float | None) -> None:
@@ -105,10 +117,7 @@ def _limits(ax: Axes, s: Series, truth: float | None) -> None:
     scores = scores if truth is None else np.append(scores, truth)
     if s.fit.identified:
         scores = np.append(scores, s.fit.interval("A"))
-    low, high = float(scores.min()), float(scores.max())
-    pad = 0.06 * max(high - low, 0.02)
-    # Pass rates lie between 0 and 1; the rest is room for whole points at the ends.
-    ax.set_ylim(max(low - pad, -0.02), min(high + pad, 1.02))
+    score_limits(ax, scores, 0.06)
     positive = s.fit.run.compute[s.fit.run.compute > 0]
     ax.set_xlim(float(min(positive[0], s.x[0])) / 1.12, float(s.x[-1]) * 1.02)
 
@@ -150,16 +159,8 @@ def _points(ax: Axes, s: Series, t: Theme) -> None:
 
 def _window_end(ax: Axes, fit: Fit, t: Theme) -> None:
     ax.axvline(fit.end, color=t.muted, lw=0.9, ls=(0, (1, 2)))
-    ax.text(
-        fit.end,
-        1.01,
-        "fitted | forecast",
-        transform=ax.get_xaxis_transform(),
-        ha="center",
-        va="bottom",
-        fontsize=8,
-        color=t.muted,
-    )
+    across = ax.get_xaxis_transform()
+    note(ax, fit.end, 1.01, "fitted | forecast", t, transform=across, ha="center", va="bottom")
 
 
 def _early(ax: Axes, fit: Fit, t: Theme) -> None:
@@ -170,8 +171,8 @@ def _early(ax: Axes, fit: Fit, t: Theme) -> None:
                        lw=0, zorder=0)  # fmt: skip
     begins = fit.law_begins
     if begins > ax.get_xlim()[0]:
-        ax.text(begins, 0.99, "early phase ", transform=ax.get_xaxis_transform(), ha="right",
-                va="top", fontsize=7.5, color=t.muted)  # fmt: skip
+        across = ax.get_xaxis_transform()
+        note(ax, begins, 0.99, "early phase ", t, transform=across, ha="right", va="top")
 
 
 def _ceiling(ax: Axes, fit: Fit, t: Theme) -> None:
@@ -226,26 +227,14 @@ def _c_mid(ax: Axes, fit: Fit, t: Theme) -> None:
         return
     across = ax.get_xaxis_transform()
     ax.plot([mid, mid], [0.0, 0.045], transform=across, color=t.accent, lw=1.6)
-    ax.text(
-        mid,
-        0.055,
-        f"C_mid {words.compute(mid)}",
-        transform=across,
-        ha="center",
-        va="bottom",
-        fontsize=8,
-        color=t.muted,
-    )
+    name = f"C_mid {words.compute(mid)}"
+    note(ax, mid, 0.055, name, t, transform=across, ha="center", va="bottom")
 
 
-def _title(fig: Figure, ax: Axes, fit: Fit, t: Theme) -> None:
-    ax.set_title(words.shorten(fit.name, 60), pad=18)
-    if fit.alarm is not None:
-        _banner(fig, fit.alarm, t)
-
-
-def _banner(fig: Figure, alarm: str, t: Theme) -> None:
-    """The alarm, above everything else."""
+def _banner(fig: Figure, alarm: str | None, t: Theme) -> None:
+    """The alarm, if there is one, above everything else."""
+    if alarm is None:
+        return
     fig.suptitle(
         textwrap.fill(f"ALARM  {alarm}", 100),
         x=0.02,
@@ -282,17 +271,15 @@ def plot_prediction(
         now = prediction.median_now
         ax.axhline(now, color=t.muted, lw=0.9, ls=(0, (1, 2)))
         side = ax.get_yaxis_transform()
-        ax.text(1.01, now, f"now {now:.3f}", transform=side, va="center", color=t.muted, fontsize=8)
+        note(ax, 1.01, now, f"now {now:.3f}", t, transform=side, va="center")
         positive = x[x > 0]
         if len(positive):
             ax.set_xlim(positive[0] / 1.25, x[-1] * 1.35)
             compute_axis(ax, "unknown", t)
         ax.set_xlabel("compute, log scale")
         ax.set_ylabel("pass rate")
-        title = f"Prediction for {words.shorten(prediction.run, 50)}"
-        ax.set_title(title, pad=12)
-        if prediction.alarm is not None:
-            _banner(fig, prediction.alarm, t)
+        ax.set_title(f"Prediction for {words.shorten(prediction.run, 50)}", pad=12)
+        _banner(fig, prediction.alarm, t)
         fig.legend(loc="outside lower center", ncols=3, fontsize=8, labelcolor=t.ink)
         return save(fig, path)
 

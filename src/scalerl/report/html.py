@@ -36,7 +36,7 @@ from scalerl.report.comparison_figures import (
 from scalerl.report.figures import has_joint, plot_fit, plot_joint
 from scalerl.report.files import slugs, write_whole
 from scalerl.report.run_record import RunRecord, read_records
-from scalerl.report.series import Series, series_of_runs
+from scalerl.report.series import series_of_runs
 from scalerl.report.table import escape_html
 from scalerl.report.theme import drawing, inline_svg, render
 
@@ -115,7 +115,7 @@ def report_files(
     if records is None:
         records = read_records([f.run for f in fits])
     heading = title or _title(fits)
-    drawn = _drawn(ahead)
+    drawn = series_of_runs(fits, [each.at.compute.tolist() for each in ahead])
     names = slugs(f.name for f in fits[:MAX_FIGURES])
     content: dict[str, bytes] = {}
     common = page.common_target(ahead, comparison)
@@ -220,17 +220,6 @@ def _comparable(fits: Sequence[Fit]) -> Comparison | None:
     """A comparison where one makes sense: of one law by one method on one kind of compute."""
     alike = len({f.method for f in fits}) == 1
     return compare(fits) if alike and comparable(fits) else None
-
-
-def _drawn(ahead: Sequence[Forecast]) -> list[Series]:
-    """The series of all fits in their order, drawn over a common range per kind of compute."""
-    found: dict[int, Series] = {}
-    kinds = [a.fit.run.x_kind for a in ahead]
-    for kind in dict.fromkeys(kinds):
-        chosen = [i for i, k in enumerate(kinds) if k == kind]
-        at = [ahead[i].at.compute.tolist() for i in chosen]
-        found |= dict(zip(chosen, series_of_runs([ahead[i].fit for i in chosen], at), strict=True))
-    return [found[i] for i in range(len(ahead))]
 
 
 def _figures(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.report import words
-from scalerl.report.theme import Theme, ThemeName, drawing, freeze_layout, new_figure, save
+from scalerl.report.theme import Theme, ThemeName, drawing, freeze_layout, new_figure, note, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,8 +85,7 @@ def plot_knob_map(
         ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
         _axes(ax, across, t)
         _legend(fig, {k.region for k in knobs}, any(not k.family_wise for k in knobs), t)
-        title = f"Against {words.shorten(reference, 40)}"
-        ax.set_title(title)
+        ax.set_title(f"Against {words.shorten(reference, 40)}")
         freeze_layout(fig)  # names are fitted into the place that the axes have now
         _names(fig, ax, knobs, across, t)
         return save(fig, path)
@@ -119,20 +118,10 @@ def _ground(ax: Axes, t: Theme) -> None:
         (0.01, 0.5, "faster", "left", "bottom"),
         (0.99, 0.5, "slower", "right", "bottom"),
     )
+    ground = {"fc": t.paper, "ec": "none", "pad": 1.0}
+    how = {"fontsize": 8.5, "fontstyle": "italic", "bbox": ground, "zorder": 1.5}
     for x, y, text, ha, va in said:
-        ax.text(
-            x,
-            y,
-            text,
-            transform=ax.transAxes,
-            ha=ha,
-            va=va,
-            color=t.muted,
-            fontsize=8.5,
-            fontstyle="italic",
-            bbox={"fc": t.paper, "ec": "none", "pad": 1.0},
-            zorder=1.5,
-        )
+        note(ax, x, y, text, t, transform=ax.transAxes, ha=ha, va=va, **how)
 
 
 def _at(knob: Knob, across: float) -> float:
@@ -173,7 +162,6 @@ def _axes(ax: Axes, across: float, t: Theme) -> None:
     ax.set_xlabel("compute to one score, against the reference")
     ax.set_ylabel("ceiling, against the reference")
     ax.grid(color=t.faint, linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def _ratio(value: float) -> str:

@@ -16,7 +16,6 @@ from scalerl.report.blocks import (
     Block,
     BlockGroup,
     Bullets,
-    Card,
     Code,
     Details,
     Figure,
@@ -234,7 +233,8 @@ def runs(forecasts: Sequence[Forecast], links: Sequence[Sequence[str]]) -> Block
         said = [Paragraph(_headline(ahead))] if len(forecasts) > MAX_ANSWERS else []
         body = [*said, *_about(f, links[i] if i < len(links) else ())]
         folded = len(forecasts) > OPEN_CARDS
-        cards.append(Details(title, body, "card") if folded else Card(title, body))
+        whole = BlockGroup([Heading(title, 3), *body], "card", "article")
+        cards.append(Details(title, body, "card") if folded else whole)
     return BlockGroup(cards, "cards")
 
 

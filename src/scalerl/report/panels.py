@@ -15,7 +15,6 @@ from scalerl.report.blocks import (
     Block,
     BlockGroup,
     Bullets,
-    Card,
     Code,
     Details,
     Drawing,
@@ -215,7 +214,10 @@ def _charts(one: RunRecord, bins: int) -> list[Block]:
 def _downstream(one: RunRecord, bins: int) -> list[Block]:
     """Each downstream set and validation in one chart, and how the set followed validation."""
     points = [e for e in one.evals if e.pass_rate is not None]
-    sets = {name: dict(curve) for name, curve in one.downstream.items()}
+    sets = {
+        name: {step: rate for step, (rate, _) in scores.items()}
+        for name, scores in one.downstream.items()
+    }
     # Validation at other temperatures is shown like a downstream set.
     for line in points:
         for name, score in (line.temperatures or {}).items():
@@ -284,11 +286,12 @@ def answers_part(one: RunRecord) -> list[Block]:
         kind = kind_of(answer)
         mark = {"right": "✓", "wrong": "✗"}.get(kind, "◦")
         body: list[Block] = [
+            Heading(f"{mark} {kind}", 4),
             Code(_cut(answer.question)),
             Code(_cut(answer.answer)),
             Paragraph(answer.why, "small"),
         ]
-        cards.append(Card(f"{mark} {kind}", body, 4, "card answer"))
+        cards.append(BlockGroup(body, "card answer", "article"))
     if not cards:
         return []
     return [Heading(f"Answers at step {one.answers.step}", 3), BlockGroup(cards, "answers")]

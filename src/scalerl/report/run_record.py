@@ -12,7 +12,7 @@ from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import Difference, diff
 from scalerl.recipe.load import presets
-from scalerl.report.tracking import Tracking, trackings
+from scalerl.report.tracking import DownstreamScores, Tracking, downstream_scores, trackings
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
@@ -43,8 +43,7 @@ class RunRecord:
     preset: str
     differences: tuple[Difference, ...]
     trackings: tuple[Tracking, ...]
-    #: Curves of downstream sets, by name: (step, score).
-    downstream: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    downstream: DownstreamScores = field(default_factory=dict)
 
     @property
     def ceiling(self) -> float | None:
@@ -134,6 +133,7 @@ def make_record(
     """The record of lines that were read; the recipe is read here."""
     recipe = read_recipe(path)
     preset, differences = ("", []) if recipe is None else _against_preset(recipe)
+    downstream = downstream_scores(evals, further)
     return RunRecord(
         name=name,
         path=path,
@@ -145,8 +145,8 @@ def make_record(
         recipe=recipe,
         preset=preset,
         differences=tuple(differences),
-        trackings=tuple(trackings(evals, further or {})),
-        downstream=_curves(evals, further or {}),
+        trackings=tuple(trackings(evals, downstream)),
+        downstream=downstream,
     )
 
 
@@ -190,16 +190,3 @@ def _against_preset(recipe: Recipe) -> tuple[str, list[Difference]]:
 @cache
 def _preset(*names: str) -> Recipe:
     return Recipe.load(*names)
-
-
-def _curves(
-    evals: Sequence[EvalLine], further: Mapping[str, Sequence[EvalLine]]
-) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in evals:
-        for name, score in (line.downstream or {}).items():
-            if score.pass_rate is not None:
-                found.setdefault(name, []).append((line.step, score.pass_rate))
-    for name, lines in further.items():
-        found[name] = [(x.step, x.pass_rate) for x in lines if x.pass_rate is not None]
-    return found

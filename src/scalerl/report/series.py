@@ -146,13 +146,15 @@ def fit_power_law(fit: Fit) -> PowerLaw:
 def series_of_runs(
     fits: Sequence[Fit], at: Sequence[Sequence[float]] | None = None
 ) -> list[Series]:
-    """All runs drawn over a common range, as far as their own windows carry; `at` are the amounts
-    of each one's forecast."""
-    asked = [()] * len(fits) if at is None else at
-    far = max([drawn_until(f) for f in fits] + [c for each in asked for c in each])
+    """All runs drawn over a common range per kind of compute, as far as their own windows carry;
+    `at` are the amounts of each one's forecast."""
+    asked = list(zip(fits, [()] * len(fits) if at is None else at, strict=True))
+    far: dict[str, float] = {}
+    for f, knots in asked:
+        far[f.run.x_kind] = max(far.get(f.run.x_kind, 0.0), drawn_until(f), *knots)
     return [
-        series(f, max(drawn_until(f), min(far, MAX_AHEAD * f.end)), knots)
-        for f, knots in zip(fits, asked, strict=True)
+        series(f, max(drawn_until(f), min(far[f.run.x_kind], MAX_AHEAD * f.end)), knots)
+        for f, knots in asked
     ]
 
 

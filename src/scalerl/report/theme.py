@@ -11,6 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.files import write_whole
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Array = npt.NDArray[np.float64]
 ThemeName = Literal["light", "dark"]
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 DPI = 160
@@ -86,8 +90,11 @@ def drawing(theme: str) -> Iterator[Theme]:
         "text.color": t.ink,
         "axes.edgecolor": t.muted,
         "axes.labelcolor": t.ink,
+        "axes.axisbelow": True,
         "axes.facecolor": "none",
         "axes.linewidth": 0.8,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
         "axes.titlelocation": "left",
         "axes.titlepad": 10,
         "axes.titlesize": 11,
@@ -117,9 +124,7 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
 
     # pyplot would keep every figure in memory until it is closed, and is not safe in threads.
     fig = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
-    ax = fig.add_subplot()
-    ax.spines[["top", "right"]].set_visible(False)
-    return fig, ax
+    return fig, fig.add_subplot()
 
 
 def freeze_layout(fig: Figure) -> Figure:
@@ -145,7 +150,19 @@ def compute_axis(ax: Axes, x_kind: str, theme: Theme) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"{words.KIND[x_kind]}, log scale")
     ax.grid(axis="y", color=theme.faint, linewidth=0.8)
-    ax.set_axisbelow(True)
+
+
+def score_limits(ax: Axes, scores: Array, share: float) -> None:
+    """An axis of pass rates that holds these, with a share of their span as room around them."""
+    # At least 0.02: the noise of nearly equal scores must not fill the axis.
+    pad = share * max(float(np.ptp(scores)), 0.02)
+    # Pass rates lie between 0 and 1; the rest is room for whole points at the ends.
+    ax.set_ylim(max(float(scores.min()) - pad, -0.02), min(float(scores.max()) + pad, 1.02))
+
+
+def note(ax: Axes, x: float, y: float, text: str, theme: Theme, **how: Any) -> None:
+    """A remark in small, muted type; `how` are options of matplotlib's text."""
+    ax.text(x, y, text, **{"fontsize": 8, "color": theme.muted, **how})
 
 
 def render(fig: Figure, suffix: str, transparent: bool = False) -> bytes:

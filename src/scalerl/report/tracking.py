@@ -138,11 +138,15 @@ def track(
     )
 
 
-def trackings(
+#: Name of a downstream set → step → its pass rate, and the answers behind it.
+DownstreamScores = Mapping[str, Mapping[int, tuple[float, float]]]
+
+
+def downstream_scores(
     evals: Sequence[EvalLine], further: Mapping[str, Sequence[EvalLine]] | None = None
-) -> list[Tracking]:
+) -> DownstreamScores:
     """Every downstream set of a run's record, and of further evaluations of its checkpoints
-    (`scalerl eval`), against its validation at the same steps."""
+    (`scalerl eval`)."""
     sets: dict[str, dict[int, tuple[float, float]]] = {}
     for line in evals:
         for name, score in (line.downstream or {}).items():
@@ -151,6 +155,11 @@ def trackings(
     for name, lines in (further or {}).items():
         scored = {x.step: (x.pass_rate, float(x.n_eval)) for x in lines if x.pass_rate is not None}
         sets.setdefault(name, {}).update(scored)
+    return sets
+
+
+def trackings(evals: Sequence[EvalLine], sets: DownstreamScores) -> list[Tracking]:
+    """Every downstream set against validation at the same steps."""
     found = []
     for name, scores in sets.items():
         both = [x for x in evals if x.step in scores and x.pass_rate is not None]

@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.store import RunStore
 from scalerl.study.members import Member, MemberProgress
+
+N = TypeVar("N", int, float)
 
 #: Steps that a record must have before it tells a rate: the first ones wait for the start.
 MIN_STEPS = 3
@@ -161,19 +163,22 @@ def expected(
     known = rates(members, near, measured)
     left = [(m, 1.0 - progress[m.name].share(m.recipe)) for m in members]
     left = [(m, share) for m, share in left if share > 0]
-    steps: list[int | None] = []
-    for m, share in left:
-        budget = m.recipe.budget.steps
-        steps.append(None if budget is None else round(budget * share))
+    budgets = [(m.recipe.budget, share) for m, share in left]
+    steps = [None if b.steps is None else round(b.steps * share) for b, share in budgets]
     rollouts = [
         None if s is None else s * m.recipe.batch.completions
         for (m, _), s in zip(left, steps, strict=True)
     ]
-    have = all(m.name in known for m, _ in left)
-    samples = [r for r in rollouts if r is not None]
-    if not have or len(samples) < len(left):
-        return _by_limits(left, steps, rollouts, jobs)
-    taken = [known[m.name] for m, _ in left]
+    taken = [known[m.name] for m, _ in left if m.name in known]
+    if None in rollouts or len(taken) < len(left):
+        # Without a measured rate of each: what the budgets themselves say.
+        hours = [
+            None if b.steps is not None or b.gpu_hours is None else b.gpu_hours * share
+            for b, share in budgets
+        ]
+        why = "unknown until a run has made a few steps; --measure-steps 3 measures it"
+        return Expected(_sum(steps), _sum(rollouts), _sum(hours), None, None, None, jobs, why)
+    samples = [r or 0 for r in rollouts]
 
     def total(field: str) -> float:
         return sum(float(getattr(r, field)) * n for r, n in zip(taken, samples, strict=True))
@@ -184,30 +189,15 @@ def expected(
         if steps_left is not None
     )
     # Fewer members than jobs leave jobs idle.
-    hours = (total("minutes") + validating) / 60 / max(min(jobs, len(left)), 1)
+    on_the_clock = (total("minutes") + validating) / 60 / max(min(jobs, len(left)), 1)
     source = ", ".join(dict.fromkeys(rate.source for rate in taken)) or "all are done"
     return Expected(
-        sum(s for s in steps if s is not None), sum(samples), total("device_hours"),
-        total("tokens"), total("flops"), hours, jobs, source,
+        _sum(steps), sum(samples), total("device_hours"), total("tokens"), total("flops"),
+        on_the_clock, jobs, source,
     )  # fmt: skip
 
 
-def _by_limits(
-    left: Sequence[tuple[Member, float]],
-    steps: Sequence[int | None],
-    rollouts: Sequence[int | None],
-    jobs: int,
-) -> Expected:
-    """Without a measured rate: what the budgets themselves say."""
-    budgets = [(m.recipe.budget, share) for m, share in left]
-    device_hours = None
-    if all(b.steps is None and b.gpu_hours is not None for b, _ in budgets):
-        device_hours = sum((b.gpu_hours or 0.0) * share for b, share in budgets)
-    known = [s for s in steps if s is not None]
-    asked = [r for r in rollouts if r is not None]
-    return Expected(
-        sum(known) if len(known) == len(left) else None,
-        sum(asked) if len(asked) == len(left) else None,
-        device_hours, None, None, None, jobs,
-        "unknown until a run has made a few steps; --measure-steps 3 measures it",
-    )  # fmt: skip
+def _sum(values: Sequence[N | None]) -> N | None:
+    """The sum; None where one of them is not known."""
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None
