@@ -71,6 +71,9 @@ TYPES_ONLY = {
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
 SHOWN_BY = {"curves": {"report"}, "study": {"report"}}
+#: `tasks` makes environments for a recipe that names one, and `environments` extends `tasks`: what
+#: the registry of tasks imports by its path, and only when a recipe asks for it.
+MADE_LATER = {"tasks": {"environments"}}
 #: The modules through which the loop knows the workers it is given.
 PROTOCOLS = {"scalerl.engine.interface", "scalerl.trainer.interface", "scalerl.weights.interface"}
 #: Words that would show that the loop knows in which placement it runs.
@@ -164,6 +167,17 @@ def test_packages_form_no_circle():
         for package in free:
             del left[package]
     assert not left
+
+
+def test_tasks_that_are_made_later_are_there_and_are_named_nowhere_else():
+    from scalerl.tasks.registry import LATER, TASKS
+
+    assert {path.split(".")[1] for path in LATER.values()} == MADE_LATER["tasks"]
+    assert all(callable(TASKS[path]) for path in LATER.values())
+    naming = [
+        p.name for p in (SRC / "tasks").rglob("*.py") if '"scalerl.env' in p.read_text("utf-8")
+    ]
+    assert naming == ["registry.py"]
 
 
 def test_the_loop_is_given_its_parts_and_knows_only_their_protocols():

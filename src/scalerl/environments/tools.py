@@ -82,9 +82,12 @@ class Tool:
 
 
 class ToolBox:
-    """The tools of an environment. Blocking ones run in a thread, one call after another."""
+    """The tools of an environment. Blocking ones run in a thread, one call after another: in a
+    thread of their own unless one is given."""
 
-    def __init__(self, tools: Iterable[Callable[..., Any] | Tool]) -> None:
+    def __init__(
+        self, tools: Iterable[Callable[..., Any] | Tool], thread: OwnThread | None = None
+    ) -> None:
         made = [t if isinstance(t, Tool) else Tool.from_function(t) for t in tools]
         self.tools = {tool.name: tool for tool in made}
         if len(self.tools) < len(made):
@@ -93,7 +96,7 @@ class ToolBox:
             raise InputError(f"two tools are named {twice}: rename one")
         #: Calls that failed so far.
         self.failures = 0
-        self._thread = OwnThread()
+        self._thread = thread or OwnThread()
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:

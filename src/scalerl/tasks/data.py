@@ -15,7 +15,7 @@ import csv
 import importlib.util
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -46,10 +46,8 @@ class RowsTask(Task):
         needs_answer: bool = True,
     ) -> None:
         super().__init__(name, rules=rules, held_out_share=held_out_share)
-        if not dataset:
-            raise InputError(f"task {name} has no prompts: set task.dataset to a file or dataset")
         self._needs_answer = needs_answer
-        self._prompts = self._read(dataset, split)
+        self._prompts = self._read(dataset, split) if dataset else self.prompts_without_dataset()
         self._downstream = {
             # A dataset of the hub that is only measured has a "test" split; a file has none.
             label: self._read(source, "test" if split == "train" and not is_file(source) else split)
@@ -80,9 +78,17 @@ class RowsTask(Task):
         """The question as the model gets it; a task may add its instruction here."""
         return question
 
+    def prompts_without_dataset(self) -> list[Prompt]:
+        """The prompts where the recipe names no dataset; a task may have some of its own."""
+        raise InputError(f"task {self.name} has no prompts: set task.dataset to a file or dataset")
+
     def _read(self, source: str, split: str) -> list[Prompt]:
+        return self.prompts_from(read_rows(source, split), source)
+
+    def prompts_from(self, rows: Iterable[Mapping[str, Any]], source: str) -> list[Prompt]:
+        """The prompts of rows, without repetition; `source` names them in errors."""
         found: dict[str, Prompt] = {}
-        for number, row in enumerate(read_rows(source, split), start=1):
+        for number, row in enumerate(rows, start=1):
             where = f"{source} row {number}"
             column, asked = _question(row, where)
             prompt = make_prompt(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from scalerl.errors import InputError
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, Task
@@ -76,6 +76,9 @@ class Mixture(Task):
         light = super().for_checking()
         light.tasks = {name: task.for_checking() for name, task in self.tasks.items()}
         return light
+
+    def new_environment(self, prompt: Prompt) -> Any | None:
+        return self.member_for(prompt).new_environment(prompt)
 
     def scores_together(self, prompt: Prompt) -> bool:
         return prompt.task in self.tasks and super().scores_together(prompt)

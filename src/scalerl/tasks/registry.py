@@ -3,7 +3,8 @@
 The factory of a task is called as `factory(dataset=…, rules=…, **options)`. A name is one of
 
 - `running-sums`, `carry-sums`, `math`, `code`: registered names;
-- `reasoning-gym:leg_counting`, `function:pkg.mod:fn`: a registered name with an argument;
+- `reasoning-gym:leg_counting`, `function:pkg.mod:fn`, `environment:pkg.mod:MyEnvironment`: a
+  registered name with an argument;
 - `pkg.mod:MyTask`: the import path of your own factory;
 - several of them joined by `+`: a mixture.
 """
@@ -35,8 +36,10 @@ TASKS.register("math")(MathTask)
 TASKS.register("code")(CodeTask)
 TASKS.register("reasoning-gym")(ReasoningGym)
 TASKS.register("function")(FunctionTask)
+#: Tasks that are imported when they are named: environments import this package, not the reverse.
+LATER = {"environment": "scalerl.environments.task:EnvironmentTask"}
 #: Registered names that take an argument after a colon.
-PREFIXES = ("reasoning-gym", "function")
+PREFIXES = ("reasoning-gym", "function", *LATER)
 
 
 def make_task(
@@ -95,7 +98,7 @@ def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> 
     kind, _, about = name.partition(":")
     if kind in PREFIXES and not about:
         raise InputError(f"task.name = {name!r} is incomplete: write {kind}:NAME")
-    factory = TASKS[kind if kind in PREFIXES else name]
+    factory = TASKS[LATER.get(kind, kind) if kind in PREFIXES else name]
     arguments: dict[str, Any] = {"dataset": dataset, **options, "rules": rules}
     if kind in PREFIXES:
         arguments["about"] = about

@@ -238,6 +238,11 @@ class Task(ABC):
         """Whether all answers to this prompt are best scored in one call."""
         return self.member_for(prompt).together
 
+    def new_environment(self, prompt: Prompt) -> Any | None:
+        """A new `scalerl.environments.interface.Environment` for an episode of this prompt; None
+        for a task of a single turn, whose answers `check` scores."""
+        return None
+
     def for_checking(self) -> Self:
         """A small copy to send to a checker process. It holds no dataset and no running process;
         it starts what it needs when first used, and is closed there."""

@@ -1,0 +1,1 @@
+"""Adapters: environments of other libraries, none of which is a dependency."""
