@@ -303,7 +303,7 @@ def replication(name: str) -> str:
         rows.append(
             [
                 f"`{row['variant']}`",
-                str(row["seeds"]),
+                *([str(row["seeds"])] if differ else []),
                 "" if a is None else f"{row['A']:.3f} [{a[0]:.3f}, {a[1]:.3f}]",
                 *([f"{row['true_A']:.3f}"] if differ else []),
                 ratio.get(row["variant"], ""),
@@ -312,7 +312,7 @@ def replication(name: str) -> str:
         )
     if name == "heads":
         return _short_study(found)
-    head = ["variant", "seeds", "ceiling A", *(["by construction"] if differ else []),
+    head = ["variant", *(["seeds", "ceiling A", "by construction"] if differ else ["ceiling A"]),
             "compute to one score", "verdict"]  # fmt: skip
     wrong = sum(row["false"] for row in found["table"])
     held = [row["holds"] for row in found["table"] if row["holds"] is not None]
@@ -434,30 +434,20 @@ def elsewhere() -> str:
 
 
 def scale_out() -> str:
-    """Steps and memory of ranks, and steps on Ray."""
+    """Sentences: steps and memory of ranks, and steps on Ray."""
     found = result("scale_out")
-    rows = found["fsdp"]["rows"]
-    body = []
-    for kept in (r for r in rows if not r["gives_back"]):
-        same = ("ranks", "threads")
-        given = next(r for r in rows if r["gives_back"] and all(r[k] == kept[k] for k in same))
-        ranks = f"{kept['ranks']} ranks" if kept["ranks"] > 1 else "one process"
-        many = "threads" if kept["threads"] > 1 else "thread"
-        body.append(
-            [f"{ranks}, {kept['threads']} {many} each"]
-            + [
-                f"{r['seconds']:.1f} s, {r['megabytes_a_rank'] / 1000:.1f} GB"
-                for r in (kept, given)
-            ]
-        )
+    by = {(r["ranks"], r["threads"], r["gives_back"]): r for r in found["fsdp"]["rows"]}
+    one, two, ranks = by[1, 1, False], by[1, 2, False], by[2, 1, False]
+    kept, given = (by[2, 1, gives]["megabytes_a_rank"] / 1000 for gives in (False, True))
     times = {where: statistics.median(s) for where, s in found["ray"]["seconds"].items()}
-    ray = (
-        f"A step of the tiny run takes {times['local']:.2f} s with processes and "
+    return (
+        f"A step of the larger takes {one['seconds']:.1f} s in one process with one thread, "
+        f"{two['seconds']:.1f} s with two threads, and {ranks['seconds']:.1f} s on two ranks with "
+        f"one thread each. A rank holds {kept:.1f} GB, or {given:.1f} GB where freed memory is "
+        f"given back. A step of the tiny run takes {times['local']:.2f} s with processes and "
         f"{times['ray']:.2f} s with actors on Ray: {found['ray']['overhead']:.0%} more (medians of "
         f"{len(found['ray']['seconds']['ray'])} runs each, in turns)."
     )
-    head = ["a step of 135M, and memory of a process", "as it is", "freed memory given back"]
-    return f"{markdown(head, body)}\n\n{ray}"
 
 
 def hand_over() -> str:
@@ -556,15 +546,15 @@ def limits() -> str:
 
 
 def engines() -> str:
-    """The largest batch of each model."""
+    """A list: the largest batch of each model."""
     found = result("engines")
-    rows = []
+    items = []
     for model, key in (("tiny", "tiny"), ("SmolLM2-135M", "smollm2")):
         r = found[key][-1]
         local, vllm = (r[side]["tokens_per_second"] for side in ("local", "vllm"))
-        rows.append([f"{model}, {r['rows']} rows of {r['prompt']} + {r['completion']}",
-                     f"{local:,.0f}", f"{vllm:,.0f}", f"{local / vllm:.1f} ×"])  # fmt: skip
-    return markdown(["model, rows, tokens", "local engine", "vLLM", "ratio"], rows)
+        items.append(f"- {model}, {r['rows']} rows of {r['prompt']} + {r['completion']}: "
+                     f"{local:,.0f} and {vllm:,.0f} ({local / vllm:.1f} ×)")  # fmt: skip
+    return "\n".join(items)
 
 
 def asynchrony() -> str:
@@ -610,22 +600,21 @@ def recovery() -> str:
 
 
 def checks() -> str:
+    """A list: how much longer a step takes with each verifier, and what stays unscored."""
+    about = {
+        "slow": "every call sleeps 0.5 s, `placement.checkers=64`",
+        "never": "one call in a hundred never returns and is ended after 3 s "
+        "(`placement.check_seconds=3`)",
+        "one": "every call sleeps 0.5 s, a single checker",
+    }
     found = result("checks")
-    rows = []
-    for name, r in found["median"].items():
+    items = []
+    for name, what in about.items():
         runs = found["runs"][name]
         unscored = sum(x["unscored"] for x in runs) / sum(x["rollouts"] for x in runs)
-        rows.append(
-            [
-                name,
-                f"{r['seconds']:.2f}",
-                f"{r['ratio']:.2f} ×",
-                f"{r['check_wait']:.2f}",
-                f"{unscored:.1%}",
-            ]
-        )
-    head = ["verifier", "s a step", "as long as without", "trainer waits for checks, s", "unscored"]
-    return markdown(head, rows)
+        left = f", {unscored:.1%} unscored" if unscored else ""
+        items.append(f"- {what}: {found['median'][name]['ratio']:.2f} ×{left}")
+    return "\n".join(items)
 
 
 def packages() -> str:
@@ -671,24 +660,14 @@ def toy_part(name: str) -> Callable[[], str]:
 
 
 def serve() -> str:
-    """The live page at size."""
-    found = result("serve")
-    sizes = [found["opens"], found["many"]]
-    head = [
-        "what",
-        *(f"{size['runs']:,} runs × {size['evaluations']} evaluations" for size in sizes),
-    ]
-    what: dict[str, Callable[[dict[str, Any]], str]] = {
-        "server up, s": lambda r: f"{r['server_up_s']:.1f}",
-        "opens, median of five, s": lambda r: f"{r['open_s']:.2f}",
-        "every forecast is there after, s": lambda r: f"{r['all_forecast_s']:.0f}",
-        "finds a run by name, ms": lambda r: f"{1000 * r['find_s']:.0f}",
-        "fits again on drag, median and 90th percentile, ms": lambda r: (
-            f"{r['drag']['median_ms']:.0f}, {r['drag']['p90_ms']:.0f}"
-        ),
-        "server's memory, MB": lambda r: f"{r['server_mb']:.0f}",
-    }
-    return markdown(head, [[name, *map(tell, sizes)] for name, tell in what.items()])
+    """A sentence: the live page with many runs."""
+    r = result("serve")["many"]
+    return (
+        f"With {r['runs']:,} runs × {r['evaluations']} evaluations the page opens in "
+        f"{r['open_s']:.1f} s, every forecast is there after {r['all_forecast_s']:.0f} s, and the "
+        f"server holds {r['server_mb']:.0f} MB. A fit follows a drag within "
+        f"{r['drag']['median_ms']:.0f} ms (90th percentile: {r['drag']['p90_ms']:.0f} ms)."
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -732,7 +711,7 @@ TABLES: dict[str, Callable[[], str]] = {
         recipe_keys,
         run_record,
     )
-} | {f"toy-{name}": toy_part(name) for name in ("engine", "placement", "loss")}
+} | {f"toy-{name}": toy_part(name) for name in ("engine", "loss")}
 TABLES |= {
     f"replication-{name}": functools.partial(replication, name)
     for name in ("recipes", "heads", "axes")
@@ -768,6 +747,8 @@ def cli_page() -> str:
         for group in command._action_groups:
             if group.title in GROUPS:
                 members = [_option(a) for a in group._group_actions]
+                if group.title == GROUPS[0]:  # and the source that they are read from
+                    members.insert(0, _option(command._actions[1]))
                 assert groups.setdefault(group.title, members) == members, group.title
     grouped = [option for group in groups.values() for option in group]
     count = Counter(option for shown in options.values() for option in shown)
@@ -843,6 +824,8 @@ def _example(command: argparse.ArgumentParser) -> str:
 #: Classes with an example on the page; those of the others are in their docstrings, and where a
 #: function makes the class, with that function.
 WITH_EXAMPLE = {"Fit", "Listener", "Run", "Study"}
+#: Functions without one: another function's example shows the same.
+WITHOUT_EXAMPLE = {"fit_all", "load_run"}
 #: Methods that mean the same wherever they occur: the preamble explains them.
 ALIKE = {"to_dict", "plot"}
 #: Methods that the commands and the live page call, and readers of the page hardly ever.
@@ -873,7 +856,7 @@ def python_page() -> str:
         if not inspect.isclass(thing):
             given = inspect.signature(thing).parameters.values()
             heading = f"{name}({', '.join(_parameter(p) for p in given)})"
-        short = inspect.isclass(thing) and name not in WITH_EXAMPLE
+        short = name in WITHOUT_EXAMPLE or (inspect.isclass(thing) and name not in WITH_EXAMPLE)
         parts += ["", f"## `{heading}`", "", _docstring(thing, examples=not short)]
         items = []
         if dataclasses.is_dataclass(thing):
