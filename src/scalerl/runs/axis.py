@@ -15,7 +15,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.runs import metrics
 from scalerl.runs.expressions import Expression, looks_like_arithmetic, parse, quoted
-from scalerl.runs.names import find, resolve
+from scalerl.runs.names import LoadOptions, find, resolve
 from scalerl.runs.record import Array, ComputeKind
 from scalerl.runs.table import Table, is_missing, to_float, to_timestamp
 from scalerl.text import listed
@@ -29,26 +29,6 @@ MIN_RISING_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class AxisChoice:
-    """The compute axis that the user chose; None: found by the names of columns."""
-
-    x: str | None = None
-    gpus: float | None = None
-    seconds_per_step: float | None = None
-
-    def __post_init__(self) -> None:
-        for flag, value in (("--gpus", self.gpus), ("--seconds-per-step", self.seconds_per_step)):
-            if value is not None and not (np.isfinite(value) and value > 0):
-                raise InputError(f"{flag} {value:g}: give a number above 0")
-        if self.seconds_per_step is not None and self.gpus is None:
-            raise InputError("--seconds-per-step gives GPU-hours with --gpus N: add the number")
-
-
-#: The axis is found by the names of columns.
-ANY = AxisChoice()
-
-
-@dataclass(frozen=True)
 class Axis:
     """The compute of every row. `name` may be given as `--x` again."""
 
@@ -59,7 +39,7 @@ class Axis:
     columns: tuple[str, ...]
 
 
-def choose_axis(table: Table, y_name: str, choice: AxisChoice, notes: list[str]) -> Axis:
+def choose_axis(table: Table, y_name: str, choice: LoadOptions, notes: list[str]) -> Axis:
     """The compute of every row of a table with this score."""
     y = table.numbers(y_name)
     usable = [c for c in _usable(table) if c != y_name]
@@ -71,7 +51,7 @@ def choose_axis(table: Table, y_name: str, choice: AxisChoice, notes: list[str])
     return Axis(name, *read_column(table, name), (name,))
 
 
-def named_columns(table: Table, choice: AxisChoice) -> list[str]:
+def named_columns(table: Table, choice: LoadOptions) -> list[str]:
     """The columns that an asked axis is read from; none where it is not asked for, or cannot be
     read from this table."""
     if choice.x is None:
@@ -161,7 +141,7 @@ def _number(value: float) -> str:
 
 
 def _gpu_hours(
-    table: Table, usable: list[str], y: Array, choice: AxisChoice, notes: list[str]
+    table: Table, usable: list[str], y: Array, choice: LoadOptions, notes: list[str]
 ) -> Axis:
     """Hours on the clock, or steps of so many seconds, times the number of GPUs."""
     gpus, seconds = float(choice.gpus or 1.0), choice.seconds_per_step

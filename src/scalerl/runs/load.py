@@ -13,17 +13,16 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.axis import AxisChoice
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
 from scalerl.runs.importers import apply_to_each
 from scalerl.runs.importers.wandb_runs import read_wandb_online
-from scalerl.runs.names import LoadedRun, unique_names
+from scalerl.runs.names import LoadedRun, LoadOptions, unique_names
 from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.record import Array, Run
 from scalerl.runs.score import guess_scale, rescale
-from scalerl.runs.select import ColumnChoice, Curve, to_curve
+from scalerl.runs.select import Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
 from scalerl.runs.table import Table, is_frame, read_frame
@@ -68,14 +67,13 @@ def load_runs(
     """
     if not sources:
         raise InputError("no source given: name a log file, a directory or example:paper-8b")
-    axis = AxisChoice(x=x, gpus=gpus, seconds_per_step=seconds_per_step)
-    choice = ColumnChoice(axis=axis, y=y, n_eval=n_eval, group_by=group_by)
+    choice = LoadOptions(x, y, run, group_by, n_eval, scale, gpus, seconds_per_step)
     found: list[LoadedRun] = []
     names: list[str] = []
     problems: list[InputError] = []
     for source in sources:
         try:
-            more, seen, bad = _load(source, choice, run, scale)
+            more, seen, bad = _load(source, choice)
         except InputError as error:
             # Names come from files: they may hold line ends.
             raise InputError(shorten(str(error), 600)) from None
@@ -105,23 +103,21 @@ def load_run(*sources: Any, **options: Any) -> Run:
     return runs[0]
 
 
-def _load(
-    source: Any, choice: ColumnChoice, pattern: str | None, scale: str | float | None
-) -> tuple[list[LoadedRun], list[str], list[InputError]]:
+def _load(source: Any, choice: LoadOptions) -> tuple[list[LoadedRun], list[str], list[InputError]]:
     """The runs of one source that match, the names of all, and what could not be read."""
     if isinstance(source, str) and source.startswith("example:"):
         source = load_example(source.removeprefix("example:"))
     if isinstance(source, Run):
-        found = [LoadedRun(source)] if _matches(source.name, pattern) else []
+        found = [LoadedRun(source)] if _matches(source.name, choice.run) else []
         return found, [source.name], []
-    tables, problems = _read(source, pattern)
+    tables, problems = _read(source, choice.run)
     wanted: list[Table] = []
     rest: list[Table] = []
     # Before runs are separated, because what a comma means is decided once for a table.
     for table in map(normalise_numbers, tables):
-        column, names = _run_column(table, pattern)
-        for run in split_runs(table, choice.axis, choice.y, column):
-            for part in split_scores(run, choice.y, choice.axis):
+        column, names = _run_column(table, choice.run)
+        for run in split_runs(table, choice, column):
+            for part in split_scores(run, choice):
                 part.name = shorten(part.name, 200) or "run"
                 (wanted if _matches(part.name, names) else rest).append(part)
     to_chosen = partial(to_curve, choice=choice)
@@ -132,7 +128,7 @@ def _load(
     # The other runs of a file help to tell percent from fractions.
     others, _ = apply_to_each(to_chosen, rest)
     seen = [part.name for part in (*wanted, *rest)]
-    return _finish(curves, others, scale, problems), seen, problems
+    return _finish(curves, others, choice.scale, problems), seen, problems
 
 
 def _run_column(table: Table, asked: str | None) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,31 @@ from scalerl.errors import InputError
 from scalerl.runs.record import Run
 from scalerl.runs.table import Table, rows_by_name
 from scalerl.text import listed
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The columns, runs and scale that the user chose (see `load_runs`); None: found by names."""
+
+    x: str | None = None
+    y: str | None = None
+    run: str | None = None
+    group_by: str | None = None
+    n_eval: str | float | None = None
+    scale: str | float | None = None
+    gpus: float | None = None
+    seconds_per_step: float | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--gpus", self.gpus), ("--seconds-per-step", self.seconds_per_step)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"{flag} {value:g}: give a number above 0")
+        if self.seconds_per_step is not None and self.gpus is None:
+            raise InputError("--seconds-per-step gives GPU-hours with --gpus N: add the number")
+
+
+#: Everything is found by the names of columns.
+ANY = LoadOptions()
 
 
 def resolve(asked: str, table: Table, usable: list[str], flag: str) -> str:

@@ -21,13 +21,13 @@ The rules, each with a note where it split something:
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from scalerl.runs import metrics
-from scalerl.runs.names import find
+from scalerl.runs.axis import named_columns
+from scalerl.runs.names import ANY, LoadOptions, find
 from scalerl.runs.record import Array, Rows
 from scalerl.runs.table import Table, rows_by_name
 
@@ -42,19 +42,14 @@ MIN_REPEATS = 0.4
 Labels = tuple[list[str], list[str | None]]
 
 
-def split_restarts(
-    table: Table, *, inside: bool = False, axis: Sequence[str] = (), y: str | None = None
-) -> list[Table]:
+def split_restarts(table: Table, choice: LoadOptions = ANY, *, inside: bool = False) -> list[Table]:
     """One table for each run that the rows and their compute tell apart; `inside` a run that a
-    column has already named, its name comes before theirs.
-
-    `axis` are the columns of the compute that was asked for, and `y` the score: whatever they are
-    called, they count as columns of compute and score.
-    """
-    column = _compute(table, axis)
+    column has already named, its name comes before theirs. Columns that were chosen count as
+    compute and score, whatever they are called."""
+    column = _compute(table, named_columns(table, choice))
     if column is None:
         return [table]
-    x = np.where(_has_score(table, y), table.numbers(column), np.nan)
+    x = np.where(_has_score(table, choice.y), table.numbers(column), np.nan)
     rows = np.flatnonzero(np.isfinite(x))
     values = x[rows]
     starts = np.flatnonzero(np.diff(values) < 0) + 1
@@ -73,7 +68,7 @@ def split_restarts(
     return _by_start(table, values, rows, starts)
 
 
-def _compute(table: Table, axis: Sequence[str]) -> str | None:
+def _compute(table: Table, axis: list[str]) -> str | None:
     """The column of compute that the rows follow: the first that counts up somewhere. A clock that
     was asked for goes on from one run to the next, so that it separates none."""
     known = (*axis, table.x, *metrics.compute_columns(table.columns))

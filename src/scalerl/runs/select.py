@@ -10,22 +10,12 @@ import numpy.typing as npt
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.axis import ANY, AxisChoice, carry_forward, choose_axis, other_axes
-from scalerl.runs.names import resolve, suggest
+from scalerl.runs.axis import carry_forward, choose_axis, other_axes
+from scalerl.runs.names import LoadOptions, resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
 from scalerl.runs.score import choose_score, could_serve, with_expression
 from scalerl.runs.table import Table, is_missing, rows_by_name
 from scalerl.text import listed
-
-
-@dataclass(frozen=True)
-class ColumnChoice:
-    """The columns that the user chose; None: found by their names."""
-
-    axis: AxisChoice = ANY
-    y: str | None = None
-    n_eval: str | float | None = None
-    group_by: str | None = None
 
 
 @dataclass
@@ -52,13 +42,13 @@ class Curve:
     alternatives: tuple[str, ...] = ()
 
 
-def to_curve(table: Table, choice: ColumnChoice) -> Curve:
+def to_curve(table: Table, choice: LoadOptions) -> Curve:
     """Choose compute, score and evaluation size from the table of one run."""
     table = with_expression(table, choice.y)
     y_name, notes, way = choose_score(table, choice.y)
     y = table.numbers(y_name)
     stage = _stage(table, y_name, notes, asked=choice.y is not None)
-    axis = choose_axis(table, y_name, choice.axis, notes)
+    axis = choose_axis(table, y_name, choice, notes)
     x = carry_forward(axis.values, y)
     if x is not axis.values and np.isfinite(x[np.isfinite(y)]).any():
         notes.append(f"{axis.name} is not on the rows of the score: the last value before is used")

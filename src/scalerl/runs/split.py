@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from scalerl.runs import metrics
-from scalerl.runs.axis import ANY, AxisChoice, named_columns
+from scalerl.runs.axis import named_columns
+from scalerl.runs.names import ANY, LoadOptions
 from scalerl.runs.restarts import split_restarts
 from scalerl.runs.table import Table, is_missing, rows_by_name, to_text
 
@@ -29,15 +30,12 @@ _WANDB_EXPORT = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?")
 
 
 def split_runs(
-    table: Table,
-    axis: AxisChoice = ANY,
-    y: str | None = None,
-    run_column: str | None = None,
+    table: Table, choice: LoadOptions = ANY, run_column: str | None = None
 ) -> list[Table]:
     """One table for each run: by a run column, by W&B's `run - metric` headers, by a condition or
     where steps start again, by compute kind. Rows of training and of evaluations, where a column
-    tells them apart, become columns of their own. `axis` and `y` are what was asked for, and
-    `run_column` the column that names the runs where that was said.
+    tells them apart, become columns of their own. `run_column` is the column that names the runs
+    where that was said.
 
     >>> t = Table("file", {"run": ["a", "b"], "step": [1, 1], "acc": [0.1, 0.2]})
     >>> [part.name for part in split_runs(t)]
@@ -47,15 +45,11 @@ def split_runs(
         parts = _split_by(table, (run_column.strip().lower(),), "{value}")
     else:
         parts = [piece for part in _split_wandb_export(table) for piece in _split_by_run(part)]
-    named = named_columns(table, axis)
+    named = named_columns(table, choice)
     parts = [_by_stage(_pivot(part), named) for part in parts]
     parts = [piece for part in parts for piece in _split_by(part, metrics.KIND, "{name} [{value}]")]
     several = len(parts) > 1
-    return [
-        piece
-        for part in parts
-        for piece in split_restarts(part, inside=several, axis=named_columns(part, axis), y=y)
-    ]
+    return [piece for part in parts for piece in split_restarts(part, choice, inside=several)]
 
 
 def names_runs(table: Table, column: str) -> str | None:
@@ -73,20 +67,15 @@ def names_runs(table: Table, column: str) -> str | None:
     return found if values and len(set(values)) * 2 <= len(values) else None
 
 
-def split_scores(
-    table: Table,
-    asked: str | None,
-    axis: AxisChoice = ANY,
-) -> list[Table]:
+def split_scores(table: Table, choice: LoadOptions) -> list[Table]:
     """One table for each column that a pattern of scores matches, named after the column.
 
     >>> t = Table("file", {"step": [1, 2], "seed-1": [0.1, 0.2], "seed-2": [0.2, 0.3]})
-    >>> [part.name for part in split_scores(t, "seed-*")]
+    >>> [part.name for part in split_scores(t, LoadOptions(y="seed-*"))]
     ['seed-1', 'seed-2']
     """
-    computes = list(
-        dict.fromkeys([*named_columns(table, axis), *metrics.compute_columns(table.columns)])
-    )
+    asked, known = choice.y, metrics.compute_columns(table.columns)
+    computes = list(dict.fromkeys([*named_columns(table, choice), *known]))
     if asked is None:
         return _split_columns(table, computes)
     if asked in table.columns or not set("*?[") & set(asked):
