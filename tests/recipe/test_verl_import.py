@@ -126,6 +126,7 @@ def test_dr_grpo_is_known_by_its_parts():
         (f"{ACTOR}ppo_mini_batch_size", 300, "no multiple of ppo_mini_batch_size"),
         (f"{ACTOR}optim.lr", "fast", "is not a number"),
         ("actor_rollout_ref.rollout.n", 1, "generations"),
+        ("trainer.nnodes", 1e15, "more than 1,000,000 devices"),
     ],
 )
 def test_what_is_unknown_is_refused_with_what_would_do(key, value, message):

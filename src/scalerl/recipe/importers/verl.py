@@ -87,6 +87,8 @@ KL_ESTIMATORS = {
     "k3": "k3",
 }
 ENGINES = {"vllm": "vllm", "hf": "local"}
+#: More devices than this are a mistake, and splitting them would take forever.
+MAX_DEVICES = 1_000_000
 
 
 def is_verl(config: Mapping[str, Any]) -> bool:
@@ -149,7 +151,13 @@ def _batch(reader: Reader) -> int:
 
 def _placement(reader: Reader) -> None:
     nodes = reader.whole("trainer.nnodes", default=1, least=1)
-    devices = nodes * reader.whole("trainer.n_gpus_per_node", default=8, least=1)
+    per_node = reader.whole("trainer.n_gpus_per_node", default=8, least=1)
+    devices = nodes * per_node
+    if devices > MAX_DEVICES:
+        raise InputError(
+            f"trainer.nnodes = {nodes:g} of trainer.n_gpus_per_node = {per_node:g} are more than "
+            f"{MAX_DEVICES:,} devices: give those of the run"
+        )
     batch = reader.changes
     rollouts = batch["batch.prompts"] * batch["batch.generations"] * batch["schedule.k"]
     # The rollouts of a phase split evenly among the generators.
