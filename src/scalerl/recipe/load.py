@@ -58,7 +58,8 @@ def presets() -> dict[str, str]:
     """The presets that come with the package: name → one-line summary."""
     found = {}
     for path in PRESETS.iterdir():
-        if path.name.endswith(".toml"):
+        # Presets are built on a file that begins with _, which is none itself.
+        if path.name.endswith(".toml") and not path.name.startswith("_"):
             name = path.name.removesuffix(".toml")
             found[name] = preset_text(name).splitlines()[0].removeprefix("# ")
     rank = {name: i for i, name in enumerate(ORDER)}
