@@ -818,7 +818,7 @@ def _example(command: argparse.ArgumentParser) -> str:
 
 #: Classes with an example on the page; those of the others are in their docstrings, and where a
 #: function makes the class, with that function.
-WITH_EXAMPLE = {"Fit", "Listener", "Run", "Study"}
+WITH_EXAMPLE = {"Fit", "Run", "Study"}
 #: Functions without one: another function's example shows the same.
 WITHOUT_EXAMPLE = {"fit_all", "load_run"}
 #: Methods that mean the same wherever they occur: the preamble explains them.
