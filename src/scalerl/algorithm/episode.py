@@ -293,3 +293,21 @@ class Episode:
     def with_reward(self, reward: float | None, correct: bool | None) -> Episode:
         """The same episode with its reward."""
         return replace(self, reward=reward, correct=correct)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The episodes of one prompt."""
+
+    prompt_id: str
+    episodes: tuple[Episode, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the engine wrote for the group, forced ones included."""
+        return sum(map(len, self.episodes))
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest version among the group's tokens; None without tokens."""
+        return min((e.versions[0] for e in self.episodes if e.versions), default=None)

@@ -46,6 +46,8 @@ class Action:
     tool_calls: tuple[ToolCall, ...] = ()
     #: Tokens of the turn, as the model sampled them; empty in a replay.
     token_ids: tuple[int, ...] = ()
+    #: Log-prob of each token as it was sampled; empty in a replay.
+    logprobs: tuple[float, ...] = ()
     #: Whether a limit of tokens cut the turn off.
     truncated: bool = False
 
@@ -65,6 +67,10 @@ class Observation:
     metrics: tuple[tuple[str, float], ...] = ()
     #: From `reset` only: the tools that the model may call.
     tools: tuple[ToolSchema, ...] = ()
+    #: The whole conversation that the model is shown next, where the environment has rewritten it
+    #: (assistant turns as text): the episode continues in a new row. None: `messages` follow what
+    #: the model has seen.
+    conversation: tuple[Message, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ Imports no torch, so that checkers, which need none, start quickly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from scalerl.algorithm.rollout import Group
     from scalerl.engine.interface import Lane, Request, RolloutResult
+    from scalerl.environments.interface import Action, Observation, Outcome
     from scalerl.pipeline.ledger import Work
-    from scalerl.tasks.task import Answer, AnswerScore
+    from scalerl.tasks.task import Answer, AnswerScore, Prompt
     from scalerl.trainer.interface import StepReport
 
 # Messages with arrays in them have eq=False: comparing arrays gives no truth value.
@@ -170,6 +171,43 @@ class Scores:
     seconds: float = 0.0
     #: Calls that it has given up on and that still run in it.
     hung: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvironmentCall:
+    """One call of the environment of an episode. A worker that holds the environment makes the
+    call; one that does not makes a new environment first, and replays `history` in it."""
+
+    #: Name of the episode: one environment each, unique in a run.
+    episode: str
+    prompt: Prompt
+    #: Seed of the environment: the same for all episodes of a group.
+    seed: int
+    kind: Literal["reset", "step", "cut_off"]
+    #: The turn to reply to, for `step`.
+    action: Action | None = None
+    #: The turns before it.
+    history: tuple[Action, ...] = ()
+    #: Fingerprint of what each earlier call returned, `reset` first: a replay must return the same.
+    shown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvironmentReply:
+    """What a call of an environment returned."""
+
+    episode: str
+    kind: Literal["reset", "step", "cut_off"]
+    #: None where the environment failed, and for `cut_off` where it has nothing to say.
+    reply: Observation | Outcome | None
+    #: Fingerprint of the reply.
+    fingerprint: str = ""
+    #: Why the environment failed, in one line; empty if it did not.
+    problem: str = ""
+    #: Whether it failed because it did not answer in time, or ended its worker.
+    gave_up: bool = False
+    #: Seconds that the call took, replay included.
+    seconds: float = 0.0
 
 
 # -- any worker -----------------------------------------------------------------------------------
