@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from scalerl.engine.interface import Engine
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import Checks, ScoredAnswers
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
+from scalerl.pipeline.environment_pool import Done, EnvironmentPool, ScoredAnswers
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.supervisor import START_SECONDS
 from scalerl.pipeline.validation import Validation, ValidationPrompt
@@ -37,7 +37,7 @@ class EvaluationCheckers:
         try:
             self.crew.start_checkers(setup)
             where = setup.recipe.placement
-            self.checks = Checks(
+            self.checks = EnvironmentPool(
                 setup.task, self.crew.checkers, where.checkers, where.check_seconds, self._clock
             )
         except BaseException:  # Ctrl-C too: no process may be left behind
@@ -55,7 +55,7 @@ class EvaluationCheckers:
             found += self._event(event)
         for handle, why in self._replaceable():
             self.say(f"{handle.name} {why}: replaced")
-            found += self.checks.on_checker_lost(handle, self.crew.replace(handle), why)
+            found += _scored(self.checks.on_worker_lost(handle, self.crew.replace(handle), why))
         while self.checks.notes:
             self.say(self.checks.notes.pop(0))
         return found
@@ -74,18 +74,22 @@ class EvaluationCheckers:
 
     def _event(self, event: MessageReceived | WorkerLost) -> list[ScoredAnswers]:
         if isinstance(event, WorkerLost):
-            return self.checks.on_checker_lost(
-                event.worker, self.crew.replace(event.worker), event.why
+            return _scored(
+                self.checks.on_worker_lost(event.worker, self.crew.replace(event.worker), event.why)
             )
         message = event.message
         if isinstance(message, m.WorkerReady):
             self.checks.on_ready(event.worker)
             return []
-        if isinstance(message, m.Scores):
-            return self.checks.on_scores(event.worker, message)
+        if isinstance(message, m.WorkDone):
+            return _scored(self.checks.on_done(event.worker, message))
         if isinstance(message, m.WorkerFailed) and message.bad_input:
             raise InputError(message.reason)
         raise PipelineError(f"{event.worker.name}: {getattr(message, 'reason', message)}")
+
+
+def _scored(done: Iterable[Done]) -> list[ScoredAnswers]:
+    return [one for one in done if isinstance(one, ScoredAnswers)]
 
 
 def score_answers(
@@ -102,7 +106,7 @@ def score_answers(
             for written in engine.step().written:
                 answers = questions.wrote(written, step)
                 if answers:
-                    checkers.checks.submit(written.request, answers)
+                    checkers.checks.score(written.request, answers)
         for scored in checkers.poll_scores(0.0 if writing else WAIT):
             questions.add_scores(str(scored.key), scored.scores)
             wrote, checked, total = questions.progress

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import ScoredAnswers
 from scalerl.pipeline.crew import Handle
+from scalerl.pipeline.environment_pool import ScoredAnswers
 from scalerl.pipeline.loop import Loop
 from scalerl.pipeline.supervisor import Stopped
 

@@ -35,8 +35,8 @@ from scalerl.errors import PipelineError
 from scalerl.pipeline import checkpoints, logprob_check, state
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
-from scalerl.pipeline.checks import ScoredAnswers, UnscoredReasons
 from scalerl.pipeline.crew import Clock, Crew, Handle
+from scalerl.pipeline.environment_pool import ScoredAnswers, UnscoredReasons
 from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.scaling import Scaling
 from scalerl.pipeline.schedule import GroupAge, NextBatch
@@ -204,7 +204,7 @@ class Loop(Scaling):
         self._submit_groups(p for p in self.pending.values() if p.stage == "writing")
         for p in self.pending.values():
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.setup, self.version))
+                self.checks.score(p.serial, p.answers(self.setup, self.version))
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -305,12 +305,12 @@ class Loop(Scaling):
         elif report.lane == "validate":
             answers = self.validation and self.validation.wrote(written, self.version)
             if answers:
-                self.checks.submit(written.request, answers)
+                self.checks.score(written.request, answers)
         else:
             p = self.pending[int(written.request)]
             p.rollouts[written.row] = written.rollout
             if p.stage == "checking":
-                self.checks.submit(p.serial, p.answers(self.setup, self.version))
+                self.checks.score(p.serial, p.answers(self.setup, self.version))
 
     def _on_scored(self, scored: ScoredAnswers) -> None:
         """Record the scores of all answers to a prompt, of a group or of a validation."""
@@ -450,7 +450,7 @@ class Loop(Scaling):
             if found.main.failed:
                 self._warn([f"the validation has failed and is checked again: {found.main.failed}"])
                 for key, answers in found.recheck(self.version).items():
-                    self.checks.submit(key, answers)
+                    self.checks.score(key, answers)
                 self._await_scores(found)
         finally:
             self.validation = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.algorithm.rollout import Group
-from scalerl.pipeline.checks import commonest
+from scalerl.pipeline.environment_pool import commonest
 from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
 from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Staleness, StepLine

@@ -12,7 +12,6 @@ from typing import Any
 
 from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import Checks, ScoredAnswers
 from scalerl.pipeline.crew import (
     Clock,
     Crew,
@@ -23,6 +22,7 @@ from scalerl.pipeline.crew import (
     less_memory,
 )
 from scalerl.pipeline.dispatch import Dispatcher, GeneratorState
+from scalerl.pipeline.environment_pool import EnvironmentPool, ScoredAnswers
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.setup import RunSetup
@@ -62,7 +62,9 @@ class CrewSupervisor(ABC):
         self.version = 0
         self.pending: dict[int, PendingGroup] = {}
         self.dispatcher = Dispatcher(crew.generators, clock, deterministic=where.deterministic)
-        self.checks = Checks(setup.task, crew.checkers, where.checkers, where.check_seconds, clock)
+        self.checks = EnvironmentPool(
+            setup.task, crew.checkers, where.checkers, where.check_seconds, clock
+        )
         self.ledger = Ledger(
             clock, setup.parameters, len(crew.generators), where.trainers,
             setup.recipe.compute.count_validation,
@@ -81,7 +83,7 @@ class CrewSupervisor(ABC):
             m.WorkerFailed: self._on_failed,
             m.TrainerDone: self._on_trainer_done,
             m.GeneratorReport: self._on_report,
-            m.Scores: self._on_scores,
+            m.WorkDone: self._on_scores,
             m.StepDone: self._on_step_done,
             m.StepRefused: self._on_step_refused,
         }
@@ -160,12 +162,13 @@ class CrewSupervisor(ABC):
     def _on_trainer_done(self, worker: Handle, message: m.TrainerDone) -> None:
         self._answer, self.trainer_since = message, None
 
-    def _on_scores(self, worker: Handle, message: m.Scores) -> None:
+    def _on_scores(self, worker: Handle, message: m.WorkDone) -> None:
         self.ledger.add_work("check", message.seconds)
         if message.job is not None:
             self._checker_deaths = 0
-        for scored in self.checks.on_scores(worker, message):
-            self._on_scored(scored)
+        for done in self.checks.on_done(worker, message):
+            if isinstance(done, ScoredAnswers):
+                self._on_scored(done)
 
     # -- starting and replacing workers -----------------------------------------------------------
 
@@ -261,8 +264,9 @@ class CrewSupervisor(ABC):
                 f"{worker.name} {why}; checkers were started {self._checker_deaths - 1} times and "
                 "never scored an answer: look at the task's verifier, then --resume"
             )
-        for scored in self.checks.on_checker_lost(worker, self.crew.replace(worker), why):
-            self._on_scored(scored)
+        for done in self.checks.on_worker_lost(worker, self.crew.replace(worker), why):
+            if isinstance(done, ScoredAnswers):
+                self._on_scored(done)
 
     def _watchdog_tick(self, waits_for: str) -> None:
         """Once a second: replace workers that are silent, change the number of generators if that
