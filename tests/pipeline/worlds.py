@@ -343,7 +343,7 @@ class WatchedCrew(InlineCrew):
     def ask_for(self, generators):
         """As `scalerl scale` does."""
         if self.loop is not None:
-            self.loop.store.ask_for(generators)
+            self.loop.recorder.store.ask_for(generators)
 
     def poll(self, seconds):
         self.polls += 1

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from scalerl.algorithm.curriculum import OutOfPrompts
 from scalerl.algorithm.filters import informative
-from scalerl.engine.interface import Request
 from scalerl.errors import PipelineError
 from scalerl.pipeline.dispatch import Dispatcher
 from scalerl.pipeline.groups import PendingGroup, Writing
@@ -43,10 +42,9 @@ class Intake:
         #: Serial number of the next group.
         self.serial = 0
         self.out_of_prompts = False
-        #: Whether a group is ready that was not when a batch was last chosen, or the version has
-        #: changed: otherwise the choice would be the same, and choosing sorts all groups.
-        self._changed = True
+        #: The last choice of a batch, and what it was made for (`choose`).
         self._choice = NextBatch((), 1)
+        self._chosen_for = (-1, -1, -1)
         self._refilled = 0
         self._skipped: set[str] = set()
 
@@ -129,16 +127,10 @@ class Intake:
             more = " (further ones are not named)" if last else ""
             self.recorder.warn([f"prompt {prompt_id} is left out: it is empty or too long{more}"])
 
-    def restarted(self, requests: Iterable[Request], version: int) -> None:
-        """Record that the missing turns of these requests are written from this version on."""
-        self._changed = True
-        self.rollouts.restarted(requests, version)
-
     # -- groups that are ready --------------------------------------------------------------------
 
     def complete(self, p: PendingGroup) -> None:
         """Take a group that is written and scored."""
-        self._changed = True
         assert p.group is not None
         self.recorder.scored(p.scores.values())
         known = [e for e in p.group.episodes if e.correct is not None]
@@ -180,17 +172,16 @@ class Intake:
         schedule, under_way, ready = self.setup.schedule, len(self.pending), self.ready
         early = schedule.too_few(self.state.version, under_way, ready)
         if early is not None:
-            self._changed = True
             return early
-        if self._changed:
+        # Choosing sorts all groups; the choice stays the same until one of these changes.
+        for_what = (self.state.version, under_way, self.rollouts.age_changes)
+        if for_what != self._chosen_for:
             ages = [p.age for p in self.pending.values()]
-            self._choice = schedule.choose(self.state.version, ages)
-            self._changed = False
+            self._choice, self._chosen_for = schedule.choose(self.state.version, ages), for_what
         return self._choice
 
     def take(self, serials: Sequence[int]) -> list[PendingGroup]:
         """The groups of a batch, which are no longer pending."""
-        self._changed = True
         return [self.pending.pop(serial) for serial in serials]
 
     def only_checks_missing(self, choice: NextBatch) -> bool:

@@ -205,7 +205,8 @@ class Ledger:
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
             "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
-            "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds", "spent", "wasted",
+            "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
+            "spent", "wasted",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

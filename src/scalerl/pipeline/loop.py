@@ -94,7 +94,7 @@ class Loop:
         self.watchdog = Watchdog(self.supervisor, self.intake, self.scaling)
         self.supervisor.on_turn = self._on_turn
         self.supervisor.on_results = self.rollouts.on_results
-        self.supervisor.on_restart = self.intake.restarted
+        self.supervisor.on_restart = self.rollouts.restarted
         self.supervisor.on_join_failed = self.scaling.on_join_failed
         self.pace: StreamingPace | LockstepPace = (
             LockstepPace(self) if where.deterministic else StreamingPace(self)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from scalerl.algorithm.rollout import Group
-    from scalerl.engine.interface import Lane, Request, RolloutResult
+    from scalerl.algorithm.episode import Group
+    from scalerl.engine.interface import Lane, Request, TurnResult
     from scalerl.environments.interface import Action, Observation, Outcome
     from scalerl.pipeline.ledger import Work
     from scalerl.tasks.task import Answer, AnswerScore, Prompt
@@ -67,7 +67,7 @@ class GeneratorReport:
     #: Version of its weights.
     version: int
     #: Rollouts finished since the last report, all of one lane.
-    written: tuple[RolloutResult, ...] = ()
+    written: tuple[TurnResult, ...] = ()
     lane: Lane = "train"
     #: Seconds since the last report, by the kind of work.
     seconds: dict[Work, float] = field(default_factory=dict)

@@ -61,6 +61,8 @@ class Rollouts:
         self.place, self.done = place, done
         self.groups: dict[str, PendingGroup] = {}
         self.counts: dict[Lane, LaneCounts] = {"train": LaneCounts(), "validate": LaneCounts()}
+        #: Number of changes of any group's age so far.
+        self.age_changes = 0
         #: Optimiser steps that the run has taken, for reward functions that ask.
         self.step = 0
         #: Tokens that generators read again because a turn is a request of its own.
@@ -121,6 +123,7 @@ class Rollouts:
             )
             self._deadlines.append((deadline, p.key, row))
         p.started = max(p.started, self.place([p.request()], p.how.lane))
+        self.age_changes += 1
 
     def _fail_all(self, p: PendingGroup, reply: m.EnvironmentReply) -> None:
         """End all episodes of a group with an environment that cannot be reset."""
@@ -224,6 +227,7 @@ class Rollouts:
     def _finish(self, p: PendingGroup) -> None:
         del self.groups[p.key]
         p.apply_scores(self.setup)
+        self.age_changes += 1
         self._moved(p)
         self.done[p.how.lane](p)
 
@@ -261,6 +265,7 @@ class Rollouts:
             p = self.groups.get(group_key(request.id))
             if p is not None:
                 p.restart_at(version)
+                self.age_changes += 1
 
     def take_reread_tokens(self) -> int:
         """Tokens that generators have been asked to read again since the last call."""
