@@ -221,10 +221,39 @@ class TokenRow:
         return sum(s.tokens for s in self.segments if s.source != "context")
 
     @property
+    def written_end(self) -> int:
+        """Number of tokens up to the last one that the engine wrote."""
+        end = len(self.token_ids)
+        for segment in reversed(self.segments):
+            if segment.source != "context":
+                break
+            end -= segment.tokens
+        return end
+
+    @property
     def prompt(self) -> TokenIds:
         """The tokens before the first one that the engine wrote."""
         first = self.segments[0] if self.segments else None
         return self.token_ids[: first.tokens if first and first.source == "context" else 0]
+
+
+def turn_numbers(rows: Sequence[TokenRow]) -> list[list[int]]:
+    """For each row of an episode, the turn that each of its segments belongs to, from 0 and
+    counted over all rows; -1 for context. A turn ends where context follows, with its row, or with
+    a reward of its own."""
+    out, turn = [], -1
+    for row in rows:
+        found, inside = [], False
+        for segment in row.segments:
+            if segment.source == "context":
+                found.append(-1)
+                inside = False
+                continue
+            turn += not inside
+            found.append(turn)
+            inside = segment.reward is None
+        out.append(found)
+    return out
 
 
 def _unpacked_row(n: int, one: bytearray, segments: tuple[Segment, ...]) -> TokenRow:
