@@ -203,10 +203,9 @@ def _usage(reply: ChatReply) -> dict[str, int]:
 
 def _logprobs(reply: ChatReply) -> dict[str, Any]:
     # Tokens by their ids, as vLLM writes them on demand: there is no tokenizer here.
-    pairs = zip(reply.action.token_ids, reply.action.logprobs, strict=False)
-    content = [
+    content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in pairs
+        for token, logprob in zip(reply.action.token_ids, reply.action.logprobs, strict=False)
     ]
     return {"content": content, "refusal": None}
 

@@ -203,7 +203,7 @@ class Session:
         text = message.content
         if message.role == "assistant":
             calls = (
-                f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+                f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
                 for name, arguments in message.calls
             )
             text = self._written.get(message, "\n".join(filter(None, [text, *calls])))
@@ -243,6 +243,7 @@ def as_json(arguments: Any) -> str:
 
 def _parameters(tools: tuple[ToolSchema, ...], name: str) -> list[str]:
     """Names of a tool's parameters, in order."""
-    schemas = (tool["function"] for tool in tools)
-    found = next((s for s in schemas if s["name"] == name), {})
-    return list((found.get("parameters") or {}).get("properties") or ())
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            return list((tool["function"].get("parameters") or {}).get("properties") or ())
+    return []
