@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from functools import partial
 
 import httpx
@@ -111,6 +110,8 @@ def blocking_and_ended(prompt, client):
         raise
 
 
+#: Wakes `sleeps`, after its test.
+WAKE = threading.Event()
 #: What drivers of this file saw.
 SEEN = []
 
@@ -147,7 +148,7 @@ async def hangs(prompt, client):
 
 
 def sleeps(prompt, client):
-    time.sleep(3600)
+    WAKE.wait(timeout=3600)
 
 
 async def blocks_the_loop(prompt, client):

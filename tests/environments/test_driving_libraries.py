@@ -1,6 +1,8 @@
 """Libraries that drive the model, with their own agents: each test needs its library."""
 
 import asyncio
+import os
+import shutil
 
 import pytest
 from test_endpoint import play, said
@@ -164,3 +166,47 @@ def test_a_client_of_openai_reads_the_error():
         return 1.0
 
     assert played(rollout, Action("hm"))[-1].score.reward == 1.0
+
+
+def test_a_program_of_verifiers():
+    vf = pytest.importorskip("verifiers.v1")
+    if shutil.which("uv") is None:
+        pytest.skip("verifiers starts programs by uv")
+    from verifiers.v1.clients import EvalClientConfig
+    from verifiers.v1.runtimes import SubprocessConfig
+    from verifiers.v1.task import TaskData
+    from verifiers.v1.utils.decorators import reward
+
+    class Sum(vf.Task[TaskData]):
+        @reward
+        async def right(self, trace) -> float:
+            return float(trace.last_reply.strip() == "7")
+
+    async def rollout(prompt, client):
+        # verifiers reads keys from variables of the process: one for each episode.
+        variable = f"KEY_{client.api_key[3:]}"
+        os.environ[variable] = client.api_key
+        endpoint = EvalClientConfig(base_url=client.base_url, api_key_var=variable)
+        config = vf.AgentConfig(
+            harness={"id": "null"}, runtime=SubprocessConfig(), model=client.model, client=endpoint
+        )
+        try:
+            trace = await vf.make_agent(config).run(Sum(TaskData(prompt=prompt.question)))
+        finally:
+            del os.environ[variable]
+        return trace.reward
+
+    first, last = played(rollout, Action("7"))
+    assert said(first.conversation) == [("user", "What is 3 + 4?")]
+    assert last.score.reward == 1.0
+
+    async def cut_off():
+        environment = DrivenEnvironment(rollout)
+        await play(environment, ())
+        await environment.cut_off()
+        await environment.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(cut_off())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # there is no child left

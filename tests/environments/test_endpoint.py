@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import random
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import drivers
 import httpx
@@ -105,12 +107,14 @@ def test_a_replay_without_token_ids_observes_the_same():
 
 
 def test_an_ordinary_function_runs_in_a_thread_and_takes_settings():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     first, second, third, last = played("blocking", "a", " b\n", "c", settings={"turns": 3})
     assert said(first.conversation) == [("user", "What is 3 + 4?")]
     assert [said(r.messages) for r in (second, third)] == [[("user", "more (seed 5)")]] * 2
     assert (last.score.reward, last.score.why) == (0.5, "it went on")
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
 
 
 def test_an_object_with_a_method_is_closed():
@@ -309,6 +313,7 @@ def test_a_driver_that_fails_fails_its_episode_in_one_line(name, turns, why):
 
 @pytest.mark.parametrize("name", ["hangs", "sleeps"])
 def test_a_driver_that_never_asks_has_a_deadline(name, monkeypatch):
+    drivers.WAKE.clear()
     monkeypatch.setattr("scalerl.environments.driven.GRACE", 0.1)  # `sleeps` cannot be ended
 
     async def episode():
@@ -320,6 +325,7 @@ def test_a_driver_that_never_asks_has_a_deadline(name, monkeypatch):
 
     with pytest.raises(InputError, match=r"neither asked the model nor ended in 0\.1 s"):
         asyncio.run(episode())
+    drivers.WAKE.set()
 
 
 def test_settings_that_a_driver_does_not_take_are_known_before_the_run():
@@ -360,11 +366,61 @@ def test_a_request_after_the_end_is_refused():
 
 def test_without_the_extra_only_the_address_is_missing():
     code = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "from scalerl.environments.endpoint.listener import Endpoint\n"
-        "from scalerl.environments.driven import DrivenEnvironment\n"
-        "try: Endpoint(None).url()\n"
+        "import sys, test_endpoint as t\n"
+        "sys.modules['uvicorn'] = None; del sys.modules['scalerl.environments.endpoint.app']\n"
+        "print(t.played('blocking', 'a', 'b')[-1].score.reward)\n"
+        "try: t.played('calculator')\n"
         "except ValueError as error: print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == ("an endpoint for drivers needs uvicorn: pip install 'scalerl[serve]'\n")
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    assert run.stdout.splitlines() == [
+        "0.5",
+        "environment drivers:calculator: reset failed: an endpoint for drivers needs uvicorn: "
+        "pip install 'scalerl[serve]'",
+    ]
+
+
+def test_nothing_is_left_of_many_episodes_that_end_anyhow():
+    """Cut off, closed in the middle, failed or played to the end, a few at a time."""
+    chance = random.Random(3)
+    names = ["calculator", "blocking", "raises", "impatient", "at_once", "blocking_and_ended"]
+    tasks = {name: task_of(name) for name in names}
+
+    async def episode(name, turns, how):
+        environment = tasks[name].new_environment(PROMPT)
+        try:
+            reply = await environment.reset(PROMPT, 5)
+            for _ in range(turns):
+                if isinstance(reply, Outcome):
+                    return
+                reply = await environment.step(CALL if chance.random() < 0.5 else Action("7"))
+            if how == "cut off":
+                await environment.cut_off()
+        except InputError:
+            pass
+        finally:
+            await environment.close()
+
+    async def many():
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                how = chance.choice(["cut off", "closed"])
+                group.create_task(episode(chance.choice(names), chance.randrange(4), how))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        # Threads end by themselves, a moment after their driver.
+        for thread in set(threading.enumerate()) - before:
+            thread.join(timeout=30)
+
+    before = set(threading.enumerate())
+    files = []
+    for _ in range(6):
+        asyncio.run(many())
+        files.append(len([*Path("/proc/self/fd").iterdir()]))
+    assert files[1:] == files[:1] * 5
+    assert set(threading.enumerate()) <= before

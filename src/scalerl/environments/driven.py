@@ -27,9 +27,9 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.environments.adapters.base import Adapter, seed_of
-from scalerl.environments.endpoint.chat import read_messages, read_tools
+from scalerl.environments.endpoint.chat import make_request
 from scalerl.environments.endpoint.listener import Endpoint, endpoint_here
-from scalerl.environments.endpoint.session import MODEL, ChatReply, ChatRequest, Session
+from scalerl.environments.endpoint.session import MODEL, ChatReply, Session
 from scalerl.environments.interface import Action, Observation, Outcome
 from scalerl.environments.replies import kind_of
 from scalerl.errors import InputError
@@ -39,8 +39,8 @@ from scalerl.text import one_line
 #: Seconds that a driver has from one request to the next, or to its end. Programs that install
 #: their dependencies first take minutes.
 PATIENCE = 600.0
-#: Seconds that a driver has to end once its episode is over.
-GRACE = 2.0
+#: Seconds that a driver has to end once its episode is over: some end subprocesses then.
+GRACE = 5.0
 
 
 class PolicyClient:
@@ -83,7 +83,7 @@ class PolicyClient:
     ) -> ChatReply:
         """The same for a driver that is not async: blocks its thread."""
         if asyncio._get_running_loop() is self._endpoint.events:
-            raise InputError("failed: chat_in_thread would block all episodes: await client.chat")
+            raise InputError("chat_in_thread would block all episodes: await client.chat")
         return self._ask(messages, tools, stop).result()
 
     def _ask(
@@ -92,7 +92,7 @@ class PolicyClient:
         tools: Iterable[Mapping[str, Any]],
         stop: Iterable[str],
     ) -> Future[ChatReply]:
-        request = ChatRequest(read_messages(messages), read_tools(tuple(tools)), tuple(stop))
+        request = make_request(messages, tuple(tools), stop)
         return asyncio.run_coroutine_threadsafe(self._session.ask(request), self._endpoint.events)
 
 
@@ -110,8 +110,6 @@ class DrivenEnvironment(Adapter):
         self._session = Session()
         self._client: PolicyClient | None = None
         self._driver: asyncio.Task[Any] | None = None
-        #: Tool calls of the last turn that could not be read.
-        self._failed = 0
 
     async def reset(self, prompt: Prompt, seed: int) -> Observation:
         self._client = PolicyClient(self._session, endpoint_here(), seed_of(prompt, seed))
@@ -122,9 +120,10 @@ class DrivenEnvironment(Adapter):
         return reply
 
     async def step(self, action: Action) -> Observation | Outcome:
-        self._failed = sum(call.problem is not None for call in action.tool_calls)
+        failed = sum(call.problem is not None for call in action.tool_calls)
         self._session.answer(action)
-        return replace(await self._next(), tool_failures=self._failed)
+        reply = await self._next()
+        return replace(reply, tool_failures=reply.tool_failures + failed)
 
     async def cut_off(self) -> Outcome | None:
         await self._stop("the episode reached a limit of turns or tokens")
@@ -142,8 +141,8 @@ class DrivenEnvironment(Adapter):
         rollout = getattr(self.thing, "rollout", self.thing)
         try:
             return await self.call(rollout, prompt=prompt, client=client)
-        except InputError:
-            raise
+        except InputError as error:
+            raise InputError(f"failed: {error}") from None
         except (Exception, SystemExit) as error:  # asyncio would end the worker with SystemExit
             raise InputError(f"failed: the driver raised {one_line(named(error))}") from None
 
@@ -182,12 +181,17 @@ class DrivenEnvironment(Adapter):
         if driver is None:
             return
         if not self.thread.unfinished:
-            driver.cancel()
+            driver.cancel()  # once: a second time would interrupt its `finally`
         await asyncio.wait({driver}, timeout=GRACE)
-        driver.cancel()
-        await asyncio.wait({driver}, timeout=GRACE)
-        if driver.done() and not driver.cancelled():
-            driver.exception()  # marks it as seen: the episode is over
+        if self.thread.unfinished:
+            driver.cancel()  # the thread stays: there is no way to end it
+        driver.add_done_callback(_seen)
+
+
+def _seen(driver: asyncio.Task[Any]) -> None:
+    """Take note of a driver's end, after which its error is of no interest."""
+    if not driver.cancelled():
+        driver.exception()
 
 
 def is_driver(thing: Any) -> bool:

@@ -31,7 +31,7 @@ def smolagents_model(client: PolicyClient) -> Any:
             **options: Any,
         ) -> Any:
             if response_format is not None:
-                raise InputError("failed: response_format is not supported: take an agent without")
+                raise InputError("response_format is not supported: take an agent without")
             asked = self._prepare_completion_kwargs(
                 messages, stop_sequences, tools_to_call_from=tools_to_call_from
             )

@@ -32,7 +32,7 @@ from scalerl.environments.endpoint.chat import (
 )
 from scalerl.environments.endpoint.session import MODEL, ChatReply, Session, SessionOver
 from scalerl.errors import InputError
-from scalerl.text import one_line
+from scalerl.text import listed, one_line
 
 #: Longest body of a request: more text than any model here reads, with room for escapes.
 MAX_BYTES = 16 * 2**20
@@ -65,7 +65,7 @@ def make_server(sessions: Mapping[str, Session]) -> QuietServer:
         Route("/v1/chat/completions", _guarded(sessions, _chat), methods=["POST"]),
     ]
     config = uvicorn.Config(
-        Starlette(routes=routes),
+        Starlette(routes=routes, exception_handlers={404: _not_found}),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -105,6 +105,10 @@ def _guarded(
     return respond
 
 
+async def _not_found(request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body("there are /v1/models and /v1/chat/completions here only"), 404)
+
+
 async def _models(request: Request, session: Session) -> Response:
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "scalerl"}
     return JSONResponse({"object": "list", "data": [model]})
@@ -116,7 +120,7 @@ async def _chat(request: Request, session: Session) -> Response:
         shown = one_line(repr(body.get("model")), 80)
         raise _Refused(404, f"there is no model {shown} here: ask for {MODEL!r}")
     asked = read_request(body)
-    ignored = ", ".join(ignored_fields(body))
+    ignored = listed(ignored_fields(body))
     if ignored:  # Python shows a warning with the same text once
         warnings.warn(
             f"requests of a driver set {ignored}: ignored, because the recipe decides how turns "
@@ -124,7 +128,7 @@ async def _chat(request: Request, session: Session) -> Response:
             stacklevel=1,
         )
     reply = await _unless_gone(request, session.ask(asked))
-    notice = {"x-scalerl-ignored": ignored} if ignored.isascii() and ignored.isprintable() else {}
+    notice = {"x-scalerl-ignored": ignored.encode("ascii", "replace").decode()} if ignored else {}
     if body.get("stream"):
         events = "".join(events_of(reply, body))
         return Response(events, media_type="text/event-stream", headers=notice)

@@ -62,7 +62,20 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
         raise InputError("stop must be a text or a list of texts")
     tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
-    return ChatRequest(read_messages(body.get("messages")), read_tools(tools), tuple(stop))
+    return make_request(body.get("messages"), tools, stop)
+
+
+def make_request(messages: Any, tools: Any = (), stop: Iterable[str] = ()) -> ChatRequest:
+    """A request from messages and tools in OpenAI's form; raises InputError in one line."""
+    try:
+        made = ChatRequest(_messages(messages), _tools(tools), tuple(stop))
+        text = (f"{m.content}{m.name}{m.calls}" for m in made.messages)
+        f"{''.join(text)}{as_json(made.tools)}".encode()
+    except RecursionError:
+        raise InputError("the arguments of a call or a tool are nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InputError("a message has half a surrogate pair, which no tokenizer reads") from None
+    return made
 
 
 def ignored_fields(body: Mapping[str, Any]) -> list[str]:
@@ -77,8 +90,7 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
     return sorted(field for field, value in body.items() if field not in used and value is not None)
 
 
-def read_messages(given: Any) -> tuple[ChatMessage, ...]:
-    """Messages in OpenAI's form; raises InputError for contents that are not text."""
+def _messages(given: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise InputError(f"messages must be a list, not {kind_of(given)}")
     found: list[ChatMessage] = []
@@ -105,8 +117,7 @@ def read_messages(given: Any) -> tuple[ChatMessage, ...]:
     return tuple(found)
 
 
-def read_tools(given: Any) -> tuple[Mapping[str, Any], ...]:
-    """Schemas of tools in OpenAI's form."""
+def _tools(given: Any) -> tuple[Mapping[str, Any], ...]:
     tools = tuple(given) if isinstance(given, list | tuple) else (given,)
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -122,8 +133,6 @@ def _text(content: Any) -> str:
         content = "".join(map(_part, content))
     if not isinstance(content, str):
         raise InputError(f"the content of a message is {kind_of(content)}, not text")
-    if any("\ud800" <= letter <= "\udfff" for letter in content):
-        raise InputError("a message has half a surrogate pair, which no tokenizer reads")
     return content
 
 

@@ -8,9 +8,8 @@ import secrets
 import socket
 import threading
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
-from scalerl.environments.endpoint.session import Session
+from scalerl.environments.endpoint.session import Session, SessionOver
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +28,8 @@ class Endpoint:
     def __init__(self, events: asyncio.AbstractEventLoop) -> None:
         self.events = events
         self.sessions: dict[str, Session] = {}
-        self._starting = threading.Lock()
+        #: Drivers in threads ask for the address while others leave.
+        self._changing = threading.Lock()
         self._port = 0
         self._server: QuietServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -42,19 +42,24 @@ class Endpoint:
 
     async def leave(self, key: str) -> None:
         """Remove a session, and stop the server after the last one."""
-        self.sessions.pop(key, None)
-        if self.sessions or self._server is None:
-            return
-        server, serving = self._server, self._serving
-        self._server = self._serving = None
-        server.should_exit = True
+        with self._changing:
+            self.sessions.pop(key, None)
+            if self.sessions:
+                return
+            _ENDPOINTS.pop(self.events, None)
+            server, serving = self._server, self._serving
+            self._server = self._serving = None
+        if server is not None:
+            server.should_exit = True
         if serving is not None:  # None: it has not begun, and ends as soon as it does
             await asyncio.wait({serving}, timeout=_STOP_WAIT)
             serving.cancel()
 
     def url(self) -> str:
         """The address for clients. May be called in any thread; starts the server."""
-        with self._starting:
+        with self._changing:
+            if not self.sessions:
+                raise SessionOver("the episode is over")
             if self._server is None:
                 self._start()
         return f"http://127.0.0.1:{self._port}/v1"
@@ -87,12 +92,11 @@ async def _serve(server: QuietServer, listening: socket.socket) -> None:
         listening.close()
 
 
-_ENDPOINTS: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
+#: Endpoints with sessions.
+_ENDPOINTS: dict[asyncio.AbstractEventLoop, Endpoint] = {}
 
 
 def endpoint_here() -> Endpoint:
     """The endpoint of the running event loop: an environment worker has one."""
     events = asyncio.get_running_loop()
-    if events not in _ENDPOINTS:
-        _ENDPOINTS[events] = Endpoint(events)
-    return _ENDPOINTS[events]
+    return _ENDPOINTS.setdefault(events, Endpoint(events))
