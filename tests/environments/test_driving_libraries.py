@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from test_endpoint import play, said
@@ -151,6 +152,22 @@ def test_clients_of_openai_async_and_not():
     _, second, last = played(rollout, Action("hm"), calling("7", "f"))
     assert said(second.messages) == [("user", "and?")]
     assert last.score.reward == 3.0
+
+
+def test_the_example(monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    import calculator_agent
+
+    _, second, third, last = played(
+        calculator_agent.rollout,
+        calling("x", "multiply", a="?"),
+        calling("x", "multiply", a=7, b=1),
+        Action(" 7\n"),
+    )
+    assert said(second.messages)[0][1].startswith("error: ValueError")
+    assert said(third.messages) == [("tool", "7")]
+    assert last.score.reward == 1.0
 
 
 def test_a_client_of_openai_reads_the_error():
