@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 
@@ -78,8 +79,11 @@ async def rewriting(prompt, client):
     await client.chat([*first, reply.message, user("three")], [TOOL])
     made_up = {"role": "assistant", "content": "so far", "tool_calls": [
         {"id": "x", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}]}  # fmt: skip
-    await client.chat([user("summary"), made_up, {"role": "tool", "tool_call_id": "x",
-                                                  "content": "3"}], [TOOL])  # fmt: skip
+    summary = [user("summary"), made_up, {"role": "tool", "tool_call_id": "x", "content": "3"}]
+    reply = await client.chat(summary, [TOOL])
+    other = [user("other"), *summary[1:], reply.message, user("4")]
+    reply = await client.chat(other, [TOOL])
+    await client.chat([*other, reply.message, user("5")])
     return 1.0
 
 
@@ -89,15 +93,34 @@ async def at_once(prompt, client):
     return float("".join(reply.text for reply in await asyncio.gather(*asked)) == "abc")
 
 
-async def impatient(prompt, client):
+async def impatient(prompt, client, http=False):
     """Hangs up, and sends the same request again, as clients do after a timeout."""
-    ask = partial(client.chat, [user("slow?")])
+
+    async def over_http():
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        body = {"model": client.model, "messages": [user("slow?")]}
+        async with httpx.AsyncClient(base_url=client.base_url, headers=headers) as web:
+            reply = await web.post("/chat/completions", json=body)
+        return SimpleNamespace(text=reply.json()["choices"][0]["message"]["content"])
+
+    ask = over_http if http else partial(client.chat, [user("slow?")])
     try:
         await asyncio.wait_for(ask(), 0.05)
     except TimeoutError:
         await asyncio.sleep(0.05)
         return float((await ask()).text == "yes")
     return -1.0
+
+
+async def fickle(prompt, client):
+    """Gives up one of two requests before its turn has come."""
+    asked = [asyncio.create_task(client.chat([user(text)])) for text in ("keep", "drop")]
+    while len(client._session._queue) < 1:  # the first is with the policy, the second waits
+        await asyncio.sleep(0)
+    asked[1].cancel()
+    first = await asked[0]
+    await client.chat([user("keep"), first.message, user("next")])
+    return 1.0
 
 
 def blocking_and_ended(prompt, client):

@@ -125,7 +125,8 @@ def test_an_object_with_a_method_is_closed():
 
 
 def test_a_history_that_is_rewritten_is_given_whole():
-    _, second, third, fourth, last = played("rewriting", CALL, "y", "z", "end")
+    replies = played("rewriting", CALL, "y", "z", "a", "b", "c")
+    _, second, third, fourth, changed, untooled, last = replies
     assert said(second.messages) == [("user", "two")]
     # The turn with the call is shown as the policy wrote it.
     assert said(third.conversation) == [
@@ -134,6 +135,9 @@ def test_a_history_that_is_rewritten_is_given_whole():
     made_up = 'so far\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     assert said(fourth.conversation) == [
         ("user", "summary"), ("assistant", made_up), ("tool", "3")]  # fmt: skip
+    assert said(changed.conversation)[0] == ("user", "other")
+    assert said(untooled.conversation)[-1] == ("user", "5")
+    assert untooled.tools == ()
     assert last.score.reward == 1.0
 
 
@@ -144,9 +148,11 @@ def test_requests_at_once_are_answered_one_after_the_other():
     assert last.score.reward == 1.0
 
 
-def test_a_request_that_is_sent_again_is_not_written_twice():
+@pytest.mark.parametrize("http", [False, True])
+def test_a_request_that_is_sent_again_is_not_written_twice(http):
     async def episode(wait):
-        environment = task_of("impatient").new_environment(PROMPT)
+        settings = {"http": http}
+        environment = task_of("impatient", settings=settings).new_environment(PROMPT)
         await environment.reset(PROMPT, 5)
         await asyncio.sleep(wait)
         last = await environment.step(Action("yes"))
@@ -155,6 +161,19 @@ def test_a_request_that_is_sent_again_is_not_written_twice():
 
     # The turn arrives between the two requests, and after the second.
     assert [asyncio.run(episode(wait)) for wait in (0.07, 0.3)] == [1.0, 1.0]
+
+
+def test_a_request_that_is_given_up_in_the_queue_is_not_written():
+    first, second, last = played("fickle", "a", "b")
+    assert said(first.conversation) == [("user", "keep")]
+    assert said(second.messages) == [("user", "next")]
+    assert last.score.reward == 1.0
+
+
+def test_a_call_that_cannot_be_read_is_counted():
+    unread = Action("<tool_call>x", (ToolCall("", problem="not JSON"),))
+    _, second, _ = played("blocking", unread, "b")
+    assert second.tool_failures == 1
 
 
 def test_many_sessions_share_one_server_which_stops_with_the_last():
@@ -355,7 +374,7 @@ def test_a_request_after_the_end_is_refused():
             while not server.playing.done():
                 await asyncio.sleep(0.01)
             await server.environment.cut_off()
-            late = await server.post()
+            late = await server.post(messages=[drivers.user("late")])
             await server.environment._client.leave()
             return await waiting, late
 
