@@ -2,7 +2,8 @@
 
 The name is the import path of a class or of a factory, or one that is registered in `ENVIRONMENTS`.
 What it makes is an `Environment` of ours, or an object of another library with the same purpose,
-which is adapted by its shape (`scalerl.environments.adapters`).
+which is adapted by its shape (`scalerl.environments.adapters`). A function of (prompt, client) is a
+driver, which calls the model itself (`scalerl.environments.driven`).
 
 Prompts come from `task.dataset`; without one, from the class's own `prompts()`; without that,
 `prompt_count` prompts are made that differ in their seed only, for environments that draw their own
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from scalerl.environments.adapters.aviary import AviaryEnvironment
@@ -26,6 +28,7 @@ from scalerl.environments.adapters.plain import PlainEnvironment
 from scalerl.environments.adapters.skyrl import SkyrlEnvironment, skyrl_gym
 from scalerl.environments.adapters.textarena import TextarenaEnvironment, textarena
 from scalerl.environments.adapters.trl import TrlEnvironment
+from scalerl.environments.driven import DrivenEnvironment, is_driver
 from scalerl.environments.interface import Environment
 from scalerl.environments.replies import CheckedEnvironment
 from scalerl.errors import InputError
@@ -96,7 +99,11 @@ class EnvironmentTask(RowsTask):
         known = {"prompt": prompt, "extras": dict(prompt.columns), "env_config": {}}
         wanted = {k: v for k, v in known.items() if _names(self._factory, k)}
         try:
-            made = self._factory(**{**wanted, **self._settings})
+            if is_driver(self._factory):
+                inspect.signature(self._factory).bind(prompt=prompt, client=None, **self._settings)
+                made: Any = partial(self._factory, **self._settings)
+            else:
+                made = self._factory(**{**wanted, **self._settings})
             adapted = adapt(made, self._correct_from)
         except InputError as error:
             raise InputError(f"environment {self._path}: {error}") from None
@@ -180,13 +187,15 @@ def adapt(thing: Any, correct_from: float = 1.0) -> Environment:
         return SkyrlEnvironment(thing, correct_from)
     if {"get_observation", "step"} <= has:
         return TextarenaEnvironment(thing, correct_from)
+    if is_driver(thing):
+        return DrivenEnvironment(thing, correct_from)
     if "step" in has:
         return PlainEnvironment(thing, correct_from)
     if "reset" in has:
         return TrlEnvironment(thing, correct_from)
     raise InputError(
         f"a {type(thing).__name__} is not an environment: it has neither step (text in, text out) "
-        "nor reset and tools"
+        "nor reset and tools, nor rollout(prompt, client)"
     )
 
 
