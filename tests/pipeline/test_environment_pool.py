@@ -388,11 +388,11 @@ def test_environments_that_wait_take_no_places():
     bench = Games(checkers=1, places=2)
     for i in range(MAX_CALLS + 5):
         bench.call(f"e{i}", kind="reset")
-    bench.submit("answers", count=2)
     assert len(bench.calls(0)) == MAX_CALLS
-    assert isinstance(bench.handles[0].sent[-1], m.ScoreAnswers)
     bench.reply(0, "e0")
     assert bench.calls(0)[-1][0] == f"e{MAX_CALLS}"
+    bench.submit("answers", count=2)
+    assert isinstance(bench.handles[0].sent[-1], m.ScoreAnswers)
 
 
 @pytest.mark.parametrize("last", ["outcome", "problem", "cut_off"])
