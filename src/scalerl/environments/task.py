@@ -208,5 +208,5 @@ def _names(function: Callable[..., Any], parameter: str) -> bool:
 
 
 def _close(environment: Environment) -> None:
-    with suppress(Exception):  # it was never reset: it need not be able to close
+    with suppress(Exception, SystemExit):  # it was never reset: it need not be able to close
         asyncio.run(environment.close())
