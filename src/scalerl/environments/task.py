@@ -26,6 +26,7 @@ from scalerl.environments.adapters.plain import PlainEnvironment
 from scalerl.environments.adapters.skyrl import SkyrlEnvironment, skyrl_gym
 from scalerl.environments.adapters.textarena import TextarenaEnvironment, textarena
 from scalerl.environments.adapters.trl import TrlEnvironment
+from scalerl.environments.games import guess, lookups
 from scalerl.environments.interface import Environment
 from scalerl.environments.replies import CheckedEnvironment
 from scalerl.errors import InputError
@@ -40,6 +41,8 @@ ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment")
 ENVIRONMENTS.register("textarena")(textarena)
 ENVIRONMENTS.register("skyrl-gym")(skyrl_gym)
 ENVIRONMENTS.register("openenv")(openenv)
+ENVIRONMENTS.register(lookups.NAME)(lookups.Lookups)
+ENVIRONMENTS.register(guess.NAME)(guess.GuessTheNumber)
 #: Adapters by the package that a class, or a class that it extends, comes from.
 BY_PACKAGE: dict[str, type[Adapter]] = {
     "aviary": AviaryEnvironment,
