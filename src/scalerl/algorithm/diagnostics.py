@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.batch import TokenBatch, TokenLoss, log_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,22 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    logprobs_BT: Tensor,
-    batch: LossBatch,
+    logprobs_N: Tensor,
+    batch: TokenBatch,
     tokens: TokenLoss,
     version: int,
-    entropy_BT: Tensor | None = None,
+    entropy_N: Tensor | None = None,
 ) -> Diagnostics:
     """Diagnostics of a batch that the trainer has just scored at `version`."""
-    log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
+    log_rho_N, _, usable_N = log_ratio(logprobs_N, batch)
     # In float64, so that sums over millions of tokens keep their digits.
-    gap = log_rho_BT[usable_BT].double()
+    gap = log_rho_N[usable_N].double()
     n = gap.numel()
-    versions = batch.versions_BT[batch.mask_BT & (batch.versions_BT >= 0)]
+    versions = batch.versions_N[batch.in_loss_N & (batch.versions_N >= 0)]
     staleness = (version - versions).double()
     ages, counts = torch.unique(staleness.long(), return_counts=True)
     found = Diagnostics(
-        non_finite=int((batch.mask_BT & ~usable_BT).sum()),
+        non_finite=int((batch.in_loss_N & ~usable_N).sum()),
         staleness_mean=float(staleness.mean()) if staleness.numel() else 0.0,
         staleness_max=int(staleness.max()) if staleness.numel() else 0,
         staleness_histogram=dict(zip(ages.tolist(), counts.tolist(), strict=True)),
@@ -72,14 +72,14 @@ def diagnose(
     if n == 0:
         return found
     rho = gap.exp()
-    entropy = None if entropy_BT is None else float(entropy_BT[usable_BT].double().mean())
+    entropy = None if entropy_N is None else float(entropy_N[usable_N].double().mean())
     return replace(
         found,
         tokens=n,
         ratio_mean=float(rho.mean()),
         ratio_max=float(rho.max()),
         ratio_min=float(rho.min()),
-        ratio_truncated=float(tokens.truncated_BT[usable_BT].double().mean()),
+        ratio_truncated=float(tokens.truncated_N[usable_N].double().mean()),
         ess=float(rho.sum() ** 2 / (n * (rho * rho).sum())),
         gap_mean=float(gap.abs().mean()),
         gap_max=float(gap.abs().max()),

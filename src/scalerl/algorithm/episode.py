@@ -32,10 +32,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-#: Why a turn or an episode ended. "stop": the model ended it; "length": a limit of tokens or turns
-#: cut it off; "interrupted": the thinking budget forced the closing phrase, and an answer followed;
-#: "aborted": its request was aborted; "failed": no usable text (engine or environment error).
-FinishReason = Literal["stop", "length", "interrupted", "aborted", "failed"]
+#: Why a turn or an episode ended. "stop": the model ended it; "length": a limit of tokens cut it
+#: off; "interrupted": the thinking budget forced the closing phrase, and an answer followed;
+#: "turns": the limit of turns ended the episode; "aborted": its request was aborted; "failed": the
+#: environment failed, or the episode took too long.
+FinishReason = Literal["stop", "length", "interrupted", "turns", "aborted", "failed"]
 Source = Literal["context", "policy", "forced"]
 TokenIds = npt.NDArray[np.int64]
 #: Versions as run-lengths: (version of the weights, number of tokens).
@@ -220,10 +221,39 @@ class TokenRow:
         return sum(s.tokens for s in self.segments if s.source != "context")
 
     @property
+    def written_end(self) -> int:
+        """Number of tokens up to the last one that the engine wrote."""
+        end = len(self.token_ids)
+        for segment in reversed(self.segments):
+            if segment.source != "context":
+                break
+            end -= segment.tokens
+        return end
+
+    @property
     def prompt(self) -> TokenIds:
         """The tokens before the first one that the engine wrote."""
         first = self.segments[0] if self.segments else None
         return self.token_ids[: first.tokens if first and first.source == "context" else 0]
+
+
+def turn_numbers(rows: Sequence[TokenRow]) -> list[list[int]]:
+    """For each row of an episode, the turn that each of its segments belongs to, from 0 and
+    counted over all rows; -1 for context. A turn ends where context follows, with its row, or with
+    a reward of its own."""
+    out, turn = [], -1
+    for row in rows:
+        found, inside = [], False
+        for segment in row.segments:
+            if segment.source == "context":
+                found.append(-1)
+                inside = False
+                continue
+            turn += not inside
+            found.append(turn)
+            inside = segment.reward is None
+        out.append(found)
+    return out
 
 
 def _unpacked_row(n: int, one: bytearray, segments: tuple[Segment, ...]) -> TokenRow:
@@ -269,6 +299,11 @@ class Episode:
     def __len__(self) -> int:
         """Number of tokens that the engine wrote, forced ones included."""
         return sum(row.written for row in self.rows)
+
+    @property
+    def completion(self) -> TokenIds:
+        """The tokens behind the prompt of the first row: the answer, in an episode of one turn."""
+        return self.rows[0].token_ids[len(self.rows[0].prompt) :]
 
     @property
     def truncated(self) -> bool:

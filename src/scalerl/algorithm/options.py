@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.algorithm.advantages import Normalisation, Population
-from scalerl.algorithm.aggregation import AGGREGATIONS, RowWeight
-from scalerl.algorithm.filters import Truncated, ZeroVariance
-from scalerl.algorithm.losses import LOSSES, Loss
+from scalerl.algorithm.advantages import NORMALISATIONS, Normalisation, Population
+from scalerl.algorithm.aggregation import AGGREGATIONS, Aggregation
+from scalerl.algorithm.credit import CREDITS, Credit
+from scalerl.algorithm.filters import FILTERS, Filter, Truncated, ZeroVariance
+from scalerl.algorithm.losses import KL_ESTIMATORS, LOSSES, Loss
+from scalerl.algorithm.losses.kl import Estimator
 from scalerl.algorithm.losses.registry import check_constants
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
@@ -20,22 +22,24 @@ from scalerl.recipe import Recipe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The choices of a recipe that decide how a batch becomes a loss. There are no defaults here:
-    the recipe's schema states them (`options_from_recipe`)."""
+    the recipe's schema states them (`options_from_recipe`). What is found in a registry may be
+    given by name or as the function itself: a worker process in which it was never registered can
+    still call that."""
 
-    #: The loss by name, or the function itself: a worker process in which it was never registered
-    #: can still call it.
     loss: str | Loss
     #: Keyword arguments of the loss.
     constants: Mapping[str, Any]
-    #: How token losses are averaged: a name, or the function itself.
-    aggregation: str | RowWeight
+    #: How token losses are averaged.
+    aggregation: str | Aggregation
     #: Length that the aggregation "constant" divides by, in tokens.
     constant_length: float
     #: Whether forced tokens count in the length of an answer that the aggregation divides by.
     count_forced: bool
+    #: Which rewards a token is credited with.
+    credit: str | Credit
     #: What centred rewards are divided by: the std of the batch, of the prompt, or 1.
-    normalisation: Normalisation
-    #: Rollouts that the std of the batch is taken over.
+    normalisation: str | Normalisation
+    #: Episodes that the std of the batch is taken over.
     population: Population
     #: Delta degrees of freedom of the std.
     ddof: int
@@ -43,11 +47,13 @@ class Options:
     epsilon: float
     #: What happens to prompts with equal rewards.
     zero_variance: ZeroVariance
-    #: What happens to rollouts that were cut off.
+    #: What happens to episodes that were cut off.
     truncated: Truncated
+    #: Further filters.
+    filters: tuple[str | Filter, ...]
     #: Weight of the KL term towards the starting model; 0 is off.
     kl_coefficient: float
-    kl_estimator: str
+    kl_estimator: str | Estimator
 
 
 def options_from_recipe(recipe: Recipe) -> Options:
@@ -58,40 +64,54 @@ def options_from_recipe(recipe: Recipe) -> Options:
     >>> options.loss.__name__, options.constants, options.constant_length
     ('cispo', {'ratio_cap': 5.0}, 14336.0)
     """
-    section = recipe.loss
+    section, advantage = recipe.loss, recipe.advantage
     loss = LOSSES[section.name]
     check_constants(section.name, loss, section.constants)
     aggregation = AGGREGATIONS[section.aggregation]
     _check_aggregation(section.aggregation, aggregation)
-    _check_travels(f"loss {section.name}", loss)
-    _check_travels(f"aggregation {section.aggregation}", aggregation)
-    return Options(
+    # Recipes have no keys for these two yet.
+    credit_name = getattr(advantage, "credit", "episode")
+    filter_names = tuple(getattr(recipe.filter, "further", ()))
+    options = Options(
         loss=loss,
         constants=section.constants,
         aggregation=aggregation,
         constant_length=float(recipe.length.longest),
         count_forced=section.count_forced_tokens,
-        normalisation=recipe.advantage.normalisation,
-        population=recipe.advantage.population,
-        ddof=recipe.advantage.ddof,
-        epsilon=recipe.advantage.epsilon,
+        credit=CREDITS[credit_name],
+        normalisation=NORMALISATIONS[advantage.normalisation],
+        population=advantage.population,
+        ddof=advantage.ddof,
+        epsilon=advantage.epsilon,
         zero_variance=recipe.filter.zero_variance,
         truncated=recipe.filter.truncated,
+        filters=tuple(FILTERS[name] for name in filter_names),
         kl_coefficient=section.kl_coefficient,
-        kl_estimator=section.kl_estimator,
+        kl_estimator=KL_ESTIMATORS[section.kl_estimator],
     )
+    named = {
+        f"loss {section.name}": options.loss,
+        f"aggregation {section.aggregation}": options.aggregation,
+        f"credit rule {credit_name}": options.credit,
+        f"normalisation {advantage.normalisation}": options.normalisation,
+        f"KL estimator {section.kl_estimator}": options.kl_estimator,
+        **{f"filter {n}": f for n, f in zip(filter_names, options.filters, strict=True)},
+    }
+    for what, function in named.items():
+        _check_travels(what, function)
+    return options
 
 
-def _check_aggregation(name: str, function: RowWeight) -> None:
+def _check_aggregation(name: str, function: Aggregation) -> None:
     try:
         inspect.signature(function).bind(None, None, 1.0)
     except TypeError as error:
         raise InputError(
-            f"aggregation {name} cannot be called with (tokens_B, prompt_B, length): {error}"
+            f"aggregation {name} cannot be called with (batch, counted_N, length): {error}"
         ) from None
 
 
-def _check_travels(what: str, function: Callable[..., Any]) -> None:
+def _check_travels(what: str, function: Any) -> None:
     """Check that a function can be pickled: it is sent to the trainer's process by the names of its
     module and its own."""
     try:

@@ -1,40 +1,105 @@
-"""Rows of a batch: completions that share a prompt, and compaction when rows leave."""
+"""Rows of a batch: the flat layout that training passes compute on, and compaction when rows
+leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from scalerl.models.routing import Experts
 
-TokenIds = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptRows:
-    """A prompt and its completions, one row each."""
+class FlatRows:
+    """F tokens to feed to a model in one sequence, without padding, and M tokens to score.
 
-    prompt: TokenIds
-    completions: tuple[TokenIds, ...]
-    #: Experts of each row, where a mixture's routing is replayed (models/routing.py).
-    experts: tuple[Experts | None, ...] = ()
+    Rows are laid out one after the other, prompts first. A token sees the tokens of its row's
+    parent and the earlier ones of its own row. Two prompts, `a` of three tokens with the rows `x`
+    (three tokens) and `y` (two), and `b` of one token with the row `z` (two):
 
-    def only(self, rows: Sequence[int]) -> PromptRows:
-        """The same prompt with some of the completions."""
-        experts = tuple(self.experts[i] for i in rows) if self.experts else ()
-        return PromptRows(self.prompt, tuple(self.completions[i] for i in rows), experts)
+        token F          0  1  2  3  4  5  6  7
+        is               a0 a1 a2 b0 x0 x1 y0 z0     x2, y1 and z1 predict nothing: not fed
 
-    def __len__(self) -> int:
-        return len(self.completions)
+        scored           x0 x1 x2 y0 y1 z0 z1
+        by hidden state  2  4  5  2  6  3  7         the last of a prompt predicts every first token
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row, its prompt included."""
-        return len(self.prompt) + max((len(c) for c in self.completions), default=0)
+    >>> numbers = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    >>> row_N, parent_R = np.repeat(range(5), [3, 1, 3, 2, 2]), np.array([-1, -1, 0, 0, 1])
+    >>> position_N = np.array([0, 1, 2, 0, 3, 4, 5, 3, 4, 1, 2])
+    >>> rows = FlatRows.from_tokens(np.array(numbers), position_N, row_N, parent_R, row_N > 1)
+    >>> rows.ids_F.tolist(), rows.source_M.tolist(), rows.target_M.tolist()
+    ([1, 2, 3, 4, 5, 6, 8, 10], [2, 4, 5, 2, 6, 3, 7], [5, 6, 7, 8, 9, 10, 11])
+    >>> rows.spans.tolist()
+    [[0, 3, 0, 0], [3, 1, 0, 0], [4, 2, 0, 3], [6, 1, 0, 3], [7, 1, 3, 1]]
+    """
+
+    ids_F: Tensor
+    position_F: Tensor
+    #: Scored token -> hidden state that predicts it.
+    source_M: Tensor
+    #: Scored token -> its id.
+    target_M: Tensor
+    #: (first token, tokens, first token of the parent, tokens of the parent) of each row with
+    #: tokens to feed.
+    spans: Ints
+    #: Number of prompts: they are the first spans.
+    prompts: int
+    #: Tokens of the longest row, with its parent and the token that is not fed.
+    longest: int
+    #: Recorded experts of the tokens (models/routing.py).
+    experts: Experts | None = None
+
+    @staticmethod
+    def from_tokens(
+        ids_N: Ints,
+        position_N: Ints,
+        row_N: Ints,
+        parent_R: Ints,
+        scored_N: npt.NDArray[np.bool_],
+        experts_N: Experts | None = None,
+    ) -> FlatRows:
+        """The layout of rows that lie one after the other. Prompts have parent -1, come first and
+        have tokens."""
+        sizes_R = np.bincount(row_N, minlength=len(parent_R))
+        ends_R = np.cumsum(sizes_R)
+        is_prompt_R = parent_R < 0
+        fed_R = np.where(is_prompt_R, sizes_R, np.maximum(sizes_R - 1, 0))
+        fed_N = np.ones(len(ids_N), np.bool_)
+        fed_N[ends_R[~is_prompt_R & (sizes_R > 0)] - 1] = False
+        before_N = np.arange(len(ids_N)) - 1
+        begins_R = np.flatnonzero(~is_prompt_R & (sizes_R > 0))
+        before_N[ends_R[begins_R] - sizes_R[begins_R]] = ends_R[parent_R[begins_R]] - 1
+        place_N = np.cumsum(fed_N) - 1
+        first_R = np.cumsum(fed_R) - fed_R
+        of_parent = [np.where(is_prompt_R, 0, each[parent_R]) for each in (first_R, fed_R)]
+        spans = np.stack([first_R, fed_R, *of_parent], axis=1)
+        to = torch.from_numpy
+        return FlatRows(
+            ids_F=to(ids_N[fed_N]),
+            position_F=to(position_N[fed_N]),
+            source_M=to(place_N[before_N[scored_N]]),
+            target_M=to(ids_N[scored_N]),
+            spans=spans[fed_R > 0],
+            prompts=int(is_prompt_R.sum()),
+            longest=int(position_N.max(initial=-1)) + 1,
+            experts=None if experts_N is None else experts_N[fed_N],
+        )
+
+    def within(self, words: int) -> FlatRows:
+        """The same rows with ids below `words`."""
+        return replace(self, ids_F=self.ids_F % words, target_M=self.target_M % words)
+
+    def to(self, device: torch.device) -> FlatRows:
+        """The same rows with their tensors on another device."""
+        names = ("ids_F", "position_F", "source_M", "target_M")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

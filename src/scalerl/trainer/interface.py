@@ -12,9 +12,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
+from scalerl.algorithm.episode import Group
 from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.options import Options
-from scalerl.algorithm.rollout import Group
 from scalerl.errors import PipelineError
 from scalerl.models.head import Precision
 from scalerl.recipe.sections_runtime import OptimiserSection
@@ -50,7 +50,7 @@ class TrainerSpec:
     optimiser: OptimiserSection
     #: Temperature of the sampler: log-probs are those of the distribution that it sampled from.
     temperature: float
-    #: Largest number of tokens in a micro-batch, padding included.
+    #: Largest number of tokens in a micro-batch.
     token_budget: int
     #: Kind of device: "cpu" or "cuda".
     device: str
@@ -84,17 +84,22 @@ class StepReport:
     grad_norm: float
     #: Learning rate of this step.
     lr: float
-    #: Tokens that went through the model, padding included.
+    #: Tokens that went through the model.
     forward_tokens: int
     #: Tokens in the loss.
     loss_tokens: int
-    #: Tokens of the rollouts that the filters kept.
+    #: Tokens that the engine wrote, forced ones included, of the episodes that the filters kept.
     kept_tokens: int
     micro_batches: int
     #: Wall-clock time of the step.
     seconds: float
     diagnostics: Diagnostics
     filtered: FilterTally
+    #: Tokens of the batch that the engine did not write: prompts, each once, and what came between
+    #: turns.
+    context_tokens: int = 0
+    #: Rows of the batch in which an episode went on after its history was rewritten.
+    forks: int = 0
     #: Further numbers that the loss reports, by name.
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: Warnings for the user.
@@ -128,7 +133,8 @@ class Trainer(Protocol):
         ...
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        """Log-probs of every rollout's tokens under the current weights, group by group."""
+        """Log-probs under the current weights of the tokens that the engine wrote: per group and
+        episode one array, with the episode's rows one after the other."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -16,22 +16,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from scalerl.algorithm.batch import LossBatch
+from scalerl.algorithm.batch import TokenBatch
 from scalerl.algorithm.diagnostics import diagnose
+from scalerl.algorithm.episode import Group
 from scalerl.algorithm.learning_rate import LearningRate
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
-from scalerl.algorithm.rollout import Group
+from scalerl.algorithm.packing import pack
 from scalerl.errors import is_out_of_memory
 from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision
 from scalerl.models.load import load_model_fast
-from scalerl.models.rows import PromptRows
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import checkpoint
 from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
 from scalerl.trainer.masters import Masters
-from scalerl.trainer.micro import MicroBatch, kept_rows, prompt_rows
+from scalerl.trainer.micro import Episodes, Sizes
 from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.scorer import Scorer
 
@@ -81,21 +81,21 @@ def enable_recompute(model: Any) -> None:
 class GradientStats:
     """What was computed along with the gradient of a batch."""
 
-    logprobs_BT: Tensor
-    entropy_BT: Tensor
+    logprobs_N: Tensor
+    entropy_N: Tensor
     loss: float = 0.0
-    #: Tokens that went through the model, padding included.
+    #: Tokens that went through the model.
     tokens: int = 0
     micro_batches: int = 0
-    #: First row and loss of each micro-batch.
+    #: First episode and loss of each micro-batch.
     _losses: list[tuple[int, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, part: MicroBatch, loss: float, tokens: int) -> None:
+    def add(self, first: int, loss: float, tokens: int) -> None:
         """Count one more micro-batch. Threads may call this in any order."""
         with self._lock:
-            self._losses.append((part.rows[0], loss))
-            # Summed in the order of rows, not of threads, so that every run gives the same bits.
+            self._losses.append((first, loss))
+            # Summed in the order of episodes, not of threads, so that all runs give the same bits.
             self.loss = sum(loss for _, loss in sorted(self._losses))
             self.tokens += tokens
             self.micro_batches += 1
@@ -105,8 +105,7 @@ class LocalTrainer:
     """A Trainer over a model in this process.
 
     temperature   temperature of the sampler: log-probs are those of the distribution sampled from
-    token_budget  largest number of tokens in a micro-batch, padding included; lowered when memory
-                  runs out
+    token_budget  largest number of tokens in a micro-batch; lowered when memory runs out
     reference     the frozen model that a KL term is taken to
     step_threads  worker threads that process packed micro-batches in parallel
     replay        whether tokens go to the experts that the generator chose (mixtures of experts)
@@ -156,7 +155,7 @@ class LocalTrainer:
     def step(self, groups: Sequence[Group]) -> StepReport:
         start, budget = time.perf_counter(), self.token_budget
         prepared = prepare(groups, self.options)
-        batch, stats = self._gradient_within_memory(kept_rows(groups, prepared), prepared.batch)
+        batch, stats = self._gradient_within_memory(prepared.batch)
         norm = self._clip(groups, batch)
         lr = self.lr
         for group in self.optimiser.param_groups:
@@ -167,9 +166,9 @@ class LocalTrainer:
             self.optimiser.step()
             self._check_weights(lr)
             self.masters.round_into_model()
-        whole = objective(stats.logprobs_BT, batch, self.options)
+        whole = objective(stats.logprobs_N, batch, self.options)
         diagnostics = diagnose(
-            stats.logprobs_BT, batch, whole.tokens, self._version, stats.entropy_BT
+            stats.logprobs_N, batch, whole.tokens, self._version, stats.entropy_N
         )
         self._version += 1
         note = f"memory ran out: micro-batches of {self.token_budget} tokens from now"
@@ -180,8 +179,10 @@ class LocalTrainer:
             grad_norm=norm,
             lr=lr,
             forward_tokens=stats.tokens,
-            loss_tokens=int(batch.mask_BT.sum()),
-            kept_tokens=sum(len(r) for r in prepared.rollouts),
+            loss_tokens=int(batch.in_loss_N.sum()),
+            kept_tokens=int(batch.written_N.sum()),
+            context_tokens=int((~batch.written_N).sum()),
+            forks=int((batch.episode_R >= 0).sum()) - len(batch),
             micro_batches=stats.micro_batches,
             seconds=time.perf_counter() - start,
             diagnostics=diagnostics,
@@ -191,9 +192,12 @@ class LocalTrainer:
         )
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        rows = [prompt_rows(g.prompt_token_ids, g.rollouts) for g in groups]
-        found = iter(self.scorer.logprobs(rows, self.token_budget))
-        return [[next(found) for _ in group.rollouts] for group in groups]
+        episodes = [e for group in groups for e in group.episodes]
+        prompts = np.repeat(np.arange(len(groups)), [len(g.episodes) for g in groups])
+        batch = pack(episodes, prompts)
+        written = self.scorer.logprobs(batch, self.token_budget)[batch.written_N].numpy()
+        found = iter(np.split(written, np.cumsum([len(e) for e in episodes])))
+        return [[next(found) for _ in group.episodes] for group in groups]
 
     def weights(self) -> Mapping[str, Tensor]:
         return {name: p.detach() for name, p in self.model.named_parameters()}
@@ -204,55 +208,47 @@ class LocalTrainer:
     def load(self, path: Path) -> None:
         self._version = checkpoint.load(path, self.model, self.masters, self.optimiser)
 
-    def _gradient_within_memory(
-        self, rows: Sequence[PromptRows], batch: LossBatch
-    ) -> tuple[LossBatch, GradientStats]:
+    def _gradient_within_memory(self, batch: TokenBatch) -> tuple[TokenBatch, GradientStats]:
         """Compute the gradient; returns the batch with reference log-probs, and the statistics.
         Where memory runs out, micro-batches are smaller from then on: only gradients have changed
         so far, so the attempt can be repeated."""
         while True:
             try:
-                whole = self._with_reference(rows, batch)
-                return whole, self._gradient(rows, whole)
+                whole = self._with_reference(batch)
+                return whole, self._gradient(whole)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             # Outside the except block: inside, the error would still hold the tensors of the
             # failed attempt.
-            self._shrink_micro_batches(rows)
+            self._shrink_micro_batches(batch)
 
-    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> GradientStats:
+    def _gradient(self, batch: TokenBatch) -> GradientStats:
         """Sum the gradient over micro-batches."""
         self.masters.clear()
         self.model.train()
-        shape = batch.mask_BT.shape
-        stats = GradientStats(torch.zeros(shape), torch.zeros(shape))
-        parts = self.scorer.micro_batches(rows, self.token_budget)
-        packed = self.scorer.packed
-        if packed is not None and self.scorer.packs(rows):
-            # Which accumulator takes a micro-batch depends on its number alone, never on the number
-            # of threads: the sums, and so the weights, are the same bit for bit with any of them.
-            with packed.accumulating() as accumulators:
-                n = len(accumulators)
-                self._in_threads([parts[i::n] for i in range(n)], accumulators, batch, stats)
-        else:
-            for part in parts:
-                self._backward(part, batch, stats)
+        stats = GradientStats(torch.zeros(len(batch.ids_N)), torch.zeros(len(batch.ids_N)))
+        parts = self.scorer.micro_batches(batch, self.token_budget)
+        # Which accumulator takes a micro-batch depends on its number alone, never on the number of
+        # threads: the sums, and so the weights, are the same bit for bit with any of them.
+        with self.scorer.learning(batch) as accumulators:
+            n = len(accumulators)
+            self._in_threads([parts[i::n] for i in range(n)], accumulators, batch, stats)
         return stats
 
     def _in_threads(
         self,
-        shares: Sequence[Sequence[MicroBatch]],
-        accumulators: Sequence[PassWeights],
-        batch: LossBatch,
+        shares: Sequence[Sequence[Episodes]],
+        accumulators: Sequence[PassWeights | None],
+        batch: TokenBatch,
         stats: GradientStats,
     ) -> None:
         """Process each accumulator's share of the micro-batches in a thread of its own. On two
         cores the second thread uses the generator's core while that one waits."""
 
-        def work(share: Sequence[MicroBatch], accumulator: PassWeights) -> None:
-            for part in share:
-                self._backward(part, batch, stats, accumulator)
+        def work(share: Sequence[Episodes], accumulator: PassWeights | None) -> None:
+            for episodes in share:
+                self._backward(episodes, batch, stats, accumulator)
 
         threads = min(self.step_threads, sum(map(bool, shares)))
         if threads <= 1:
@@ -266,44 +262,39 @@ class LocalTrainer:
 
     def _backward(
         self,
-        part: MicroBatch,
-        batch: LossBatch,
+        episodes: Episodes,
+        batch: TokenBatch,
         stats: GradientStats,
         weights: PassWeights | None = None,
     ) -> None:
         """Add the gradient of one micro-batch, and its statistics."""
-        scored = self.scorer.score(part.groups, weights)
-        width = max(len(c) for group in part.groups for c in group.completions)
-        logprobs_BT = scored.logprobs_BT(len(part.rows), width)
-        index = torch.tensor(part.rows)
-        ours = batch.rows(index).columns(width).to(self.device)
-        loss = objective(logprobs_BT, ours, self.options).loss
+        part, at_N = batch.take(episodes)
+        scored = self.scorer.score(part, weights)
+        loss = objective(scored.logprobs_N, part.to(self.device), self.options).loss
         loss.backward()  # type: ignore[no-untyped-call]
         self.masters.collect()
-        row, column = scored.place_M[0].cpu(), scored.place_M[1].cpu()
-        stats.logprobs_BT[index, :width] = logprobs_BT.detach().float().cpu()
-        stats.entropy_BT[index[row], column] = scored.entropy_M.float().cpu()
-        stats.add(part, loss.item(), scored.tokens)
+        # Added, since a prompt is in several parts; it has no log-probs in any.
+        stats.logprobs_N[at_N] += scored.logprobs_N.detach().float().cpu()
+        stats.entropy_N[at_N] += scored.entropy_N.float().cpu()
+        stats.add(int(episodes[0]), loss.item(), scored.tokens)
 
-    def _with_reference(self, rows: Sequence[PromptRows], batch: LossBatch) -> LossBatch:
+    def _with_reference(self, batch: TokenBatch) -> TokenBatch:
         """The batch with the log-probs of the starting model, where the loss has a KL term."""
         if self.reference is None:
             return batch
-        found_BT = torch.zeros(batch.mask_BT.shape)
-        for i, row in enumerate(self.reference.logprobs(rows, self.token_budget)):
-            found_BT[i, : len(row)] = torch.from_numpy(row)
-        return replace(batch, reference_logprobs_BT=found_BT)
+        found_N = self.reference.logprobs(batch, self.token_budget)
+        return replace(batch, reference_logprobs_N=found_N)
 
-    def _clip(self, groups: Sequence[Group], batch: LossBatch) -> float:
+    def _clip(self, groups: Sequence[Group], batch: TokenBatch) -> float:
         longest = self.settings.grad_clip or math.inf  # 0: not clipped
         norm = self._clip_to(longest)
         if math.isfinite(norm):
             return norm
         self.masters.clear()
-        kept = sorted(set(batch.prompt_B.tolist()))
+        kept = sorted(set(batch.prompt_E.tolist()))
         names = [groups[p].prompt_id for p in kept[:4]] + ["..."] * (len(kept) > 4)
         raise NonFiniteGradient(
-            f"the gradient of step {self._version + 1} is {norm} ({len(batch)} rollouts of "
+            f"the gradient of step {self._version + 1} is {norm} ({len(batch)} episodes of "
             f"{len(kept)} prompts): nothing was changed; prompts {', '.join(names)}"
         )
 
@@ -324,13 +315,13 @@ class LocalTrainer:
                 "optimiser.lr and go on from the last checkpoint, if there is one"
             )
 
-    def _shrink_micro_batches(self, rows: Sequence[PromptRows]) -> None:
+    def _shrink_micro_batches(self, batch: TokenBatch) -> None:
         """Halve the micro-batches, from now on."""
-        longest = max(group.longest for group in rows)
-        budget = self.scorer.budget(rows, self.token_budget)
+        longest = Sizes(batch).longest
+        budget = self.scorer.budget(batch, self.token_budget)
         if budget <= longest:
             raise MemoryError(
-                f"one rollout of {longest} tokens does not fit this device's memory: "
+                f"one episode of {longest} tokens does not fit this device's memory: "
                 "lower length.max_tokens, take a smaller model, or more memory"
             )
         self.token_budget = max(budget // 2, longest)

@@ -1,121 +1,96 @@
-"""Micro-batches: which rows go through the model together, and which rank takes which rows."""
+"""Micro-batches: which episodes go through the model together, and which rank takes which."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
-from scalerl.algorithm.objective import Prepared
-from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.models.rows import PromptRows, TokenIds
+from scalerl.algorithm.batch import TokenBatch
+from scalerl.models.rows import FlatRows
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Some rows of a batch."""
-
-    #: Indices of the rows in the batch.
-    rows: list[int]
-    #: The same rows, in order, as prompts with their completions.
-    groups: list[PromptRows]
+#: Indices of episodes in a batch, ascending.
+Episodes = npt.NDArray[np.int64]
+#: Largest share by which the busiest rank may have more work than the mean before groups are cut in
+#: two, which computes a prompt once more.
+IMBALANCE = 0.05
 
 
-def kept_rows(groups: Sequence[Group], prepared: Prepared) -> list[PromptRows]:
-    """The rows of a prepared batch, in order, grouped by prompt."""
-    kept: dict[int, list[Rollout]] = {}
-    for p, rollout in zip(prepared.batch.prompt_B.tolist(), prepared.rollouts, strict=True):
-        kept.setdefault(p, []).append(rollout)
-    return [prompt_rows(groups[p].prompt_token_ids, rollouts) for p, rollouts in kept.items()]
+def flat_rows(part: TokenBatch) -> FlatRows:
+    """A part of a batch, as the input of the model; every token that the engine wrote is scored."""
+    return FlatRows.from_tokens(
+        part.ids_N.numpy(),
+        part.position_N.numpy(),
+        part.row_N.numpy(),
+        part.parent_R.numpy(),
+        part.written_N.numpy(),
+        None if part.experts_N is None else part.experts_N.numpy(),
+    )
 
 
-def prompt_rows(prompt: TokenIds, rollouts: Sequence[Rollout]) -> PromptRows:
-    """A prompt with its rollouts, as the input of the model."""
-    experts = tuple(r.experts for r in rollouts)
-    recorded = any(e is not None for e in experts)
-    return PromptRows(prompt, tuple(r.token_ids for r in rollouts), experts if recorded else ())
+class Sizes:
+    """How many tokens the episodes of a batch have, and which prompts they share."""
 
+    def __init__(self, batch: TokenBatch) -> None:
+        episode_R = batch.episode_R.numpy()
+        #: Tokens of each row.
+        self.row_R = np.bincount(batch.row_N.numpy(), minlength=len(episode_R)).tolist()
+        #: Tokens of each episode, without prompts.
+        self.own_E = [0] * len(batch)
+        #: Rows of the prompts of each episode.
+        self.prompts_E: list[list[int]] = [[] for _ in range(len(batch))]
+        pairs = zip(episode_R.tolist(), batch.parent_R.tolist(), self.row_R, strict=True)
+        for episode, parent, tokens in pairs:
+            if episode >= 0:
+                self.own_E[episode] += tokens
+                if parent not in self.prompts_E[episode]:
+                    self.prompts_E[episode].append(parent)
 
-def micro_batches(
-    groups: Sequence[PromptRows], token_budget: int, *, packed: bool
-) -> list[MicroBatch]:
-    """The rows cut into micro-batches. `packed` keeps rows of a prompt together, so that the prompt
-    is computed once or few times; otherwise rows are sorted by length, which leaves little padding
-    and works for every model."""
-    flat = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
-    sizes = [(g, len(groups[g].prompt), len(groups[g].completions[i])) for g, i in flat]
-    if packed:
-        cuts = _by_prompt(sizes, token_budget)
-    else:
-        cuts = _by_length([prompt + completion for _, prompt, completion in sizes], token_budget)
-    out = []
-    for rows in cuts:
-        runs = groupby(rows, key=lambda i: flat[i][0])
-        under = [groups[g].only([flat[i][1] for i in run]) for g, run in runs]
-        out.append(MicroBatch(rows, under))
-    return out
+    def alone(self, episode: int) -> int:
+        """Tokens of one episode with its prompts."""
+        return self.own_E[episode] + sum(self.row_R[p] for p in self.prompts_E[episode])
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the largest episode with its prompts."""
+        return max(map(self.alone, range(len(self.own_E))), default=0)
 
-def _by_length(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Rows by descending length, cut so that rows x longest <= token_budget; one row may exceed it.
+    def cut(self, episodes: Sequence[int], token_budget: int) -> list[Episodes]:
+        """The episodes in order, cut so that tokens <= token_budget, where a prompt counts once per
+        micro-batch; one episode may exceed it."""
+        out: list[list[int]] = []
+        tokens, there = 0, set[int]()
+        for e in episodes:
+            new = [p for p in self.prompts_E[e] if p not in there]
+            more = self.own_E[e] + sum(self.row_R[p] for p in new)
+            if out and tokens + more <= token_budget:
+                out[-1].append(e)
+                tokens += more
+                there.update(new)
+            else:
+                out.append([e])
+                tokens, there = self.alone(e), set(self.prompts_E[e])
+        return [np.array(each) for each in out]
 
-    >>> _by_length([3, 9, 4, 8], token_budget=18)
-    [[1, 3], [2, 0]]
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    out: list[list[int]] = []
-    for i in order:
-        if out and (len(out[-1]) + 1) * lengths[out[-1][0]] <= token_budget:
-            out[-1].append(i)
-        else:
-            out.append([i])
-    return out
+    def divide(self, prompt_E: Sequence[int], ranks: int, width: int) -> list[list[int]]:
+        """Episodes for each rank of a model of hidden size `width`, by whole groups where that
+        gives the ranks nearly equal work, else by parts of groups."""
+        pieces = [np.flatnonzero(np.asarray(prompt_E) == p) for p in dict.fromkeys(prompt_E)]
+        while True:
+            work = [self._work(piece.tolist(), width) for piece in pieces]
+            shares = balanced_shares(work, ranks)
+            most = max(sum(work[i] for i in share) for share in shares)
+            whole = all(len(piece) == 1 for piece in pieces)
+            if whole or most <= (1 + IMBALANCE) * sum(work) / ranks:
+                return [sorted(int(e) for i in share for e in pieces[i]) for share in shares]
+            pieces = [h for p in pieces for h in np.array_split(p, min(2, len(p)))]
 
-
-def _by_prompt(sizes: Sequence[tuple[int, int, int]], token_budget: int) -> list[list[int]]:
-    """Rows (prompt index, prompt tokens, completion tokens) in order, cut so that tokens <=
-    token_budget, where a prompt counts once per micro-batch; one row may exceed it.
-
-    Two rows of 3 tokens after a prompt of 4 make 10; another prompt of 2 with a row would make 15:
-
-    >>> _by_prompt([(0, 4, 3), (0, 4, 3), (1, 2, 3), (1, 2, 3)], token_budget=12)
-    [[0, 1], [2, 3]]
-    """
-    out: list[list[int]] = []
-    tokens, last = 0, -1
-    for i, (which, prompt, completion) in enumerate(sizes):
-        more = completion if which == last else prompt + completion
-        if out and tokens + more <= token_budget:
-            out[-1].append(i)
-            tokens += more
-        else:
-            out.append([i])
-            tokens = prompt + completion
-        last = which
-    return out
-
-
-def pad(groups: Sequence[PromptRows]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(ids, attention mask, rows, columns): the sequences padded on the right, and the positions at
-    which the model predicts each completion token, row by row."""
-    flat = [(group.prompt, c) for group in groups for c in group.completions]
-    width = max(group.longest for group in groups)
-    ids = torch.zeros(len(flat), width, dtype=torch.long)
-    mask = torch.zeros(len(flat), width, dtype=torch.long)
-    rows, columns = [], []
-    for i, (p, c) in enumerate(flat):
-        n = len(p) + len(c)
-        ids[i, :n] = torch.from_numpy(np.concatenate([p, c]))
-        mask[i, :n] = 1
-        rows.append(torch.full((len(c),), i))
-        # The logits at position i predict token i + 1.
-        columns.append(torch.arange(len(p) - 1, n - 1))
-    return ids, mask, torch.cat(rows), torch.cat(columns)
+    def _work(self, episodes: Sequence[int], width: int) -> float:
+        prompts = {p for e in episodes for p in self.prompts_E[e]}
+        rows = sum(row_work(self.own_E[e], self.alone(e), width) for e in episodes)
+        return rows + sum(row_work(self.row_R[p], self.row_R[p], width) for p in prompts)
 
 
 def balanced_shares(work: Sequence[float], ranks: int) -> list[list[int]]:
@@ -135,11 +110,12 @@ def balanced_shares(work: Sequence[float], ranks: int) -> list[list[int]]:
     return [sorted(mine) for mine in out]
 
 
-def row_work(tokens: int, width: int) -> float:
-    """The cost of a row for a model of hidden size `width`, in tokens of a short row: a block makes
-    about 24 D² operations per token outside attention, and 4 n D in it.
+def row_work(tokens: int, seen: int, width: int) -> float:
+    """The cost of tokens of which the last sees `seen`, for a model of hidden size `width`, in
+    tokens of a short row: a block makes about 24 D² operations per token outside attention, and 4 D
+    per token that is seen in it.
 
-    >>> row_work(600, 100), row_work(6, 100)
+    >>> row_work(600, 600, 100), row_work(6, 6, 100)
     (1200.0, 6.06)
     """
-    return tokens + tokens**2 / (6 * width)
+    return tokens + tokens * seen / (6 * width)

@@ -1,41 +1,34 @@
-"""Log-probs of given completions under a model: by the packed pass of models/cpu where model and
-length allow it, else by the model's own forward pass."""
+"""Log-probs of the tokens of a batch under a model: by the packed pass of models/cpu where model
+and length allow it, else by the model's own forward pass over flat rows (models/flat.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from scalerl.algorithm.batch import TokenBatch
 from scalerl.models.cpu.packed import BUDGET, LONGEST, PackedLlama, PassWeights
-from scalerl.models.cpu.packing import PackedRows
-from scalerl.models.head import Precision, final_hidden, head_of
+from scalerl.models.flat import FlatAttention, flat_hidden, installed
+from scalerl.models.head import Precision, head_of
 from scalerl.models.logprobs import chunked_logprobs
 from scalerl.models.routing import ExpertReplay
-from scalerl.models.rows import PromptRows
-from scalerl.trainer.micro import MicroBatch, micro_batches, pad
+from scalerl.models.rows import FlatRows
+from scalerl.trainer.micro import Episodes, Sizes, flat_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """Log-probs and entropies of M completion tokens."""
+    """Log-probs and entropies of the tokens of a part of a batch; 0 for context."""
 
-    logprobs_M: Tensor
-    entropy_M: Tensor
-    #: Row and column of each token in the padded batch.
-    place_M: tuple[Tensor, Tensor]
-    #: Tokens that went through the model, padding included.
+    logprobs_N: Tensor
+    entropy_N: Tensor
+    #: Tokens that went through the model.
     tokens: int
-
-    def logprobs_BT(self, rows: int, width: int) -> Tensor:
-        """The log-probs as a padded matrix, with zeros as padding."""
-        shape = (rows, width)
-        empty = torch.zeros(shape, dtype=self.logprobs_M.dtype, device=self.logprobs_M.device)
-        return empty.index_put(self.place_M, self.logprobs_M)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,60 +58,79 @@ class Scorer:
         self.replay = ExpertReplay(model) if replay else None
         self.device = next(model.parameters()).device
 
-    def budget(self, groups: Sequence[PromptRows], token_budget: int) -> int:
-        """The largest number of tokens in a micro-batch of these rows."""
-        return min(token_budget, BUDGET) if self.packs(groups) else token_budget
+    @cached_property
+    def attention(self) -> FlatAttention | None:
+        """The attention of flat rows; None for a model that must go row by row. Made when a batch
+        first needs it: most models on a CPU never do."""
+        return FlatAttention.from_model(self.model)
 
-    def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
-        budget = self.budget(groups, token_budget)
-        return micro_batches(groups, budget, packed=self.packs(groups))
+    def packs(self, batch: TokenBatch) -> bool:
+        """Whether the packed pass takes the whole batch."""
+        longest = int(batch.position_N.max()) + 1 if len(batch.position_N) else 0
+        return self.packed is not None and longest <= LONGEST
 
-    def score(
-        self, groups: Sequence[PromptRows], weights: PassWeights | None = None
-    ) -> ScoredTokens:
-        """Log-probs of every completion token, row by row; differentiable. `weights` is one of the
-        gradient accumulators of the step (`PackedLlama.accumulating`)."""
-        place: tuple[Tensor, Tensor]
+    def budget(self, batch: TokenBatch, token_budget: int) -> int:
+        """The largest number of tokens in a micro-batch of this batch."""
+        return min(token_budget, BUDGET) if self.packs(batch) else token_budget
+
+    def micro_batches(self, batch: TokenBatch, token_budget: int) -> list[Episodes]:
+        """The episodes of each micro-batch."""
+        return self._cut(Sizes(batch), range(len(batch)), batch, token_budget)
+
+    def _cut(
+        self, sizes: Sizes, episodes: Sequence[int], batch: TokenBatch, token_budget: int
+    ) -> list[Episodes]:
+        alone = not self.packs(batch) and self.attention is None
+        return sizes.cut(episodes, 0 if alone else self.budget(batch, token_budget))
+
+    @contextmanager
+    def learning(self, batch: TokenBatch) -> Iterator[Sequence[PassWeights | None]]:
+        """The forward and backward passes of a step: gives the gradient accumulators of the packed
+        pass, or None alone, where gradients go to the parameters at once."""
+        if self.packed is not None and self.packs(batch):
+            with self.packed.accumulating() as accumulators:
+                yield accumulators
+        else:
+            with installed(self.attention, self.model):
+                yield (None,)
+
+    def score(self, part: TokenBatch, weights: PassWeights | None = None) -> ScoredTokens:
+        """Log-probs of every token that the engine wrote; differentiable. `weights` is one of the
+        gradient accumulators of the step (`learning`)."""
+        rows = flat_rows(part)
+        if self.replay is not None:
+            self.replay.give([rows.experts], len(rows.ids_F), self.device)
+        found_M, entropy_M = self.score_rows(rows.to(self.device), weights)
+        at = part.written_N.nonzero()[:, 0].to(self.device)
+        zeros_N = torch.zeros(len(part.ids_N), dtype=found_M.dtype, device=self.device)
+        return ScoredTokens(
+            zeros_N.index_put((at,), found_M),
+            zeros_N.index_put((at,), entropy_M),
+            len(rows.ids_F),
+        )
+
+    def score_rows(
+        self, rows: FlatRows, weights: PassWeights | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the rows' scored tokens."""
         head = self.head
-        if self.packed is not None and self.packs(groups):
-            packed = PackedRows.from_groups(groups, self.packed.shape)
-            hidden = self.packed.hidden(packed, weights).index_select(0, packed.source_M)
+        if self.packed is not None and rows.longest <= LONGEST:
+            hidden = self.packed.hidden(rows, weights)
             if weights is not None:
                 head = replace(head, module=AccumulatorHead(weights.head))
-            target, place, tokens = packed.target_M, packed.place_M, len(packed.ids_N)
         else:
-            ids, mask, rows, columns, place = self._padded(groups)
-            hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
-            target, tokens = ids[rows, columns + 1], ids.numel()
-        found, entropy = chunked_logprobs(hidden, head, target, self.temperature)
-        return ScoredTokens(found, entropy, place, tokens)
+            hidden = flat_hidden(self.model, rows, self.attention)
+        hidden = hidden.index_select(0, rows.source_M)
+        return chunked_logprobs(hidden, head, rows.target_M, self.temperature)
 
     @torch.no_grad()
-    def logprobs(
-        self, groups: Sequence[PromptRows], token_budget: int
-    ) -> list[npt.NDArray[np.float32]]:
-        """Log-probs of every row, in order. The model is left in evaluation mode."""
+    def logprobs(self, batch: TokenBatch, token_budget: int) -> Tensor:
+        """Log-probs of all tokens, on the CPU. The model is left in evaluation mode."""
         self.model.eval()
-        out = [np.zeros(len(c), dtype=np.float32) for group in groups for c in group.completions]
-        for part in self.micro_batches(groups, token_budget):
-            found = self.score(part.groups).logprobs_M.float().cpu().numpy()
-            ends = np.cumsum([len(out[i]) for i in part.rows])
-            for i, end in zip(part.rows, ends, strict=True):
-                out[i][:] = found[end - len(out[i]) : end]
-        return out
-
-    def _padded(
-        self, groups: Sequence[PromptRows]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """The input of the model's own pass (`pad`), and the place of each completion token. Sets
-        the experts of that pass, where routing is replayed."""
-        ids, mask, rows, columns = (t.to(self.device) for t in pad(groups))
-        if self.replay is not None:
-            experts = [e for g in groups for e in g.experts or [None] * len(g)]
-            self.replay.give(experts, ids.shape[1], self.device)
-        starts = [len(g.prompt) - 1 for g in groups for _ in g.completions]
-        place = (rows, columns - torch.tensor(starts, device=self.device)[rows])
-        return ids, mask, rows, columns, place
-
-    def packs(self, groups: Sequence[PromptRows]) -> bool:
-        return self.packed is not None and all(group.longest <= LONGEST for group in groups)
+        out_N = torch.zeros(len(batch.ids_N))
+        parts = self.micro_batches(batch, token_budget)
+        with installed(None if self.packs(batch) else self.attention, self.model):
+            for episodes in parts:
+                part, at_N = batch.take(episodes)
+                out_N[at_N] += self.score(part).logprobs_N.float().cpu()
+        return out_N

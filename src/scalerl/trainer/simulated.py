@@ -4,6 +4,7 @@ measures the staleness of its tokens."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
+from scalerl.algorithm.episode import Group
 from scalerl.algorithm.filters import FilterTally
-from scalerl.algorithm.rollout import Group
 from scalerl.trainer.interface import StepReport, TrainerSpec
 
 
@@ -32,12 +33,12 @@ class SimulatedTrainer:
         return trainer
 
     def step(self, groups: Sequence[Group]) -> StepReport:
-        rollouts = [r for g in groups for r in g.rollouts]
-        ages = self.version - np.concatenate([r.versions for r in rollouts])
-        tokens, rows = len(ages), len(rollouts)
-        histogram = dict(
-            zip(*(a.tolist() for a in np.unique(ages, return_counts=True)), strict=True)
-        )
+        episodes = [e for group in groups for e in group.episodes]
+        histogram: Counter[int] = Counter()
+        for segment in (s for e in episodes for row in e.rows for s in row.segments):
+            for version, tokens in segment.versions:
+                histogram[self.version - version] += tokens
+        tokens = histogram.total()
         self.version += 1
         return StepReport(
             version=self.version,
@@ -52,23 +53,26 @@ class SimulatedTrainer:
             seconds=0.0,
             diagnostics=Diagnostics(
                 tokens=tokens,
-                staleness_mean=float(ages.mean()),
-                staleness_max=int(ages.max()),
-                staleness_histogram=histogram,
+                staleness_mean=sum(age * n for age, n in histogram.items()) / max(tokens, 1),
+                staleness_max=max(histogram, default=0),
+                staleness_histogram=dict(sorted(histogram.items())),
             ),
             filtered=FilterTally(
                 prompts=len(groups),
-                rollouts=rows,
-                unscored=sum(r.reward is None for r in rollouts),
+                rollouts=len(episodes),
+                unscored=sum(e.reward is None for e in episodes),
                 truncated=0,
                 zero_variance_prompts=0,
                 effective_prompts=len(groups),
-                effective_rollouts=rows,
+                effective_rollouts=len(episodes),
             ),
         )
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
-        return [[r.logprobs for r in g.rollouts] for g in groups]
+        return [
+            [np.concatenate([row.logprobs[row.written_N] for row in e.rows]) for e in g.episodes]
+            for g in groups
+        ]
 
     def weights(self) -> Mapping[str, Tensor]:
         return {}

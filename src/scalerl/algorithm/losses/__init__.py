@@ -1,4 +1,4 @@
-"""The losses, by the names recipes use. Each takes the trainer's log-probs and a LossBatch, and
+"""The losses, by the names recipes use. Each takes the trainer's log-probs and a TokenBatch, and
 gives the loss of every token before aggregation; lower is better.
 
 >>> sorted(LOSSES)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.batch import TokenBatch, TokenLoss, log_ratio
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.recipe.losses import CispoConstants
 
@@ -22,14 +22,14 @@ DEFAULTS = CispoConstants()
 
 @LOSSES.register("cispo")
 def cispo(
-    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float = DEFAULTS.ratio_cap
+    logprobs_N: Tensor, batch: TokenBatch, *, ratio_cap: float = DEFAULTS.ratio_cap
 ) -> TokenLoss:
     """CISPO with an absolute one-sided cap on the ratio."""
-    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
+    log_rho_N, safe_N, usable_N = log_ratio(logprobs_N, batch)
     # Detached before the cap, as sg() above says. With the graph kept, tokens beyond the cap would
     # lose their gradient, as under PPO's clip, and the others would be weighted twice.
-    rho_BT = log_rho_BT.detach().exp()
-    weight_BT = rho_BT.clamp(max=ratio_cap)
-    loss_BT = -weight_BT * batch.advantages_B[:, None] * safe_BT
-    truncated_BT = usable_BT & (rho_BT > ratio_cap)
-    return TokenLoss(torch.where(usable_BT, loss_BT, 0.0), rho_BT, truncated_BT, usable_BT)
+    rho_N = log_rho_N.detach().exp()
+    weight_N = rho_N.clamp(max=ratio_cap)
+    loss_N = -weight_N * batch.advantages_N * safe_N
+    truncated_N = usable_N & (rho_N > ratio_cap)
+    return TokenLoss(torch.where(usable_N, loss_N, 0.0), rho_N, truncated_N, usable_N)

@@ -11,20 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.batch import TokenBatch, TokenLoss, log_ratio
 
 
 def clipped_surrogate(
-    logprobs_BT: Tensor, batch: LossBatch, clip_low: float, clip_high: float
+    logprobs_N: Tensor, batch: TokenBatch, clip_low: float, clip_high: float
 ) -> TokenLoss:
     """The clipped loss of every token, by the token's own ratio."""
-    log_rho_BT, _, usable_BT = log_ratio(logprobs_BT, batch)
-    loss_BT, rho_BT, clipped_BT = surrogate(
-        log_rho_BT, batch.advantages_B[:, None], clip_low, clip_high
-    )
-    zero = torch.zeros((), dtype=loss_BT.dtype, device=loss_BT.device)
+    log_rho_N, _, usable_N = log_ratio(logprobs_N, batch)
+    loss_N, rho_N, clipped_N = surrogate(log_rho_N, batch.advantages_N, clip_low, clip_high)
     return TokenLoss(
-        torch.where(usable_BT, loss_BT, zero), rho_BT.detach(), usable_BT & clipped_BT, usable_BT
+        torch.where(usable_N, loss_N, 0.0), rho_N.detach(), usable_N & clipped_N, usable_N
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss
+from scalerl.algorithm.batch import TokenBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.recipe.losses import DapoConstants
@@ -20,11 +20,11 @@ DEFAULTS = DapoConstants()
 
 @LOSSES.register("dapo")
 def dapo(
-    logprobs_BT: Tensor,
-    batch: LossBatch,
+    logprobs_N: Tensor,
+    batch: TokenBatch,
     *,
     clip_low: float = DEFAULTS.clip_low,
     clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """DAPO's asymmetric clip."""
-    return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)
+    return clipped_surrogate(logprobs_N, batch, clip_low, clip_high)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss
+from scalerl.algorithm.batch import TokenBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.recipe.losses import DrGrpoConstants
@@ -20,11 +20,11 @@ DEFAULTS = DrGrpoConstants()
 
 @LOSSES.register("dr-grpo")
 def dr_grpo(
-    logprobs_BT: Tensor,
-    batch: LossBatch,
+    logprobs_N: Tensor,
+    batch: TokenBatch,
     *,
     clip_low: float = DEFAULTS.clip_low,
     clip_high: float = DEFAULTS.clip_high,
 ) -> TokenLoss:
     """The clipped loss; see the module for what goes with it."""
-    return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)
+    return clipped_surrogate(logprobs_N, batch, clip_low, clip_high)

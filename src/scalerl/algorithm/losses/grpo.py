@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss
+from scalerl.algorithm.batch import TokenBatch, TokenLoss
 from scalerl.algorithm.losses.clipped import clipped_surrogate
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.errors import InputError
@@ -20,8 +20,8 @@ DEFAULTS = GrpoConstants()
 
 @LOSSES.register("grpo")
 def grpo(
-    logprobs_BT: Tensor,
-    batch: LossBatch,
+    logprobs_N: Tensor,
+    batch: TokenBatch,
     *,
     clip_low: float = DEFAULTS.clip_low,
     clip_high: float = DEFAULTS.clip_high,
@@ -29,4 +29,4 @@ def grpo(
     """GRPO; its clip is symmetric by definition."""
     if clip_low != clip_high:
         raise InputError("GRPO clips symmetrically: use equal clip_low and clip_high, or loss dapo")
-    return clipped_surrogate(logprobs_BT, batch, clip_low, clip_high)
+    return clipped_surrogate(logprobs_N, batch, clip_low, clip_high)

@@ -1,6 +1,6 @@
 """The registry of losses; `@LOSSES.register("mine")` adds one.
 
-A loss is a function `(logprobs_BT, batch, **constants) -> TokenLoss`. Its further parameters are
+A loss is a function `(logprobs_N, batch, **constants) -> TokenLoss`. Its further parameters are
 its constants: the values in a recipe are checked against the signature before a run starts.
 """
 
@@ -16,7 +16,7 @@ from scalerl.errors import InputError
 from scalerl.recipe.losses import LOSS_NAMES
 from scalerl.registry import Registry
 
-#: (logprobs_BT, batch, **constants) -> TokenLoss
+#: (logprobs_N, batch, **constants) -> TokenLoss
 Loss = Callable[..., TokenLoss]
 
 LOSSES: Registry[Loss] = Registry("loss", announce=LOSS_NAMES.add)
@@ -25,7 +25,7 @@ LOSSES: Registry[Loss] = Registry("loss", announce=LOSS_NAMES.add)
 def check_constants(name: str, loss: Loss, constants: Mapping[str, Any]) -> None:
     """Raise an InputError unless the loss takes exactly these constants.
 
-    >>> def soft(logprobs_BT, batch, *, floor, width=0.3): ...
+    >>> def soft(logprobs_N, batch, *, floor, width=0.3): ...
     >>> check_constants("soft", soft, {"floor": 0.1, "widht": 0.2})
     Traceback (most recent call last):
     scalerl.errors.InputError: loss.widht is no constant of soft, which takes floor, width:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scalerl.algorithm.batch import LossBatch, TokenLoss, log_ratio
+from scalerl.algorithm.batch import TokenBatch, TokenLoss, log_ratio
 from scalerl.algorithm.losses.cispo import cispo
 from scalerl.algorithm.losses.registry import LOSSES
 from scalerl.recipe.losses import ReinforceConstants
@@ -20,14 +20,14 @@ DEFAULTS = ReinforceConstants()
 
 @LOSSES.register("reinforce")
 def reinforce(
-    logprobs_BT: Tensor, batch: LossBatch, *, ratio_cap: float | None = DEFAULTS.ratio_cap
+    logprobs_N: Tensor, batch: TokenBatch, *, ratio_cap: float | None = DEFAULTS.ratio_cap
 ) -> TokenLoss:
     """REINFORCE; a `ratio_cap` turns importance weights on."""
     if ratio_cap is not None:
-        return cispo(logprobs_BT, batch, ratio_cap=ratio_cap)
-    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
-    loss_BT = -batch.advantages_B[:, None] * safe_BT
-    nowhere_BT = torch.zeros_like(usable_BT)
+        return cispo(logprobs_N, batch, ratio_cap=ratio_cap)
+    log_rho_N, safe_N, usable_N = log_ratio(logprobs_N, batch)
+    loss_N = -batch.advantages_N * safe_N
+    nowhere_N = torch.zeros_like(usable_N)
     return TokenLoss(
-        torch.where(usable_BT, loss_BT, 0.0), log_rho_BT.detach().exp(), nowhere_BT, usable_BT
+        torch.where(usable_N, loss_N, 0.0), log_rho_N.detach().exp(), nowhere_N, usable_N
     )

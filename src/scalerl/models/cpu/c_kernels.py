@@ -77,7 +77,7 @@ class _CShape(ctypes.Structure):
 
 
 class CAttention(torch.autograd.Function):
-    """Rotary embedding, then attention: prompts attend to themselves, completions to their prompt
+    """Rotary embedding, then attention: prompts attend to themselves, rows to their prompt
     and themselves. Returns N x (heads x size); the scale is in the weights."""
 
     @staticmethod
@@ -93,8 +93,7 @@ class CAttention(torch.autograd.Function):
         most = (int(spans[:, 1].max()), int((spans[:, 1] + spans[:, 3]).max()))
         room = lib.attention_room(ctypes.byref(c_shape), LONG(most[1]), LONG(most[0]))
         turned = torch.empty(len(qkv), (shape.heads + shape.kv_heads) * shape.size)
-        # Zeros, since the padding of prompts is in no span and no kernel writes there.
-        kept, out = torch.empty(kept_size), torch.zeros(len(qkv), shape.heads * shape.size)
+        kept, out = torch.empty(kept_size), torch.empty(len(qkv), shape.heads * shape.size)
         work = torch.empty(room)
         lib.attention_forward(
             ctypes.byref(c_shape), _at(spans), LONG(len(spans)), _at(qkv), _at(turn_N),

@@ -1,8 +1,8 @@
 """Training passes of Llama-shaped models on a CPU: the log-probs and gradients of the model's own
 forward pass, to rounding, in less time (benchmarks/profile_step.py).
 
-- The rollouts of a group share their prompt: it is computed once for those in a micro-batch, and
-  their tokens attend to it. Products and norms see no padding between completions (packing.py).
+- The episodes of a group share their prompt: it is computed once for those in a micro-batch, and
+  their tokens attend to it. Products and norms see no padding (models/rows.py).
 - Norm, attention and SwiGLU have backward passes of their own (torch_kernels.py; in C, where a
   compiler is, c_kernels.py). Autograd does the rest.
 - Weights are fused once per step (fuse.py); the gradient of the fused weights is summed over the
@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,10 +32,10 @@ from scalerl.models.cpu.library import library
 from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.cpu.shape import LlamaShape, agrees
 from scalerl.models.cpu.torch_kernels import TorchAttention, TorchNorm, TorchSwiGLU
-from scalerl.models.head import final_hidden
-from scalerl.models.rows import PromptRows
+from scalerl.models.flat import EXAMPLE, row_by_row
+from scalerl.models.rows import FlatRows
 
-#: Tokens of the longest row, prompt plus completion. The attention probabilities kept for the
+#: Tokens of the longest row, its prompt included. The attention probabilities kept for the
 #: backward pass are 4 bytes x heads x layers x tokens x 512: still small beside a CPU's memory.
 LONGEST = 512
 #: Most tokens of a micro-batch: its activations should stay in a core's cache (2048 x 256 x 4 bytes
@@ -126,22 +125,23 @@ class PackedLlama:
         head = self.model.get_output_embeddings().weight
         return PassWeights(layers, body.embed_tokens.weight, body.norm.weight, head)
 
-    def hidden(self, rows: PackedRows, weights: PassWeights | None = None) -> Tensor:
-        """The hidden states N x D that the head takes."""
+    def hidden(self, flat: FlatRows, weights: PassWeights | None = None) -> Tensor:
+        """The hidden states F x D that the head takes."""
         shape, (norm, swiglu, attend) = self.shape, self.kernels
+        rows = PackedRows(flat, shape)
         weights = weights or self._weights()
-        x_ND = F.embedding(rows.ids_N, weights.embedding)
-        turn_N = self.rotation[rows.position_N]
+        x_FD = F.embedding(flat.ids_F, weights.embedding)
+        turn_F = self.rotation[flat.position_F]
         for w in weights.layers:
-            qkv = F.linear(norm(x_ND, shape.eps), w.qkv, w.qkv_bias)
+            qkv = F.linear(norm(x_FD, shape.eps), w.qkv, w.qkv_bias)
             if w.qk_norm is not None:
                 qkv = self._normed_heads(qkv, w.qk_norm)
-            x_ND = torch.addmm(x_ND, attend(qkv, turn_N, rows, shape), w.out.t())
+            x_FD = torch.addmm(x_FD, attend(qkv, turn_F, rows, shape), w.out.t())
             if w.out_bias is not None:
-                x_ND = x_ND + w.out_bias
-            gate_up = F.linear(norm(x_ND, shape.eps), w.gate_up)
-            x_ND = torch.addmm(x_ND, swiglu(gate_up), w.down.t())
-        return norm(x_ND, shape.eps) * weights.norm
+                x_FD = x_FD + w.out_bias
+            gate_up = F.linear(norm(x_FD, shape.eps), w.gate_up)
+            x_FD = torch.addmm(x_FD, swiglu(gate_up), w.down.t())
+        return norm(x_FD, shape.eps) * weights.norm
 
     def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
         """Qwen3 norms each head's queries and keys."""
@@ -153,19 +153,10 @@ class PackedLlama:
 
     @torch.no_grad()
     def _agrees(self) -> bool:
-        """Whether hidden states equal the model's own, for a prompt with two rows and one with
-        one."""
+        """Whether hidden states equal the model's own, row by row."""
         words = self.model.get_input_embeddings().weight.shape[0]
-        ids = (np.arange(1, 12) * 7) % words
-        groups = [PromptRows(ids[:3], (ids[3:7], ids[7:9])), PromptRows(ids[:1], (ids[5:9],))]
-        rows = PackedRows.from_groups(groups, self.shape)
-        ours = self.hidden(rows)[rows.source_M]
-        theirs = []
-        for group in groups:
-            for completion in group.completions:
-                row = torch.from_numpy(np.concatenate([group.prompt, completion]))[None]
-                theirs.append(final_hidden(self.model, row)[0, len(group.prompt) - 1 : -1])
-        return agrees(ours, torch.cat(theirs))
+        rows = EXAMPLE.within(words)
+        return agrees(self.hidden(rows), row_by_row(self.model, rows))
 
 
 def _summed(leaves: Sequence[Tensor]) -> Tensor | None:

@@ -58,7 +58,7 @@ class TorchSwiGLU(torch.autograd.Function):
 
 
 class TorchAttention(torch.autograd.Function):
-    """Rotary embedding, then attention: prompts attend to themselves, completions to their prompt
+    """Rotary embedding, then attention: prompts attend to themselves, rows to their prompt
     and themselves. Returns N x (heads x size); the scale is in the weights."""
 
     @staticmethod
