@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -108,6 +108,11 @@ class EnvironmentTask(RowsTask):
                 f"environment {self._path} cannot be made: {one_line(named(error))}"
             ) from None
         return CheckedEnvironment(adapted, self._path)
+
+    def ceiling(self, prompts: Sequence[Prompt], turns: int) -> float:
+        """The highest possible pass rate on these prompts, of an environment that knows it."""
+        found: float = self._factory.ceiling(prompts, turns)  # type: ignore[attr-defined]
+        return found
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         return None, "an environment scores its episodes itself"
