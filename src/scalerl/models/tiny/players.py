@@ -23,10 +23,29 @@ from scalerl.tasks.running_sums import END
 from scalerl.tasks.task import held_out, make_prompt
 
 
+class Player:
+    """What the teachers of games share."""
+
+    #: The environment that is played.
+    game: ClassVar[type[lookups.Lookups] | type[guess.GuessTheNumber]]
+    limits: ClassVar[dict[str, Any]]
+
+    def pass_rate(
+        self, model: Any, tokenizer: Any, rollouts: int, seed: int = 0, greedy: bool = False
+    ) -> float:
+        """The pass rate of a model on held-out prompts."""
+        asked = [row["prompt"] for row in self.game.prompts()]
+        kept = [make_prompt("", each, None) for each in asked if held_out(each, HELD_OUT_SHARE)]
+        prompts = list(islice(cycle(kept), rollouts))
+        won = play(model, tokenizer, self.game, prompts, self.limits["turns"], seed, greedy)
+        return sum(won) / rollouts
+
+
 @dataclass(frozen=True, slots=True)
-class HastyTeacher:
+class HastyTeacher(Player):
     """Plays `tiny-tools`."""
 
+    game = lookups.Lookups
     vocabulary: ClassVar[tuple[str, ...]] = TOOLS_VOCABULARY
     #: Turns of the preset `tiny-tools`.
     limits: ClassVar[dict[str, Any]] = {"turns": 8}
@@ -52,19 +71,12 @@ class HastyTeacher:
             total = (total + digit + (source.randint(1, 9) if slips else 0)) % 10
         return [*parts, (f"{lookups.EQUALS}{total}{END}", True)]
 
-    def pass_rate(
-        self, model: Any, tokenizer: Any, rollouts: int, seed: int = 0, greedy: bool = False
-    ) -> float:
-        """Share of held-out episodes that are won."""
-        return _pass_rate(
-            self.limits["turns"], lookups.Lookups, model, tokenizer, rollouts, seed, greedy
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class TimidTeacher:
+class TimidTeacher(Player):
     """Plays `tiny-guess`."""
 
+    game = guess.GuessTheNumber
     vocabulary: ClassVar[tuple[str, ...]] = GUESS_VOCABULARY
     #: Turns of the preset `tiny-guess`.
     limits: ClassVar[dict[str, Any]] = {"turns": 4}
@@ -93,14 +105,6 @@ class TimidTeacher:
             parts.append((hint, False))
         return parts
 
-    def pass_rate(
-        self, model: Any, tokenizer: Any, rollouts: int, seed: int = 0, greedy: bool = False
-    ) -> float:
-        """Share of held-out episodes that are won."""
-        return _pass_rate(
-            self.limits["turns"], guess.GuessTheNumber, model, tokenizer, rollouts, seed, greedy
-        )
-
 
 def _shown(
     question: Callable[[int, random.Random], str], sizes: Sequence[int], source: random.Random
@@ -109,19 +113,3 @@ def _shown(
     while held_out(asked := question(source.choice(sizes), source), HELD_OUT_SHARE):
         pass
     return asked
-
-
-def _pass_rate(
-    turns: int,
-    game: type[lookups.Lookups] | type[guess.GuessTheNumber],
-    model: Any,
-    tokenizer: Any,
-    rollouts: int,
-    seed: int,
-    greedy: bool,
-) -> float:
-    rows = [row["prompt"] for row in game.prompts()]
-    kept = [make_prompt("", asked, None) for asked in rows if held_out(asked, HELD_OUT_SHARE)]
-    prompts = list(islice(cycle(kept), rollouts))
-    won = play(model, tokenizer, game, prompts, turns, seed, greedy)
-    return sum(won) / rollouts
