@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from scalerl.environments.adapters.skyrl import SkyrlEnvironment, skyrl_gym
 from scalerl.environments.adapters.textarena import TextarenaEnvironment, textarena
 from scalerl.environments.adapters.trl import TrlEnvironment
 from scalerl.environments.driven import DrivenEnvironment, is_driver
+from scalerl.environments.games import guess, lookups
 from scalerl.environments.interface import Environment
 from scalerl.environments.replies import CheckedEnvironment
 from scalerl.errors import InputError
@@ -43,6 +44,8 @@ ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment")
 ENVIRONMENTS.register("textarena")(textarena)
 ENVIRONMENTS.register("skyrl-gym")(skyrl_gym)
 ENVIRONMENTS.register("openenv")(openenv)
+ENVIRONMENTS.register(lookups.NAME)(lookups.Lookups)
+ENVIRONMENTS.register(guess.NAME)(guess.GuessTheNumber)
 #: Adapters by the package that a class, or a class that it extends, comes from.
 BY_PACKAGE: dict[str, type[Adapter]] = {
     "aviary": AviaryEnvironment,
@@ -112,6 +115,11 @@ class EnvironmentTask(RowsTask):
                 f"environment {self._path} cannot be made: {one_line(named(error))}"
             ) from None
         return CheckedEnvironment(adapted, self._path)
+
+    def ceiling(self, prompts: Sequence[Prompt], turns: int) -> float:
+        """The highest possible pass rate on these prompts, of an environment that knows it."""
+        found: float = self._factory.ceiling(prompts, turns)  # type: ignore[attr-defined]
+        return found
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         return None, "an environment scores its episodes itself"
