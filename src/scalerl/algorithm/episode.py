@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -159,11 +159,14 @@ class TokenRow:
 
     def with_turn(self, turn: Turn) -> TokenRow:
         """The row with a turn behind it, cut into segments where forced tokens begin and end."""
+        if not len(turn):
+            return self
+        differs = (turn.forced[1:] != turn.forced[:-1]) | (turn.versions[1:] != turn.versions[:-1])
+        bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), len(turn)]
+        runs = [(bool(turn.forced[a]), int(turn.versions[a]), b - a) for a, b in pairwise(bounds)]
         segments = []
-        for forced, run in groupby(
-            zip(turn.forced.tolist(), turn.versions.tolist(), strict=True), key=lambda t: t[0]
-        ):
-            versions = tuple((v, len(list(same))) for v, same in groupby(v for _, v in run))
+        for forced, same in groupby(runs, key=lambda run: run[0]):
+            versions = tuple((version, tokens) for _, version, tokens in same)
             tokens = sum(n for _, n in versions)
             segments.append(Segment("forced" if forced else "policy", tokens, versions))
         return self._with(turn.token_ids, turn.logprobs, tuple(segments))

@@ -18,6 +18,7 @@ left, or part of a refused step).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,6 +77,8 @@ class Ledger:
     )
     #: Kind of device by the worker's name.
     _kinds: dict[str, str] = field(default_factory=dict, repr=False)
+    #: Number of generators on each kind of device.
+    _generator_kinds: Counter[str] = field(default_factory=Counter, repr=False)
     _since: float | None = field(default=None, repr=False)
     _validating: bool = field(default=False, repr=False)
     _checks_awaited: bool = field(default=False, repr=False)
@@ -122,15 +125,18 @@ class Ledger:
     def set_device(self, worker: str, kind: str) -> None:
         """Record the kind of device that a worker runs on from here on."""
         self.tick()
+        if worker != TRAINER:
+            self._generator_kinds[self._kinds.get(worker, "")] -= worker in self._kinds
+            self._generator_kinds[kind] += 1
         self._kinds[worker] = kind
 
     def _add_generator_time(self, seconds: float) -> None:
         """Add device-seconds of all generators together, in equal shares to their devices."""
         self.device_seconds += seconds
         self.generator_seconds += seconds
-        kinds = [kind for worker, kind in self._kinds.items() if worker != TRAINER] or [UNKNOWN]
-        for kind in kinds:
-            self._add_device_time(kind, seconds / len(kinds))
+        kinds = +self._generator_kinds or Counter({UNKNOWN: 1})
+        for kind, number in kinds.items():
+            self._add_device_time(kind, seconds * number / kinds.total())
 
     def _add_device_time(self, kind: str, seconds: float) -> None:
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + seconds
@@ -150,7 +156,8 @@ class Ledger:
         """Count one generator less from here on."""
         self.tick()
         self.generators -= 1
-        self._kinds.pop(worker, None)
+        if worker in self._kinds:
+            self._generator_kinds[self._kinds.pop(worker)] -= 1
 
     def waste(self, why: WasteReason, rollouts: int, tokens: int) -> None:
         before = self.wasted[why]

@@ -50,6 +50,8 @@ class InlineWorker(ABC):
         self.name = name
         self.crew = crew
         self.alive = True
+        #: Whether it was replaced or removed: no further event is about it.
+        self.gone = False
         self.frozen_since = self.frozen_until = 0.0
         self.delay = 0.0
         self.losing = {"to": 0, "from": 0}
@@ -108,7 +110,7 @@ class InlineWorker(ABC):
         """Look for changes from outside, such as new weights."""
 
     def kill(self) -> None:
-        self.alive = False
+        self.alive, self.gone = False, True
 
     def die(self, why: str) -> None:
         if self.alive:
@@ -368,8 +370,7 @@ class InlineCrew(BaseCrew):
             do()
         if not self.inbox:
             self.clock.time = until
-        workers = [self.trainer, *self.generators, *self.checkers]
-        found = [e for e in self.inbox if any(e.worker is worker for worker in workers)]
+        found = [e for e in self.inbox if not (isinstance(e.worker, InlineWorker) and e.worker.gone)]
         self.inbox.clear()
         return found
 
