@@ -1,6 +1,7 @@
 """Environments by import path, whatever library they were written for."""
 
 import asyncio
+import gc
 import json
 import pickle
 import subprocess
@@ -288,6 +289,18 @@ def test_a_thread_of_an_environment_ends_with_it():
         return inner
 
     inner = asyncio.run(use())
+    inner.join(timeout=60)
+    assert not inner.is_alive()
+
+
+def test_a_thread_that_was_never_stopped_ends_with_its_environment():
+    async def use():
+        thread = OwnThread()
+        await thread.run(lambda: 3)
+        return thread._thread
+
+    inner = asyncio.run(use())
+    gc.collect()
     inner.join(timeout=60)
     assert not inner.is_alive()
 

@@ -1,6 +1,7 @@
 """Environments in real worker processes: what one of them does costs its own episode."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from scalerl.placement.live_environments import MAX_CHARACTERS
 from scalerl.placement.processes import RealClock, WorkerProcesses
 from scalerl.tasks import make_task
 
-LIMIT = 300.0
+LIMIT = 120.0
 SEED = 7
 
 
@@ -104,6 +105,15 @@ class Bench:
         """Kill a worker, and start another one."""
         os.kill(worker.process.pid, signal.SIGKILL)
         self.until(lambda: worker not in self.crew.checkers, "the replacement")
+
+    def first_fault(self, episode, faults, turns):
+        """The first of these faults that an episode meets; empty if it has none."""
+        question = self.prompts[int(episode.partition("/")[0])].question
+        for turn in range(1, turns + 1):
+            found = fault(self.settings, question, SEED, *["x"] * turn)
+            if found in faults or found == "ends_early":
+                return found if found in faults else ""
+        return ""
 
     def chosen(self, episodes, *texts):
         """The episodes that go wrong in the turn with the last of these texts."""
@@ -366,3 +376,39 @@ def test_environments_are_spread_over_any_number_of_workers_and_leave_no_threads
         bench.ask(*names(12), kind="reset")
         assert {len(state.held) for state in bench.pool.states.values()} == {2}
     assert threading.active_count() <= before
+
+
+def test_hundreds_of_episodes_with_every_fault_at_once(tmp_path):
+    """Every episode ends, once, and as its own faults say, while workers are killed."""
+    shares = {"slow": 0.1, "hangs": 0.01, "blocks": 0.005, "clings": 0.005, "crashes": 0.01,
+              "exits": 0.02, "raises": 0.02, "returns_bytes": 0.02, "nan": 0.02, "talks": 0.02,
+              "ends_early": 0.05}  # fmt: skip
+    fatal = set(shares) - {"slow", "talks", "ends_early"}
+    more = {"slow_seconds": 0.1, "log": str(tmp_path)}
+    with Bench(workers=3, places=64, seconds=1.5, **more, **shares) as bench:
+        episodes = names(200)
+        expected = {e: bench.first_fault(e, fatal, turns=3) for e in episodes}
+        assert set(expected.values()) >= {"hangs", "blocks", "clings", "crashes", "raises", ""}
+        ended = Counter()
+        rng = random.Random(1)
+        for episode in episodes:
+            bench.call(episode, "reset")
+        kills = 0
+        while bench.pool.pending:
+            for reply in bench.poll():
+                if goes_on(reply):
+                    bench.call(reply.episode, "step", "x")
+                else:
+                    ended[reply.episode] += 1
+            # Not one with a suspect, which would be taken for the cause.
+            busy = [s.handle for s in bench.pool.states.values() if s.jobs and not s.quarantined]
+            if len(ended) > 50 * (kills + 1) and kills < 2 and busy:
+                kills += 1
+                os.kill(rng.choice(busy).process.pid, signal.SIGKILL)
+        assert ended == dict.fromkeys(episodes, 1)
+        bad = {e for e in episodes if bench.replies[e].problem}
+        assert bad == {e for e in episodes if expected[e]}
+        bench.until(lambda: not any(bench.live.values()), "the end of all environments")
+        bench.crew.stop()
+        lines = Notes.read(tmp_path)
+        assert all(x.count("closed") <= 1 for x in lines)

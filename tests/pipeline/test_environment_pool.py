@@ -434,23 +434,30 @@ def test_what_is_closed_gets_no_reply_and_is_not_sent():
     assert bench.checks.states["checker 0"].jobs == {}
 
 
-def test_a_death_makes_calls_suspect_and_the_second_names_the_cause():
+def test_a_death_makes_calls_suspect_and_halves_find_the_cause():
     bench = Games(checkers=1)
-    for episode in "abc":
+    for episode in "abcdefgh":
         bench.call(episode, turns=1)
-    bench.submit("x", count=1)
     assert bench.die(0) == []
-    assert bench.calls(0) == [("a", None, 1)]
-    bench.call("d", kind="reset")
-    assert len(bench.calls(0)) == 1, "alone"
+    assert bench.calls(0) == [(e, None, 1) for e in "abcd"]
+    bench.call("new", kind="reset")
+    assert len(bench.calls(0)) == 4, "suspects only"
     bench.reply(0, "a", observed())
-    assert bench.calls(0)[-1] == ("b", None, 1)
+    assert bench.die(0) == []  # b, c or d
+    for episode in "efgh":
+        bench.reply(0, episode, observed())
+    assert [e for e, *_ in bench.calls(0)] == [*"efgh", *"bc"]
+    assert bench.die(0) == []
+    bench.reply(0, "d", observed())
+    assert [e for e, *_ in bench.calls(0)] == ["d", "b"]
     (found,) = bench.die(0)
     assert found.episode == "b" and found.gave_up and found.reply is None
     why = "the environment of task game ended its worker process (died: killed by signal 11)"
     assert found.problem == why
     assert bench.checks.notes == [f"{why}: 1 episode stays unscored"]
-    assert bench.calls(0) == [("c", None, 1)]
+    bench.reply(0, "c", observed())
+    bench.reply(0, "new", observed())
+    assert bench.checks.pending == 0
 
 
 def test_calls_leave_a_worker_that_is_to_be_replaced_or_has_a_suspect():

@@ -6,9 +6,10 @@ must cost its own answers or episode only, and no other worker's time:
 - a worker gives up on a call after `seconds`, and reports it. The call may run on in the worker for
   ever; a worker with several such calls is replaced as soon as it is idle;
 - a worker that dies, that has sent no heartbeat for `placement.patience`, or that is past the
-  deadline of a job, is replaced. Its jobs are suspect and are repeated, one at a time, in a worker
-  that does nothing else meanwhile: one that ends its worker a second time is the cause, and is
-  given up.
+  deadline of a job, is replaced. Its jobs are suspect and are repeated in a worker that does
+  nothing else meanwhile: answers one at a time; calls of environments, of which there may be
+  hundreds, in two halves, each of which is divided again if it ends its worker. A job that ends its
+  worker while it is alone there is the cause, and is given up.
 
 The environment of an episode stays in the worker that made it, which gets the next calls without
 their history. Any other worker gets the history and replays it: after the loss of the worker, and
@@ -72,6 +73,8 @@ class Job:
     turns: int = 0
     #: Whether it was in a worker that was lost.
     suspect: bool = False
+    #: Whether it was sent to its worker as the only suspect.
+    alone: bool = False
     #: Time at which it was sent to its worker.
     sent: float = 0.0
     #: Time by which the worker must have answered.
@@ -92,7 +95,7 @@ class WorkerState:
     calls: int = 0
     #: Calls of environments of these jobs.
     turns: int = 0
-    #: Whether one of the jobs is suspect: then it is the only one.
+    #: Whether the jobs are suspect: then there are no others.
     quarantined: bool = False
     #: Episodes that have their environment here.
     held: set[str] = field(default_factory=set)
@@ -109,7 +112,7 @@ class WorkerState:
         if job is not None:
             self.calls -= job.calls
             self.turns -= job.turns
-            self.quarantined = False
+            self.quarantined = self.quarantined and bool(self.jobs)
         return job
 
 
@@ -144,7 +147,8 @@ class EnvironmentPool:
         self._queue: deque[Job] = deque()
         #: Calls of environments that no worker can take yet.
         self._call_queue: deque[Job] = deque()
-        self._suspects: deque[Job] = deque()
+        #: Suspects, in groups that are sent together.
+        self._suspects: deque[list[Job]] = deque()
         self._open: dict[Hashable, dict[int, AnswerScore]] = {}
         self._sizes: dict[Hashable, int] = {}
         #: Calls that are not answered, by episode, and the most that there were at once.
@@ -201,10 +205,9 @@ class EnvironmentPool:
     def _job(
         self, calls: int = 0, key: Hashable = None, places: tuple[int, ...] = (),
         answers: tuple[Answer, ...] = (), call: m.EnvironmentCall | None = None,
-        suspect: bool = False,
     ) -> Job:  # fmt: skip
         self._number += 1
-        return Job(self._number, calls, key, places, answers, call, suspect=suspect)
+        return Job(self._number, calls, key, places, answers, call)
 
     def _wanted(self, job: Job) -> bool:
         """Whether an answer to the job is still waited for."""
@@ -213,8 +216,8 @@ class EnvironmentPool:
     # -- sending ----------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Send jobs to workers that have room; a suspect only to a worker without other jobs."""
-        self._drain(self._suspects, self._idle_worker)
+        """Send jobs to workers that have room; suspects only to a worker without other jobs."""
+        self._send_suspects()
         self._drain(self._call_queue, self._worker_for_call)
         self._drain(self._queue, self._worker_for_answers)
 
@@ -228,11 +231,20 @@ class EnvironmentPool:
                 self._send(state, jobs[0])
             jobs.popleft()
 
-    def _idle_worker(self, job: Job) -> WorkerState | None:
-        """A worker without jobs, for a suspect: it may end the worker, and every other job in it
-        would be lost too. So would the environments in it: there should be few."""
-        idle = (state for state in self._available() if not state.jobs)
-        return min(idle, key=lambda state: len(state.held), default=None)
+    def _send_suspects(self) -> None:
+        """Send each group of suspects to a worker without jobs, since it may end the worker. The
+        environments in it would be lost too: there should be few."""
+        while self._suspects:
+            group = [job for job in self._suspects[0] if self._wanted(job)]
+            if group:
+                idle = (state for state in self._available() if not state.jobs)
+                state = min(idle, key=lambda state: len(state.held), default=None)
+                if state is None:
+                    return
+                for job in group:
+                    job.suspect, job.alone = True, len(group) == 1
+                    self._send(state, job)
+            self._suspects.popleft()
 
     def _worker_for_call(self, job: Job) -> WorkerState | None:
         """The worker that holds the environment, or the one with the fewest environments."""
@@ -326,7 +338,10 @@ class EnvironmentPool:
             return []
         if reply is None:  # the worker has lost the environment: repeated, with the history
             self._release(call.episode)
-            (self._suspects if job.suspect else self._call_queue).append(job)
+            if job.suspect:
+                self._suspects.append([job])
+            else:
+                self._call_queue.append(job)
             return []
         del self._calls[call.episode]
         if call.kind == "cut_off" or not isinstance(reply.reply, Observation):
@@ -371,25 +386,29 @@ class EnvironmentPool:
                 job.deadline += seconds
 
     def on_worker_lost(self, handle: Handle, replacement: Handle, why: str) -> list[Done]:
-        """Replace a worker: its jobs become suspect, and those that were suspect are given up. What
-        is now complete."""
+        """Replace a worker: its jobs become suspect, and one that was suspect and alone is given
+        up. What is now complete."""
         state = self.states[handle.name]
         self.states[handle.name] = WorkerState(replacement)
         for episode in tuple(state.held):
             self._release(episode)
         found: list[Done] = []
-        for job in state.jobs.values():
-            if not self._wanted(job):
-                continue
-            if job.suspect:
+        calls: list[Job] = []
+        for job in filter(self._wanted, state.jobs.values()):
+            if job.alone:
                 found += self._give_up(job, why)
+            elif job.call is not None:
+                calls.append(job)
             # A single call cannot be divided further, and is tried once more as it is.
-            elif job.calls <= 1:
-                job.suspect = True
-                self._suspects.append(job)
+            elif job.calls == 1:
+                self._suspects.append([job])
             else:
-                for place, answer in zip(job.places, job.answers, strict=True):
-                    self._suspects.append(self._job(1, job.key, (place,), (answer,), suspect=True))
+                self._suspects.extend(
+                    [self._job(1, job.key, (place,), (answer,))]
+                    for place, answer in zip(job.places, job.answers, strict=True)
+                )
+        middle = -(-len(calls) // 2)
+        self._suspects.extend(half for half in (calls[:middle], calls[middle:]) if half)
         self.dispatch()
         return found
 

@@ -316,6 +316,8 @@ class EnvironmentWorker:
         elif blocked is False:
             for call in late:
                 self._abandon(call)
+                if isinstance(call, RunningCall):
+                    loop.events.call_soon_threadsafe(loop.environments.abandon, call)
 
     def _abandon(self, call: _Call | RunningCall) -> None:
         """Give up a call that goes on."""

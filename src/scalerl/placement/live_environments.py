@@ -111,6 +111,11 @@ class LiveEnvironments:
                 # Not at once: a task that is cancelled before it has begun would never answer.
                 asyncio.get_running_loop().call_soon(running.task.cancel)
 
+    def abandon(self, running: RunningCall) -> None:
+        """Close the environment of a call that was given up and goes on."""
+        if running.asked is not None:
+            self._drop(running.asked.call.episode, running.held)
+
     def close_all(self) -> None:
         """Close all environments, and cancel all calls."""
         self.close([*self._held, *self._calls])
