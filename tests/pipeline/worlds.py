@@ -26,7 +26,7 @@ from scalerl.pipeline.schedule import Schedule
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.generator_worker import HEARTBEAT_SECONDS
 from scalerl.placement.inline import InlineCrew
-from scalerl.placement.world import Duration, Fault, World
+from scalerl.placement.world import ActFaults, Duration, Fault, World
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.listener import Listener
@@ -37,6 +37,8 @@ from scalerl.weights.interface import Layout
 
 TINY = Recipe.load("scalerl", "tiny")
 PROMPTS = 40
+#: What goes wrong with environments in rough worlds.
+ROUGH_ACTS = ActFaults(hangs=0.01, crashes=0.01, fails=0.02, lies=0.1, huge=0.02)
 #: Turns of the loop after which a world counts as stuck.
 STUCK = 60_000
 
@@ -180,6 +182,7 @@ class RandomWorld:
                          for f in faults),
             hangs=0.03 * rough,
             crashes=0.03 * rough,
+            act_faults=ROUGH_ACTS if rough else ActFaults(),
         )  # fmt: skip
         self.attempts = self.renewed = 0
 

@@ -235,12 +235,14 @@ class Rollouts:
 
     def end_late_episodes(self) -> list[str]:
         """End episodes that have taken too long; a line about each."""
-        lines = []
-        while self._deadlines and self._deadlines[0][0] < self.clock.now():
+        lines, now = [], self.clock.now()
+        while self._deadlines and self._deadlines[0][0] < now:
             _, key, row = self._deadlines.popleft()
             p = self.groups.get(key)
-            # A turn that is being written ends its episode when it arrives.
-            if p is not None and row in p.attempts and p.attempts[row].called:
+            attempt = None if p is None else p.attempts.get(row)
+            # A turn that is being written ends its episode when it arrives. (The entry may be about
+            # an episode of an earlier validation, which has the same key.)
+            if p is not None and attempt is not None and attempt.called and attempt.deadline < now:
                 name = self.setup.task.member_for(p.prompt).name
                 lines.append(f"an episode of {name} took more than environment.seconds: ended")
                 self._too_long(p, row)

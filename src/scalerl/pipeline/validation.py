@@ -97,7 +97,7 @@ class Validation:
         again = [
             p
             for p in self.groups
-            if p.opening is None and any(v.correct is None for v in p.scores.values())
+            if not self.setup.plays(p.prompt) and any(v.correct is None for v in p.scores.values())
         ]
         for p in again:
             p.group, p.scores = None, {}

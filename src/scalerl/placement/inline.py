@@ -370,7 +370,9 @@ class InlineCrew(BaseCrew):
             do()
         if not self.inbox:
             self.clock.time = until
-        found = [e for e in self.inbox if not (isinstance(e.worker, InlineWorker) and e.worker.gone)]
+        found = [
+            e for e in self.inbox if not (isinstance(e.worker, InlineWorker) and e.worker.gone)
+        ]
         self.inbox.clear()
         return found
 
