@@ -41,6 +41,8 @@ WORDS = ["sampling.max_prompt_tokens=400", "task.options={}"]
 MIXTURE = [f"task.name=running-sums+{GYM}", *WORDS, f"task.options.{GYM}={{chat = false}}"]
 PLAIN = [f"task.name={GYM}", *WORDS, "task.options.chat=false"]
 
+PLAY = ["task.name=environment:tiny-tools", "task.options={}", "model.path=tiny-tools",
+        "environment.turns=3", "environment.observation_tokens=9", *NO_CONTROL]  # fmt: skip
 #: Field -> what to change, and what to change before it where the field only then has a meaning.
 CHANGES = {
     "seed": ("seed=1", []),
@@ -69,6 +71,13 @@ CHANGES = {
     "advantage.population": ("advantage.population=all", []),
     "advantage.ddof": ("advantage.ddof=1", []),
     "advantage.epsilon": ("advantage.epsilon=0.01", []),
+    "advantage.credit": ("advantage.credit=turn", PLAY),
+    "environment.turns": ("environment.turns=2", PLAY),
+    "environment.observation_tokens": ("environment.observation_tokens=5", PLAY),
+    "environment.episode_tokens": ("environment.episode_tokens=90", PLAY),
+    "environment.seconds": ("environment.seconds=5.0", PLAY),
+    "environment.history": ("environment.history=keep", PLAY),
+    "environment.tool_format": ("environment.tool_format=hermes", PLAY),
     "filter.zero_variance": ("filter.zero_variance=keep", []),
     "filter.truncated": ("filter.truncated=keep", []),
     "filter.empty_steps": ("filter.empty_steps=3", []),
@@ -136,6 +145,8 @@ REFUSALS = {
     "advantage.population": (
         "advantage.population=all", ["advantage.normalisation=prompt"], "std of the batch"),
     "advantage.ddof": ("advantage.ddof=1", ["advantage.normalisation=none"], "uses no std"),
+    "advantage.credit": ("advantage.credit=turn", [], "episodes have one turn"),
+    "environment.turns": ("environment.turns=2", [], "has no effect on task running-sums"),
     "validation.also_temperatures": (
         "validation.also_temperatures=[0.5, 1]", [], "1 is given twice"),
     "validation.length_control": ("validation.length_control=false", NO_CONTROL, "interruption"),
@@ -194,6 +205,7 @@ def made_of(recipe):
             "sizes": [setup.columns, setup.slots, setup.validation_slots, setup.parameters],
             "dtype": str(setup.layout.dtype),
             "date": setup.chat.variables.get("date_string"),
+            "episodes": plain(setup.episodes),
         },
         "specs": plain([specs.make_engine, specs.engine, specs.make_trainer, specs.trainer,
                         type(specs.channel)]),

@@ -12,7 +12,7 @@ from worlds import RandomWorld, live
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.schedule import Schedule
 from scalerl.placement.world import Duration, Fault, World
-from scalerl.runs.lines import EventLine, StepLine
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
 
 #: Worlds of the suite, in parts that can run side by side.
 PARTS, EACH = 20, 110
@@ -112,6 +112,25 @@ def test_a_generator_that_takes_its_groups_along_is_noticed(monkeypatch):
     with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)
+
+
+def test_the_time_of_an_episode_is_not_that_of_one_before_it_with_the_same_name(tmp_path):
+    """Every validation asks the same prompts again, long after the first one was over."""
+    world = RandomWorld(1, **{"environment.seconds": 2.0, "validation.every": 1})
+    world.plays, world.world = True, World(act=Duration(0.01), train=Duration(1.0))
+    world.live(tmp_path / "run")
+    assert world.crew.clock.time > 4.0
+    assert all(e.unscored == 0 for e in world.store.read(EvalLine))
+    assert all(s.play.failed == 0 for s in world.store.read(StepLine))
+
+
+def test_an_episode_that_takes_too_long_ends_without_a_score_and_the_run_goes_on(tmp_path):
+    world = RandomWorld(1, **{"environment.seconds": 3.0, "validation.every": 99})
+    world.plays, world.world = True, World(act=Duration(0.3, 1.5))
+    world.live(tmp_path / "run", strict=False)
+    steps = world.store.read(StepLine)
+    assert any(0 < s.play.failed < 1 for s in steps)
+    assert all(s.filtered.unscored / s.filtered.rollouts == s.play.failed for s in steps)
 
 
 def test_nobody_waits_for_the_replacement_of_a_generator_while_another_is_up(tmp_path):

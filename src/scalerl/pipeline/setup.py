@@ -36,6 +36,7 @@ from scalerl.models.turns import TurnRenderer
 from scalerl.pipeline.episodes import EpisodeRules
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
+from scalerl.recipe.sections_algorithm import AdvantageSection, EnvironmentSection
 from scalerl.tasks.registry import task_of
 from scalerl.tasks.task import Answer, Message, Prompt, Task
 from scalerl.weights.interface import Layout
@@ -390,6 +391,7 @@ def _episode_rules(
     recipe: Recipe, task: Task, chat: Chat, stop_ids: tuple[int, ...], columns: int
 ) -> EpisodeRules | None:
     if not _has_environment(task):
+        _refuse_environment_keys(recipe, task)
         return None
     if recipe.precision.routing == "replay":
         raise InputError(
@@ -418,6 +420,20 @@ def _episode_rules(
         columns=columns,
         keep_history=limits.history == "keep",
     )
+
+
+def _refuse_environment_keys(recipe: Recipe, task: Task) -> None:
+    """Raise an InputError for a key that only environments use."""
+    default, given = EnvironmentSection(), recipe.environment
+    names = EnvironmentSection.model_fields
+    keys = [f"environment.{k}" for k in names if getattr(given, k) != getattr(default, k)]
+    if recipe.advantage.credit != AdvantageSection().credit:
+        keys.append("advantage.credit")
+    if keys:
+        raise InputError(
+            f"{keys[0]} has no effect on task {task.name}, whose episodes have one turn: leave it "
+            "out, or take a task with an environment"
+        )
 
 
 def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:
