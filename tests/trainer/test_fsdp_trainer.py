@@ -11,9 +11,9 @@ from rank_pool import RankPool
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.losses import LOSSES
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
@@ -62,21 +62,23 @@ def spec_of(model, **changes):
 
 
 def batch(seed=0, prompts=4, generations=4):
-    """Ragged rollouts of two versions, some tokens forced."""
+    """Ragged episodes of two versions, some tokens forced."""
     rng = np.random.default_rng(seed)
     groups = []
     for p in range(prompts):
-        rollouts = []
+        turns = []
         for _ in range(generations):
             n = int(rng.integers(1, 14))
             forced = np.zeros(n, dtype=bool)
             forced[-1] = n > 9
-            rollouts.append(
-                Rollout(rng.integers(0, WORDS, n), rng.normal(-3.0, 0.5, n).astype(np.float32),
-                        rng.integers(0, 2, n), forced, "stop", float(rng.standard_normal()))
+            turns.append(
+                Turn(rng.integers(0, WORDS, n), rng.normal(-3.0, 0.5, n).astype(np.float32),
+                     rng.integers(0, 2, n), forced, "stop")
             )  # fmt: skip
         prompt = rng.integers(0, WORDS, int(rng.integers(1, 6)))
-        groups.append(Group(f"p{p}", prompt, tuple(rollouts)))
+        episodes = [Episode.from_turn(prompt, turn).with_reward(float(rng.standard_normal()), None)
+                    for turn in turns]  # fmt: skip
+        groups.append(Group(f"p{p}", tuple(episodes)))
     return groups
 
 
@@ -178,15 +180,17 @@ def test_tied_heads_other_architectures_mixtures_and_three_ranks(ranks, models):
 def test_recorded_experts_are_replayed_by_every_rank(ranks, models):
     rng = np.random.default_rng(3)
 
-    def routed(prompt, r):
-        tokens = len(prompt) + len(r) - 1
-        experts = rng.random((tokens, 2, 4)).argsort(-1)[..., :2].astype(np.int16)
-        return replace(r, experts=experts)
+    def routed(group):
+        """The prompt's experts are those of its one prefill; each episode has its own then."""
+        prompt = len(group.episodes[0].rows[0].prompt)
+        first = rng.random((prompt, 2, 4))
+        out = []
+        for e in group.episodes:
+            noise = np.concatenate([first, rng.random((len(e) - 1, 2, 4))])
+            out.append(replace(e, experts=noise.argsort(-1)[..., :2].astype(np.int16)))
+        return replace(group, episodes=tuple(out))
 
-    groups = [
-        replace(g, rollouts=tuple(routed(g.prompt_token_ids, r) for r in g.rollouts))
-        for g in batch()
-    ]
+    groups = [routed(g) for g in batch()]
     spec = spec_of(models / "mixtral", replay=True)
     expected, report, weights = gradients(TRAINERS["local"](spec), groups)
     own, *_ = gradients(TRAINERS["local"](replace(spec, replay=False)), groups)
