@@ -38,8 +38,18 @@ ALLOWED = {
     "weights": set(),
     "engine": {"algorithm", "models"},
     "trainer": {"algorithm", "models", "recipe"},
-    "pipeline": {"algorithm", "engine", "models", "recipe", "runs", "tasks", "trainer", "weights"},
-    "placement": {"engine", "pipeline", "tasks", "trainer", "weights"},
+    "pipeline": {
+        "algorithm",
+        "engine",
+        "environments",
+        "models",
+        "recipe",
+        "runs",
+        "tasks",
+        "trainer",
+        "weights",
+    },
+    "placement": {"engine", "environments", "pipeline", "tasks", "trainer", "weights"},
     "notebook": {"runs"},
     "training": {"curves", "notebook", "pipeline", "placement", "recipe", "runs"},
     "callbacks": {"curves", "runs"},
@@ -230,7 +240,7 @@ def test_the_forecasting_half_never_imports_anything_heavy():
 
 def test_a_checker_starts_without_torch():
     """Those that a verifier took with it are replaced: a new one must be there at once."""
-    code = "import sys, scalerl.placement.checker_worker; print('torch' in sys.modules)"
+    code = "import sys, scalerl.placement.environment_worker; print('torch' in sys.modules)"
     assert python(code).strip() == "False"
 
 

@@ -293,13 +293,11 @@ class RunAttempts:
     def _attempt(self, step: int | None, *, keep: bool) -> RunEnd:
         from scalerl.pipeline import branches
         from scalerl.pipeline.crew import IrreplaceableWorkerLost, RenewableCrew
-        from scalerl.pipeline.deterministic import DeterministicLoop
         from scalerl.pipeline.loop import Loop
 
         for line in self.store.read(EvalLine):
             self._add(line)
         checkpoint = self.checkpoint if step is not None else None
-        kind = DeterministicLoop if self.recipe.placement.deterministic else Loop
         setup, crew, clock = self._start(checkpoint)
         completed, self.recipe = setup.recipe != self.recipe, setup.recipe
         self.listener.begin(self.recipe, self.store.path, step)
@@ -309,20 +307,20 @@ class RunAttempts:
             # The setup may have set the date that prompts contain: recorded before the first use.
             if completed:
                 branches.write_recipe(self.store, setup.recipe)
-            loop = kind(
+            loop = Loop(
                 setup, crew, clock, self.store, self.listener,
                 checkpoint=checkpoint, stop_rule=self._evaluated,
             )  # fmt: skip
             # Events are never cut, unlike steps: they hold every loss since the beginning.
             past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
             loop.ledger.lost_device_seconds = sum(past)
-            loop.notes = self.notes
+            loop.recorder.notes = self.notes
             try:
                 with stop_signals(lambda: loop.stop(INTERRUPTED)) as caught:
                     end = self._run(loop, caught)
             finally:
                 self.recipe = loop.recipe  # the number of generators may have changed
-            at_once = not loop.started
+            at_once = not loop.state.started
         except IrreplaceableWorkerLost as lost:
             if keep and lost.trainer and isinstance(crew, RenewableCrew):
                 self._survivors = (crew, clock)
@@ -351,14 +349,14 @@ class RunAttempts:
 
         try:
             end = loop.run()
-            # An interrupted deterministic run is in the middle of a round (`DeterministicLoop`).
-            if loop.started and not (caught and loop.deterministic):
+            # An interrupted deterministic run is in the middle of a round (`LockstepPace`).
+            if loop.state.started and not (caught and loop.recipe.placement.deterministic):
                 loop.save()
         except IrreplaceableWorkerLost as lost:
             if not caught:
                 raise
             self.listener.say(f"warning: {lost}: the last checkpoint is the newest state")
-            end = LoopEnd(INTERRUPTED, loop.version, loop.ledger.compute())
+            end = LoopEnd(INTERRUPTED, loop.state.version, loop.ledger.compute())
         return end
 
     def _evaluated(self, line: EvalLine) -> str | None:

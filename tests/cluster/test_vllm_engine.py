@@ -17,7 +17,7 @@ from test_replay import replay
 
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group
+from scalerl.algorithm.turn import Group
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError
@@ -106,7 +106,7 @@ def replayed(models, requests, found, temperature=1.0):
     """The largest difference of a log-prob to the replay."""
     gaps = []
     for w in found:
-        r, prompt = w.rollout, requests[w.request].prompt_token_ids
+        r, prompt = w.turn, requests[w.request].prompt_token_ids
         again = replay(models, prompt, r.token_ids.tolist(), r.versions.tolist(), temperature)
         gaps.append(float(np.abs(r.logprobs - again)[~r.forced].max(initial=0.0)))
         assert (r.logprobs[r.forced] == 0).all()
@@ -119,14 +119,14 @@ def test_every_token_is_replayed_with_its_versions_weights_and_the_kept_cache(ma
     requests = {r.id: r for r in requests_of(FORCE, sampling)}
     found = write(engine, models, requests.values())
     assert len(found) == 9
-    assert sum(len(set(w.rollout.versions.tolist())) > 1 for w in found) > 3
+    assert sum(len(set(w.turn.versions.tolist())) > 1 for w in found) > 3
     assert replayed(models, requests, found, sampling.temperature) < TOLERANCE
-    forced = [w for w in found if w.rollout.forced.any()]
+    forced = [w for w in found if w.turn.forced.any()]
     assert forced, "nobody was interrupted"
     for w in forced:  # each at the budget that its own seed gives it
         budget = FORCE.start(requests[w.request].seeds[w.row]).budget
-        assert int(w.rollout.forced.argmax()) == budget
-        assert w.rollout.token_ids[w.rollout.forced].tolist() == list(FORCE.phrase_ids)
+        assert int(w.turn.forced.argmax()) == budget
+        assert w.turn.token_ids[w.turn.forced].tolist() == list(FORCE.phrase_ids)
 
 
 def test_a_rollout_follows_from_its_seed_whoever_shares_the_batch(made):
@@ -134,7 +134,7 @@ def test_a_rollout_follows_from_its_seed_whoever_shares_the_batch(made):
     alone = write(engine, models[:1], requests_of(Limit(12, (3,)), count=1, each=1))
     among = write(engine, models[:1], requests_of(Limit(12, (3,)), count=3, each=2))
     same = next(w for w in among if (w.request, w.row) == ("q0", 0))
-    assert same.rollout.token_ids.tolist() == alone[0].rollout.token_ids.tolist()
+    assert same.turn.token_ids.tolist() == alone[0].turn.token_ids.tolist()
 
 
 def test_top_p_and_top_k_give_the_log_prob_of_the_distribution_drawn_from(made):
@@ -142,11 +142,11 @@ def test_top_p_and_top_k_give_the_log_prob_of_the_distribution_drawn_from(made):
     sampling = Sampling(1.0, top_p=0.7, top_k=5)
     requests = {r.id: r for r in requests_of(Limit(10, (3,)), sampling, count=2, each=2)}
     for w in write(engine, models[:1], requests.values()):
-        ids = [*requests[w.request].prompt_token_ids, *w.rollout.token_ids.tolist()]
+        ids = [*requests[w.request].prompt_token_ids, *w.turn.token_ids.tolist()]
         start = len(requests[w.request].prompt_token_ids)
         with torch.no_grad():
             logits = models[0](torch.tensor([ids])).logits[0, start - 1 : -1]
-        for row, token, logprob in zip(logits, ids[start:], w.rollout.logprobs, strict=True):
+        for row, token, logprob in zip(logits, ids[start:], w.turn.logprobs, strict=True):
             p = row.softmax(-1)
             order = p.argsort(descending=True)[:5]
             kept = p[order] / p[order].sum()
@@ -172,7 +172,7 @@ def test_validation_holds_training_rollouts_whose_tokens_stay_the_same(made):
     assert "validate" in lanes and lanes == sorted(lanes, key="validate train".index)
     key = lambda w: (w.request, w.row)  # noqa: E731
     for a, b in zip(sorted(quiet, key=key), sorted(found, key=key), strict=True):
-        assert a.rollout.token_ids.tolist() == b.rollout.token_ids.tolist()
+        assert a.turn.token_ids.tolist() == b.turn.token_ids.tolist()
 
 
 def test_more_prompts_than_one_step_reads_outlive_updates_and_a_validation(folder):
@@ -220,7 +220,7 @@ def test_dropped_requests_give_back_what_was_written(made):
     for _ in range(4):
         engine.step()
     found = engine.abort(["q0"])
-    assert [(w.row, len(w.rollout), w.rollout.finish) for w in found] == [
+    assert [(w.row, len(w.turn), w.turn.finish) for w in found] == [
         (0, 4, "aborted"), (1, 4, "aborted"),
     ]  # fmt: skip
     assert engine.health().running == 2
@@ -299,7 +299,7 @@ def test_a_prefix_is_shared_within_a_version_and_never_with_another(made, monkey
                 found += engine.step().written
             # Two blocks of 32 tokens, of the request before it at this version.
             assert max(cached.values()) == (64 if number else 0), (version, number)
-            r = found[0].rollout
+            r = found[0].turn
             expected = replay(models, long, r.token_ids.tolist(), r.versions.tolist())
             np.testing.assert_allclose(r.logprobs, expected, atol=TOLERANCE)
 
@@ -308,12 +308,12 @@ def test_a_stop_token_ends_a_rollout_and_is_its_last(made):
     engine, models = made
     stops = (3, 9, 27, 40)
     found = write(engine, models[:1], requests_of(Limit(40, stops)))
-    ended = [w.rollout for w in found if w.rollout.finish == "stop"]
+    ended = [w.turn for w in found if w.turn.finish == "stop"]
     assert len(ended) > 4
     for w in found:
-        tokens = w.rollout.token_ids.tolist()
+        tokens = w.turn.token_ids.tolist()
         assert not set(tokens[:-1]) & set(stops)
-        assert (tokens[-1] in stops) == (w.rollout.finish == "stop")
+        assert (tokens[-1] in stops) == (w.turn.finish == "stop")
 
 
 def test_an_emulated_head_and_an_unknown_version_are_one_line(folder, monkeypatch):
@@ -368,7 +368,7 @@ def mixture(tmp_path_factory):
 def test_experts_of_a_mixture_are_recorded_and_replayed_in_the_trainer(mixture):
     engine, model = mixture
     requests = requests_of(FORCE)
-    written = {(w.request, w.row): w.rollout for w in write(engine, [model], requests)}
+    written = {(w.request, w.row): w.turn for w in write(engine, [model], requests)}
     groups = [
         Group(q.id, np.asarray(q.prompt_token_ids), tuple(written[q.id, i] for i in q.seeds))
         for q in requests
@@ -401,7 +401,7 @@ def test_weights_of_a_mixture_change_in_flight_and_its_experts_are_laid_out_anew
         versions.append(model)
     requests = {r.id: r for r in requests_of(FORCE)}
     found = write(engine, versions, requests.values())
-    assert sum(len(set(w.rollout.versions.tolist())) > 1 for w in found) > 3
+    assert sum(len(set(w.turn.versions.tolist())) > 1 for w in found) > 3
     assert replayed(versions, requests, found) < TOLERANCE
 
 
@@ -442,6 +442,6 @@ def test_a_pretrained_model_is_replayed_through_updates_in_flight():
         for i, q in enumerate(asked)
     }
     found = write(engine, models, requests.values(), every=6)
-    assert all(len(set(w.rollout.versions.tolist())) > 1 for w in found)
-    assert any(w.rollout.forced.any() for w in found)
+    assert all(len(set(w.turn.versions.tolist())) > 1 for w in found)
+    assert any(w.turn.forced.any() for w in found)
     assert replayed(models, requests, found) < TOLERANCE

@@ -55,7 +55,7 @@ def finish_all(engine, limit=2000):
     """Rollouts by the name of their request; of groups by (name, row)."""
     done = {}
     for _ in range(limit):
-        done |= {(w.request, w.row): w.rollout for w in engine.step().written}
+        done |= {(w.request, w.row): w.turn for w in engine.step().written}
         if not engine.health().busy:
             only = {name for name, row in done} if all(row == 0 for _, row in done) else ()
             return {name: done[name, 0] for name in only} or done
@@ -189,7 +189,7 @@ def test_abort_returns_what_was_written_and_frees_the_row():
     engine.step()
     (partial,) = engine.abort(["a"])
     assert (partial.request, partial.row) == ("a", 0)
-    assert partial.rollout.finish == "aborted" and len(partial.rollout) >= 2
+    assert partial.turn.finish == "aborted" and len(partial.turn) >= 2
     assert set(finish_all(engine)) == {"b"}
     assert engine.health().running == 0
 
@@ -233,7 +233,7 @@ def steps(engine, count):
     done = {"train": {}, "validate": {}}
     for _ in range(count):
         step = engine.step()
-        done[step.lane] |= {(w.request, w.row): w.rollout for w in step.written}
+        done[step.lane] |= {(w.request, w.row): w.turn for w in step.written}
     return done
 
 
@@ -268,7 +268,7 @@ def test_a_step_counts_the_tokens_it_wrote():
     while engine.health().busy:
         step = engine.step()
         counted += step.tokens
-        written += sum(len(w.rollout) for w in step.written)
+        written += sum(len(w.turn) for w in step.written)
     assert counted == written == 3 * 6 + 9
 
 
@@ -333,7 +333,7 @@ def test_a_validation_between_training_rollouts_changes_nothing_of_either(name, 
     while engine.health().lane == "validate":
         step = engine.step()
         assert step.lane == "validate", "training stands still"
-        during |= {(w.request, w.row): w.rollout for w in step.written}
+        during |= {(w.request, w.row): w.turn for w in step.written}
     assert engine.health().running == running
     after = rest(engine)
     assert before["validate"] == after["validate"] == {}
@@ -366,7 +366,7 @@ def test_one_set_of_weights_answers_a_whole_validation_and_rollouts_go_on_with_t
     weights = {k: v.clone() for k, v in engine.model.named_parameters()}
     during = {}
     while engine.health().lane == "validate":
-        during |= {(w.request, w.row): w.rollout for w in engine.step().written}
+        during |= {(w.request, w.row): w.turn for w in engine.step().written}
     assert all((r.versions == 5).all() for r in during.values())
     assert all(torch.equal(v, weights[k]) for k, v in engine.model.named_parameters())
     engine.load(dict(new.named_parameters()), version=6)
@@ -390,7 +390,7 @@ def test_abort_works_in_the_lane_that_stands_still(name):
     steps(engine, 2)
     gone = engine.abort(["t0", "t5"])  # one in flight, one that waits
     assert {(w.request, w.row) for w in gone} == {("t0", 0), ("t0", 1)}
-    assert all(w.rollout.finish == "aborted" and len(w.rollout) == 5 for w in gone)
+    assert all(w.turn.finish == "aborted" and len(w.turn) == 5 for w in gone)
     done = rest(engine)
     alone = LocalEngine(model, slots=4, validation_slots=3, columns=64)
     alone.submit(training())

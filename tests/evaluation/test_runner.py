@@ -43,7 +43,7 @@ def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_sc
     os.kill(stopped.process.pid, signal.SIGSTOP)
     prompts = list(setup.prompts.values())[:6]
     for prompt in prompts:
-        checking.checks.submit(prompt.id, [Answer(prompt, "</think>1")] * 2)
+        checking.checks.score(prompt.id, [Answer(prompt, "</think>1")] * 2)
     scored = until(checking, lambda found: len(found) == len(prompts))
     assert {one.key for one in scored} == {prompt.id for prompt in prompts}
     assert all(verdict.scored for one in scored for verdict in one.scores)

@@ -27,7 +27,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.loop import Loop
 from scalerl.pipeline.setup import RunSetup
-from scalerl.placement.checker_worker import CheckerWorker
+from scalerl.placement.environment_worker import EnvironmentWorker
 from scalerl.placement.processes import RealClock
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
@@ -230,7 +230,7 @@ def verifier(tmp_path, name):
 def checked(task, count, seconds=60.0):
     """What a checker makes of so many answers."""
     said = []
-    part = CheckerWorker(task, 1, seconds, said.append)
+    part = EnvironmentWorker(task, 1, seconds, said.append)
     part.take(m.ScoreAnswers(1, tuple(Answer(prompt, "4") for prompt in task.prompts()[:count])))
     deadline = time.monotonic() + LIMIT
     while not said and time.monotonic() < deadline:

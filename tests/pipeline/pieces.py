@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scalerl.algorithm.rollout import Rollout
+from scalerl.algorithm.episode import Episode, Turn
 
 
 class FakeClock:
@@ -27,13 +27,14 @@ class FakeHandle:
         self.sent.append(message)
 
 
-def rollout(n=3, reward=1.0, finish="stop", version=4):
-    return Rollout(
-        np.arange(n),
-        np.linspace(-1, 0, n).astype(np.float32),
-        np.full(n, version),
-        np.zeros(n, dtype=bool),
-        finish,
-        reward,
-        None if reward is None else reward > 0,
+def turn(n=3, finish="stop", version=4):
+    """A turn of n tokens."""
+    return Turn.from_lists(
+        list(range(n)), logprobs=np.linspace(-1, 0, n), versions=[version] * n, finish=finish
     )
+
+
+def episode(n=3, reward=1.0, finish="stop", version=4, prompt=(7, 8)):
+    """An episode of one turn of n tokens."""
+    found = Episode.from_turn(prompt, turn(n, finish, version))
+    return found.with_reward(reward, None if reward is None else reward > 0)

@@ -1,10 +1,12 @@
 """Who writes what: shares by speed, what each holds, what it was sent and has taken in."""
 
+import random
+
 import pytest
-from pieces import FakeClock, FakeHandle, rollout
+from pieces import FakeClock, FakeHandle, turn
 
 from scalerl.algorithm.length import Limit
-from scalerl.engine.interface import Request, RolloutResult
+from scalerl.engine.interface import Request, TurnResult
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.dispatch import Dispatcher
 
@@ -28,7 +30,7 @@ def request(name, rows=4):
 
 
 def report(number, *rows, taken=0, tokens=0, seconds=0.0, version=0):
-    written = tuple(RolloutResult(name, row, rollout(2)) for name, row in rows)
+    written = tuple(TurnResult(name, row, turn(2)) for name, row in rows)
     return m.GeneratorReport(
         number, taken, version, written, seconds={"generate": seconds}, tokens=tokens
     )
@@ -36,13 +38,8 @@ def report(number, *rows, taken=0, tokens=0, seconds=0.0, version=0):
 
 def shares(dispatcher, groups):
     """Groups of four rollouts that each generator would get."""
-    planned = dict.fromkeys(dispatcher.states, 0)
-    counts = dict.fromkeys(dispatcher.states, 0)
-    for _ in range(groups):
-        name = dispatcher.choose(planned).handle.name
-        planned[name] += 4
-        counts[name] += 1
-    return list(counts.values())
+    placed = dispatcher.place([request(f"new {i}") for i in range(groups)], "train", 0)
+    return [len(placed.get(name, [])) for name in dispatcher.states]
 
 
 def after_reports_of_two_speeds(dispatcher):
@@ -72,8 +69,8 @@ def test_who_holds_less_is_given_more(clock):
 def test_what_a_generator_holds_is_known_until_it_is_written_and_old_news_is_dropped(clock):
     dispatcher = dispatcher_of(1, clock)
     (state,) = dispatcher
-    named = dispatcher.assign(state, [request(7)], "train", 0)
-    assert named == ["7/0", "7/1", "7/2", "7/3"]
+    dispatcher.assign(state, [request(7)], "train", 0)
+    assert list(state.held) == [("7", row) for row in range(4)]
     dispatcher.assign(state, [request("validation/x", 1)], "validate", 0)
     found = dispatcher.on_report(state, report(1, ("7", 1), ("9", 9)))
     assert [(w.request, w.row) for w in found] == [("7", 1)]
@@ -81,7 +78,7 @@ def test_what_a_generator_holds_is_known_until_it_is_written_and_old_news_is_dro
     assert left.id == "7" and left.seeds == {0: 0, 2: 20, 3: 30}
     assert [r.id for r in state.requests("validate")] == ["validation/x"]
     assert dispatcher.on_report(state, report(2, ("7", 1))) == []
-    assert state.rollouts == 1
+    assert state.turns == 1
 
 
 def test_what_is_asked_of_a_generator_that_starts_is_sent_when_it_is_up(clock):
@@ -160,3 +157,33 @@ def test_one_that_joins_is_known_from_its_first_word(clock):
     dispatcher.on_ready(FakeHandle("generator 1"), 3)
     assert len(dispatcher) == 2
     assert shares(dispatcher, 4) == [2, 2]
+
+
+def test_the_heap_chooses_as_a_look_at_every_generator_would(clock):
+    """In any order of joins, starts, reports, losses and leaves."""
+    rng = random.Random(3)
+    dispatcher = dispatcher_of(4, clock)
+    for i in range(600):
+        state = rng.choice(list(dispatcher))
+        what = rng.random()
+        if what < 0.4 and state.held:
+            row = rng.choice(list(state.held))
+            took = rng.uniform(0.1, 2.0)
+            dispatcher.on_report(state, report(i, row, tokens=50, seconds=took, version=i // 9))
+        elif what < 0.5:
+            dispatcher.on_restart(state, state.handle)
+        elif what < 0.6:
+            dispatcher.on_ready(state.handle, i // 9)
+        elif what < 0.65 and len(dispatcher) > 2:
+            dispatcher.ask_to_leave(state)
+            dispatcher.remove(state)
+            dispatcher.release(state)
+        elif what < 0.7:
+            dispatcher.on_ready(FakeHandle(f"generator {10 + i}"), i // 9)
+        up = [s for s in dispatcher if not s.starting] or list(dispatcher)
+        fastest = min(up, key=lambda s: (len(s.held) + 1) / s.speed)
+        (chosen,) = dispatcher.place([request(f"r{i}", rng.randint(1, 3))], "train", 0)
+        assert chosen == fastest.handle.name
+        writing = [s.version for s in dispatcher if s.held or not s.starting]
+        assert dispatcher.oldest == min(writing)
+    assert len(dispatcher._heap) < 200

@@ -4,7 +4,7 @@ import pytest
 from worlds import RandomWorld
 
 from scalerl.errors import PipelineError
-from scalerl.pipeline.loop import MAX_REFUSALS
+from scalerl.pipeline.learner import MAX_REFUSALS
 from scalerl.runs.lines import EventLine, StepLine
 from scalerl.trainer.interface import NonFiniteGradient
 from scalerl.trainer.simulated import SimulatedTrainer

@@ -9,7 +9,7 @@ import pytest
 from scalerl import load_run
 from scalerl.cli.doctor import describe, diagnose, examine
 from scalerl.errors import InputError, PipelineError
-from scalerl.pipeline.checks import MAX_REASONS, OTHER_REASONS, UnscoredReasons
+from scalerl.pipeline.environment_pool import MAX_REASONS, OTHER_REASONS, UnscoredReasons
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.validation import set_score
 from scalerl.placement.inline import InlineCrew

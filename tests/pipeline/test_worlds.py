@@ -29,7 +29,7 @@ def test_the_worlds_are_rough_enough():
     lived = [live(seed) for seed in range(400)]
     assert sum(w.attempts > 1 for w in lived) > 5, "trainers die and runs go on"
     assert sum(w.renewed > 0 for w in lived) > 5, "generators outlive their trainers"
-    now = [len(w.crew.loop.dispatcher) - w.generators for w in lived]
+    now = [len(w.crew.loop.supervisor.dispatcher) - w.generators for w in lived]
     assert sum(n > 0 for n in now) > 3, "generators join"
     assert sum(n < 0 for n in now) > 3, "generators leave"
     assert sum(w.crew.loop.ledger.wasted["failed"][0] > 0 for w in lived) > 5, "generators die"
@@ -59,8 +59,8 @@ def test_a_world_repeats_itself():
     assert first.crew.clock.time == second.crew.clock.time
 
 
-def too_greedy(self, trainer, generator, under_way):
-    return self.prompts * (self.k + 3) - len(under_way)
+def too_greedy(self, trainer, generator, under_way, finished):
+    return self.prompts * (self.k + 3) - under_way
 
 
 def forgets_the_late(self, trainer, rest):
@@ -80,20 +80,20 @@ def test_a_broken_schedule_is_noticed(monkeypatch, method, broken):
 
 def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
     """As it once was: a batch goes to the trainer, and nothing is started until it answers."""
-    from scalerl.pipeline.loop import Loop
+    from scalerl.pipeline.loop import StreamingPace
 
     def lazy(self):
-        self._start_once()
-        if self.batch:
+        self.start_once()
+        if self.learner.batch:
             return "the trainer"
-        choice = self.setup.schedule.choose(self.version, self._ages())
+        choice = self.intake.choose()
         if choice.serials:
-            self._train(choice.serials)
+            self.learner.train(self.intake.take(choice.serials))
         return choice.waits_for or "the trainer"
 
-    monkeypatch.setattr(Loop, "_start_once", Loop._start_groups, raising=False)
-    monkeypatch.setattr(Loop, "_start_work", lazy)
-    monkeypatch.setattr(Loop, "_start_groups", lambda self: None)
+    monkeypatch.setattr(StreamingPace, "start_once", StreamingPace.before_poll, raising=False)
+    monkeypatch.setattr(StreamingPace, "_start_work", lazy)
+    monkeypatch.setattr(StreamingPace, "before_poll", lambda self: None)
     with pytest.raises(AssertionError, match="idle"):
         for seed in range(60):
             live(seed)
@@ -101,14 +101,14 @@ def test_a_loop_that_waits_before_it_starts_anew_is_noticed(monkeypatch):
 
 def test_a_generator_that_takes_its_groups_along_is_noticed(monkeypatch):
     """Leaving hands everything back: with a loop that forgets it, groups are lost."""
-    from scalerl.pipeline.scaling import Scaling
+    from scalerl.pipeline.supervisor import Supervisor
 
     def forgets(self, state):
-        del self.dispatcher.states[state.handle.name]
+        self.dispatcher.remove(state)
         self.ledger.generator_left(state.handle.name)
         self.crew.remove_generator(state.handle)
 
-    monkeypatch.setattr(Scaling, "_on_generator_left", forgets)
+    monkeypatch.setattr(Supervisor, "on_generator_left", forgets)
     with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)

@@ -1,6 +1,6 @@
-"""Random virtual worlds: the real loop, dispatcher, checks, schedule and parts, made-up time.
+"""Random virtual worlds: the real loop and its parts, real environments, simulated time.
 
-python tests/pipeline/worlds.py SEED    lives through one world again, and tells of it
+python tests/pipeline/worlds.py SEED    runs one world again, and prints it
 """
 
 import random
@@ -16,8 +16,12 @@ from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Unifo
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.engine.interface import Sampling
+from scalerl.environments.interface import Environment, Observation, Outcome
+from scalerl.environments.parsers import plain
 from scalerl.errors import PipelineError
 from scalerl.models.chat import Chat
+from scalerl.models.turns import TurnRenderer
+from scalerl.pipeline.episodes import EpisodeRules
 from scalerl.pipeline.schedule import Schedule
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.generator_worker import HEARTBEAT_SECONDS
@@ -27,7 +31,7 @@ from scalerl.recipe import Recipe
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
-from scalerl.tasks.task import Task, make_prompt, seed_from
+from scalerl.tasks.task import AnswerScore, Task, make_prompt, seed_from
 from scalerl.training import RunAttempts
 from scalerl.weights.interface import Layout
 
@@ -55,13 +59,44 @@ class Coins(Task):
         return seed_from(prompt.id, completion) % 2 == 0, "a coin"
 
 
+class Dice(Environment):
+    """A game of several turns: each turn may end it, by a throw that follows from the actions."""
+
+    def __init__(self, prompt) -> None:
+        self.prompt = prompt
+        self.thrown = ()
+
+    async def reset(self, prompt, seed):
+        self.thrown = (prompt.id, seed)
+        return Observation(({"role": "user", "content": f"begin {seed % 10}"},))
+
+    async def step(self, action):
+        self.thrown = (*self.thrown, action.text)
+        throw = seed_from(*self.thrown)
+        if throw % 3 == 0:
+            won = throw % 2 == 0
+            return Outcome(AnswerScore(won, float(won), "a throw"), reward=0.1)
+        reward = 0.05 if throw % 5 == 0 else None
+        return Observation(({"role": "user", "content": f"again {throw % 100}"},), reward)
+
+
+class DiceTask(Coins):
+    """Coins of several turns."""
+
+    has_environment = True
+
+    def new_environment(self, prompt):
+        return Dice(prompt)
+
+
 class Letters:
     """The least of a tokenizer: a letter a token."""
 
     chat_template = None
     eos_token_id = 0
+    added_tokens_decoder: dict = {}  # noqa: RUF012
 
-    def __call__(self, text):
+    def __call__(self, text, **options):
         return {"input_ids": [ord(c) for c in text]}
 
     def decode(self, ids, skip_special_tokens=True):
@@ -91,6 +126,7 @@ class RandomWorld:
         self.uniform = r.random() < 0.6
         self.steps = r.randint(5, 9)
         self.together = r.random() < 0.5
+        self.plays = r.random() < 0.4
         values = {
             "seed": seed % 1000,
             "schedule.name": "pipeline" if pipeline else "off-policy",
@@ -136,6 +172,7 @@ class RandomWorld:
             decode=some(0.002, 0.1),
             train=some(0.02, 1.5),
             check=some(0.0005, 1.0),
+            act=some(0.0005, 1.0),
             other=some(0.01, 0.3),
             message=some(0.0001, 0.02),
             start=some(0.1, 3.0),
@@ -148,7 +185,7 @@ class RandomWorld:
 
     def begin(self, recipe, checkpoint, survivors=None):
         """Setup and crew of one attempt; only the first crew meets the faults."""
-        task = Coins(self.together)
+        task = (DiceTask if self.plays else Coins)(self.together)
         train = {p.id: p for p in task.train_prompts(recipe.seed)}
         control = Limit(self.max_tokens, (0,))
         self.setup = RunSetup(
@@ -176,6 +213,16 @@ class RandomWorld:
             columns=64,
             slots=self.slots,
             validation_slots=4,
+            episodes=EpisodeRules(
+                TurnRenderer(Chat(Letters()), (0,)),
+                plain,
+                lambda ids: "".join(map(str, ids)),
+                turns=recipe.environment.turns,
+                observation_tokens=20,
+                seconds=recipe.environment.seconds,
+                columns=64,
+                keep_history=False,
+            ),
         )
         self.attempts += 1
         if survivors is not None:
@@ -206,26 +253,36 @@ class RandomWorld:
             return
         self.check()
 
+    def look_at(self, episode) -> None:
+        """Tokens that were sampled are in one row each, between tokens that were given."""
+        for row in episode.rows:
+            assert [s.source for s in row.segments[::2]] == ["context"] * len(row.segments[::2])
+            assert all(s.source == "policy" for s in row.segments[1::2])
+        if self.plays and episode.finish == "stop":
+            assert episode.facts.turns == len(episode.turn_rewards) or episode.turn_rewards
+            assert 1 <= episode.facts.turns <= self.recipe.environment.turns
+
     def check(self) -> None:
         steps, loop = self.store.read(StepLine), self.crew.loop
+        version, intake = loop.state.version, loop.intake
         full = self.end.reason != "every prompt has been retired"
         assert not full or self.end.reason == f"budget of {self.steps} steps", self.end.reason
         # Every step once, in order, each on a whole batch.
-        assert [s.step for s in steps] == list(range(1, loop.version + 1))
+        assert [s.step for s in steps] == list(range(1, version + 1))
         assert all(len(s.prompts) == self.prompts for s in steps)
-        assert loop.version == self.steps or not full
+        assert version == self.steps or not full
         # Nothing too old.
         limit = self.k if self.recipe.schedule.name == "pipeline" else self.k - 1
         assert all(s.staleness.max <= limit for s in steps)
         # No prompt lost, none trained twice.
         trained = Counter(p for s in steps for p in s.prompts)
-        waiting = Counter(p.prompt.id for p in loop.pending.values())
+        waiting = Counter(p.prompt.id for p in intake.pending.values())
         refilled = loop.ledger.samples // self.generations - sum(trained.values())
         if not any(e.event == "refused" for e in self.store.read(EventLine)):
-            assert trained.total() + waiting.total() + refilled == loop.serial
+            assert trained.total() + waiting.total() + refilled == intake.serial
         if self.uniform and self.recipe.filter.zero_variance != "refill":
             drawn: Counter[str] = Counter()
-            left, epoch = loop.serial, 0
+            left, epoch = intake.serial, 0
             while left > 0:
                 order = epoch_order(self.recipe.seed, epoch, self.setup.prompts)[:left]
                 drawn.update(map(str, order))
@@ -244,7 +301,7 @@ class RandomWorld:
             slack = len(evals) * self.generators * (longest + HEARTBEAT_SECONDS)
             assert s.generate_wait > -slack and s.train_wait > -1e-6, s
         # Validations when they are due, by one version.
-        assert evals[0] == 0 and evals == sorted(set(evals)) and evals[-1] == loop.version
+        assert evals[0] == 0 and evals == sorted(set(evals)) and evals[-1] == version
         if not self.world.hangs:
             assert all(s.filtered.unscored == 0 for s in steps)
 
@@ -263,11 +320,14 @@ class Witness(Listener):
         loop = self.world.crew.loop
         limit = self.world.k - (loop.setup.schedule.name == "off-policy")
         for group in groups:
-            assert len(group.rollouts) == self.world.generations
-            for r in group.rollouts:
-                assert (np.diff(r.versions) >= 0).all(), "weights went backwards"
-                assert loop.version - r.versions.min() <= limit, "too old"
-                assert r.versions.max() <= loop.version, "written with weights to come"
+            assert len(group.episodes) == self.world.generations
+            for episode in group.episodes:
+                versions = [v for row in episode.rows for v in row.versions_N if v >= 0]
+                assert (np.diff(versions) >= 0).all(), "weights went backwards"
+                if versions:
+                    assert loop.state.version - min(versions) <= limit, "too old"
+                    assert max(versions) <= loop.state.version, "written with weights to come"
+                self.world.look_at(episode)
 
 
 class WatchedCrew(InlineCrew):
@@ -283,7 +343,7 @@ class WatchedCrew(InlineCrew):
     def ask_for(self, generators):
         """As `scalerl scale` does."""
         if self.loop is not None:
-            self.loop.store.ask_for(generators)
+            self.loop.recorder.store.ask_for(generators)
 
     def poll(self, seconds):
         self.polls += 1
@@ -291,31 +351,42 @@ class WatchedCrew(InlineCrew):
         if self.loop is None:
             frame = sys._getframe(1)
             self.loop = frame.f_locals["self"]
-        loop = self.loop
-        if loop.started and not loop.over and loop.validation is None and loop._stop is None:
-            self._nobody_is_idle(loop)
+        state = self.loop.state
+        validating = self.loop.validator.current is not None
+        if state.started and not state.over and not validating and state.stop is None:
+            self._nobody_is_idle(self.loop)
         return super().poll(seconds)
 
     def _nobody_is_idle(self, loop):
-        for checker in loop.checks.states.values():
-            if (
-                not checker.starting
-                and not loop.checks._needs_replacement(checker)
-                and not checker.jobs
-            ):
-                assert not loop.checks._queue and not loop.checks._suspects, "an idle checker"
-        if loop.deterministic:
+        pool, intake, learner = loop.supervisor.pool, loop.intake, loop.learner
+        for worker in pool.states.values():
+            if not worker.starting and not pool._needs_replacement(worker) and not worker.jobs:
+                assert not pool._queue and not pool._suspects, "an idle checker"
+        # The counts that decide are those of the groups themselves.
+        stages = Counter(p.stage for p in intake.pending.values())
+        counts = loop.rollouts.counts["train"]
+        assert (counts.writing, counts.checking) == (stages["writing"], stages["checking"])
+        if loop.recipe.placement.deterministic:
             return
-        ages = [p.age for p in loop.pending.values()]
-        schedule = loop.setup.schedule
-        if loop.trainer_since is None:
-            assert not schedule.choose(loop.version, ages).serials, "an idle trainer"
-        room = schedule.room(loop.version + bool(loop.batch), loop.dispatcher.oldest, ages)
-        idle = [s for s in loop.dispatcher if not s.held]
-        if idle and not loop._out_of_prompts:
-            writing = sum(p.stage == "writing" for p in loop.pending.values())
-            most = loop.setup.recipe.batch.prompts * len(loop.dispatcher)
-            assert room <= 0 or writing >= most, f"{idle[0].handle.name} is idle"
+        ages = [p.age for p in intake.pending.values()]
+        schedule, dispatcher = loop.setup.schedule, loop.supervisor.dispatcher
+        assert dispatcher.oldest == oldest(dispatcher)
+        version = loop.state.version
+        if learner.busy_since is None:
+            assert not schedule.choose(version, ages).serials, "an idle trainer"
+        room = schedule.room(
+            version + bool(learner.batch), dispatcher.oldest, len(ages), stages["ready"]
+        )
+        idle = [s for s in dispatcher if not s.held]
+        if idle and not intake.out_of_prompts:
+            most = loop.setup.recipe.batch.prompts * len(dispatcher)
+            assert room <= 0 or counts.writing >= most, f"{idle[0].handle.name} is idle"
+
+
+def oldest(dispatcher):
+    """The oldest version that a generator may write with, found by looking at all of them."""
+    writing = [s for s in dispatcher if s.held or not s.starting]
+    return min(s.version for s in writing or dispatcher)
 
 
 def live(seed: int, **changes) -> RandomWorld:

@@ -117,7 +117,7 @@ def test_new_weights_are_taken_between_two_tokens_and_said_at_once():
     assert told.version == 1 and told.written == ()
     assert told.seconds["hand_over"] == pytest.approx(STEP)
     (done,) = bench.turns(3)
-    assert done.written[0].rollout.versions.tolist() == [0, 0, 1, 1, 1, 1]
+    assert done.written[0].turn.versions.tolist() == [0, 0, 1, 1, 1, 1]
 
 
 def test_a_validation_waits_for_its_version_and_everything_behind_it_too():
@@ -132,7 +132,7 @@ def test_a_validation_waits_for_its_version_and_everything_behind_it_too():
     assert bench.part.busy
     validated, *trained = bench.turns(6)
     assert validated.lane == "validate" and names(validated) == [("v", 0)]
-    assert validated.written[0].rollout.versions.tolist() == [1, 1]
+    assert validated.written[0].turn.versions.tolist() == [1, 1]
     assert validated.seconds["validate"] == pytest.approx(2 * STEP)
     assert validated.tokens == 1, "only what was written for training"
     assert sorted(n for r in trained for n in names(r)) == [("after", 0), ("before", 0)]
@@ -147,8 +147,8 @@ def test_weights_stay_put_during_a_validation():
     bench.publish(1)
     validated, _switched, done = bench.turns(5)
     assert validated.version == 0
-    assert validated.written[0].rollout.versions.tolist() == [0, 0, 0]
-    assert done.version == 1 and done.written[0].rollout.versions.tolist() == [1, 1]
+    assert validated.written[0].turn.versions.tolist() == [0, 0, 0]
+    assert done.version == 1 and done.written[0].turn.versions.tolist() == [1, 1]
 
 
 def test_in_a_deterministic_run_it_writes_nothing_until_it_is_told_to():
@@ -170,7 +170,7 @@ def test_in_a_deterministic_run_it_does_its_share_with_given_weights_and_holds()
     (last,) = bench.turns(4)
     assert names(last) == [("a", 2), ("a", 3)] and last.held, "all there is, is its share"
     assert last.version == 1
-    assert last.written[1].rollout.versions.tolist() == [0, 0, 1, 1, 1]
+    assert last.written[1].turn.versions.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_an_advance_waits_for_its_weights():
@@ -181,7 +181,7 @@ def test_an_advance_waits_for_its_weights():
     assert bench.turns(3) == []
     bench.publish(2)
     (done,) = bench.turns(3)
-    assert done.held and done.written[0].rollout.versions.tolist() == [2]
+    assert done.held and done.written[0].turn.versions.tolist() == [2]
 
 
 def test_a_validation_of_a_deterministic_run_needs_no_advance_and_ends_no_share():
@@ -216,4 +216,4 @@ def test_one_that_begins_anew_has_forgotten_everything_and_waits_for_the_other_w
     bench.submit("long", (2, 2))  # the same name, asked again
     (report,) = [r for r in bench.turns(3) if r.written]
     assert names(report) == [("long", 0), ("long", 1)] and (report.number, report.taken) == (1, 1)
-    assert all(v == 4 for w in report.written for v in w.rollout.versions)
+    assert all(v == 4 for w in report.written for v in w.turn.versions)

@@ -32,10 +32,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-#: Why a turn or an episode ended. "stop": the model ended it; "length": a limit of tokens or turns
-#: cut it off; "interrupted": the thinking budget forced the closing phrase, and an answer followed;
-#: "aborted": its request was aborted; "failed": no usable text (engine or environment error).
-FinishReason = Literal["stop", "length", "interrupted", "aborted", "failed"]
+#: Why a turn or an episode ended. "stop": the model ended it; "length": a limit of tokens cut it
+#: off; "interrupted": the thinking budget forced the closing phrase, and an answer followed;
+#: "turns": the limit of turns ended the episode; "aborted": its request was aborted; "failed": the
+#: environment failed, or the episode took too long.
+FinishReason = Literal["stop", "length", "interrupted", "turns", "aborted", "failed"]
 Source = Literal["context", "policy", "forced"]
 TokenIds = npt.NDArray[np.int64]
 #: Versions as run-lengths: (version of the weights, number of tokens).
@@ -298,6 +299,11 @@ class Episode:
     def __len__(self) -> int:
         """Number of tokens that the engine wrote, forced ones included."""
         return sum(row.written for row in self.rows)
+
+    @property
+    def completion(self) -> TokenIds:
+        """The tokens behind the prompt of the first row: the answer, in an episode of one turn."""
+        return self.rows[0].token_ids[len(self.rows[0].prompt) :]
 
     @property
     def truncated(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from scalerl.algorithm.episode import Turn
 from scalerl.algorithm.length import LengthControl
-from scalerl.algorithm.rollout import Rollout
 from scalerl.renamed import renamed_names
 
 #: The two lanes of requests. While the lane "validate" has requests, the lane "train" is paused and
@@ -35,31 +35,37 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and the rollouts to generate for it. The rollouts of a group stay in one engine."""
+    """Tokens, and the turns to generate behind them: one for each episode of a group, or, from the
+    second turn of an episode on, one for that episode. The turns of a request stay in one engine.
+    """
 
     id: str
+    #: All tokens that the model has seen so far: the prompt, earlier turns, observations.
     prompt_token_ids: tuple[int, ...]
-    #: Decides when a rollout ends, and which tokens are forced.
+    #: Decides when a turn ends, and which tokens are forced.
     control: LengthControl
-    #: Seed of each rollout by its number within the group. Every random choice of a rollout follows
-    #: from its seed, whatever else is in the batch.
+    #: Seed of each turn by the number of its episode within the group. Every random choice of a
+    #: turn follows from its seed, whatever else is in the batch.
     seeds: Mapping[int, int]
     sampling: Sampling = Sampling()
+    #: Whether each turn is reported as soon as it is finished, because an environment waits for it;
+    #: otherwise all turns of the request are reported together.
+    one_by_one: bool = False
 
     def only(self, rows: Iterable[int]) -> Request:
-        """The same request with only these of its rollouts."""
+        """The same request with only these of its turns."""
         return replace(self, seeds={row: self.seeds[row] for row in rows})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RolloutResult:
-    """A rollout with the request that it belongs to."""
+class TurnResult:
+    """A turn with the request that it belongs to."""
 
     #: Id of the request.
     request: str
     #: Number of the rollout within its group.
     row: int
-    rollout: Rollout
+    turn: Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +75,7 @@ class EngineStep:
     #: The lane that the step worked on.
     lane: Lane
     #: Rollouts that were finished.
-    written: tuple[RolloutResult, ...] = ()
+    written: tuple[TurnResult, ...] = ()
     #: Tokens that were generated, of finished and unfinished rollouts.
     tokens: int = 0
 
@@ -136,7 +142,7 @@ class Engine(Protocol):
         """Use new weights from the next token on. Cached keys and values stay as they are."""
         ...
 
-    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
+    def abort(self, ids: Sequence[str]) -> list[TurnResult]:
         """Drop requests; returns what was generated for them so far."""
         ...
 
@@ -145,4 +151,4 @@ class Engine(Protocol):
         ...
 
 
-__getattr__ = renamed_names(__name__, {"Written": "RolloutResult"})
+__getattr__ = renamed_names(__name__, {"RolloutResult": "TurnResult", "Written": "TurnResult"})

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, TurnResult
 from scalerl.engine.rows import Rows, RunningRollout, check_fits, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
@@ -194,9 +194,9 @@ class LocalEngine:
         self.version = version
 
     @torch.inference_mode()
-    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
+    def abort(self, ids: Sequence[str]) -> list[TurnResult]:
         gone = set(ids)
-        out: list[RolloutResult] = []
+        out: list[TurnResult] = []
         for lane, queue in self.queues.items():
             rows = [i for i, r in enumerate(queue.rows.running) if r.request.id in gone]
             out += [queue.rows.written(i, "aborted") for i in rows]
@@ -233,12 +233,12 @@ class LocalEngine:
             queue.dropped.clear()
         return queue
 
-    def _admit(self, queue: _Queue) -> tuple[list[RolloutResult], int]:
+    def _admit(self, queue: _Queue) -> tuple[list[TurnResult], int]:
         """Prefill the prompts of waiting rollouts and sample their first tokens. A prompt is
         computed once for all rollouts of its group that start together."""
         free = queue.admits()
         new: list[RunningRollout] = []
-        finished: list[RolloutResult] = []
+        finished: list[TurnResult] = []
         while queue.waiting and len(new) < free:
             running = RunningRollout.from_request(*queue.waiting.popleft())
             done = running.next_action()
@@ -275,7 +275,7 @@ class LocalEngine:
 
     def _advance(
         self, queue: _Queue, logits_BV: Tensor, first: int = 0
-    ) -> tuple[list[RolloutResult], int]:
+    ) -> tuple[list[TurnResult], int]:
         """Append one token, forced or sampled, to each row from `first` on."""
         how, seeds_B, positions_B = queue.rows.draw_inputs(first)
         try:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scalerl.algorithm.episode import FinishReason, Turn
 from scalerl.algorithm.length import Continue, Finish, Force, LengthControl, Progress
-from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import Request, RolloutResult
+from scalerl.engine.interface import Request, TurnResult
 from scalerl.engine.sampling import DrawSettings
 from scalerl.errors import InputError
 from scalerl.models.routing import Experts
@@ -65,11 +65,11 @@ class RunningRollout:
         return None
 
 
-def empty_result(running: RunningRollout, finish: Finish) -> RolloutResult:
+def empty_result(running: RunningRollout, finish: Finish) -> TurnResult:
     """The result of a rollout that may not generate a single token."""
     none = np.zeros(0, dtype=np.int64)
-    empty = Rollout(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
-    return RolloutResult(running.request.id, running.row, empty)
+    empty = Turn(none, none.astype(np.float32), none, none.astype(bool), finish.reason)
+    return TurnResult(running.request.id, running.row, empty)
 
 
 class Rows:
@@ -179,10 +179,10 @@ class Rows:
                 finished.append((i, done))
         return finished
 
-    def written(self, i: int, finish: FinishReason) -> RolloutResult:
+    def written(self, i: int, finish: FinishReason) -> TurnResult:
         """The result of row i as it is now."""
         n, running = int(self.count[i]), self.running[i]
-        rollout = Rollout(
+        turn = Turn(
             token_ids=self.tokens[i, :n].copy(),
             logprobs=self.logprobs[i, :n].copy(),
             versions=self.versions[i, :n].copy(),
@@ -190,7 +190,7 @@ class Rows:
             finish=finish,
             experts=np.concatenate(running.experts) if running.experts else None,
         )
-        return RolloutResult(running.request.id, running.row, rollout)
+        return TurnResult(running.request.id, running.row, turn)
 
     def _decide(self, row: int) -> Finish | None:
         """Let a row's length control observe the new tokens and decide. A forced phrase is observed

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
+from scalerl.algorithm.episode import FinishReason, Turn
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, TurnResult
 from scalerl.errors import InputError
 
 
@@ -22,16 +22,16 @@ class _Row:
     length: int
     versions: list[int] = field(default_factory=list)
 
-    def written(self, finish: FinishReason) -> RolloutResult:
+    def written(self, finish: FinishReason) -> TurnResult:
         n = len(self.versions)
-        rollout = Rollout(
+        turn = Turn(
             np.full(n, self.request.seeds[self.row] % 10, dtype=np.int64),
             np.zeros(n, dtype=np.float32),
             np.asarray(self.versions, dtype=np.int64),
             np.zeros(n, dtype=bool),
             finish,
         )
-        return RolloutResult(self.request.id, self.row, rollout)
+        return TurnResult(self.request.id, self.row, turn)
 
 
 class SimulatedEngine:
@@ -74,9 +74,9 @@ class SimulatedEngine:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.version = version
 
-    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
+    def abort(self, ids: Sequence[str]) -> list[TurnResult]:
         gone = set(ids)
-        out: list[RolloutResult] = []
+        out: list[TurnResult] = []
         for lane in self.running:
             out += [r.written("aborted") for r in self.running[lane] if r.request.id in gone]
             self.running[lane] = [r for r in self.running[lane] if r.request.id not in gone]

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalerl.algorithm.episode import FinishReason, Turn
 from scalerl.algorithm.length import Finish
-from scalerl.algorithm.rollout import FinishReason, Rollout
-from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, RolloutResult
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, TurnResult
 from scalerl.engine.probe import Probe
 from scalerl.engine.rows import RunningRollout, check_fits, empty_result
 from scalerl.errors import InputError, PipelineError
@@ -108,8 +108,8 @@ class _VllmRollout:
         #: Recorded experts of its tokens, step by step (mixtures of experts).
         self.experts: list[Experts] = []
 
-    def written(self, finish: FinishReason) -> RolloutResult:
-        rollout = Rollout(
+    def written(self, finish: FinishReason) -> TurnResult:
+        turn = Turn(
             token_ids=np.asarray(self.tokens, dtype=np.int64),
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
             versions=np.asarray(self.versions, dtype=np.int64),
@@ -117,7 +117,7 @@ class _VllmRollout:
             finish=finish,
             experts=np.concatenate(self.experts) if self.experts and self.tokens else None,
         )
-        return RolloutResult(self.running.request.id, self.running.row, rollout)
+        return TurnResult(self.running.request.id, self.running.row, turn)
 
     def append_token(self, token: int, logprob: float, version: int) -> Finish | None:
         """Append a token; returns why the rollout is finished, if it is."""
@@ -286,7 +286,7 @@ class VllmEngine:
         self.version = version
         self._verify_weights(weights, f"at version {version}")
 
-    def abort(self, ids: Sequence[str]) -> list[RolloutResult]:
+    def abort(self, ids: Sequence[str]) -> list[TurnResult]:
         gone, out = set(ids), []
         for lane, rows in self.rows.items():
             self.waiting[lane] = deque(w for w in self.waiting[lane] if w[0].id not in gone)
@@ -324,7 +324,7 @@ class VllmEngine:
         scheduler = self._scheduler
         scheduler.running, self._paused = self._paused, scheduler.running
 
-    def _admit(self) -> list[RolloutResult]:
+    def _admit(self) -> list[TurnResult]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -33,7 +33,8 @@ TOOL_FORMATS: Registry[ToolFormat] = Registry("tool format")
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_PYTHON_TAG = "<|python_tag|>"
+#: Special token behind which Llama 3 writes calls.
+PYTHON_TAG = "<|python_tag|>"
 #: Longest argument of a plain call, in characters: Python's parser takes its time over long
 #: nonsense, and more memory than the text has.
 _LONGEST_LITERAL = 10_000
@@ -58,7 +59,7 @@ def plain(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 def llama3(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """Calls as JSON that is the whole turn, several separated by semicolons. Behind
     `<|python_tag|>` nothing but calls is allowed."""
-    before, tag, rest = text.partition(_PYTHON_TAG)
+    before, tag, rest = text.partition(PYTHON_TAG)
     source = (rest if tag else text).strip()
     if not tag and not (source.startswith("{") and '"name"' in source):
         return text.strip(), ()
@@ -91,7 +92,7 @@ def detect(chat_template: str | None) -> str:
     template = chat_template or ""
     if _OPEN in template:
         return "hermes"
-    if _PYTHON_TAG in template or ("ipython" in template and '"parameters": ' in template):
+    if PYTHON_TAG in template or ("ipython" in template and '"parameters": ' in template):
         return "llama3"
     return "plain"
 

@@ -59,6 +59,8 @@ class EnvironmentTask(RowsTask):
     instruction   question of these prompts; the environment's own text follows it
     """
 
+    has_environment = True
+
     def __init__(
         self,
         about: str,

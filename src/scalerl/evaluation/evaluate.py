@@ -165,15 +165,15 @@ def _lines(setup: RunSetup, asked: ValidationPrompt) -> list[AnswerLine]:
             n=n,
             task=asked.prompt.task,
             question=question_text(asked.prompt),
-            answer=setup.text_of(rollout.token_ids),
+            answer=setup.episode_text(episode),
             correct=score.correct,
             reward=score.reward,
             why=score.why,
-            tokens=len(rollout),
-            truncated=rollout.truncated,
-            finish=rollout.finish,
+            tokens=len(episode),
+            truncated=episode.truncated,
+            finish=episode.finish,
         )
-        for n, (rollout, score) in enumerate(zip(asked.in_order(), asked.scores, strict=True))
+        for n, (episode, score) in enumerate(asked.answered())
     ]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from scalerl.errors import InputError
@@ -36,16 +37,17 @@ def list_checkpoints(out: Path) -> list[Path]:
     return sorted(names, key=step_of)
 
 
-def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool = True) -> Path:
-    """Write a checkpoint: `fill` writes into a temporary directory, which is then sealed with a
-    manifest and renamed."""
+@contextmanager
+def writing(out: Path, step: int, *, healthy: bool = True) -> Iterator[Path]:
+    """A temporary directory for the files of a checkpoint, which is sealed with a manifest and
+    renamed afterwards; nothing is left of one that failed."""
     folder = folder_of(out)
     target = folder / f"step_{step}"
     temporary = folder / f"step_{step}.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        fill(temporary)
+        yield temporary
         files = {}
         for path in sorted(p for p in temporary.rglob("*") if p.is_file()):
             about = {"size": path.stat().st_size, "sha256": _hash(path)}
@@ -70,7 +72,6 @@ def write(out: Path, step: int, fill: Callable[[Path], None], *, healthy: bool =
         ) from None
     finally:  # a failed checkpoint must not fill the disk further
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
 
 
 def find_damage(path: Path) -> str | None:

@@ -1,11 +1,17 @@
-"""Assigns requests to generators, and keeps what each of them holds, its version and its speed."""
+"""Assigns requests to generators, and keeps what each of them holds, its version and its speed.
+
+No call costs more with more generators, except by the logarithm of a heap: a run may have
+thousands, and each of their reports leads here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalerl.engine.interface import Lane, Request, RolloutResult
+from scalerl.engine.interface import Lane, Request, TurnResult
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Handle
 
@@ -13,6 +19,9 @@ from scalerl.pipeline.crew import Clock, Handle
 EWMA_ALPHA = 0.2
 #: Kinds of work that show that a generator writes tokens.
 WRITING_WORK = {"generate", "validate"}
+#: Outdated entries are removed from the heap when it has this many entries a generator: often
+#: enough to stay small, and rarely enough to cost little per report.
+HEAP_FACTOR = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -20,20 +29,22 @@ class GeneratorState:
     """What is known of one generator."""
 
     handle: Handle
+    #: Number in the order of joining, which decides between generators that are equally busy.
+    order: int = 0
     version: int = 0
     #: Whether it has not started yet: its requests are sent when it has.
     starting: bool = True
     #: Whether it was asked to leave: it gets no new requests, and its last report is awaited.
     leaving: bool = False
-    #: Rollouts that it still has to write, by request and row.
+    #: Turns that it still has to write, by request and row.
     held: dict[tuple[str, int], tuple[Request, Lane]] = field(default_factory=dict)
     #: Moving average of tokens per second while it generates. Only ratios between generators are
     #: used, so the initial value matters only until the first report.
     speed: float = 1.0
-    #: Times that it has died since it last finished a rollout.
+    #: Times that it has died since it last finished a turn.
     deaths: int = 0
-    #: Rollouts that it has finished.
-    rollouts: int = 0
+    #: Turns that it has finished.
+    turns: int = 0
     #: Messages it was sent.
     sent: int = 0
     #: Messages it has accepted.
@@ -42,8 +53,12 @@ class GeneratorState:
     behind_since: float | None = None
     #: Sequence number of its latest report.
     number: int = 0
-    #: Time since which it holds rollouts and reports, but has written no token; else None.
+    #: Time since which it holds turns and reports, but has written no token; else None.
     stuck_since: float | None = None
+    #: Version under which `Dispatcher` counts it as writing; None: it does not write.
+    counted: int | None = None
+    #: Number of its latest entry in the heap of `Dispatcher`: earlier ones are outdated.
+    entry: int = 0
 
     def requests(self, lane: Lane) -> list[Request]:
         """The requests of a lane that it still has to write, each with its missing rows only."""
@@ -60,20 +75,39 @@ class Dispatcher:
     """Assigns requests to generators and follows their reports."""
 
     def __init__(self, generators: Sequence[Handle], clock: Clock, *, deterministic: bool) -> None:
-        self.states = {g.name: GeneratorState(g) for g in generators}
         self.clock = clock
         #: Whether measured speeds must not influence the assignment.
         self.deterministic = deterministic
+        self.states: dict[str, GeneratorState] = {}
+        self._joined = self._entries = 0
+        #: Generators that were asked to leave.
+        self._leaving = 0
+        #: Generators that have started and stay.
+        self._up = 0
+        #: Number of generators that may still write with each version.
+        self._writing: Counter[int] = Counter()
+        #: (time to finish, order, entry, name) of each generator that may get requests; outdated
+        #: entries are skipped when they come up.
+        self._heap: list[tuple[float, int, int, str]] = []
+        for handle in generators:
+            self._add(handle)
+
+    def _add(self, handle: Handle) -> GeneratorState:
+        self._joined += 1
+        state = self.states[handle.name] = GeneratorState(handle, self._joined)
+        self._changed(state)
+        return state
 
     def __len__(self) -> int:
-        return len(self.staying)
+        """Number of generators that may get requests: all that were not asked to leave."""
+        return len(self.states) - self._leaving
 
     def __iter__(self) -> Iterator[GeneratorState]:
         return iter(self.states.values())
 
     @property
     def staying(self) -> list[GeneratorState]:
-        """Generators that may get requests: all that were not asked to leave."""
+        """Generators that were not asked to leave."""
         return [state for state in self if not state.leaving]
 
     @property
@@ -85,31 +119,95 @@ class Dispatcher:
     def oldest(self) -> int:
         """The oldest version that any generator may still write with. One that is starting and
         holds nothing will begin with the newest, and does not count."""
-        writing = [state for state in self if state.held or not state.starting]
-        return min(state.version for state in writing or self)
+        if self._writing:
+            return min(self._writing)
+        return min(state.version for state in self)
 
     def set_versions(self, version: int) -> None:
         for state in self:
             state.version = version
+            self._changed(state)
 
-    def choose(self, planned: Mapping[str, int]) -> GeneratorState:
-        """The generator that will have finished first, given what each holds and is `planned` to
-        get. So slow generators get fewer groups, and one that is starting gets some only if all
-        are."""
-        # + 1 is the group to be assigned: of two idle generators the faster one gets it.
-        return min(self.up, key=lambda s: (len(s.held) + planned[s.handle.name] + 1) / s.speed)
+    def _changed(self, state: GeneratorState) -> None:
+        """Follow a change of a generator's version, load or state in the counts and the heap."""
+        writing = state.version if state.held or not state.starting else None
+        if writing != state.counted:
+            self._uncount(state)
+            if writing is not None:
+                self._writing[writing] += 1
+            state.counted = writing
+        self._entries += 1
+        state.entry = self._entries
+        if not state.leaving:
+            # + 1 is the request to be assigned: of two idle generators the faster one gets it.
+            seconds = (len(state.held) + 1) / state.speed
+            heapq.heappush(self._heap, (seconds, state.order, state.entry, state.handle.name))
+        if len(self._heap) > HEAP_FACTOR * len(self.states) + HEAP_FACTOR:
+            self._heap = [e for e in self._heap if self._current(e) is not None]
+            heapq.heapify(self._heap)
+
+    def _current(self, entry: tuple[float, int, int, str]) -> GeneratorState | None:
+        """The generator that an entry of the heap is about; None if the entry is outdated."""
+        state = self.states.get(entry[3])
+        valid = state is not None and state.entry == entry[2] and not state.leaving
+        return state if valid else None
+
+    def _uncount(self, state: GeneratorState) -> None:
+        if state.counted is not None:
+            self._writing[state.counted] -= 1
+            if not self._writing[state.counted]:
+                del self._writing[state.counted]
+            state.counted = None
+
+    def _choose(self) -> GeneratorState:
+        """The generator that will have finished first, given what each holds. So slow generators
+        get fewer requests, and one that is starting gets some only if all are."""
+        passed: list[tuple[float, int, int, str]] = []
+        try:
+            while True:
+                state = self._current(self._heap[0])
+                if state is None:
+                    heapq.heappop(self._heap)
+                elif self._up and state.starting:
+                    passed.append(heapq.heappop(self._heap))
+                else:
+                    return state
+        finally:
+            for entry in passed:
+                heapq.heappush(self._heap, entry)
+
+    def place(
+        self, requests: Iterable[Request], lane: Lane, version: int
+    ) -> dict[str, list[Request]]:
+        """Assign each request to the generator that will have finished first, and send all of a
+        generator in one message; the requests by the generator's name."""
+        shares: dict[str, list[Request]] = {}
+        for request in requests:
+            state = self._choose()
+            self._hold(state, request, lane)
+            shares.setdefault(state.handle.name, []).append(request)
+        for name, share in shares.items():
+            self._submit(self.states[name], share, lane, version)
+        return shares
 
     def assign(
         self, state: GeneratorState, requests: Iterable[Request], lane: Lane, version: int
-    ) -> list[str]:
-        """Assign requests to a generator, and send them if it has started; names of their
-        rollouts."""
+    ) -> None:
+        """Assign requests to this generator, and send them if it has started."""
         new = list(requests)
-        rows = [(request, row) for request in new for row in request.seeds]
-        state.held |= {(r.id, row): (r, lane) for r, row in rows}
-        if new and not state.starting:
-            self.send(state, m.SubmitRequests(tuple(new), lane, version))
-        return [f"{r.id}/{row}" for r, row in rows]
+        for request in new:
+            self._hold(state, request, lane)
+        self._submit(state, new, lane, version)
+
+    def _hold(self, state: GeneratorState, request: Request, lane: Lane) -> None:
+        state.held |= {(request.id, row): (request, lane) for row in request.seeds}
+        self._changed(state)
+
+    def _submit(
+        self, state: GeneratorState, requests: Sequence[Request], lane: Lane, version: int
+    ) -> None:
+        if requests and not state.starting:
+            self.send(state, m.SubmitRequests(tuple(requests), lane, version))
 
     def send(
         self, state: GeneratorState, message: m.SubmitRequests | m.AdvanceAndHold | m.LeaveRun
@@ -122,23 +220,50 @@ class Dispatcher:
 
     def on_ready(self, handle: Handle, version: int) -> GeneratorState:
         """Record that a generator has started, as a new one or as a replacement."""
-        state = self.states.setdefault(handle.name, GeneratorState(handle))
+        state = self.states.get(handle.name) or self._add(handle)
+        if state.starting and not state.leaving:
+            self._up += 1
         state.handle, state.version, state.starting = handle, version, False
         # Another process, or another session, counts from the beginning.
         state.sent = state.taken = state.number = 0
         state.behind_since = state.stuck_since = None
+        self._changed(state)
         return state
+
+    def on_restart(self, state: GeneratorState, replacement: Handle) -> None:
+        """Record that a generator is being started again; what it held stays with it."""
+        if not state.starting and not state.leaving:
+            self._up -= 1
+        state.handle, state.starting = replacement, True
+        state.behind_since = state.stuck_since = None
+        self._changed(state)
 
     def ask_to_leave(self, state: GeneratorState) -> None:
         """Ask a generator to leave; what it holds stays with it until its last report."""
+        self._leaving += 1
+        self._up -= not state.starting
         state.leaving = True
         if not state.starting:
             self.send(state, m.LeaveRun(tuple(r.id for r in state.requests("train"))))
 
-    def on_report(self, state: GeneratorState, report: m.GeneratorReport) -> list[RolloutResult]:
-        """Record a report; the finished rollouts among those that the generator holds. (Others were
+    def remove(self, state: GeneratorState) -> None:
+        """Forget a generator that has left."""
+        self._uncount(state)
+        self._leaving -= state.leaving
+        del self.states[state.handle.name]
+
+    def release(self, state: GeneratorState) -> dict[Lane, list[Request]]:
+        """The requests that a generator still holds, by lane; it holds them no longer."""
+        lanes: tuple[Lane, ...] = ("train", "validate")
+        held = {lane: state.requests(lane) for lane in lanes}
+        state.held.clear()
+        if state.handle.name in self.states:
+            self._changed(state)
+        return held
+
+    def on_report(self, state: GeneratorState, report: m.GeneratorReport) -> list[TurnResult]:
+        """Record a report; the finished turns among those that the generator holds. (Others were
         assigned to another generator meanwhile.)"""
-        state.version = report.version
         state.number = report.number
         # It accepts messages: the time for those that are left begins anew.
         if report.taken != state.taken:
@@ -147,10 +272,14 @@ class Dispatcher:
             state.behind_since = None
         busy = report.seconds.get("generate", 0.0)
         # Measured speeds would make a deterministic run depend on timing.
-        if report.tokens and busy and not self.deterministic:
+        measured = report.tokens and busy and not self.deterministic
+        if measured:
             state.speed += EWMA_ALPHA * (report.tokens / busy - state.speed)
         found = [w for w in report.written if state.held.pop((w.request, w.row), None) is not None]
-        state.rollouts += len(found)
+        if measured or found or report.version != state.version:
+            state.version = report.version
+            self._changed(state)
+        state.turns += len(found)
         if found:
             state.deaths = 0
         if self.deterministic or not state.held or report.seconds.keys() & WRITING_WORK:

@@ -2,8 +2,8 @@
 
 Device-hours are wall-clock hours of training times devices. Validation is counted apart (unless
 the recipe counts it), and the time between a stop and a resume not at all. FLOPs follow the usual
-rule: 2 N per token written, 6 N per token that went through the trainer, where N is the number of
-parameters that take part in the matrix products of a token.
+rule: 2 N per token written or read again by a later turn, 6 N per token that went through the
+trainer, where N is the number of parameters that take part in the matrix products of a token.
 
     device_seconds = generate + hand_over + train + generate_wait + train_wait
 
@@ -47,6 +47,9 @@ class Ledger:
     samples: int = 0
     generated_tokens: int = 0
     trained_tokens: int = 0
+    #: Tokens that generators read again: each turn of an episode after the first is a request of
+    #: its own, with everything before it.
+    reread_tokens: int = 0
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
     #: Wall-clock seconds of training and validation.
@@ -157,7 +160,8 @@ class Ledger:
         """Compute so far, in every unit."""
         self.tick()
         seconds = self.device_seconds + self.validation_seconds * self.count_validation
-        flops = self.parameters * (2.0 * self.generated_tokens + 6.0 * self.trained_tokens)
+        forward = self.generated_tokens + self.reread_tokens
+        flops = self.parameters * (2.0 * forward + 6.0 * self.trained_tokens)
         return Compute(
             device_hours=seconds / 3600.0,
             flops=flops,
@@ -186,6 +190,7 @@ class Ledger:
             samples=self.samples,
             generated_tokens=self.generated_tokens,
             trained_tokens=self.trained_tokens,
+            reread_tokens=self.reread_tokens,
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
@@ -198,9 +203,10 @@ class Ledger:
         """The totals, for a checkpoint."""
         self.tick()
         names = (
-            "steps", "samples", "generated_tokens", "trained_tokens", "device_seconds", "by_kind",
-            "validation_seconds", "clock_seconds", "generator_seconds", "trainer_seconds",
-            "check_wait", "lost_device_seconds", "spent", "wasted",
+            "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
+            "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
+            "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
+            "spent", "wasted",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

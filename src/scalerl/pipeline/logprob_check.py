@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl.algorithm.rollout import Group, Rollout
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.engine.interface import Request
 from scalerl.errors import PipelineError
 from scalerl.pipeline.setup import RunSetup
@@ -24,15 +24,16 @@ REQUEST_ID = "logprob-check"
 
 
 def request(setup: RunSetup) -> Request:
-    """The request to a generator: a few rollouts of one held-out prompt."""
+    """The request to a generator: a few turns behind one held-out prompt."""
     ids = tuple(setup.tokens_of(setup.validation[0]).tolist())
     return Request(REQUEST_ID, ids, setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling)
 
 
-def group(setup: RunSetup, rollouts: Sequence[Rollout]) -> Group:
-    """The rollouts as the group that the trainer computes log-probs of."""
-    written = tuple(r.with_reward(0.0, None) for r in rollouts if len(r))
-    return Group(REQUEST_ID, setup.tokens_of(setup.validation[0]), written)
+def group(setup: RunSetup, turns: Sequence[Turn]) -> Group:
+    """The turns as the group that the trainer computes log-probs of."""
+    ids = setup.tokens_of(setup.validation[0])
+    written = [Episode.from_turn(ids, turn).with_reward(0.0, None) for turn in turns if len(turn)]
+    return Group(REQUEST_ID, tuple(written))
 
 
 def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:

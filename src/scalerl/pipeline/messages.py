@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from scalerl.algorithm.rollout import Group
-    from scalerl.engine.interface import Lane, Request, RolloutResult
+    from scalerl.algorithm.episode import Group
+    from scalerl.engine.interface import Lane, Request, TurnResult
     from scalerl.environments.interface import Action, Observation, Outcome
     from scalerl.pipeline.ledger import Work
     from scalerl.tasks.task import Answer, AnswerScore, Prompt
@@ -67,7 +67,7 @@ class GeneratorReport:
     #: Version of its weights.
     version: int
     #: Rollouts finished since the last report, all of one lane.
-    written: tuple[RolloutResult, ...] = ()
+    written: tuple[TurnResult, ...] = ()
     lane: Lane = "train"
     #: Seconds since the last report, by the kind of work.
     seconds: dict[Work, float] = field(default_factory=dict)
@@ -150,33 +150,21 @@ class TrainerDone:
     problem: str | None = None
 
 
-# -- checkers -------------------------------------------------------------------------------------
+# -- environment workers (checkers) ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreAnswers:
-    """To a checker: score these answers to one prompt."""
+    """To an environment worker: score these answers to one prompt."""
 
     job: int
     answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores:
-    """From a checker: the scores of a job, in the order of its answers. A heartbeat has no job."""
-
-    job: int | None
-    scores: tuple[AnswerScore, ...] = ()
-    #: Seconds spent in the verifier's calls.
-    seconds: float = 0.0
-    #: Calls that it has given up on and that still run in it.
-    hung: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class EnvironmentCall:
     """One call of the environment of an episode. A worker that holds the environment makes the
-    call; one that does not makes a new environment first, and replays `history` in it."""
+    call; one that does not makes a new environment, resets it and replays `history` in it first."""
 
     #: Name of the episode: one environment each, unique in a run.
     episode: str
@@ -186,15 +174,36 @@ class EnvironmentCall:
     kind: Literal["reset", "step", "cut_off"]
     #: The turn to reply to, for `step`.
     action: Action | None = None
-    #: The turns before it.
+    #: All turns before it, also when the worker holds the environment: the pool sends them only
+    #: where they are needed.
     history: tuple[Action, ...] = ()
     #: Fingerprint of what each earlier call returned, `reset` first: a replay must return the same.
     shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CallEnvironment:
+    """To an environment worker: make this call."""
+
+    job: int
+    call: EnvironmentCall
+    #: Number of turns that the environment has had, if this worker is believed to hold it:
+    #: `history` and `shown` are left out then. None: make a new environment and replay.
+    held: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEpisodes:
+    """To an environment worker: close the environments of these episodes, and cancel their calls.
+    Episodes that it does not know are ignored."""
+
+    episodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EnvironmentReply:
-    """What a call of an environment returned."""
+    """What a call of an environment returned. The environment is closed and gone after an
+    `Outcome`, after `cut_off` and after a problem."""
 
     episode: str
     kind: Literal["reset", "step", "cut_off"]
@@ -208,6 +217,24 @@ class EnvironmentReply:
     gave_up: bool = False
     #: Seconds that the call took, replay included.
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkDone:
+    """From an environment worker: a job is done. A heartbeat has no job."""
+
+    job: int | None
+    #: Scores of a `ScoreAnswers`, in the order of its answers.
+    scores: tuple[AnswerScore, ...] = ()
+    #: Reply to a `CallEnvironment`; None if the worker does not hold the environment that it was
+    #: believed to hold: the call has to be repeated with its history.
+    reply: EnvironmentReply | None = None
+    #: Seconds spent in calls of the verifier or of the environment.
+    seconds: float = 0.0
+    #: Calls that it has given up on and that still run in it.
+    hung: int = 0
+    #: Environments that it holds.
+    live: int = 0
 
 
 # -- any worker -----------------------------------------------------------------------------------

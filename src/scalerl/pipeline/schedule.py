@@ -53,27 +53,33 @@ class Schedule:
     #: Groups in a batch.
     prompts: int
 
-    def room(self, trainer: int, generator: int, under_way: Sequence[GroupAge]) -> int:
-        """Number of new groups that may be started, given the versions of trainer and generator."""
+    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
+        """Number of new groups that may be started, given the versions of trainer and generator,
+        the number of groups under way, and how many of these are finished."""
         if self.name == "off-policy":
             begins = trainer % self.k == 0 and generator == trainer and not under_way
             return self.k * self.prompts if begins else 0
         # A group started now may be trained on at versions trainer .. generator + k: that many
         # batches must hold everything under way. With one finished batch in store, more would only
         # grow old.
-        in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - len(under_way)
-        in_store = sum(t.finished for t in under_way)
-        return max(in_time, 0) if in_store < self.prompts else 0
+        in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - under_way
+        return max(in_time, 0) if finished < self.prompts else 0
+
+    def too_few(self, trainer: int, under_way: int, finished: int) -> NextBatch | None:
+        """What the trainer waits for, if too few groups are finished for a step; else None."""
+        writing = under_way - finished
+        if self.name == "off-policy" and writing and trainer % self.k == 0:
+            return NextBatch((), writing, None, f"{writing} groups of this phase")
+        missing = self.prompts - finished
+        return NextBatch((), missing, None, f"{missing} more groups") if missing > 0 else None
 
     def choose(self, trainer: int, under_way: Sequence[GroupAge]) -> NextBatch:
         """The groups for the trainer's next step, oldest tokens first, or what it waits for."""
         ready = sorted((t for t in under_way if t.finished), key=lambda t: (t.oldest, t.serial))
+        early = self.too_few(trainer, len(under_way), len(ready))
+        if early is not None:
+            return early
         writing = [t for t in under_way if not t.finished]
-        if self.name == "off-policy" and writing and trainer % self.k == 0:
-            return NextBatch((), len(writing), None, f"{len(writing)} groups of this phase")
-        missing = self.prompts - len(ready)
-        if missing > 0:
-            return NextBatch((), missing, None, f"{missing} more groups")
         batch, rest = ready[: self.prompts], [*ready[self.prompts :], *writing]
         late = self._too_late_after(trainer, rest) if self.name == "pipeline" else None
         if late is not None:

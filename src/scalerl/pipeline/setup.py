@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform
+from scalerl.algorithm.episode import Episode
 from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, Limit
 from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
+from scalerl.environments.parsers import PYTHON_TAG, TOOL_FORMATS, detect
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat, reads_the_clock
 from scalerl.models.load import (
@@ -30,10 +32,12 @@ from scalerl.models.load import (
 from scalerl.models.meta_model import cache_bytes, context_length, matmul_parameters
 from scalerl.models.routing import routers_of
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
+from scalerl.models.turns import TurnRenderer
+from scalerl.pipeline.episodes import EpisodeRules
 from scalerl.pipeline.schedule import Schedule
 from scalerl.recipe import Recipe
 from scalerl.tasks.registry import task_of
-from scalerl.tasks.task import Answer, Prompt, Task
+from scalerl.tasks.task import Answer, Message, Prompt, Task
 from scalerl.weights.interface import Layout
 
 #: Largest number of rollouts that a lane of a local generator writes at once.
@@ -42,6 +46,9 @@ MAX_SLOTS = 512
 CACHE_BYTES = 4 << 30
 #: Name of the held-out set of the task itself; the other sets have names of their own.
 MAIN = ""
+#: Tokens that a chat template writes around a reply, at most: roles, line breaks, a thought that it
+#: opens. Those of some twenty families take 4 to 17.
+TEMPLATE_TOKENS = 32
 #: Prefix of the names of held-out sets at further temperatures.
 TEMPERATURE = "temperature "
 
@@ -94,6 +101,8 @@ class RunSetup:
     validation_slots: int
     #: Whether the model is a mixture of experts.
     experts: bool = False
+    #: How episodes are played in environments; None for tasks of single turns.
+    episodes: EpisodeRules | None = None
 
     @staticmethod
     def from_recipe(
@@ -124,12 +133,14 @@ class RunSetup:
         hidden = hidden_tokens(tokenizer, (recipe.task.think_open, recipe.task.think_close))
         control = _control(recipe, tokenizer, stop_ids, hidden)
         plain = Limit(control.max_tokens, stop_ids)
-        columns = recipe.sampling.max_prompt_tokens + control.max_tokens
+        chat = Chat(tokenizer, None if day is None else date.fromisoformat(day))
+        columns = recipe.sampling.max_prompt_tokens + _answer_tokens(recipe, task, control)
         context = context_length(shape.config)
         if context is not None and columns > context:
             raise InputError(
                 f"sampling.max_prompt_tokens + the longest answer = {columns} tokens, but the "
-                f"model reads {context}: lower sampling.max_prompt_tokens or the budgets in length"
+                f"model reads {context}: lower sampling.max_prompt_tokens or the budgets in "
+                f"{'environment' if _has_environment(task) else 'length'}"
             )
         if recipe.precision.routing == "replay" and not routers_of(shape):
             raise InputError(
@@ -142,7 +153,7 @@ class RunSetup:
             recipe=recipe,
             task=task,
             tokenizer=tokenizer,
-            chat=Chat(tokenizer, None if day is None else date.fromisoformat(day)),
+            chat=chat,
             hidden=hidden,
             prompts=train,
             validation=tuple(asked),
@@ -161,6 +172,7 @@ class RunSetup:
             layout=Layout.from_model(shape),
             parameters=matmul_parameters(shape),
             experts=bool(routers_of(shape)),
+            episodes=_episode_rules(recipe, task, chat, stop_ids, columns),
             columns=columns,
             slots=max(min(recipe.batch.completions, MAX_SLOTS, most // 2), 1),
             validation_slots=max(min(MAX_SLOTS, most // 2), 1),
@@ -183,7 +195,19 @@ class RunSetup:
                 "the model's chat template refuses system messages: they are put before the first "
                 "message of the user"
             )
+        if self.episodes is not None and not self.episodes.keep_history:
+            found += self.episodes.renderer.warnings
         return found
+
+    def plays(self, prompt: Prompt) -> bool:
+        """Whether episodes of this prompt are played in an environment."""
+        return self.task.member_for(prompt).has_environment
+
+    @property
+    def episode_rules(self) -> EpisodeRules:
+        """How episodes are played, for tasks with environments."""
+        assert self.episodes is not None, "only episodes in environments ask"
+        return self.episodes
 
     @property
     def dated(self) -> bool:
@@ -210,7 +234,8 @@ class RunSetup:
     def _check_roles(self) -> None:
         """Render one prompt of each sequence of roles: raises if the chat template refuses it."""
         for prompt in self._roles().values():
-            self.tokens_of(prompt)
+            if not self.plays(prompt):  # the environment may add to its messages
+                self.tokens_of(prompt)
 
     def _without_long_prompts(self) -> RunSetup:
         """Leave out held-out prompts that are too long. (Training prompts are checked when they are
@@ -258,16 +283,27 @@ class RunSetup:
         return (HeldOutSet(MAIN, self.validation, usual, k), *others)
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether a prompt has at least one token and at most sampling.max_prompt_tokens."""
+        """Whether a prompt has at least one token and at most sampling.max_prompt_tokens. (With an
+        environment, that is known when it is reset.)"""
+        if self.plays(prompt):
+            return True
         return 0 < len(self.tokens_of(prompt)) <= self.recipe.sampling.max_prompt_tokens
+
+    def messages_of(self, prompt: Prompt) -> tuple[Message, ...]:
+        """The messages that a conversation about a prompt begins with."""
+        messages = prompt.question
+        if isinstance(messages, str):
+            messages = ({"role": "user", "content": messages},) if messages else ()
+        return (*self._system(prompt), *messages)
+
+    def first_tokens(self, prompt: Prompt) -> npt.NDArray[np.int64] | None:
+        """The tokens of a prompt; None with an environment, which is reset first."""
+        return None if self.plays(prompt) else self.tokens_of(prompt)
 
     def tokens_of(self, prompt: Prompt) -> npt.NDArray[np.int64]:
         """The tokens of a prompt, by the chat template where the tokenizer has one."""
         if self.chat.exists:
-            messages = prompt.question
-            if isinstance(messages, str):
-                messages = ({"role": "user", "content": messages},)
-            messages = (*self._system(prompt), *messages)
+            messages = self.messages_of(prompt)
             try:
                 return np.asarray(self.chat.tokens(messages), dtype=np.int64)
             except InputError as error:
@@ -280,7 +316,7 @@ class RunSetup:
             )
         return np.asarray(self.tokenizer(prompt.question)["input_ids"], dtype=np.int64)
 
-    def _system(self, prompt: Prompt) -> tuple[dict[str, str], ...]:
+    def _system(self, prompt: Prompt) -> tuple[Message, ...]:
         """The system message of the recipe, if it has one."""
         text = self.recipe.task.system_prompt
         if not text:
@@ -317,11 +353,71 @@ class RunSetup:
         shown = [i for i in token_ids.tolist() if i not in self.hidden]
         return str(self.tokenizer.decode(shown, skip_special_tokens=False))
 
+    def episode_text(self, episode: Episode) -> str:
+        """The text of an episode behind its prompt: of an episode of one turn, the answer."""
+        return "".join(self.text_of(row.token_ids[len(row.prompt) :]) for row in episode.rows)
+
 
 def _begin(messages: Sequence[Mapping[str, str]]) -> str:
     """The roles of a chat and the beginning of its first message, for errors."""
     roles = ", ".join(message["role"] for message in messages)
     return f"its roles are {roles}, it begins {messages[0]['content'][:40]!r}"
+
+
+def _has_environment(task: Task) -> bool:
+    """Whether any prompt of a task is played in an environment."""
+    return any(member.has_environment for member in task.members())
+
+
+def _answer_tokens(recipe: Recipe, task: Task, control: LengthControl) -> int:
+    """The most tokens that follow a prompt: one turn, or the turns and replies of an episode."""
+    if not _has_environment(task):
+        return control.max_tokens
+    limits = recipe.environment
+    if limits.episode_tokens is not None:
+        if limits.episode_tokens < control.max_tokens:
+            raise InputError(
+                f"environment.episode_tokens = {limits.episode_tokens} has no room for one turn of "
+                f"{control.max_tokens} tokens: raise it, or lower the budgets in length"
+            )
+        return limits.episode_tokens
+    # A suffix has a few tokens of the template besides the observation.
+    reply = limits.observation_tokens + TEMPLATE_TOKENS
+    return limits.turns * control.max_tokens + (limits.turns - 1) * reply
+
+
+def _episode_rules(
+    recipe: Recipe, task: Task, chat: Chat, stop_ids: tuple[int, ...], columns: int
+) -> EpisodeRules | None:
+    if not _has_environment(task):
+        return None
+    if recipe.precision.routing == "replay":
+        raise InputError(
+            "precision.routing=replay is for tasks of a single turn: each turn in an environment "
+            "routes the earlier ones again; set precision.routing=own"
+        )
+    limits, tags = recipe.environment, (recipe.task.think_open, recipe.task.think_close)
+    tokenizer = chat.tokenizer
+    # Llama 3 opens a tool call with a special token.
+    hidden = hidden_tokens(tokenizer, (*tags, PYTHON_TAG))
+    name = limits.tool_format
+    if name == "auto":
+        name = detect(getattr(tokenizer, "chat_template", None))
+
+    def text_of(token_ids: npt.NDArray[np.int64]) -> str:
+        shown = [i for i in token_ids.tolist() if i not in hidden]
+        return str(tokenizer.decode(shown, skip_special_tokens=False))
+
+    return EpisodeRules(
+        renderer=TurnRenderer(chat, stop_ids, think_open=tags[0], think_close=tags[1]),
+        tool_format=TOOL_FORMATS[name],
+        text_of=text_of,
+        turns=limits.turns,
+        observation_tokens=limits.observation_tokens,
+        seconds=limits.seconds,
+        columns=columns,
+        keep_history=limits.history == "keep",
+    )
 
 
 def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:

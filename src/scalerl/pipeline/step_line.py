@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl.algorithm.rollout import Group
-from scalerl.pipeline.checks import commonest
+from scalerl.algorithm.episode import Episode, Group
+from scalerl.pipeline.environment_pool import commonest
 from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
-from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Ratio, Staleness, StepLine
+from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Play, Ratio, Staleness, StepLine
 from scalerl.trainer.interface import StepReport
 
 
@@ -21,10 +21,10 @@ def step_line(
     report: StepReport, batch: Sequence[Group], summary: CheckSummary, retired: int, ledger: Ledger
 ) -> StepLine:
     """The line of the step that `report` is about; `ledger` is the state after it."""
-    rollouts = [r for g in batch for r in g.rollouts]
-    rewards = [r.reward for r in rollouts if r.reward is not None]
-    lengths = [len(r) for r in rollouts]
-    mixed = [len(r) > 0 and r.versions[0] != r.versions[-1] for r in rollouts]
+    episodes = [e for g in batch for e in g.episodes]
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    lengths = [len(e) for e in episodes]
+    mixed = [e.versions is not None and e.versions[0] != e.versions[1] for e in episodes]
     d = report.diagnostics
     return StepLine(
         step=report.version,
@@ -46,9 +46,9 @@ def step_line(
         metrics=dict(report.metrics) | {n: float(np.mean(v)) for n, v in summary.metrics.items()},
         reward=float(np.mean(rewards)) if rewards else None,
         # An answer without a score counts as wrong here, unlike in a validation.
-        pass_rate=float(np.mean([bool(r.correct) for r in rollouts])),
-        truncated=float(np.mean([r.truncated for r in rollouts])),
-        interrupted=float(np.mean([r.finish == "interrupted" for r in rollouts])),
+        pass_rate=float(np.mean([bool(e.correct) for e in episodes])),
+        truncated=float(np.mean([e.truncated for e in episodes])),
+        interrupted=float(np.mean([e.finish == "interrupted" for e in episodes])),
         mixed_versions=float(np.mean(mixed)),
         prompts=tuple(g.prompt_id for g in batch),
         zero_variance=report.filtered.zero_variance_prompts / len(batch),
@@ -58,4 +58,24 @@ def step_line(
         compute=ledger.compute(),
         ledger=ledger.to_line(),
         unscored_why=commonest(summary.unscored) or None,
+        play=_play(episodes),
+    )
+
+
+def _play(episodes: Sequence[Episode]) -> Play | None:
+    """Turns, tools and environments of a batch; None if all its episodes have one turn."""
+    facts = [e.facts for e in episodes]
+    # An environment may end an episode after its first turn; it has then taken some time.
+    if all(f.turns <= 1 and not f.environment_seconds for f in facts):
+        return None
+    calls = sum(f.tool_calls for f in facts)
+    return Play(
+        turns=float(np.mean([f.turns for f in facts])),
+        turns_max=max(f.turns for f in facts),
+        tool_calls=calls / len(facts),
+        tool_failures=sum(f.tool_failures for f in facts) / len(facts),
+        forks=sum(len(e.rows) - 1 for e in episodes if e.rows) / len(facts),
+        failed=float(np.mean([e.finish == "failed" for e in episodes])),
+        out_of_turns=float(np.mean([e.finish == "turns" for e in episodes])),
+        environment_seconds=float(np.mean([f.environment_seconds for f in facts])),
     )

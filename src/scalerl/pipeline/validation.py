@@ -9,30 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.algorithm.rollout import Rollout
-from scalerl.engine.interface import Request, RolloutResult
+from scalerl.algorithm.episode import Episode
+from scalerl.pipeline.groups import PendingGroup, Writing
 from scalerl.pipeline.setup import MAIN, TEMPERATURE, RunSetup
 from scalerl.runs.lines import AnswerSample, EvalAnswers, SetScore
-from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
+from scalerl.tasks.task import AnswerScore, Prompt
 
 
 @dataclass(slots=True, eq=False)
 class ValidationPrompt:
-    """One held-out prompt, its answers and their scores."""
+    """One held-out prompt, and the episodes that answer it."""
 
     #: Name of the held-out set that it belongs to.
     set: str
-    prompt: Prompt
-    request: Request
-    rollouts: dict[int, Rollout] = field(default_factory=dict)
-    scores: tuple[AnswerScore, ...] = ()
+    pending: PendingGroup
 
-    def in_order(self) -> list[Rollout]:
-        return [self.rollouts[row] for row in sorted(self.rollouts)]
+    @property
+    def prompt(self) -> Prompt:
+        return self.pending.prompt
 
-    def answers(self, setup: RunSetup, step: int) -> list[Answer]:
-        """The answers as checkers get them, at this step of the run."""
-        return [setup.answer(self.prompt, r.token_ids, step) for r in self.in_order()]
+    @property
+    def scores(self) -> tuple[AnswerScore, ...]:
+        """The scores of its episodes; empty before all are scored."""
+        found = self.pending.scores
+        return tuple(found[row] for row in sorted(found)) if self.pending.group else ()
+
+    def answered(self) -> list[tuple[Episode, AnswerScore]]:
+        """Its episodes with their scores, once all are scored."""
+        return list(zip(self.pending.in_order(), self.scores, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -41,71 +45,62 @@ class Validation:
     differ by the weights alone."""
 
     setup: RunSetup
-    #: The prompts, by the id of their request.
+    #: The prompts, by the key of their group.
     asked: dict[str, ValidationPrompt] = field(default_factory=dict)
-    #: Number of prompts without all their answers.
-    unwritten: int = 0
     #: Number of prompts without scores.
     missing: int = 0
 
     @staticmethod
     def from_setup(setup: RunSetup) -> Validation:
-        """The requests of a validation: k rollouts for every prompt of every set."""
+        """A validation without answers: k episodes for every prompt of every set."""
         found = Validation(setup)
         for each in setup.sets:
             for i, prompt in enumerate(each.prompts):
-                seeds = {
-                    j: seed_from(setup.recipe.seed, "validation", each.name, prompt.id, j)
-                    for j in range(each.k)
-                }
-                request = Request(
-                    f"validation/{each.name}/{i}",
-                    tuple(setup.tokens_of(prompt).tolist()),
-                    setup.validation_control,
-                    seeds,
-                    each.sampling,
+                parts = (setup.recipe.seed, "validation", each.name, prompt.id)
+                how = Writing("validate", setup.validation_control, each.sampling, parts)
+                key = f"validation/{each.name}/{i}"
+                tokens = setup.first_tokens(prompt)
+                found.asked[key] = ValidationPrompt(
+                    each.name, PendingGroup(key, prompt, each.k, how, tokens)
                 )
-                found.asked[request.id] = ValidationPrompt(each.name, prompt, request)
+        found.missing = len(found.asked)
         return found
+
+    def unanswered(self) -> Validation:
+        """A copy without answers. (Rendering all prompts again would take time.)"""
+        asked = {}
+        for key, one in self.asked.items():
+            p = one.pending
+            tokens = None if self.setup.plays(p.prompt) else p.token_ids
+            asked[key] = ValidationPrompt(
+                one.set, PendingGroup(key, p.prompt, p.size, p.how, tokens)
+            )
+        return Validation(self.setup, asked, len(asked))
+
+    @property
+    def groups(self) -> list[PendingGroup]:
+        return [one.pending for one in self.asked.values()]
 
     @property
     def progress(self) -> tuple[int, int, int]:
         """Numbers of answers written, answers scored, and all answers."""
-        found = self.asked.values()
+        found = self.groups
         return (
-            sum(len(a.rollouts) for a in found),
-            sum(len(a.scores) for a in found),
-            sum(len(a.request.seeds) for a in found),
+            sum(len(p.episodes) for p in found),
+            sum(len(p.scores) for p in found if p.group is not None),
+            sum(p.size for p in found),
         )
 
-    def unanswered(self) -> Validation:
-        """A copy without answers."""
-        asked = {n: ValidationPrompt(a.set, a.prompt, a.request) for n, a in self.asked.items()}
-        return Validation(self.setup, asked, len(asked), len(asked))
-
-    def wrote(self, written: RolloutResult, step: int) -> list[Answer] | None:
-        """Add a rollout; all answers to its prompt if these are now complete, else None."""
-        asked = self.asked.get(written.request)
-        if asked is None:
-            return None
-        asked.rollouts[written.row] = written.rollout
-        if len(asked.rollouts) < len(asked.request.seeds):
-            return None
-        self.unwritten -= 1
-        return asked.answers(self.setup, step)
-
-    def add_scores(self, request: str, scores: Sequence[AnswerScore]) -> None:
-        self.missing -= not self.asked[request].scores
-        self.asked[request].scores = tuple(scores)
-
-    def recheck(self, step: int) -> dict[str, list[Answer]]:
-        """The answers to prompts with missing scores, by request, to be checked again. They are
-        not written again: the same weights and seeds would write the same."""
-        again = {}
-        for name, asked in self.asked.items():
-            if any(v.correct is None for v in asked.scores):
-                asked.scores = ()
-                again[name] = asked.answers(self.setup, step)
+    def unscored(self) -> list[PendingGroup]:
+        """The groups of single-turn prompts with missing scores, to be checked again. They are not
+        written again: the same weights and seeds would write the same."""
+        again = [
+            p
+            for p in self.groups
+            if p.opening is None and any(v.correct is None for v in p.scores.values())
+        ]
+        for p in again:
+            p.group, p.scores = None, {}
         self.missing = len(again)
         return again
 
@@ -137,16 +132,16 @@ class Validation:
         main = scores.pop(MAIN)
         heated = {text: scores.pop(TEMPERATURE + text) for text in self.setup.temperatures}
         asked = [a for a in self.asked.values() if a.set == MAIN]
-        rollouts = [r for a in asked for r in a.in_order()]
+        episodes = [e for a in asked for e in a.pending.in_order()]
         return {
             "pass_rate": main.pass_rate,
             "stderr": main.stderr,
             "n_prompts": main.n_prompts,
             "k": main.k,
             "scored": main.scored,
-            "unscored": len(rollouts) - (main.scored or 0),
+            "unscored": len(episodes) - (main.scored or 0),
             "failed": main.failed,
-            "truncated": float(np.mean([r.truncated for r in rollouts])),
+            "truncated": float(np.mean([e.truncated for e in episodes])),
             "tasks": by_task((a.prompt.task, a.scores) for a in asked),
             "downstream": scores or None,
             "temperatures": heated or None,
@@ -160,14 +155,14 @@ class Validation:
                 AnswerSample(
                     prompt=asked.prompt.id,
                     question=question_text(asked.prompt),
-                    answer=self.setup.text_of(rollout.token_ids),
+                    answer=self.setup.episode_text(episode),
                     correct=score.correct,
                     why=score.why,
-                    finish=rollout.finish,
+                    finish=episode.finish,
                     set=asked.set,
                 )
                 for asked in self.asked.values()
-                for rollout, score in zip(asked.in_order(), asked.scores, strict=True)
+                for episode, score in asked.answered()
             ),
         )
 

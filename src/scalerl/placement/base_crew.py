@@ -12,10 +12,25 @@ from typing import Any, Generic, Protocol, TypeVar
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost, free_generator_name
+from scalerl.pipeline.setup import RunSetup
 
 #: Seconds that ranks get to report the loss of another rank, once the first has: a rank that still
 #: runs and has not reported by then is the one that hangs.
 GRACE_SECONDS = 5.0
+
+
+#: Environment workers ("checkers") where the recipe does not say how many. Each makes many calls at
+#: once; they are processes so that a verifier or an environment cannot harm the run, and more of
+#: them would compete for the cores of a laptop.
+DEFAULT_CHECKERS = 4
+
+
+def checker_names(setup: RunSetup, cores: int) -> tuple[list[str], int]:
+    """The names of a run's environment workers, and the number of blocking calls that each makes at
+    once."""
+    where = setup.recipe.placement
+    count = where.environment_processes or min(where.checkers, cores, DEFAULT_CHECKERS)
+    return [f"checker {i}" for i in range(count)], -(-where.checkers // count)
 
 
 class BaseCrew(ABC):

@@ -8,6 +8,6 @@ for name in ("SIGINT", "SIGTERM", "SIGHUP"):
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 import scalerl.engine.local  # noqa: E402
-import scalerl.placement.checker_worker  # noqa: E402
+import scalerl.placement.environment_worker  # noqa: E402
 import scalerl.placement.serve_workers  # noqa: E402
 import scalerl.trainer.local  # noqa: E402, F401

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scalerl.engine.interface import Engine, EngineStep, Lane, RolloutResult
+from scalerl.engine.interface import Engine, EngineStep, Lane, TurnResult
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Work
@@ -30,14 +30,17 @@ class GeneratorWorker:
         self.engine = engine
         self.now = now
         self.deterministic = deterministic
-        #: Number of unfinished rollouts of each request.
+        #: Number of unfinished turns of each request.
         self.unfinished: dict[str, int] = {}
+        #: Requests with turns that are reported one by one.
+        self._one_by_one: set[str] = set()
         self.reset(receiver)
 
     def reset(self, receiver: Receiver) -> None:
         """Drop all requests and start again, with weights from this receiver."""
         self.engine.abort(list(self.unfinished))
         self.unfinished.clear()
+        self._one_by_one.clear()
         self.receiver = receiver
         #: Rollouts to finish before it holds; None: it never holds.
         self.share: int | None = 0 if self.deterministic else None
@@ -51,7 +54,7 @@ class GeneratorWorker:
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._taken = self._number = 0
         #: Finished rollouts that were not reported yet, all of one lane.
-        self._written: list[RolloutResult] = []
+        self._written: list[TurnResult] = []
         self._lane: Lane = "train"
         self._reported_at = self.now()
 
@@ -103,6 +106,8 @@ class GeneratorWorker:
                 for request in message.requests:
                     left = self.unfinished.get(request.id, 0)
                     self.unfinished[request.id] = left + len(request.seeds)
+                    if request.one_by_one:
+                        self._one_by_one.add(request.id)
 
     def _load(self, began: float) -> bool:
         """Load the newest weights; whether they are new."""
@@ -139,13 +144,16 @@ class GeneratorWorker:
         return reports
 
     def _finished(self, step: EngineStep) -> bool:
-        """Keep finished rollouts until their group is complete; whether one is now."""
-        # Only complete groups are of use to the loop: one message per group, not per decode step.
+        """Keep finished turns until their request is complete; whether some are to be reported."""
+        # Only complete groups are of use to the loop, unless an environment waits for each turn:
+        # one message per group, not per decode step.
         complete = False
         for written in step.written:
             self.unfinished[written.request] -= 1
+            complete |= written.request in self._one_by_one
             if not self.unfinished[written.request]:
                 del self.unfinished[written.request]
+                self._one_by_one.discard(written.request)
                 complete = True
         if step.written:
             self._lane = step.lane
@@ -165,7 +173,7 @@ class GeneratorWorker:
         if self._left:
             return []
         self._left = True
-        begun = [w.rollout for w in self.engine.abort(leave.requests) if len(w.rollout)]
+        begun = [w.turn for w in self.engine.abort(leave.requests) if len(w.turn)]
         report = self._report(held=False)
         return [replace(report, left=True, dropped=(len(begun), sum(map(len, begun))))]
 

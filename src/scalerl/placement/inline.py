@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
-from scalerl.placement.base_crew import BaseCrew
+from scalerl.placement.base_crew import BaseCrew, checker_names
 from scalerl.placement.connection import SessionFilter
 from scalerl.placement.generator_worker import HEARTBEAT_SECONDS, GeneratorWorker
+from scalerl.placement.inline_environments import InlineEnvironments, fault_of
 from scalerl.placement.specs import Specs
 from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.placement.world import Duration, Fault, World
@@ -208,7 +209,8 @@ class InlineTrainer(InlineWorker):
 
 
 class InlineChecker(InlineWorker):
-    """A checker: several calls at once, of which some hang or crash."""
+    """An environment worker: many calls at once, of which some hang or crash. Environments are real
+    objects; what they wait for in real time takes none here."""
 
     def __init__(self, name: str, crew: InlineCrew) -> None:
         super().__init__(name, crew)
@@ -216,6 +218,9 @@ class InlineChecker(InlineWorker):
         self.hung = 0
         self._up = False
         self._free = [0.0] * crew.places
+        self._environments = InlineEnvironments(
+            self.task, crew.setup.recipe.placement.check_seconds, crew.world
+        )
 
     @property
     def silence(self) -> float:
@@ -230,7 +235,41 @@ class InlineChecker(InlineWorker):
         self._up = True
         self.send_to_loop(m.WorkerReady())
 
-    def take(self, message: m.ScoreAnswers) -> None:
+    def take(self, message: Any) -> None:
+        if isinstance(message, m.ScoreAnswers):
+            self._score(message)
+        elif isinstance(message, m.CloseEpisodes):
+            self._environments.close(message.episodes)
+        elif isinstance(message, m.CallEnvironment):
+            self._act(message)
+        elif not isinstance(message, m.StopWorker):
+            raise PipelineError(f"a checker does not understand {type(message).__name__!r}")
+
+    def kill(self) -> None:
+        super().kill()
+        self._environments.stop()
+
+    def _act(self, message: m.CallEnvironment) -> None:
+        crew, call = self.crew, message.call
+        fault = fault_of(crew.world, call)
+        takes = sum(crew.draw(crew.world.act) for _ in range(_calls(message)))
+        if fault == "crashes":
+            crew.at(crew.clock.now() + takes, lambda: self.die("died: killed by signal 11"))
+            return
+        if fault == "hangs":
+            takes = crew.setup.recipe.placement.check_seconds
+            self._environments.close([call.episode])
+            reply: m.EnvironmentReply | None = m.EnvironmentReply(
+                call.episode, call.kind, None, problem="hung", gave_up=True, seconds=takes
+            )
+        else:
+            reply = self._environments.call(message, takes)
+        done = m.WorkDone(
+            message.job, reply=reply, seconds=takes, hung=self.hung, live=len(self._environments)
+        )
+        crew.after(Duration(takes), lambda: self._when_thawed(lambda: self.send_to_loop(done)))
+
+    def _score(self, message: m.ScoreAnswers) -> None:
         crew, now = self.crew, self.crew.clock.now()
         together = self.task.scores_together(message.answers[0].prompt)
         calls = [message.answers] if together else [(a,) for a in message.answers]
@@ -245,7 +284,10 @@ class InlineChecker(InlineWorker):
             heapq.heappush(self._free, begins + takes)
             ends, seconds = max(ends, begins + takes), seconds + takes
             scores += found
-        answer = m.Scores(message.job, tuple(scores), seconds, self.hung)
+        answer = m.WorkDone(
+            message.job, tuple(scores), seconds=seconds, hung=self.hung,
+            live=len(self._environments),
+        )  # fmt: skip
         crew.at(ends, lambda: self._when_thawed(lambda: self.send_to_loop(answer)))
 
     def _check(self, call: tuple[Any, ...], draw: float) -> tuple[float, list[AnswerScore]]:
@@ -259,6 +301,12 @@ class InlineChecker(InlineWorker):
             crew.at(crew.clock.now() + takes, lambda: self.die("died: killed by signal 11"))
             return takes * 2, [AnswerScore.unscored("never sent")] * len(call)
         return takes, self.task.check_all(call)
+
+
+def _calls(message: m.CallEnvironment) -> int:
+    """Calls of an environment that a message takes, with those of a replay."""
+    replayed = 0 if message.held is not None else 1 + len(message.call.history)
+    return replayed + (message.call.kind != "reset")
 
 
 class InlineCrew(BaseCrew):
@@ -286,14 +334,14 @@ class InlineCrew(BaseCrew):
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         where = setup.recipe.placement
-        checkers = min(where.checkers, 2)
-        self.places = -(-where.checkers // checkers)
+        # As on a machine with two cores: what happens must not depend on this one.
+        checkers, self.places = checker_names(setup, cores=2)
         self.trainer: InlineTrainer = self._start(InlineTrainer("trainer", self))
         self.generators: list[InlineGenerator] = [
             self._start_generator(f"generator {i}") for i in range(where.generators)
         ]
         self.checkers: list[InlineChecker] = [
-            self._start(InlineChecker(f"checker {i}", self)) for i in range(checkers)
+            self._start(InlineChecker(name, self)) for name in checkers
         ]
         for fault in self.world.faults:
             self.at(fault.at, partial(self._inject, fault))
@@ -357,6 +405,8 @@ class InlineCrew(BaseCrew):
 
     def stop(self, *, at_once: bool = False) -> None:
         self._agenda.clear()
+        for checker in self.checkers:
+            checker.kill()
 
     def pids(self) -> dict[str, int]:
         return {}

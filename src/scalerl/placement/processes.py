@@ -24,9 +24,9 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement import forkserver
-from scalerl.placement.base_crew import BaseCrew, RankGroup
-from scalerl.placement.checker_worker import run_checker
+from scalerl.placement.base_crew import BaseCrew, RankGroup, checker_names
 from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group, guarded
+from scalerl.placement.environment_worker import run_environments
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
 from scalerl.trainer.interface import TrainerSpec
@@ -39,9 +39,6 @@ PATIENCE = 5.0
 HERE = "127.0.0.1"
 #: Network interface of that address; on other systems than Linux torch finds it by itself.
 LOOPBACK = "lo" if sys.platform == "linux" else None
-#: Most checker processes. Each makes several calls at once; they are processes only so that a
-#: verifier cannot harm the run, and more of them would compete for the cores of a laptop.
-MAX_CHECKERS = 4
 
 
 class RealClock:
@@ -156,12 +153,10 @@ class WorkerProcesses(BaseCrew):
 
     def start_checkers(self, setup: RunSetup) -> None:
         where = setup.recipe.placement
-        checkers = min(where.checkers, cores(), MAX_CHECKERS)
-        places = -(-where.checkers // checkers)
+        names, places = checker_names(setup, cores())
         task = setup.task.for_checking()
         self.checkers = [
-            self._start(f"checker {i}", run_checker, task, places, where.check_seconds)
-            for i in range(checkers)
+            self._start(name, run_environments, task, places, where.check_seconds) for name in names
         ]
 
     def _start(self, name: str, entry: Callable[..., None], *arguments: Any) -> ProcessHandle:

@@ -1,11 +1,11 @@
 """Workers as actors of a Ray cluster (`placement.backend = "ray"`), on one machine or many.
 
-In every actor a thread does the work (`serve_workers.py`, `checker_worker.py`) between two queues;
-the actor's own methods only put into one and take out of the other. The driver keeps exactly one
-call of `collect` per actor under way, so that no message is lost, and learns from it when an actor
-dies. A call costs either side about a millisecond, so messages that come close together share one.
-Each generator and each checker has a placement group of its own, the ranks of the trainer share
-one: after the loss of a node nothing waits for half a group.
+In every actor a thread does the work (`serve_workers.py`, `environment_worker.py`) between two
+queues; the actor's own methods only put into one and take out of the other. The driver keeps
+exactly one call of `collect` per actor under way, so that no message is lost, and learns from it
+when an actor dies. A call costs either side about a millisecond, so messages that come close
+together share one. Each generator and each checker has a placement group of its own, the ranks of
+the trainer share one: after the loss of a node nothing waits for half a group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from scalerl.machine import cores
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import MessageReceived, WorkerLost
 from scalerl.pipeline.setup import RunSetup
-from scalerl.placement.base_crew import BaseCrew, RankGroup
-from scalerl.placement.checker_worker import serve_checker
+from scalerl.placement.base_crew import BaseCrew, RankGroup, checker_names
 from scalerl.placement.connection import SessionFilter
-from scalerl.placement.processes import MAX_CHECKERS, PATIENCE
+from scalerl.placement.environment_worker import serve_environments
+from scalerl.placement.processes import PATIENCE
 from scalerl.placement.ray_cluster import (
     Needs,
     connect,
@@ -247,9 +247,8 @@ class RayCrew(BaseCrew):
             self.trainer: RankGroup[RayHandle] = self._start_trainer()
             for _ in range(where.generators):
                 self.add_generator()
-            checkers = min(where.checkers, self._cores(), MAX_CHECKERS)
-            self._places = -(-where.checkers // checkers)
-            self.checkers = [self._start_checker(f"checker {i}") for i in range(checkers)]
+            names, self._places = checker_names(setup, self._cores())
+            self.checkers = [self._start_checker(name) for name in names]
         except BaseException:
             self.stop(at_once=True)
             raise
@@ -340,7 +339,7 @@ class RayCrew(BaseCrew):
             name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_SCORES_SECONDS
         )
         seconds = self.setup.recipe.placement.check_seconds
-        handle.begin(serve_checker, self.setup.task.for_checking(), self._places, seconds)
+        handle.begin(serve_environments, self.setup.task.for_checking(), self._places, seconds)
         return handle
 
     # -- the crew ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The generator and the trainer as programs: each receives messages, works, and sends the results.
 
 They work over any connection (`connection.py`): a pipe of a process, or the queues of a Ray actor.
-The checker's is in `checker_worker.py`, which imports no torch.
+The checker's is in `environment_worker.py`, which imports no torch.
 """
 
 from __future__ import annotations

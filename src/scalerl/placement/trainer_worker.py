@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from scalerl.errors import PipelineError
@@ -83,6 +84,8 @@ class TrainerWorker:
         """|trainer's log-prob - generator's| of every token that the policy sampled."""
         gaps: list[float] = []
         for group, scored in zip(message.groups, self.trainer.score(message.groups), strict=True):
-            for rollout, logprobs in zip(group.rollouts, scored, strict=True):
-                gaps += abs(logprobs - rollout.logprobs)[~rollout.forced].tolist()
+            for episode, logprobs in zip(group.episodes, scored, strict=True):
+                own = np.concatenate([row.logprobs[row.written_N] for row in episode.rows])
+                policy = np.concatenate([row.policy_N[row.written_N] for row in episode.rows])
+                gaps += abs(logprobs - own)[policy].tolist()
         return m.TrainerDone(gaps=tuple(gaps))

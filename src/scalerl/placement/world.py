@@ -48,6 +48,35 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class ActFaults:
+    """Shares of the calls of environments that go wrong. Which do follows from the world's seed,
+    the episode and the turn, so that a second try ends the same way."""
+
+    #: Never answers.
+    hangs: float = 0.0
+    #: Ends its worker.
+    crashes: float = 0.0
+    #: Raises an exception.
+    fails: float = 0.0
+    #: Replies otherwise in a replay.
+    lies: float = 0.0
+    #: Replies with 50,000 words.
+    huge: float = 0.0
+
+    def drawn(self, draw: float) -> str:
+        """The fault of a call, by a number in [0, 1); empty for none.
+
+        >>> ActFaults(hangs=0.1, lies=0.2).drawn(0.15), ActFaults(hangs=0.1).drawn(0.15)
+        ('lies', '')
+        """
+        for name in ("hangs", "crashes", "fails", "lies", "huge"):
+            draw -= getattr(self, name)
+            if draw < 0:
+                return name
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """How long things take, and the faults. The defaults resemble the default run on a laptop."""
 
@@ -71,3 +100,6 @@ class World:
     hangs: float = 0.0
     #: Share of answers with a check that ends its checker.
     crashes: float = 0.0
+    #: A call of an environment: `reset`, `step` or `cut_off`.
+    act: Duration = Duration(0.001)
+    act_faults: ActFaults = ActFaults()

@@ -15,6 +15,7 @@ from scalerl.recipe.sections_algorithm import (
     AdvantageSection,
     BatchSection,
     CurriculumSection,
+    EnvironmentSection,
     FilterSection,
     LengthSection,
     ModelSection,
@@ -58,6 +59,7 @@ class Recipe(Section):
     filter: FilterSection = FilterSection()
     curriculum: CurriculumSection = CurriculumSection()
     length: LengthSection = LengthSection()
+    environment: EnvironmentSection = EnvironmentSection()
     precision: PrecisionSection = PrecisionSection()
     schedule: ScheduleSection = ScheduleSection()
     optimiser: OptimiserSection = OptimiserSection()

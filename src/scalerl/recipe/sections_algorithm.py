@@ -7,11 +7,12 @@ Some choices bring constants of their own (a length control, a curriculum; losse
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import StrictFloat, field_validator, model_validator
+from pydantic import AfterValidator, StrictFloat, field_validator, model_validator
 
 from scalerl.recipe.fields import REQUIRED, Option, Section, field, with_constants
+from scalerl.recipe.names import name_or_path
 
 #: The paper's phrase (main text). Its appendix leaves out the last "now".
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
@@ -215,6 +216,12 @@ class AdvantageSection(Section):
     epsilon: float = field(
         1e-6, "added to the std before dividing", "not stated", unit="reward", ge=0
     )
+    credit: Annotated[str, AfterValidator(name_or_path)] = field(
+        "episode",
+        "tokens that a turn's reward credits: all of the episode, or those of the turn and of "
+        "earlier ones (turn)",
+        "ours",
+    )
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageSection:
@@ -378,3 +385,36 @@ class LengthSection(Section):
                 f"length.truncation_critical = {self.truncation_critical:g}: lower it"
             )
         return self
+
+
+class EnvironmentSection(Section):
+    """Limits of episodes in an environment (task.name = "environment:..."), and how its replies
+    become tokens. [length] then limits each turn."""
+
+    turns: int = field(8, "most turns of an episode", "ours", unit="turns", ge=1)
+    observation_tokens: int = field(
+        1024, "most tokens of one reply; the rest is cut off", "ours", unit="tokens", gt=0
+    )
+    episode_tokens: int | None = field(
+        None,
+        "most tokens of an episode after its prompt; unset: room for all turns and replies",
+        "ours",
+        unit="tokens",
+        gt=0,
+    )
+    seconds: float = field(
+        600.0, "most seconds of an episode; a longer one ends unscored", "ours", unit="s", gt=0
+    )
+    history: Literal["template", "keep"] = field(
+        "template",
+        "earlier turns as the chat template shows them, in a new row where it rewrites them, or as "
+        "they were written (keep)",
+        "ours",
+    )
+    tool_format: str = field(
+        "auto",
+        "how the model writes tool calls: hermes, llama3, plain, your own as package.module:name, "
+        "or the chat template's (auto)",
+        "ours",
+        min_length=1,
+    )

@@ -263,13 +263,22 @@ class PlacementSection(Section):
     )
     checkers: int = field(
         64,
-        "answers, or calls of a reward function, scored at the same time",
+        "answers, or calls of a reward function, scored at the same time; of environments, calls "
+        "that block",
         "not stated",
+        ge=1,
+    )
+    environment_processes: int | None = field(
+        None,
+        "processes that score answers and run environments; unset: one per core, four at most",
+        "ours",
+        unit="processes",
         ge=1,
     )
     check_seconds: float = field(
         60.0,
-        "time limit for scoring an answer; after it the answer stays unscored",
+        "time limit for scoring an answer, or for one call of an environment; after it the answer "
+        "or the episode stays unscored",
         "not stated",
         unit="seconds",
         gt=0,

@@ -95,6 +95,9 @@ class LedgerLine(Record):
     samples: int = about("rollouts taken by the trainer", default=0)
     generated_tokens: int = about("tokens written for training", default=0)
     trained_tokens: int = about("tokens that went through the trainer", default=0)
+    reread_tokens: int = about(
+        "tokens that generators read again before later turns of an episode", default=0
+    )
     device_seconds: float = about(
         "seconds of training times devices, without validation", default=0.0
     )

@@ -76,6 +76,20 @@ class FilterCounts(Record):
 
 
 @record
+class Play(Record):
+    """What episodes of several turns did, as means over the episodes of a batch."""
+
+    turns: float = about("turns that the policy wrote")
+    turns_max: int = about("most turns of an episode")
+    tool_calls: float = about("tool calls")
+    tool_failures: float = about("tool calls that could not be read, or that failed")
+    forks: float = about("new rows, because the history was rewritten")
+    failed: float = about("share of episodes that the environment failed, or that took too long")
+    out_of_turns: float = about("share of episodes that reached the limit of turns")
+    environment_seconds: float = about("time in the environment", unit="seconds")
+
+
+@record
 class StepLine(Line):
     """One optimiser step: statistics of its batch, and what the trainer reports."""
 
@@ -117,6 +131,9 @@ class StepLine(Line):
     unscored_why: dict[str, int] | None = about(
         "why rollouts have no reward: reason and number of rollouts; left out where all have one",
         default=None,
+    )
+    play: Play | None = about(
+        "turns, tools and environments; left out where all episodes have one turn", default=None
     )
 
 

@@ -77,6 +77,9 @@ class Mixture(Task):
         light.tasks = {name: task.for_checking() for name, task in self.tasks.items()}
         return light
 
+    def members(self) -> Sequence[Task]:
+        return list(self.tasks.values())
+
     def new_environment(self, prompt: Prompt) -> Any | None:
         return self.member_for(prompt).new_environment(prompt)
 

@@ -135,6 +135,8 @@ class Task(ABC):
 
     #: Whether all answers to a prompt are best scored in one call of `check_all`.
     together: bool = False
+    #: Whether episodes are played in an environment (`new_environment`).
+    has_environment: bool = False
 
     def __init__(
         self, name: str, *, rules: Rules = DEFAULT_RULES, held_out_share: float = 0.05
@@ -233,6 +235,10 @@ class Task(ABC):
     def member_for(self, prompt: Prompt) -> Task:
         """The task that scores answers to this prompt: this one, or a member of a mixture."""
         return self
+
+    def members(self) -> Sequence[Task]:
+        """The tasks of a mixture; this one, if it is none."""
+        return (self,)
 
     def scores_together(self, prompt: Prompt) -> bool:
         """Whether all answers to this prompt are best scored in one call."""

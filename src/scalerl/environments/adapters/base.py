@@ -35,8 +35,11 @@ class Adapter(Environment):
     async def close(self) -> None:
         try:
             close = getattr(self.thing, "close", None)
-            # The thread may be in a call that hangs: closing would wait for it.
-            if callable(close) and not self.thread.unfinished:
+            if callable(close) and self.thread.unfinished:
+                # The thread is in a call that was abandoned, and may hang: it closes the object if
+                # it ever gets there, without being waited for.
+                self.thread.later(close)
+            elif callable(close):
                 await self.call(close)
         finally:
             self.thread.stop()

@@ -5,7 +5,7 @@ from pieces import FakeClock, FakeHandle
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.checks import GRACE_SECONDS, MAX_FAILURES, Checks
+from scalerl.pipeline.environment_pool import GRACE_SECONDS, MAX_FAILURES, EnvironmentPool
 from scalerl.tasks.task import Answer, AnswerScore, Task, make_prompt
 
 RIGHT = AnswerScore(True, 1.0, "equal")
@@ -33,13 +33,15 @@ class Bench:
     def __init__(self, checkers=2, places=4, together=False):
         self.clock = FakeClock()
         self.handles = [FakeHandle(f"checker {i}") for i in range(checkers)]
-        self.checks = Checks(Judge(together), self.handles, checkers * places, SECONDS, self.clock)
+        self.checks = EnvironmentPool(
+            Judge(together), self.handles, checkers * places, SECONDS, self.clock
+        )
         for handle in self.handles:
             self.checks.on_ready(handle)
 
     def submit(self, key, count=2):
         prompt = make_prompt("judge", f"question {key}", None)
-        self.checks.submit(key, [Answer(prompt, f"{key}.{i}") for i in range(count)])
+        self.checks.score(key, [Answer(prompt, f"{key}.{i}") for i in range(count)])
 
     def texts(self, i):
         """What a checker was sent and has not answered, job by job."""
@@ -51,13 +53,15 @@ class Bench:
         """The oldest job of a checker comes back; all right unless said otherwise."""
         job = next(iter(self.checks.states[self.handles[i].name].jobs.values()))
         found = verdicts or (RIGHT,) * len(job.answers)
-        return self.checks.on_scores(self.handles[i], m.Scores(job.number, found, seconds, hung))
+        return self.checks.on_done(
+            self.handles[i], m.WorkDone(job.number, found, seconds=seconds, hung=hung)
+        )
 
     def die(self, i, *, up=True):
         """A checker dies, and another takes its place."""
         old = self.handles[i]
         self.handles[i] = FakeHandle(old.name)
-        found = self.checks.on_checker_lost(old, self.handles[i], "died: killed by signal 11")
+        found = self.checks.on_worker_lost(old, self.handles[i], "died: killed by signal 11")
         if up:
             self.checks.on_ready(self.handles[i])
         return found
@@ -166,7 +170,7 @@ def test_an_overdue_checker_is_to_be_replaced_and_not_before():
     assert bench.checks.replaceable(PATIENCE, START) == []
     bench.clock.time += 0.1
     ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert worker is bench.handles[0] and why == "has not answered a check for 15 s"
+    assert worker is bench.handles[0] and why == "has not answered a call for 15 s"
 
 
 def test_a_job_that_takes_turns_in_its_places_has_time_for_all_of_them():
@@ -189,7 +193,7 @@ def test_what_is_sent_later_does_not_move_the_deadline_of_a_check():
     assert len(bench.texts(0)) == 4
     bench.clock.time = SECONDS + GRACE_SECONDS + 0.1
     ((_, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert why == "has not answered a check for 15 s"
+    assert why == "has not answered a call for 15 s"
 
 
 def test_a_checker_without_a_heartbeat_is_replaced_after_the_patience_and_others_get_its_checks():
@@ -254,7 +258,7 @@ def test_a_checker_in_which_calls_hang_gets_nothing_new_and_is_replaced_when_idl
     assert bench.checks.replaceable(PATIENCE, START) == []
     bench.answer(0, hung=1)
     ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
-    assert worker is bench.handles[0] and why == "has 1 check that hangs"
+    assert worker is bench.handles[0] and why == "has 1 call that hangs"
     bench.die(0)
     assert bench.texts(0) == [["c.0", "c.1"]]
     assert bench.checks.replaceable(PATIENCE, START) == []
@@ -265,7 +269,7 @@ def test_a_few_hanging_calls_do_not_wear_out_a_large_checker():
     bench.submit("a", count=2)
     bench.answer(0, HUNG, HUNG, hung=2)
     assert bench.checks.replaceable(PATIENCE, START) == []
-    bench.checks.on_scores(bench.handles[0], m.Scores(None, hung=3))
+    bench.checks.on_done(bench.handles[0], m.WorkDone(None, hung=3))
     assert len(bench.checks.replaceable(PATIENCE, START)) == 1
 
 
@@ -308,5 +312,5 @@ def test_verdicts_on_what_somebody_else_has_judged_meanwhile_are_an_old_story():
     bench.submit("a")
     job = bench.handles[0].sent[0].job
     bench.answer(0)
-    assert bench.checks.on_scores(bench.handles[0], m.Scores(job, (RIGHT, RIGHT))) == []
-    assert bench.checks.on_scores(bench.handles[0], m.Scores(None)) == []
+    assert bench.checks.on_done(bench.handles[0], m.WorkDone(job, (RIGHT, RIGHT))) == []
+    assert bench.checks.on_done(bench.handles[0], m.WorkDone(None)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.placement.checker_worker import CheckerWorker
+from scalerl.placement.environment_worker import EnvironmentWorker
 from scalerl.tasks.task import Answer, Task, make_prompt
 
 PROMPT = make_prompt("judge", "question", None)
@@ -92,7 +92,7 @@ class Bench:
     def __init__(self, task, places=3, seconds=LIMIT):
         self.task = task
         self.said = {}
-        self.part = CheckerWorker(task, places, seconds, self._hear)
+        self.part = EnvironmentWorker(task, places, seconds, self._hear)
         self.jobs = 0
 
     def _hear(self, message):

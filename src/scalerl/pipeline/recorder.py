@@ -1,0 +1,83 @@
+"""Writes what happens in a run: lines of the record, warnings, alarms, and calls of listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from scalerl.algorithm.episode import Group
+from scalerl.pipeline import checkpoints
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
+from scalerl.pipeline.environment_pool import UnscoredReasons
+from scalerl.pipeline.groups import CheckSummary
+from scalerl.pipeline.ledger import Ledger
+from scalerl.pipeline.setup import RunSetup
+from scalerl.pipeline.state import RunState
+from scalerl.pipeline.step_line import step_line
+from scalerl.runs.lines import EvalAnswers, EvalLine, EventKind, EventLine, Status
+from scalerl.runs.listener import Listener
+from scalerl.runs.store import RunStore
+from scalerl.tasks.task import AnswerScore
+
+
+class Recorder:
+    """The only part of the loop that writes to the run's record."""
+
+    def __init__(
+        self, setup: RunSetup, store: RunStore, listener: Listener, ledger: Ledger, state: RunState
+    ) -> None:
+        self.setup, self.store, self.listener = setup, store, listener
+        self.ledger, self.state = ledger, state
+        #: Warnings from outside the loop; appending one is safe in a signal handler.
+        self.notes: list[str] = []
+        self.unscored = UnscoredReasons()
+        self.empty_steps = EmptyStepWatch(setup.recipe)
+        self.alarms = Alarms.from_recipe(setup.recipe, store.path)
+        self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
+
+    def note(self, event: EventKind, why: str, **more: Any) -> None:
+        """Record an event."""
+        line = EventLine(step=self.state.version, event=event, why=why, **more)
+        self.store.append(line)
+        self.listener.noted(line)
+
+    def warn(self, lines: Iterable[str], event: EventKind = "warning") -> None:
+        """Record warnings, and show them to the user."""
+        for line in lines:
+            self.listener.say(f"warning: {line}")
+            self.note(event, line)
+
+    def drain(self, from_checks: list[str]) -> None:
+        """Record the warnings that have gathered: of checks, and from outside the loop."""
+        self.warn(from_checks, "checker")
+        from_checks.clear()
+        while self.notes:
+            self.warn([self.notes.pop(0)])
+
+    def scored(self, scores: Iterable[AnswerScore]) -> None:
+        """Count answers without a score, and warn of reasons that are new or have grown."""
+        for line, answers in self.unscored.add(list(scores)):
+            self.listener.say(f"warning: {line}")
+            self.note("checker", line, answers=answers)
+
+    def step(
+        self, message: m.StepDone, batch: Sequence[Group], summary: CheckSummary, now: float
+    ) -> None:
+        """Record an optimiser step."""
+        line = step_line(message.report, batch, summary, self.setup.curriculum.retired, self.ledger)
+        self.store.append(line)
+        self.listener.trained(now - message.seconds, now, self.state.version)
+        self.listener.step(line)
+        self.warn([*message.report.notes, *self.alarms.check_step(line)])
+        self.warn(self.empty_steps.check_step(line))
+
+    def validation(self, line: EvalLine, answers: EvalAnswers) -> None:
+        """Record a validation: its answers first, so that a line never lacks them."""
+        self.store.save_answers(answers)
+        self.store.append(line)
+        self.warn(self.alarms.check_validation(line))
+
+    def status(self, status: Status) -> None:
+        """Write the status file, for `scalerl doctor`."""
+        self.store.status(status)
