@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
-from scalerl.algorithm.episode import Episode, Group, TokenRow, Turn
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError

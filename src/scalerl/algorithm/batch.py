@@ -93,7 +93,8 @@ class TokenBatch:
         number_E = np.full(len(self) + 1, -1)  # one more, for the prompts' episode -1
         number_E[episodes] = np.arange(len(episodes))
         chosen_R = number_E[episode_R] >= 0
-        chosen_R[parent_R[chosen_R]] = True
+        needed = parent_R[chosen_R]
+        chosen_R[needed[needed >= 0]] = True
         number_R = np.cumsum(chosen_R) - 1
         at_N = torch.from_numpy(np.flatnonzero(chosen_R[row_N]))
         parents = parent_R[chosen_R]
