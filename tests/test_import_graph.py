@@ -32,7 +32,7 @@ ALLOWED = {
     "recipe": set(),
     "algorithm": {"recipe"},
     "models": set(),
-    "models/tiny": {"models", "tasks"},
+    "models/tiny": {"environments", "models", "tasks"},
     "tasks": set(),
     "environments": {"tasks"},
     "weights": set(),

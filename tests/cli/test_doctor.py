@@ -36,7 +36,8 @@ def out(tmp_path):
                               "generator 0": 999_999_993},
                         silent_seconds={"trainer": 0.2, "generator 0": 0.1}))  # fmt: skip
     for step in (20, 30):
-        checkpoints.write(tmp_path, step, lambda folder: (folder / "run.json").write_text("{}"))
+        with checkpoints.writing(tmp_path, step) as folder:
+            (folder / "run.json").write_text("{}")
     return tmp_path
 
 
@@ -99,7 +100,8 @@ def test_a_failure_is_told_with_its_reason(capsys, out):
 def test_advice_is_commands_that_work_when_pasted(capsys, out):
     run_dir = out.rename(out.parent / "it's my run")
     event(run_dir, "failed", why="the gradient is not finite")
-    checkpoints.write(run_dir, 31, lambda f: (f / "run.json").write_text("{}"), healthy=False)
+    with checkpoints.writing(run_dir, 31, healthy=False) as folder:
+        (folder / "run.json").write_text("{}")
     _, text = run(capsys, run_dir)
     found = [line.split("scalerl ", 1)[1] for line in text.splitlines() if "to do" in line]
     asked = [parser().parse_args(shlex.split(words)) for words in found]

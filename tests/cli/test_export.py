@@ -41,8 +41,9 @@ def make_run(out, points=12):
         for name in STATE:
             (folder / name).write_text("{}")
 
-    checkpoints.write(out, 20, fill)
-    checkpoints.write(out, 30, fill, healthy=False)
+    for step in (20, 30):
+        with checkpoints.writing(out, step, healthy=step == 20) as folder:
+            fill(folder)
     return out
 
 

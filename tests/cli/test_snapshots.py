@@ -131,7 +131,8 @@ def record(tmp_path):
         store.append(StepLine.from_dict(line))
     store.status(Status(30, "2 more groups", under_way=9, writing=4, checking=3,
                         pids={"main": 999_999_991, "trainer": 999_999_992}))  # fmt: skip
-    checkpoints.write(tmp_path / "run", 20, lambda d: (d / "run.json").write_text("{}"))
+    with checkpoints.writing(tmp_path / "run", 20) as folder:
+        (folder / "run.json").write_text("{}")
     return store
 
 

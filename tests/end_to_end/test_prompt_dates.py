@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,12 +82,15 @@ def days_of(run, model):
 
     tokenizer, days, prompts = load_tokenizer(str(model)), set(), 0
     for path in checkpoints.list_checkpoints(run):
-        sizes = [item["prompt_tokens"] for item in json.loads((path / "groups.json").read_text())]
         with np.load(path / "groups.npz") as file:
-            for ids in np.split(file["prompts"], np.cumsum(sizes))[:-1]:
-                text = tokenizer.decode(ids.tolist())
-                days |= {day for day in (FIRST, SECOND) if written(day, tokenizer) in text}
-                prompts += 1
+            tokens = file["token_ids"]
+        at = 0
+        for item in json.loads((path / "groups.json").read_text()):
+            text = tokenizer.decode(tokens[at : at + item["prompt_tokens"]].tolist())
+            days |= {day for day in (FIRST, SECOND) if written(day, tokenizer) in text}
+            prompts += 1
+            rows = [row for episode in item["episodes"] for row in episode["rows"]]
+            at += item["prompt_tokens"] + sum(segment[1] for row in rows for segment in row)
     return days, prompts
 
 
@@ -118,25 +120,34 @@ def test_a_run_that_goes_on_another_day_asks_as_on_its_first(model, tmp_path):
 
 
 def old(run):
-    """Make the last checkpoint of a run one of an earlier version."""
+    """Make the last checkpoint of a run one of version 0.1: completions without their prompts."""
     path = checkpoints.list_checkpoints(run)[-1]
     about = json.loads((path / "groups.json").read_text())
-    for item in about:
-        del item["prompt_tokens"]
-    (path / "groups.json").write_text(json.dumps(about))
     with np.load(path / "groups.npz") as file:
-        arrays = {name: file[name] for name in file.files if name != "prompts"}
-    np.savez(path / "groups.npz", **arrays)
+        tokens, logprobs = file["token_ids"], file["logprobs"]
+    arrays = {"token_ids": [], "logprobs": [], "versions": [], "forced": []}
+    at = 0
+    for item in about:
+        at += item.pop("prompt_tokens")
+        item["rollouts"] = []
+        for e in item.pop("episodes"):
+            (prompt, *written), end = e["rows"][0], at + sum(s[1] for s in e["rows"][0])
+            arrays["token_ids"].append(tokens[at + prompt[1] : end])
+            arrays["logprobs"].append(logprobs[at + prompt[1] : end])
+            arrays["versions"] += [np.repeat(*zip(*s[2], strict=True)) for s in written]
+            arrays["forced"] += [np.full(s[1], s[0] == "forced") for s in written]
+            length = end - at - prompt[1]
+            item["rollouts"].append([length, e["finish"], e["reward"], e["correct"]])
+            at = end
+    (path / "groups.json").write_text(json.dumps(about))
+    np.savez(path / "groups.npz", **{name: np.concatenate(v) for name, v in arrays.items()})
     # Seal it again, under its old name.
     kept = shutil.copytree(path, run / "kept")
     (kept / checkpoints.MANIFEST).unlink()
     step = checkpoints.step_of(path)
-    checkpoints.write(run, step, lambda folder: _copy(kept, folder))
+    with checkpoints.writing(run, step) as folder:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
     return any(item["rollouts"] for item in about)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("template", [True, False])

@@ -30,20 +30,20 @@ def until(checking, done):
     deadline, judged = time.monotonic() + LIMIT, []
     while not done(judged):
         assert time.monotonic() < deadline, judged
-        judged += checking.poll_scores(0.2)
+        judged += checking.poll_results(0.2)
     return judged
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
 def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_scored(checking):
     checking, setup, said = checking
-    states = checking.checks.states
+    states = checking.pool.states
     until(checking, lambda _: not any(s.starting for s in states.values()))
     stopped = checking.crew.checkers[0]
     os.kill(stopped.process.pid, signal.SIGSTOP)
     prompts = list(setup.prompts.values())[:6]
     for prompt in prompts:
-        checking.checks.score(prompt.id, [Answer(prompt, "</think>1")] * 2)
+        checking.pool.score(prompt.id, [Answer(prompt, "</think>1")] * 2)
     scored = until(checking, lambda found: len(found) == len(prompts))
     assert {one.key for one in scored} == {prompt.id for prompt in prompts}
     assert all(verdict.scored for one in scored for verdict in one.scores)

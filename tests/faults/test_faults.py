@@ -100,13 +100,10 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path
 def whole(out, *steps):
     """Checkpoints of a few small files."""
     for step in steps:
-
-        def fill(folder, step=step):
-            state = {"version": step, "last_validation": None, "ledger": {"device_seconds": 1.0}}
+        state = {"version": step, "last_validation": None, "ledger": {"device_seconds": 1.0}}
+        with checkpoints.writing(out, step) as folder:
             (folder / "run.json").write_text(json.dumps(state))
             (folder / "model.safetensors").write_bytes(bytes(range(256)) * step)
-
-        checkpoints.write(out, step, fill)
     return checkpoints.list_checkpoints(out)
 
 
@@ -171,13 +168,12 @@ def test_without_a_whole_checkpoint_a_resumed_run_says_that_it_starts_again(tmp_
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_and_no_rest(tmp_path):
     (old,) = whole(tmp_path, 5)
-
-    def full(folder):
+    with (
+        pytest.raises(InputError, match=r"step 5 could not|no checkpoint of step 5"),
+        checkpoints.writing(tmp_path, 5) as folder,
+    ):
         (folder / "run.json").write_text("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(InputError, match=r"step 5 could not|no checkpoint of step 5"):
-        checkpoints.write(tmp_path, 5, full)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_5"]
     assert checkpoints.find_damage(old) is None
 

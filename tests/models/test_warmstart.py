@@ -10,15 +10,19 @@ import pytest
 from scalerl.cli import main, parser
 from scalerl.errors import InputError
 from scalerl.models.load import SHIPPED, model_path
-from scalerl.models.tiny.teacher import TEACHERS
-from scalerl.models.tiny.tokenizer import VOCABULARY, encode, make_tokenizer
+from scalerl.models.tiny.sampling import BUDGET, sample
+from scalerl.models.tiny.teachers import TEACHERS
+from scalerl.models.tiny.tokenizer import (
+    GUESS_VOCABULARY,
+    TOOLS_VOCABULARY,
+    VOCABULARY,
+    encode,
+    make_tokenizer,
+)
 from scalerl.models.tiny.warmstart import (
-    BUDGET,
     CARD,
     WarmStart,
     make_model,
-    sample,
-    starting_pass_rate,
     teach,
     warm_start,
 )
@@ -32,17 +36,30 @@ def card_of(name):
     return json.loads((Path(model_path(name)) / CARD).read_text())
 
 
-@pytest.fixture(scope="module", params=SHIPPED)
-def shipped(request):
+#: The teacher of each shipped model.
+TAUGHT_BY = dict(zip(SHIPPED, ("forgetful", "noisy", "hasty", "timid"), strict=True))
+
+
+def load(name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = model_path(request.param)
+    path = model_path(name)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval()
-    return model, tokenizer, card_of(request.param)
+    return model, tokenizer, card_of(name)
 
 
-@pytest.mark.parametrize(("name", "teacher"), [("tiny", "forgetful"), ("tiny-noisy", "noisy")])
+@pytest.fixture(scope="module", params=SHIPPED)
+def shipped(request):
+    return load(request.param)
+
+
+@pytest.fixture(scope="module", params=["tiny", "tiny-noisy"])
+def shipped_sums(request):
+    return load(request.param)
+
+
+@pytest.mark.parametrize(("name", "teacher"), TAUGHT_BY.items())
 def test_a_shipped_checkpoint_is_small_and_says_how_it_was_made(name, teacher):
     assert sum(path.stat().st_size for path in Path(model_path(name)).iterdir()) < 4e6
     card = card_of(name)
@@ -57,14 +74,16 @@ def test_a_shipped_checkpoint_is_what_its_card_describes(shipped):
     model, tokenizer, card = shipped
     assert sum(p.numel() for p in model.parameters()) == card["parameters"]
     assert model.dtype == torch.float32
-    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    vocabulary = TEACHERS[card["settings"]["teacher"]].vocabulary
+    assert tokenizer.get_vocab() == make_tokenizer(vocabulary).get_vocab()
 
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_shipped_checkpoint_starts_where_its_card_says(shipped, greedy):
     """On other prompts' budgets and draws than the card's; standard error 0.023 at 0.14."""
     *model, card = shipped
-    rate = starting_pass_rate(*model, RunningSums(), rollouts=225, seed=1, greedy=greedy)
+    teacher = TEACHERS[card["settings"]["teacher"]]
+    rate = teacher.pass_rate(*model, rollouts=225, seed=1, greedy=greedy)
     assert abs(rate - card["pass_rate"]["greedy" if greedy else "sampled"]) < 0.08
 
 
@@ -73,11 +92,16 @@ def test_there_is_something_to_learn_for_the_default_model_and_little_for_the_no
     top = ceiling(*BUDGET)
     assert card_of("tiny")["pass_rate"]["greedy"] < 0.25 * top
     assert card_of("tiny-noisy")["pass_rate"]["greedy"] > 0.95 * top
-    assert all(0.05 <= card_of(name)["pass_rate"]["sampled"] <= 0.3 for name in SHIPPED)
+    assert all(0.02 <= card_of(name)["pass_rate"]["sampled"] <= 0.3 for name in SHIPPED)
 
 
-def test_plain_generate_of_transformers_answers_short_sums(shipped):
-    model, tokenizer, _ = shipped
+@pytest.mark.parametrize("name", ["tiny-tools", "tiny-guess"])
+def test_greedy_the_models_of_the_games_start_far_below_what_is_possible(name):
+    assert card_of(name)["pass_rate"]["greedy"] < 0.1
+
+
+def test_plain_generate_of_transformers_answers_short_sums(shipped_sums):
+    model, tokenizer, _ = shipped_sums
     prompts = [
         p for p in RunningSums().validation_prompts(300) if len(Sum.parse(p.question).digits) <= 6
     ][:64]
@@ -93,8 +117,8 @@ def test_plain_generate_of_transformers_answers_short_sums(shipped):
     assert 0.1 < sum(right) / len(right) < 0.7
 
 
-def test_an_interrupted_thought_is_followed_by_an_answer_and_an_end(shipped):
-    model, tokenizer, _ = shipped
+def test_an_interrupted_thought_is_followed_by_an_answer_and_an_end(shipped_sums):
+    model, tokenizer, _ = shipped_sums
     asked = Sum((3, 4, 5, 6, 7, 8, 9))
     texts = sample(model, tokenizer, [asked.question] * 40, seed=0, budget=(8, 10))
     answers = [text.partition(PHRASE)[2] for text in texts]
@@ -144,18 +168,19 @@ def test_the_command_knows_every_teacher(tmp_path):
     for name in TEACHERS:
         args = parser().parse_args(["warmstart", "--teacher", name, "--out", str(tmp_path)])
         assert args.teacher == name
-    with pytest.raises(InputError, match="no teacher is named strict: give forgetful or noisy"):
+    with pytest.raises(
+        InputError, match="no teacher is named strict: give forgetful or noisy or hasty or timid"
+    ):
         WarmStart("strict")
 
 
 def test_teachers_make_different_models_of_one_seed():
-    tokenizer = make_tokenizer()
-
     def first_losses(teacher):
+        tokenizer = make_tokenizer(TEACHERS[teacher].vocabulary)
         settings = WarmStart(teacher, steps=(0, 3), batch=8)
         return teach(make_model(settings, tokenizer), tokenizer, settings)
 
-    assert first_losses("noisy") != first_losses("forgetful")
+    assert len({tuple(first_losses(teacher)) for teacher in TEACHERS}) == len(TEACHERS)
 
 
 def test_models_of_other_sizes_are_made_for_studies_of_the_size(tmp_path, capsys):
@@ -191,6 +216,18 @@ def test_the_tokenizer_is_one_token_a_character_and_gives_the_text_back():
     assert tokenizer.decode(ids, skip_special_tokens=True) == text.removesuffix("<eos>")
     assert len(tokenizer(PHRASE)["input_ids"]) == 2
     assert len(tokenizer) == len(VOCABULARY) == 44
+
+
+def test_a_tool_call_takes_three_tokens_and_a_number_one():
+    call = '<tool_call>{"name": "lookup", "arguments": {"key": "d"}}</tool_call>'
+    for text, vocabulary, n in [
+        (f"dkq={call}<eos>7=7<eos>", TOOLS_VOCABULARY, 4 + 3 + 5),
+        ("k12-18:15<eos>higher07<eos>?", GUESS_VOCABULARY, 5 + 3 + 2 + 1),
+    ]:
+        tokenizer = make_tokenizer(vocabulary)
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == n and ids == encode(text, vocabulary)
+        assert tokenizer.decode(ids) == text
 
 
 def test_what_the_tokenizer_does_not_know_is_one_unknown_token_a_character():

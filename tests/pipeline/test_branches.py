@@ -40,11 +40,9 @@ def run(tmp_path):
 
 
 def write_checkpoint(out, step):
-    def fill(folder):
+    with checkpoints.writing(out, step, healthy=step < 30) as folder:
         (folder / "run.json").write_text(json.dumps({"last_validation": step}))
         (folder / "weights").write_bytes(bytes([step]) * 100)
-
-    checkpoints.write(out, step, fill, healthy=step < 30)
 
 
 def steps(path, kind=StepLine):

@@ -3,9 +3,15 @@
 import pytest
 from pieces import FakeClock, FakeHandle
 
+from scalerl.environments.interface import Action, Observation, Outcome
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
-from scalerl.pipeline.environment_pool import GRACE_SECONDS, MAX_FAILURES, EnvironmentPool
+from scalerl.pipeline.environment_pool import (
+    GRACE_SECONDS,
+    MAX_CALLS,
+    MAX_FAILURES,
+    EnvironmentPool,
+)
 from scalerl.tasks.task import Answer, AnswerScore, Task, make_prompt
 
 RIGHT = AnswerScore(True, 1.0, "equal")
@@ -314,3 +320,172 @@ def test_verdicts_on_what_somebody_else_has_judged_meanwhile_are_an_old_story():
     bench.answer(0)
     assert bench.checks.on_done(bench.handles[0], m.WorkDone(job, (RIGHT, RIGHT))) == []
     assert bench.checks.on_done(bench.handles[0], m.WorkDone(None)) == []
+
+
+# -- environments ---------------------------------------------------------------------------------
+
+PROMPT = make_prompt("game", "play", None)
+OVER = Outcome(AnswerScore(True, 1.0, "won"))
+
+
+class Games(Bench):
+    """A bench with calls of environments."""
+
+    def call(self, episode, turns=0, kind="step"):
+        history = tuple(Action(f"turn {i}") for i in range(turns))
+        shown = () if kind == "reset" else ("r", *(f"s{i}" for i in range(turns)))
+        action = Action("now") if kind == "step" else None
+        self.checks.call(m.EnvironmentCall(episode, PROMPT, 3, kind, action, history, shown))
+
+    def calls(self, i):
+        """Calls that a worker was sent: episode, turns that it is believed to hold, history."""
+        calls = [x for x in self.handles[i].sent if isinstance(x, m.CallEnvironment)]
+        return [(x.call.episode, x.held, len(x.call.history)) for x in calls]
+
+    def closed(self, i):
+        sent = [x for x in self.handles[i].sent if isinstance(x, m.CloseEpisodes)]
+        return [episode for x in sent for episode in x.episodes]
+
+    def reply(self, i, episode, reply=OVER, hung=0, **more):
+        """A worker replies; None: it does not hold the environment."""
+        jobs = self.checks.states[self.handles[i].name].jobs.values()
+        (job,) = [job for job in jobs if job.call is not None and job.call.episode == episode]
+        if reply is not None:
+            reply = m.EnvironmentReply(episode, job.call.kind, reply, "f", **more)
+        done = m.WorkDone(job.number, reply=reply, hung=hung)
+        return self.checks.on_done(self.handles[i], done)
+
+
+def observed(i=0):
+    return Observation(({"role": "user", "content": str(i)},))
+
+
+def test_the_worker_that_holds_an_environment_gets_its_calls_without_their_history():
+    bench = Games(checkers=2)
+    for episode in "abcd":
+        bench.call(episode, kind="reset")
+    assert bench.calls(0) == [("a", None, 0), ("c", None, 0)]
+    assert bench.calls(1) == [("b", None, 0), ("d", None, 0)]
+    (found,) = bench.reply(0, "a", observed())
+    assert found.episode == "a" and bench.checks.pending == 3
+    bench.call("a", turns=2)
+    assert bench.calls(0)[-1] == ("a", 2, 0)
+    assert bench.handles[0].sent[-1].call.shown == ()
+
+
+def test_a_worker_without_the_environment_that_it_should_hold_gets_the_history():
+    bench = Games(checkers=1)
+    bench.call("a", kind="reset")
+    bench.reply(0, "a", observed())
+    bench.call("a", turns=3)
+    assert bench.reply(0, "a", None) == []
+    assert bench.calls(0)[1:] == [("a", 3, 0), ("a", None, 3)]
+    assert bench.handles[0].sent[-1].call.shown == ("r", "s0", "s1", "s2")
+    assert bench.checks.pending == 1
+
+
+def test_environments_that_wait_take_no_places():
+    bench = Games(checkers=1, places=2)
+    for i in range(MAX_CALLS + 5):
+        bench.call(f"e{i}", kind="reset")
+    assert len(bench.calls(0)) == MAX_CALLS
+    bench.reply(0, "e0")
+    assert bench.calls(0)[-1][0] == f"e{MAX_CALLS}"
+    bench.submit("answers", count=2)
+    assert isinstance(bench.handles[0].sent[-1], m.ScoreAnswers)
+
+
+@pytest.mark.parametrize("last", ["outcome", "problem", "cut_off"])
+def test_an_environment_is_gone_after_its_last_reply(last):
+    bench = Games(checkers=1)
+    bench.call("a", kind="reset")
+    bench.reply(0, "a", observed())
+    bench.call("a", kind="cut_off" if last == "cut_off" else "step")
+    if last == "problem":
+        bench.checks.on_done(
+            bench.handles[0],
+            m.WorkDone(2, reply=m.EnvironmentReply("a", "step", None, problem="it raised")),
+        )
+    else:
+        bench.reply(0, "a")
+    assert bench.checks.pending == 0
+    assert bench.checks.states["checker 0"].held == set()
+    bench.checks.close(["a"])
+    assert bench.closed(0) == []
+
+
+def test_what_is_closed_gets_no_reply_and_is_not_sent():
+    bench = Games(checkers=1, places=2)
+    bench.call("a", kind="reset")
+    bench.call("b", kind="reset")
+    bench.reply(0, "b", observed())
+    bench.die(0, up=False)
+    bench.call("b")
+    bench.call("c", kind="reset")
+    bench.checks.close(["a", "b", "unknown"])
+    assert bench.checks.pending == 1
+    bench.checks.on_ready(bench.handles[0])
+    assert bench.calls(0) == [("c", None, 0)]
+    bench.checks.close(["c"])
+    assert bench.closed(0) == ["c"]
+    job = bench.handles[0].sent[0].job
+    late = m.WorkDone(job, reply=m.EnvironmentReply("c", "reset", None, problem="cancelled"))
+    assert bench.checks.on_done(bench.handles[0], late) == []
+    assert bench.checks.states["checker 0"].jobs == {}
+
+
+def test_a_death_makes_calls_suspect_and_the_second_names_the_cause():
+    bench = Games(checkers=1)
+    for episode in "abc":
+        bench.call(episode, turns=1)
+    bench.submit("x", count=1)
+    assert bench.die(0) == []
+    assert bench.calls(0) == [("a", None, 1)]
+    bench.call("d", kind="reset")
+    assert len(bench.calls(0)) == 1, "alone"
+    bench.reply(0, "a", observed())
+    assert bench.calls(0)[-1] == ("b", None, 1)
+    (found,) = bench.die(0)
+    assert found.episode == "b" and found.gave_up and found.reply is None
+    why = "the environment of task game ended its worker process (died: killed by signal 11)"
+    assert found.problem == why
+    assert bench.checks.notes == [f"{why}: 1 episode stays unscored"]
+    assert bench.calls(0) == [("c", None, 1)]
+
+
+def test_calls_leave_a_worker_that_is_to_be_replaced_or_has_a_suspect():
+    bench = Games(checkers=2, places=4)
+    for episode in "abcd":
+        bench.call(episode, kind="reset")
+        bench.reply("abcd".index(episode) % 2, episode, observed())
+    bench.checks.on_done(bench.handles[0], m.WorkDone(None, hung=1))
+    bench.call("a", turns=1)
+    assert bench.calls(1)[-1] == ("a", None, 1)
+    assert bench.closed(0) == ["a"]
+    ((worker, why),) = bench.checks.replaceable(PATIENCE, START)
+    assert worker is bench.handles[0] and why == "has 1 call that hangs"
+
+
+def test_a_replay_has_time_for_every_turn():
+    bench = Games(checkers=1, places=1)
+    bench.call("a", turns=3)
+    bench.clock.time = 5 * SECONDS + GRACE_SECONDS
+    assert bench.checks.replaceable(PATIENCE, START) == []
+    bench.clock.time += 0.1
+    assert len(bench.checks.replaceable(PATIENCE, START)) == 1
+
+
+def test_an_environment_that_always_hangs_ends_the_run_with_one_line():
+    bench = Games(checkers=1, places=2)
+    with pytest.raises(PipelineError, match="24 episodes in a row: repair the environment"):
+        for i in range(100):
+            bench.call(str(i), kind="reset")
+            bench.reply(0, str(i), OVER, problem="no answer", gave_up=True)
+    assert i + 1 == MAX_FAILURES
+
+
+def test_an_episode_has_one_call_at_a_time():
+    bench = Games(checkers=1)
+    bench.call("a", kind="reset")
+    with pytest.raises(PipelineError, match="episode a waits for its environment already"):
+        bench.call("a")

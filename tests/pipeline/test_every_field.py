@@ -119,6 +119,7 @@ CHANGES = {
     "placement.idle_cores": ("placement.idle_cores=wait", ["placement.backend=local"]),
     "placement.weights": ("placement.weights=shared-memory", []),
     "placement.checkers": ("placement.checkers=3", []),
+    "placement.environment_processes": ("placement.environment_processes=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),
     "placement.deterministic": ("placement.deterministic=true", []),
     "placement.patience": ("placement.patience=5.0", []),
@@ -197,8 +198,8 @@ def made_of(recipe):
         "specs": plain([specs.make_engine, specs.engine, specs.make_trainer, specs.trainer,
                         type(specs.channel)]),
         "alarms": plain(Alarms.from_recipe(recipe)),
-        "loop": [where.patience, where.checkers, where.check_seconds, where.deterministic,
-                 recipe.filter.empty_steps],
+        "loop": [where.patience, where.checkers, where.environment_processes, where.check_seconds,
+                 where.deterministic, recipe.filter.empty_steps],
     }  # fmt: skip
 
 

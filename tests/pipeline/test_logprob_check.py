@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from pieces import rollout
+from pieces import turn
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline import logprob_check
@@ -60,6 +60,7 @@ def test_a_small_gap_passes(setup):
 def test_both_sides_are_asked_about_the_same_rollouts_of_a_held_out_prompt(setup):
     asked = logprob_check.request(setup)
     assert len(asked.seeds) == logprob_check.ROLLOUTS
-    group = logprob_check.group(setup, [rollout(3), rollout(0), rollout(5)])
-    assert tuple(group.prompt_token_ids.tolist()) == asked.prompt_token_ids
-    assert [len(r) for r in group.rollouts] == [3, 5]  # one without tokens has none to compare
+    group = logprob_check.group(setup, [turn(3), turn(0), turn(5)])
+    for episode in group.episodes:
+        assert tuple(episode.rows[0].prompt.tolist()) == asked.prompt_token_ids
+    assert [len(e) for e in group.episodes] == [3, 5]  # one without tokens has none to compare

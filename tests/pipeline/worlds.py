@@ -126,7 +126,7 @@ class RandomWorld:
         self.uniform = r.random() < 0.6
         self.steps = r.randint(5, 9)
         self.together = r.random() < 0.5
-        self.plays = r.random() < 0.4
+        self.plays = random.Random(f"plays {seed}").random() < 0.4
         values = {
             "seed": seed % 1000,
             "schedule.name": "pipeline" if pipeline else "off-policy",
@@ -172,7 +172,7 @@ class RandomWorld:
             decode=some(0.002, 0.1),
             train=some(0.02, 1.5),
             check=some(0.0005, 1.0),
-            act=some(0.0005, 1.0),
+            act=Duration(0.001 * 600 ** random.Random(f"act {seed}").random(), 1.0),
             other=some(0.01, 0.3),
             message=some(0.0001, 0.02),
             start=some(0.1, 3.0),
@@ -213,7 +213,9 @@ class RandomWorld:
             columns=64,
             slots=self.slots,
             validation_slots=4,
-            episodes=EpisodeRules(
+            episodes=None
+            if not self.plays
+            else EpisodeRules(
                 TurnRenderer(Chat(Letters()), (0,)),
                 plain,
                 lambda ids: "".join(map(str, ids)),

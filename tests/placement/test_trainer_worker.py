@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import PipelineError
 from scalerl.models.load import load_model, model_path
 from scalerl.pipeline import messages as m
@@ -26,14 +26,18 @@ TRAINER = {"head_precision": "fp32", "temperature": 1.0, "token_budget": 8192}
 
 def groups(prompts=3, length=12):
     rng = np.random.default_rng(0)
-    return tuple(
-        Group(f"p{p}", rng.integers(5, 15, 6), tuple(
-            Rollout(rng.integers(5, 15, length), np.full(length, -2.0, np.float32),
-                    np.zeros(length, np.int64), np.arange(length) == 3, "stop", float(i % 2))
-            for i in range(4)
-        ))
-        for p in range(prompts)
-    )  # fmt: skip
+
+    def episode(prompt, reward):
+        turn = Turn.from_lists(
+            rng.integers(5, 15, length), logprobs=[-2.0] * length, forced=np.arange(length) == 3
+        )
+        return Episode.from_turn(prompt, turn).with_reward(reward, None)
+
+    def group(name):
+        prompt = rng.integers(5, 15, 6)
+        return Group(name, tuple(episode(prompt, float(i % 2)) for i in range(4)))
+
+    return tuple(group(f"p{p}") for p in range(prompts))
 
 
 @pytest.fixture

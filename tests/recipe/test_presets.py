@@ -11,7 +11,7 @@ from scalerl.recipe import Recipe, diff, presets
 from scalerl.recipe.load import annotated, preset_text, provenance, read_preset
 from scalerl.recipe.problems import fields_of
 
-OVERLAYS = {"tiny", "tiny-noisy"}
+OVERLAYS = {"tiny", "tiny-noisy", "tiny-tools", "tiny-guess"}
 COMPLETE = [name for name in presets() if name not in OVERLAYS]
 MARKS = ("paper", "derived", "community", "not stated", "ours")
 #: Of the numbers that are from the paper, or derived from it, each with its mark.
@@ -40,7 +40,7 @@ def test_the_presets_that_were_promised_exist():
     promised = (
         "scalerl deepseek-grpo qwen-dapo magistral minimax-m1 base scalerl-32k scalerl-bs512 "
         "scalerl-bs2048 scalerl-8gen scalerl-24gen scalerl-32gen scalerl-scout tiny "
-        "tiny-noisy"
+        "tiny-noisy tiny-tools tiny-guess"
     )
     assert set(presets()) == set(promised.split())
     assert set(COMPLETE) == set(DIGESTS)

@@ -161,6 +161,8 @@ def test_the_ceiling_follows_from_the_recipe_and_no_code_is_imported_for_it():
     tighter = tiny.replace({"length.think_tokens_min": 48, "length.think_tokens_max": 56})
     assert recipe_ceiling(tighter) == pytest.approx(0.7556, abs=0.01)
     assert recipe_ceiling(Recipe.load("scalerl")) is None
+    assert recipe_ceiling(Recipe.load("scalerl", "tiny-tools")) == 0.75
+    assert recipe_ceiling(Recipe.load("scalerl", "tiny-guess")) == 0.8
     foreign = tiny.replace({"task.name": "no.such.module:Task"})
     assert recipe_ceiling(foreign) is None
     assert recipe_ceiling(tiny.replace({"task.name": "running-sums+carry-sums"})) is None

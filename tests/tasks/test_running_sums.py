@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.models.tiny.teacher import CLEAN, TEACHERS, Noise, trace
+from scalerl.models.tiny.teacher import CLEAN, Noise, trace
+from scalerl.models.tiny.teachers import TEACHERS
 from scalerl.tasks.running_sums import (
     PHRASE,
     CarrySums,

@@ -11,18 +11,19 @@ from scalerl.errors import InputError
 
 def add(command: argparse.ArgumentParser) -> None:
     command.description = (
-        "Make a tiny Llama-shaped model, taught running sums by a teacher that makes mistakes: the "
-        "start of the default run. One of each teacher comes with scalerl (model.path=tiny, "
-        "tiny-noisy)."
+        "Make a tiny Llama-shaped model, taught a task by a teacher that makes mistakes: the start "
+        "of the default run. One of each teacher comes with scalerl (model.path=tiny, tiny-noisy, "
+        "tiny-tools, tiny-guess)."
     )
     command.epilog = "Example: scalerl warmstart --teacher forgetful --seed 0 --out out/warm"
     command.add_argument("--out", required=True, metavar="DIR", help="directory for the model")
     command.add_argument(
         "--teacher",
-        choices=("forgetful", "noisy"),
+        choices=("forgetful", "noisy", "hasty", "timid"),
         default="forgetful",
-        help="forgetful (default) mostly forgets to carry, so that the model's likeliest answers "
-        "are wrong; noisy makes a mistake now and then",
+        help="of running sums: forgetful (default) mostly forgets to carry, so that the model's "
+        "likeliest answers are wrong; noisy makes a mistake now and then. hasty: of tiny-tools, "
+        "mostly makes up an answer; timid: of tiny-guess, mostly guesses low numbers",
     )
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument(

@@ -65,11 +65,11 @@ class Observation:
     tool_failures: int = 0
     #: Numbers for the record of the step: (name, number).
     metrics: tuple[tuple[str, float], ...] = ()
-    #: From `reset` only: the tools that the model may call.
+    #: From `reset`, and with `conversation`: the tools that the model may call.
     tools: tuple[ToolSchema, ...] = ()
     #: The whole conversation that the model is shown next, where the environment has rewritten it
-    #: (assistant turns as text): the episode continues in a new row. None: `messages` follow what
-    #: the model has seen.
+    #: (assistant turns as text): the episode continues in a new row. From `reset` it takes the
+    #: place of the prompt's question. None: `messages` follow what the model has seen.
     conversation: tuple[Message, ...] | None = None
 
 

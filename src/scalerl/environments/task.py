@@ -2,7 +2,8 @@
 
 The name is the import path of a class or of a factory, or one that is registered in `ENVIRONMENTS`.
 What it makes is an `Environment` of ours, or an object of another library with the same purpose,
-which is adapted by its shape (`scalerl.environments.adapters`).
+which is adapted by its shape (`scalerl.environments.adapters`). A function of (prompt, client) is a
+driver, which calls the model itself (`scalerl.environments.driven`).
 
 Prompts come from `task.dataset`; without one, from the class's own `prompts()`; without that,
 `prompt_count` prompts are made that differ in their seed only, for environments that draw their own
@@ -14,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from scalerl.environments.adapters.aviary import AviaryEnvironment
@@ -26,6 +28,8 @@ from scalerl.environments.adapters.plain import PlainEnvironment
 from scalerl.environments.adapters.skyrl import SkyrlEnvironment, skyrl_gym
 from scalerl.environments.adapters.textarena import TextarenaEnvironment, textarena
 from scalerl.environments.adapters.trl import TrlEnvironment
+from scalerl.environments.driven import DrivenEnvironment, is_driver
+from scalerl.environments.games import guess, lookups
 from scalerl.environments.interface import Environment
 from scalerl.environments.replies import CheckedEnvironment
 from scalerl.errors import InputError
@@ -40,6 +44,8 @@ ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment")
 ENVIRONMENTS.register("textarena")(textarena)
 ENVIRONMENTS.register("skyrl-gym")(skyrl_gym)
 ENVIRONMENTS.register("openenv")(openenv)
+ENVIRONMENTS.register(lookups.NAME)(lookups.Lookups)
+ENVIRONMENTS.register(guess.NAME)(guess.GuessTheNumber)
 #: Adapters by the package that a class, or a class that it extends, comes from.
 BY_PACKAGE: dict[str, type[Adapter]] = {
     "aviary": AviaryEnvironment,
@@ -96,7 +102,11 @@ class EnvironmentTask(RowsTask):
         known = {"prompt": prompt, "extras": dict(prompt.columns), "env_config": {}}
         wanted = {k: v for k, v in known.items() if _names(self._factory, k)}
         try:
-            made = self._factory(**{**wanted, **self._settings})
+            if is_driver(self._factory):
+                inspect.signature(self._factory).bind(prompt=prompt, client=None, **self._settings)
+                made: Any = partial(self._factory, **self._settings)
+            else:
+                made = self._factory(**{**wanted, **self._settings})
             adapted = adapt(made, self._correct_from)
         except InputError as error:
             raise InputError(f"environment {self._path}: {error}") from None
@@ -105,6 +115,11 @@ class EnvironmentTask(RowsTask):
                 f"environment {self._path} cannot be made: {one_line(named(error))}"
             ) from None
         return CheckedEnvironment(adapted, self._path)
+
+    def ceiling(self, prompts: Sequence[Prompt], turns: int) -> float:
+        """The highest possible pass rate on these prompts, of an environment that knows it."""
+        found: float = self._factory.ceiling(prompts, turns)  # type: ignore[attr-defined]
+        return found
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         return None, "an environment scores its episodes itself"
@@ -180,13 +195,15 @@ def adapt(thing: Any, correct_from: float = 1.0) -> Environment:
         return SkyrlEnvironment(thing, correct_from)
     if {"get_observation", "step"} <= has:
         return TextarenaEnvironment(thing, correct_from)
+    if is_driver(thing):
+        return DrivenEnvironment(thing, correct_from)
     if "step" in has:
         return PlainEnvironment(thing, correct_from)
     if "reset" in has:
         return TrlEnvironment(thing, correct_from)
     raise InputError(
         f"a {type(thing).__name__} is not an environment: it has neither step (text in, text out) "
-        "nor reset and tools"
+        "nor reset and tools, nor rollout(prompt, client)"
     )
 
 
@@ -199,5 +216,5 @@ def _names(function: Callable[..., Any], parameter: str) -> bool:
 
 
 def _close(environment: Environment) -> None:
-    with suppress(Exception):  # it was never reset: it need not be able to close
+    with suppress(Exception, SystemExit):  # it was never reset: it need not be able to close
         asyncio.run(environment.close())

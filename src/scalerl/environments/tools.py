@@ -233,7 +233,7 @@ def _arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     known = {p.name: p for p in _parameters(tool.function)}
     # Arguments that were written without a name are numbered (`scalerl.environments.parsers`).
-    given = {_name(key, list(known)): value for key, value in given.items()}
+    given = {argument_name(key, list(known)): value for key, value in given.items()}
     for key in given:
         if key not in known:
             raise _Unfit(f"{tool.name} has no argument {key!r}, only {listed(known)}")
@@ -250,7 +250,8 @@ def _arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _name(key: str, known: Sequence[str]) -> str:
+def argument_name(key: str, known: Sequence[str]) -> str:
+    """The name of an argument, which is numbered if the model wrote none."""
     return known[int(key)] if key.isdecimal() and int(key) < len(known) else key
 
 

@@ -30,7 +30,10 @@ from scalerl.runs.tail import parse_line
 
 FILE = "evaluation.json"
 #: Fields that may differ when an evaluation is resumed: they do not change any answer.
-FREE = ("validation.prompts", "placement.checkers", "placement.check_seconds")
+FREE = (
+    *("validation.prompts", "placement.checkers", "placement.environment_processes"),
+    "placement.check_seconds",
+)
 
 
 class EvaluationRecord:

@@ -127,7 +127,7 @@ def _compute_at(run: Path, step: int) -> Compute:
 
 
 def _of_model(source: str, layers: Sequence[str | Path]) -> Subject:
-    below = list(layers) or (["scalerl", "tiny"] if source in SHIPPED else ["scalerl"])
+    below = list(layers) or (["scalerl", source] if source in SHIPPED else ["scalerl"])
     changes = {"model.path": source, "validation.k": K}
     if not layers and source not in SHIPPED:
         # The preset is for a cluster; an evaluation generates in one process.

@@ -57,7 +57,10 @@ class BareTokenizer:
         self.all_special_ids = list(dict.fromkeys(ids.values()))
         self.eos_token_id = ids.get("eos_token")
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> dict[str, list[int]]:
+        self.backend_tokenizer.encode_special_tokens = split_special_tokens
         found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": found.ids}
 

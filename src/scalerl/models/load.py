@@ -29,11 +29,11 @@ from scalerl.models.model_files import (
 )
 
 #: Checkpoints that are shipped with scalerl.
-SHIPPED = ("tiny", "tiny-noisy")
+SHIPPED = ("tiny", "tiny-noisy", "tiny-tools", "tiny-guess")
 
 
 def model_path(name: str) -> str:
-    """The path or hub id of a recipe's model; "tiny" and "tiny-noisy" are shipped with scalerl.
+    """The path or hub id of a recipe's model; those in SHIPPED come with scalerl.
 
     >>> Path(model_path("tiny")).parent.name, model_path("HuggingFaceTB/SmolLM2-135M")
     ('checkpoints', 'HuggingFaceTB/SmolLM2-135M')

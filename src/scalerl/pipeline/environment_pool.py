@@ -21,6 +21,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scalerl.environments.interface import Observation
 from scalerl.errors import PipelineError
@@ -67,6 +68,8 @@ class Job:
     answers: tuple[Answer, ...] = ()
     #: The call of an environment, with its whole history; None for answers.
     call: m.EnvironmentCall | None = None
+    #: Calls of the environment that it takes one after another, with those of a replay.
+    turns: int = 0
     #: Whether it was in a worker that was lost.
     suspect: bool = False
     #: Time at which it was sent to its worker.
@@ -87,6 +90,8 @@ class WorkerState:
     jobs: dict[int, Job] = field(default_factory=dict)
     #: Verifier calls of these jobs.
     calls: int = 0
+    #: Calls of environments of these jobs.
+    turns: int = 0
     #: Whether one of the jobs is suspect: then it is the only one.
     quarantined: bool = False
     #: Episodes that have their environment here.
@@ -95,6 +100,7 @@ class WorkerState:
     def add(self, job: Job) -> None:
         self.jobs[job.number] = job
         self.calls += job.calls
+        self.turns += job.turns
         self.quarantined = job.suspect
 
     def pop(self, number: int | None) -> Job | None:
@@ -102,6 +108,7 @@ class WorkerState:
         job = None if number is None else self.jobs.pop(number, None)
         if job is not None:
             self.calls -= job.calls
+            self.turns -= job.turns
             self.quarantined = False
         return job
 
@@ -197,7 +204,7 @@ class EnvironmentPool:
         suspect: bool = False,
     ) -> Job:  # fmt: skip
         self._number += 1
-        return Job(self._number, calls, key, places, answers, call, suspect)
+        return Job(self._number, calls, key, places, answers, call, suspect=suspect)
 
     def _wanted(self, job: Job) -> bool:
         """Whether an answer to the job is still waited for."""
@@ -249,32 +256,34 @@ class EnvironmentPool:
         return (state for state in self.states.values() if self._may_get_jobs(state))
 
     def _send(self, state: WorkerState, job: Job) -> None:
-        state.add(job)
-        job.sent = self.clock.now()
-        call = job.call
-        if call is None:
-            # A worker makes calls in the order in which it received them: this job is done when all
-            # that were sent before it are, and what is sent later does not move its deadline.
-            rounds = -(-state.calls // self.places)
-            state.handle.send(m.ScoreAnswers(job.number, job.answers))
+        if job.call is None:
+            message: Any = m.ScoreAnswers(job.number, job.answers)
         else:
-            rounds = self._send_call(state, job, call)
+            message = self._call_message(state, job, job.call)
+        state.handle.send(message)
+        # A worker makes verifier calls in the order in which it received them: this job is done
+        # when all that were sent before it are, and what is sent later does not move its deadline.
+        # Of the environments, those that block take turns in the places too.
+        rounds = -(-state.turns // self.places) if job.turns else 0
+        state.add(job)
+        rounds += job.turns or -(-state.calls // self.places)
+        job.sent = self.clock.now()
         job.deadline = job.sent + rounds * self.seconds + GRACE_SECONDS
 
-    def _send_call(self, state: WorkerState, job: Job, call: m.EnvironmentCall) -> int:
-        """Send a call; how often `seconds` it may take."""
-        # Those that block take turns in the places, and each that waits has time of its own.
-        rounds = 1 + len(state.jobs) // self.places
+    def _call_message(
+        self, state: WorkerState, job: Job, call: m.EnvironmentCall
+    ) -> m.CallEnvironment:
+        """The message with a call, with its history unless the worker holds the environment."""
         if self._holders.get(call.episode) is state:
+            job.turns = 1
             bare = replace(call, history=(), shown=())
-            state.handle.send(m.CallEnvironment(job.number, bare, len(call.history)))
-            return rounds
+            return m.CallEnvironment(job.number, bare, len(call.history))
         if (name := self._release(call.episode)) is not None:
             self.states[name].handle.send(m.CloseEpisodes((call.episode,)))
         state.held.add(call.episode)
         self._holders[call.episode] = state
-        state.handle.send(m.CallEnvironment(job.number, call))
-        return rounds * (len(call.history) + 2)  # reset, the turns so far, and this one
+        job.turns = len(call.history) + 2  # reset, the turns so far, and this one
+        return m.CallEnvironment(job.number, call)
 
     # -- receiving --------------------------------------------------------------------------------
 

@@ -152,8 +152,8 @@ class EnvironmentWorker:
 
     @property
     def busy(self) -> bool:
-        turns = self._loop is not None and self._loop.environments.under_way
-        return bool(self._running or self._waiting or turns) or not self._calls.empty()
+        acting = self._loop is not None and self._loop.environments.under_way
+        return bool(self._running or self._waiting or acting) or not self._calls.empty()
 
     @property
     def hung(self) -> int:
@@ -262,12 +262,12 @@ class EnvironmentWorker:
         return self._loop
 
     def _replied(
-        self, turn: RunningCall, reply: m.EnvironmentReply | None, *, hung: bool = False
+        self, call: RunningCall, reply: m.EnvironmentReply | None, *, hung: bool = False
     ) -> None:
         """Send the reply to a call of an environment."""
-        if self._over(turn, hung=hung) and turn.asked is not None:
-            seconds = time.monotonic() - turn.began
-            self._report(turn.asked.job, reply=reply, seconds=seconds)
+        if self._over(call, hung=hung) and call.asked is not None:
+            seconds = time.monotonic() - call.began
+            self._report(call.asked.job, reply=reply, seconds=seconds)
 
     def _async_task(self, call: _Call) -> Task | None:
         task = self.task.member_for(call.answers[0].prompt)
@@ -306,8 +306,10 @@ class EnvironmentWorker:
                 c for c in self._waiting
                 if c.began is not None and now - c.began > self.seconds + OVERDUE_SECONDS
             ]  # fmt: skip
-        turns = list(loop.environments.under_way)
-        late += [t for t in turns if not t.over and t.overdue(now) > OVERDUE_SECONDS]
+        late += [
+            c for c in list(loop.environments.under_way)
+            if not c.over and c.overdue(now) > OVERDUE_SECONDS
+        ]  # fmt: skip
         blocked = loop.blocked(now) if late else False
         if blocked:
             self._replace_event_loop(loop, late)
@@ -333,15 +335,16 @@ class EnvironmentWorker:
         """Give up the call that blocks an event loop, and start the others again on a new one. The
         environments of the old one are lost: their next calls begin with a replay."""
         running = asyncio.current_task(old.events)
-        turns = [t for t in list(old.environments.under_way) if not t.over]
         with self._lock:
-            waiting, self._waiting = self._waiting, set()
-        found = [c for c in (*turns, *waiting) if c.task is not None and c.task is running]
+            calls: list[_Call | RunningCall] = [*self._waiting]
+            self._waiting = set()
+        calls += [c for c in list(old.environments.under_way) if not c.over]
+        found = [c for c in calls if c.task is not None and c.task is running]
         culprits = found or late  # a task that a call has started is not known
         self._loop = None
         self._hung += old.environments.threads.hung
         old.events.call_soon_threadsafe(_close_and_stop, old)  # if the call ever returns
-        for call in (*turns, *waiting):
+        for call in calls:
             if call in culprits:
                 self._abandon(call)
             elif isinstance(call, RunningCall):

@@ -40,7 +40,8 @@ class ModelSection(Section):
 
     path: str = field(
         "meta-llama/Llama-3.1-8B-Instruct",
-        'Hugging Face id or directory of a causal language model, "tiny" or "tiny-noisy"',
+        "Hugging Face id or directory of a causal language model, or one that comes with scalerl: "
+        "tiny, tiny-noisy, tiny-tools, tiny-guess",
         'not stated: an unnamed "8B dense", fine-tuned on reasoning traces first',
         min_length=1,
     )

@@ -19,8 +19,8 @@ from scalerl.recipe.schema import Recipe
 from scalerl.recipe.toml import line
 
 WIDTH = 96
-#: Models that come with scalerl, and the preset that is made for them.
-TINY = {"tiny": "tiny", "tiny-noisy": "tiny-noisy"}
+#: Models that come with scalerl. Each has a preset of the same name.
+TINY = ("tiny", "tiny-noisy", "tiny-tools", "tiny-guess")
 #: Sizes for a small model on one machine, with which a first run takes hours, not weeks.
 ONE_MACHINE = {
     "model.dtype": "bfloat16",
@@ -58,7 +58,7 @@ def start(model: str, changes: Mapping[str, Any], name: str) -> tuple[str, Recip
     >>> start("tiny", {"budget.steps": 50}, "mine")[1].budget.steps
     50
     """
-    over = TINY.get(model, "scalerl")
+    over = model if model in TINY else "scalerl"
     sizes: dict[str, Any] = {} if model in TINY else dict(ONE_MACHINE)
     changes = {"name": name, "model.path": model, **sizes, **changes}
     return over, load(over).replace(changes)

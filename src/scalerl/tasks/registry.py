@@ -38,6 +38,8 @@ TASKS.register("reasoning-gym")(ReasoningGym)
 TASKS.register("function")(FunctionTask)
 #: Tasks that are imported when they are named: environments import this package, not the reverse.
 LATER = {"environment": "scalerl.environments.task:EnvironmentTask"}
+#: Environments that have a highest possible pass rate by construction.
+GAMES = ("environment:tiny-tools", "environment:tiny-guess")
 #: Registered names that take an argument after a colon.
 PREFIXES = ("reasoning-gym", "function", *LATER)
 
@@ -79,19 +81,22 @@ def task_of(section: TaskSection) -> Task:
 
 def recipe_ceiling(recipe: Recipe) -> float | None:
     """The highest possible pass rate on the validation prompts of a recipe, if its task has one by
-    construction: `running-sums` and `carry-sums` with a thinking budget. None otherwise."""
-    low, high = recipe.length.think_tokens_min, recipe.length.think_tokens_max
-    if recipe.length.control != "interruption" or low is None or high is None:
-        return None
+    construction: `running-sums` and `carry-sums` with a thinking budget, and the games. None
+    otherwise."""
+    limits: tuple[int | None, ...] = (recipe.environment.turns,)
     # By name: making another task could import code of the user.
-    if recipe.task.name not in (NAME, CARRY_NAME):
+    if recipe.task.name in (NAME, CARRY_NAME):
+        limits = (recipe.length.think_tokens_min, recipe.length.think_tokens_max)
+    elif recipe.task.name not in GAMES or recipe.task.dataset:
+        return None
+    if None in limits:  # another length control
         return None
     try:
-        task = task_of(recipe.task)
-        assert isinstance(task, RunningSums)
-        return task.ceiling(task.validation_prompts(recipe.validation.prompts), low, high)
+        task: Any = task_of(recipe.task)
+        found: float = task.ceiling(task.validation_prompts(recipe.validation.prompts), *limits)
     except InputError:  # an old recipe may have options that the task no longer has
         return None
+    return found
 
 
 def _make(name: str, dataset: str, rules: Rules, options: Mapping[str, Any]) -> Task:

@@ -1,3 +1,3 @@
-"""The tiny models that come with scalerl (`model.path = "tiny"` or `"tiny-noisy"`, in
-`checkpoints/`), and the kit they were made with: their tokenizer, the teachers of the task
-`running-sums`, the warm start."""
+"""The tiny models that come with scalerl (`model.path = "tiny"` and others, in `checkpoints/`), and
+the kit they were made with: their tokenizers, the teachers of `running-sums` and of the games, the
+warm start."""

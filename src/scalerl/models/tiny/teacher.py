@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from scalerl.models.tiny.sampling import BUDGET, sample
+from scalerl.models.tiny.tokenizer import VOCABULARY
 from scalerl.tasks.running_sums import (
     END,
     END_THINK,
@@ -20,15 +23,25 @@ from scalerl.tasks.running_sums import (
     PHRASE,
     REDO,
     START_OVER,
+    RunningSums,
     Sum,
     written,
 )
+from scalerl.tasks.task import held_out
+
+#: Sizes of the questions, and the share of them that is held out: those of the task as it stands.
+_TASK = RunningSums(prompts=1)
+#: A piece of a lesson: its text, and whether the model is to learn to write it.
+Part = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How a teacher goes wrong, per item, and what it does then. A slip that is not redone stays:
     the chain goes on from the wrong value."""
+
+    vocabulary: ClassVar[tuple[str, ...]] = VOCABULARY
+    limits: ClassVar[dict[str, Any]] = {"thinking_budget": list(BUDGET)}
 
     #: The habit: where the ones digits add up to ten or more, the tens stay as they were. Not a
     #: slip: it is not noticed, and never redone.
@@ -52,12 +65,30 @@ class Noise:
         """The habit alone."""
         return replace(self, rate=0.0, needless_redo=0.0, cut=0.0)
 
+    def lesson(self, source: random.Random, clean: bool) -> list[Part]:
+        """A question and its trace; a clean one has no slips."""
+        asked = _question(source)
+        taught = trace(asked, self.without_slips if clean else self, source)
+        return [
+            (asked.question, False),
+            (taught.thought, True),
+            (taught.forced, False),
+            (taught.answer, True),
+        ]
 
-#: By the names that `scalerl warmstart --teacher` knows.
-TEACHERS = {
-    "forgetful": Noise(forgets_carry=0.65, rate=0.08, redo=0.0),
-    "noisy": Noise(),
-}
+    def pass_rate(
+        self, model: Any, tokenizer: Any, rollouts: int, seed: int = 0, greedy: bool = False
+    ) -> float:
+        """Share of right answers on held-out prompts, thoughts being interrupted at a budget drawn
+        per rollout: where the curve of a run will start."""
+        task = RunningSums()
+        prompts = task.validation_prompts(rollouts)
+        questions = [str(p.question) for p in prompts]
+        texts = sample(model, tokenizer, questions, seed, greedy=greedy)
+        right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
+        return sum(map(bool, right)) / rollouts
+
+
 #: A teacher that never goes wrong.
 CLEAN = Noise().without_slips
 
@@ -90,6 +121,15 @@ def trace(asked: Sum, noise: Noise, source: random.Random) -> Trace:
         last = [total for end, total in sums if end <= length][-1]
         return Trace(thought[:length], PHRASE, written(last) + END)
     return Trace(thought + END_THINK, "", written(sums[-1][1]) + END)
+
+
+def _question(source: random.Random) -> Sum:
+    """A random question that is not held out."""
+    while True:
+        size = source.randint(_TASK.items_min, _TASK.items_max)
+        asked = Sum(tuple(source.randrange(10) for _ in range(size)))
+        if not held_out(asked.question, _TASK.held_out_share):
+            return asked
 
 
 def _think(asked: Sum, noise: Noise, source: random.Random) -> tuple[str, list[tuple[int, int]]]:

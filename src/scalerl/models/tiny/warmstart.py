@@ -1,9 +1,7 @@
-"""The warm start: a tiny Llama-shaped model taught the format of running sums by one of the
-teachers.
+"""The warm start: a tiny Llama-shaped model taught the format of its task by one of the teachers.
 
-Two lessons: the first mostly on traces without slips, so that the format sits; the second on those
-with slips only, so that the model slips at a known rate. A teacher's habit is in all of them.
-Held-out questions are never shown.
+Two lessons: the first mostly clean, so that the format sits; the second only as the teacher mostly
+is, so that the model goes wrong at a known rate. Held-out questions are never shown.
 
 A seed gives the first weights and all lessons. The last weights may still differ between machines:
 the noisy checkpoint, made again elsewhere, came out up to 0.38 apart in a weight, about as good.
@@ -20,18 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.models.tiny.teacher import TEACHERS, Noise, trace
+from scalerl.models.tiny.teachers import TEACHERS
 from scalerl.models.tiny.tokenizer import POSITIONS, encode, make_tokenizer
-from scalerl.tasks.running_sums import END_THINK, PHRASE, RunningSums, Sum
-from scalerl.tasks.task import held_out
 
 #: What a warm start leaves beside the model: how it was made and where it starts.
 CARD = "warmstart.json"
 IGNORED = -100
-#: Thinking tokens of the preset `tiny`, smallest and largest.
-BUDGET = (56, 64)
-#: Most tokens of the answer after a thought.
-ANSWER_TOKENS = 6
 #: Width of an attention head.
 HEAD = 32
 #: Rows that are padded to one length.
@@ -48,12 +40,10 @@ class WarmStart:
     #: Optimiser steps of the two lessons.
     steps: tuple[int, int] = (700, 250)
     learning_rates: tuple[float, float] = (3e-3, 2e-3)
-    #: Share of the first lesson's steps that are on traces without slips.
+    #: Share of the first lesson's steps that are clean.
     clean_share: float = 0.6
     warmup_steps: int = 30
     batch: int = 64
-    items_min: int = 2
-    items_max: int = 16
     layers: int = 2
     width: int = 64
     heads: int = 2
@@ -129,7 +119,7 @@ def teach(
     """Train in place by both lessons; returns the loss of every step."""
     import torch
 
-    source, noise = random.Random(f"warm start|{settings.seed}"), TEACHERS[settings.teacher]
+    source = random.Random(f"warm start|{settings.seed}")
     total, losses = sum(settings.steps), list[float]()
     model.train()
     for lesson, (steps, rate) in enumerate(
@@ -141,7 +131,7 @@ def teach(
             rise = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
             for group in optimiser.param_groups:
                 group["lr"] = rate * rise * (1.0 - step / steps)
-            lessons = _lessons(settings, noise.without_slips if clean else noise, source)
+            lessons = _lessons(settings, source, clean)
             optimiser.zero_grad(set_to_none=True)
             losses.append(_backward(model, lessons, tokenizer.pad_token_id))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -152,17 +142,18 @@ def teach(
 
 
 def _lessons(
-    settings: WarmStart, noise: Noise, source: random.Random
+    settings: WarmStart, source: random.Random, clean: bool
 ) -> list[tuple[list[int], list[int]]]:
     """Token ids and labels; only what the teacher chose to write is learned."""
+    teacher = TEACHERS[settings.teacher]
     rows = []
     for _ in range(settings.batch):
-        asked = _question(settings, source)
-        lesson = trace(asked, noise, source)
-        parts = (asked.question, lesson.thought, lesson.forced, lesson.answer)
-        prompt, thought, forced, answer = map(encode, parts)
-        labels = [*[IGNORED] * len(prompt), *thought, *[IGNORED] * len(forced), *answer]
-        rows.append(([*prompt, *thought, *forced, *answer], labels))
+        ids, labels = list[int](), list[int]()
+        for text, learned in teacher.lesson(source, clean):
+            part = encode(text, teacher.vocabulary)
+            ids += part
+            labels += part if learned else [IGNORED] * len(part)
+        rows.append((ids, labels))
     return rows
 
 
@@ -189,87 +180,6 @@ def _backward(model: Any, rows: list[tuple[list[int], list[int]]], pad: int) -> 
     return total / n_learned
 
 
-def _question(settings: WarmStart, source: random.Random) -> Sum:
-    share = RunningSums().held_out_share
-    while True:
-        size = source.randint(settings.items_min, settings.items_max)
-        asked = Sum(tuple(source.randrange(10) for _ in range(size)))
-        if not held_out(asked.question, share):
-            return asked
-
-
-def starting_pass_rate(
-    model: Any,
-    tokenizer: Any,
-    task: RunningSums,
-    rollouts: int = 400,
-    seed: int = 0,
-    budget: tuple[int, int] = BUDGET,
-    greedy: bool = False,
-) -> float:
-    """Share of right answers on held-out prompts, at temperature 1 or greedy, thoughts being
-    interrupted at a budget drawn per rollout: where the curve of a run will start."""
-    prompts = task.validation_prompts(rollouts)
-    questions = [str(p.question) for p in prompts]
-    texts = sample(model, tokenizer, questions, seed, budget, greedy=greedy)
-    right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
-    return sum(map(bool, right)) / rollouts
-
-
-def sample(
-    model: Any,
-    tokenizer: Any,
-    prompts: list[str],
-    seed: int = 0,
-    budget: tuple[int, int] = BUDGET,
-    greedy: bool = False,
-) -> list[str]:
-    """One completion a prompt, at temperature 1 or always the likeliest token. A thought that has
-    not ended when its budget (tokens, drawn uniformly) is used up gets PHRASE appended, and then
-    an answer.
-
-    Not the engine of a run, and a hundred times slower: it keeps no state, which makes it the
-    reference by which the start of the default run is stated."""
-    import torch
-
-    source = torch.Generator().manual_seed(seed)
-    end = tokenizer.convert_tokens_to_ids(END_THINK)
-    phrase = tokenizer(PHRASE, add_special_tokens=False)["input_ids"]
-    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompts]
-    starts = [len(row) for row in rows]
-    budgets = torch.randint(budget[0], budget[1] + 1, (len(rows),), generator=source).tolist()
-    answer_from: list[int | None] = [None] * len(rows)
-    going = list(range(len(rows)))
-    while going:
-        longest = max(len(rows[i]) for i in going)
-        ids = torch.full((len(going), longest), tokenizer.pad_token_id)
-        for at, i in enumerate(going):
-            ids[at, : len(rows[i])] = torch.tensor(rows[i])
-        with torch.inference_mode():
-            logits = model(input_ids=ids).logits
-        last = torch.tensor([len(rows[i]) - 1 for i in going])
-        ends = logits[torch.arange(len(going)), last].float()
-        if greedy:
-            tokens = ends.argmax(dim=-1).tolist()
-        else:
-            odds = torch.softmax(ends, dim=-1)
-            tokens = torch.multinomial(odds, 1, generator=source)[:, 0].tolist()
-        still = []
-        for i, token in zip(going, tokens, strict=True):
-            rows[i].append(token)
-            if answer_from[i] is None and token == end:
-                answer_from[i] = len(rows[i])
-            elif answer_from[i] is None and len(rows[i]) - starts[i] >= budgets[i]:
-                rows[i].extend(phrase)
-                answer_from[i] = len(rows[i])
-            begun = answer_from[i]
-            full = begun is not None and len(rows[i]) - begun >= ANSWER_TOKENS
-            if token != tokenizer.eos_token_id and not full:
-                still.append(i)
-        going = still
-    return [tokenizer.decode(row[start:]) for row, start in zip(rows, starts, strict=True)]
-
-
 def warm_start(
     out: Path,
     settings: WarmStart | None = None,
@@ -278,25 +188,24 @@ def warm_start(
 ) -> dict[str, Any]:
     """Make the model, save it in Hugging Face layout, and return its card (also saved, CARD)."""
     settings = settings or WarmStart()
-    tokenizer = make_tokenizer()
+    teacher = TEACHERS[settings.teacher]
+    tokenizer = make_tokenizer(teacher.vocabulary)
     model = make_model(settings, tokenizer)
     # The last 3 % of the progress are the two measurements below.
     losses = teach(model, tokenizer, settings, lambda fraction: report(0.97 * fraction))
-    task = RunningSums(items_min=settings.items_min, items_max=settings.items_max)
     sampled, greedy = (
-        starting_pass_rate(model, tokenizer, task, rollouts, greedy=greedy)
-        for greedy in (False, True)
+        teacher.pass_rate(model, tokenizer, rollouts, greedy=greedy) for greedy in (False, True)
     )
     last = losses[-min(50, len(losses)) :]
     card = {
         "command": settings.command,
         "settings": asdict(settings),
-        "noise": asdict(TEACHERS[settings.teacher]),
+        "noise": asdict(teacher),
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": {"first": round(losses[0], 4), "last": round(sum(last) / len(last), 4)},
         "pass_rate": {"sampled": sampled, "greedy": greedy},
         "rollouts": rollouts,
-        "thinking_budget": list(BUDGET),
+        **teacher.limits,
     }
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
