@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rank_pool import RankPool
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
@@ -467,3 +468,39 @@ def test_a_rank_that_does_not_see_the_checkpoint_directory_is_named_by_all(ranks
     found = ranks.run(2, cannot_write, spec_of(models / "untied"), str(tmp_path / "step_1"))
     assert found[0] == found[1]
     assert found[0].startswith("rank 1 of the trainer, on ") and "all of them share" in found[0]
+
+
+# -- how much work it is --------------------------------------------------------------------------
+
+
+def measured(place, spec, groups):
+    """Floating-point operations of a step, and its report."""
+    t = TRAINERS["fsdp"](replace(spec, ranks=place))
+    t.step(groups)  # FSDP's first pass sets things up
+    with FlopCounterMode(display=False) as counter:
+        report = t.step(groups)
+    return counter.get_total_flops(), report
+
+
+@pytest.mark.parametrize("model", ["untied", "mixtral"])
+def test_two_ranks_take_hardly_more_work_than_one_process(ranks, models, model):
+    """A prompt is computed once for its group, by one rank, and nothing is padded."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for p in range(12):
+        prompt = rng.integers(0, WORDS, int(rng.integers(20, 60)))
+        turns = [Turn.from_lists(rng.integers(0, WORDS, int(rng.integers(5, 60))))
+                 for _ in range(6)]  # fmt: skip
+        episodes = [Episode.from_turn(prompt, turn).with_reward(float(rng.standard_normal()), None)
+                    for turn in turns]  # fmt: skip
+        groups.append(Group(f"p{p}", tuple(episodes)))
+    spec = spec_of(models / model, token_budget=512)
+    ((alone, one),) = ranks.run(1, measured, spec, groups)
+    (first, report), (second, _) = ranks.run(2, measured, spec, groups)
+    local = TRAINERS["local"](spec)
+    local.step(groups)
+    tokens = local.step(groups).forward_tokens
+    assert tokens == one.forward_tokens
+    assert report.forward_tokens <= 1.05 * tokens
+    assert first + second <= 1.05 * alone
+    assert max(first, second) <= 1.1 * min(first, second)

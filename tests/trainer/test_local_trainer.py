@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
-from scalerl.algorithm.episode import Episode, Group, Turn
+from scalerl.algorithm.episode import Episode, Group, TokenRow, Turn
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError
@@ -275,6 +275,60 @@ def test_what_a_loss_counts_is_told_for_the_whole_batch():
     report = t.step(batch())
     assert report.micro_batches > 1
     assert report.metrics == {"episodes": 12.0}
+
+
+# -- several turns --------------------------------------------------------------------------------
+
+
+def episodes_of_turns(seed=0):
+    """A group with observations, forced tokens and a fork, and one of a single turn."""
+    rng = np.random.default_rng(seed)
+
+    def turn(n, forced=False):
+        logprobs = np.full(n, -np.log(VOCABULARY))
+        mask = [forced and i == 1 for i in range(n)]
+        return Turn.from_lists(rng.integers(0, VOCABULARY, n), logprobs=logprobs, forced=mask)
+
+    def played(reward):
+        row = TokenRow.from_context([1, 2, 3]).with_turn(turn(4, forced=True)).with_context([5, 6])
+        row = row.with_turn(turn(3)).with_turn_reward(0.25).with_context([7])
+        fork = TokenRow.from_context([1, 2, 3, 5, 9]).with_turn(turn(5))
+        return Episode((row, fork), "stop", reward)
+
+    single = [Episode.from_turn([4, 5], turn(n)).with_reward(n % 2, None) for n in (3, 4)]
+    return [Group("turns", (played(1.0), played(-1.0))), Group("single", tuple(single))]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_turn_is_scored_behind_what_the_model_saw(name):
+    t, groups = trainer(name), episodes_of_turns()
+    for group, scores in zip(groups, t.score(groups), strict=True):
+        for episode, scored in zip(group.episodes, scores, strict=True):
+            expected = []
+            for row in episode.rows:
+                ids = torch.from_numpy(row.token_ids)
+                with torch.no_grad():
+                    logits = t.model(ids[None]).logits[0, :-1]
+                found = torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+                expected.append(found[torch.from_numpy(row.written_N[1:])])
+            assert len(scored) == len(episode)
+            torch.testing.assert_close(
+                torch.from_numpy(scored), torch.cat(expected), atol=2e-5, rtol=1e-4
+            )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_a_step_of_several_turns_is_the_same_however_it_is_cut(name, credit):
+    options = replace(SCALERL, credit=credit, loss="gspo", constants={})
+    whole, cut = (trainer(name, options, token_budget=n) for n in (4096, 1))
+    reports = [t.step(episodes_of_turns()) for t in (whole, cut)]
+    assert [r.micro_batches for r in reports] == [1, 4]
+    for report in reports:
+        # Prompts [1 2 3] and [4 5], observations [5 6] and [5 9] of each of two episodes.
+        assert (report.context_tokens, report.forks) == (5 + 8, 2)
+        assert (report.loss_tokens, report.kept_tokens) == (29, 31)
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-4)
 
 
 # -- a KL term ------------------------------------------------------------------------------------

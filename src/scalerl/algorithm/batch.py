@@ -71,7 +71,7 @@ class TokenBatch:
     @property
     def episode_N(self) -> Tensor:
         """Episode of each token; -1 for the tokens of shared prompts."""
-        return self.episode_R[self.row_N]
+        return self.episode_R.index_select(0, self.row_N)
 
     def per_episode(self, values_N: Tensor) -> Tensor:
         """Sums over the tokens of each episode; tokens of prompts must be 0."""
@@ -83,7 +83,7 @@ class TokenBatch:
         episode_N = self.episode_N
         if not len(self):
             return torch.zeros(len(episode_N), dtype=values_E.dtype, device=values_E.device)
-        return torch.where(episode_N >= 0, values_E[episode_N.clamp(min=0)], 0)
+        return torch.where(episode_N >= 0, values_E.index_select(0, episode_N.clamp(min=0)), 0)
 
     def take(self, episodes: npt.NDArray[np.int64]) -> tuple[TokenBatch, Tensor]:
         """(some of the episodes, in their order, with the prompts they need; the place of each of
@@ -104,7 +104,11 @@ class TokenBatch:
             "episode_R": number_E[episode_R[chosen_R]],
             "prompt_E": self.prompt_E.numpy()[episodes],
         }
-        part = self._map(lambda name, v: torch.from_numpy(rows[name]) if name in rows else v[at_N])
+        part = self._map(
+            lambda name, v: (
+                torch.from_numpy(rows[name]) if name in rows else v.index_select(0, at_N)
+            )
+        )
         return part, at_N
 
     def to(self, device: torch.device) -> TokenBatch:
