@@ -9,7 +9,13 @@ import pytest
 import torch
 from rank_pool import RankPool
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+)
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.episode import Episode, Group, Turn
@@ -32,6 +38,8 @@ CONFIGS = {
     "tied": LlamaConfig(**LLAMA, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0,
                        embd_pdrop=0.0, attn_pdrop=0.0),
+    # Its attention knows distances, not positions: rows go through it one at a time.
+    "bloom": BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4),
     "mixtral": MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2,
                              sliding_window=None),
 }  # fmt: skip
@@ -165,7 +173,7 @@ def test_gradients_are_those_of_one_process_for_every_loss_and_aggregation(ranks
 
 
 def test_tied_heads_other_architectures_mixtures_and_three_ranks(ranks, models):
-    specs = [spec_of(models / name) for name in ("tied", "gpt2", "mixtral")]
+    specs = [spec_of(models / name) for name in ("tied", "gpt2", "mixtral", "bloom")]
     # Two rows for three ranks: one has none, and takes part with empty micro-batches.
     for groups in (batch(), batch(prompts=1, generations=2)):
         found = ranks.run(3, several, specs, groups)
