@@ -5,14 +5,16 @@ python docs/draw_losses.py        needs torch
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from scalerl.algorithm.batch import LossBatch
+from scalerl.algorithm.episode import Episode, Turn
 from scalerl.algorithm.losses import LOSSES
+from scalerl.algorithm.packing import pack
 from scalerl.report.theme import drawing, new_figure, save
 
 HERE = Path(__file__).parent
@@ -29,19 +31,14 @@ PICTURES: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
 
 def factor(loss: str, constants: dict[str, Any], ratios: np.ndarray, sign: float) -> np.ndarray:
     """-d loss / d log pi_train of a one-token answer, for each ratio."""
-    n = len(ratios)
-    logprobs = torch.full((n, 1), -1.0, dtype=torch.float64, requires_grad=True)
-    batch = LossBatch(
-        generator_logprobs_BT=logprobs.detach() - torch.from_numpy(np.log(ratios))[:, None],
-        advantages_B=torch.full((n,), sign, dtype=torch.float64),
-        mask_BT=torch.ones(n, 1, dtype=torch.bool),
-        weights_BT=torch.ones(n, 1),
-        prompt_B=torch.arange(n),
-        versions_BT=torch.zeros(n, 1, dtype=torch.long),
-    )
-    LOSSES[loss](logprobs, batch, **constants).loss_BT.sum().backward()
-    assert logprobs.grad is not None
-    return -logprobs.grad[:, 0].numpy()
+    gen = -1.0 - np.log(ratios)
+    episodes = [Episode.from_turn([0], Turn.from_lists([1], logprobs=[g])) for g in gen]
+    batch = pack(episodes, np.arange(len(ratios)), torch.float64)
+    batch = replace(batch, advantages_N=torch.full_like(batch.advantages_N, sign))
+    logprobs_N = torch.full_like(batch.logprobs_N, -1.0).requires_grad_()
+    LOSSES[loss](logprobs_N, batch, **constants).loss_N.sum().backward()
+    assert logprobs_N.grad is not None
+    return -logprobs_N.grad[batch.written_N].numpy()
 
 
 def draw(loss: str, constants: dict[str, Any], span: tuple[float, float]) -> Path:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scalerl.algorithm.curriculum import (
+    CURRICULA,
     Curriculum,
     NoPositiveResampling,
     OutOfPrompts,
@@ -16,6 +17,7 @@ from scalerl.algorithm.curriculum import (
     epoch_order,
 )
 from scalerl.errors import InputError
+from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -326,3 +328,33 @@ TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+# -- by name --------------------------------------------------------------------------------------
+
+
+class Never:
+    """A rule of a user."""
+
+    def __init__(self, *, patience):
+        self.patience = patience
+
+    def retires(self, history):
+        return history.rollouts > self.patience
+
+    def to_dict(self):
+        return {"name": "never", "patience": self.patience}
+
+
+def test_rules_are_found_by_name_and_path_and_made_from_their_constants():
+    assert {name: set(constants) for name, constants in CURRICULUM_CONSTANTS.items()} == {
+        "no-positive-resampling": {"threshold", "history"}, "uniform": set(),
+    }  # fmt: skip
+    for name, constants in CURRICULUM_CONSTANTS.items():
+        assert CURRICULA[name](**constants).to_dict() == {"name": name, **constants}
+    mine = CURRICULA[f"{__name__}:Never"](patience=3)
+    prompts = Curriculum(["a", "b"], mine, seed=0)
+    prompts.record("a", n_correct=0, n_rollouts=4)
+    assert prompts.retired == 1
+    with pytest.raises(InputError, match="no curriculum 'unifrom': did you mean 'uniform'"):
+        CURRICULA["unifrom"]

@@ -17,8 +17,10 @@ from scalerl.algorithm.length import (
     penalised_reward,
     thinking_budget,
 )
+from scalerl.algorithm.length_controls import LENGTH_CONTROLS, Vocabulary
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
+from scalerl.recipe.sections_algorithm import LengthSection
 
 STOP, WORD, OTHER = 0, 1, 2
 #: Tokens 0 to 8, each a letter.
@@ -325,3 +327,31 @@ def test_only_correct_answers_pay():
 def test_a_penalty_over_no_tokens_is_refused():
     with pytest.raises(InputError, match="l_cache=0"):
         length_penalty(10, 10, 0)
+
+
+# -- by name --------------------------------------------------------------------------------------
+
+
+def short(length, vocabulary):
+    """A control of a user."""
+    return Limit(3, vocabulary.stop_ids)
+
+
+def test_controls_are_found_by_name_and_path_and_made_from_their_section():
+    pieces = [b"", b"a", b"</think>"]
+    vocabulary = Vocabulary(lambda text: [1, 2], lambda: pieces, "</think>", (0,))
+    sections = {
+        "interruption": {},
+        "penalty": {"max_tokens": 50, "penalty_max": 40, "penalty_cache": 10},
+        "none": {"max_tokens": 60},
+    }
+    assert set(sections) == set(LENGTH_CONTROLS)
+    made = {
+        name: LENGTH_CONTROLS[name](LengthSection(control=name, **given), vocabulary)
+        for name, given in sections.items()
+    }
+    assert made["penalty"] == Limit(50, (0,)) and made["none"] == Limit(60, (0,))
+    found = made["interruption"]
+    assert (found.phrase_ids, found.think_min, found.think_max) == ((1, 2), 10_240, 12_288)
+    mine = LENGTH_CONTROLS[f"{__name__}:short"](LengthSection(), vocabulary)
+    assert mine == Limit(3, (0,))

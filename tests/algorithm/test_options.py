@@ -6,12 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from flat import token_batch
 
+from scalerl.algorithm.advantages import NORMALISATIONS
 from scalerl.algorithm.aggregation import AGGREGATIONS
-from scalerl.algorithm.batch import LossBatch
-from scalerl.algorithm.losses import LOSSES
+from scalerl.algorithm.credit import CREDITS
+from scalerl.algorithm.losses import KL_ESTIMATORS, LOSSES
 from scalerl.algorithm.objective import objective
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError
@@ -22,34 +25,36 @@ from scalerl.recipe.losses import AGGREGATION_NAMES, LOSS_CONSTANTS, LOSS_NAMES
 SCALERL = options_from_recipe(Recipe())
 
 MODULE = """
+from scalerl.algorithm.advantages import NORMALISATIONS
 from scalerl.algorithm.aggregation import AGGREGATIONS
+from scalerl.algorithm.credit import CREDITS
 from scalerl.algorithm.batch import TokenLoss, log_ratio
 from scalerl.algorithm.losses import LOSSES
 
 @LOSSES.register("plain-soft")
-def soft(logprobs_BT, batch, *, floor, width=0.5):
-    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
-    loss_BT = -batch.advantages_B[:, None] * safe_BT * width + floor
-    clipped_BT = usable_BT & (log_rho_BT > 0)
-    metrics = {"above_one": float(clipped_BT.double().mean())}
-    return TokenLoss(loss_BT, log_rho_BT.detach().exp(), clipped_BT, usable_BT, metrics)
+def soft(logprobs_N, batch, *, floor, width=0.5):
+    log_rho_N, safe_N, usable_N = log_ratio(logprobs_N, batch)
+    loss_N = -batch.advantages_N * safe_N * width + floor
+    clipped_N = usable_N & (log_rho_N > 0)
+    metrics = {"above_one": float(clipped_N.double().mean())}
+    return TokenLoss(loss_N, log_rho_N.detach().exp(), clipped_N, usable_N, metrics)
 
-def anything(logprobs_BT, batch, **constants):
-    return soft(logprobs_BT, batch, floor=constants["floor"])
+def anything(logprobs_N, batch, **constants):
+    return soft(logprobs_N, batch, floor=constants["floor"])
 
-def lonely(logprobs_BT):
+def lonely(logprobs_N):
     return None
 
 def nested():
-    return lambda logprobs_BT, batch: None
+    return lambda logprobs_N, batch: None
 LOSSES.register("nested")(nested())
 
 @AGGREGATIONS.register("rows-alike")
-def rows_alike(tokens_B, prompt_B, length):
-    return 1.0 / (0 * tokens_B + len(tokens_B))
+def rows_alike(batch, counted_N, length):
+    return 1.0 / (0 * counted_N + len(batch))
 
-def two(tokens_B, prompt_B):
-    return tokens_B
+def two(batch, counted_N):
+    return counted_N
 number = 3
 """
 
@@ -74,11 +79,7 @@ def options(*overrides):
 
 
 def batch():
-    ones_BT = torch.ones(2, 3)
-    return LossBatch(
-        -ones_BT, torch.tensor([1.0, -1.0]), ones_BT.bool(), ones_BT / 6, torch.zeros(2),
-        torch.zeros(2, 3),
-    )  # fmt: skip
+    return token_batch([3, 3], -torch.ones(6), [1.0, -1.0], dtype=torch.float32)
 
 
 def test_recipe_and_signature_state_the_same_constants_for_every_built_in_loss():
@@ -96,7 +97,9 @@ def test_a_recipe_becomes_functions_with_their_constants():
     found = options("loss.name=dapo", "loss.clip_high=0.3", "loss.aggregation=token")
     assert found.loss is LOSSES["dapo"] and found.aggregation is AGGREGATIONS["token"]
     assert found.constants == {"clip_low": 0.2, "clip_high": 0.3}
-    assert (found.normalisation, found.zero_variance, found.truncated) == ("batch", "drop", "drop")
+    assert found.normalisation is NORMALISATIONS["batch"]
+    assert found.credit is CREDITS["episode"] and found.kl_estimator is KL_ESTIMATORS["k3"]
+    assert (found.zero_variance, found.truncated) == ("drop", "drop")
 
 
 def test_the_constant_length_is_the_longest_rollout_under_every_control():
@@ -135,7 +138,7 @@ def test_a_registered_loss_may_be_named_once_its_module_is_imported(mine):
         (["loss.name=no.such:loss"], "cannot be imported"),
         (["loss.name=my_losses:number"], "is not a loss but a int"),
         (["loss.name=nested"], "at the top level of a module"),
-        (["loss.aggregation=my_losses:two"], "cannot be called with (tokens_B, prompt_B, length)"),
+        (["loss.aggregation=my_losses:two"], "cannot be called with (batch, counted_N, length)"),
     ],
 )
 def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_a_run_starts(mine, overrides, says):
@@ -157,14 +160,15 @@ def test_another_process_can_use_a_loss_that_only_a_decorator_named(mine, tmp_pa
     assert done.stdout.split(maxsplit=2) == ["soft", "rows_alike", "{'floor': 0.0}\n"]
 
 
-def test_a_loss_says_its_own_metrics_of_the_rows_it_was_called_with(mine):
-    logprobs_BT = torch.tensor([[-0.5, -1.5, -1.0], [-2.0, -2.0, -2.0]])
+def test_a_loss_says_its_own_metrics_of_the_tokens_it_was_called_with(mine):
+    logprobs_N = torch.tensor([-0.5, -1.5, -1.0, -2.0, -2.0, -2.0])
     chosen = replace(SCALERL, loss=mine.soft, constants={"floor": 0.0})
     whole = batch()
-    assert objective(logprobs_BT, whole, chosen).tokens.metrics == {"above_one": 1 / 6}
-    first = objective(logprobs_BT[:1], whole.rows(slice(0, 1)), chosen)
+    assert objective(logprobs_N, whole, chosen).tokens.metrics == {"above_one": 1 / 6}
+    part, at_N = whole.take(np.array([0]))
+    first = objective(logprobs_N[at_N], part, chosen)
     assert first.tokens.metrics == {"above_one": pytest.approx(1 / 3)}
-    assert objective(logprobs_BT, whole, SCALERL).tokens.metrics == {}
+    assert objective(logprobs_N, whole, SCALERL).tokens.metrics == {}
 
 
 def test_reading_recipes_and_their_losses_needs_no_torch():

@@ -36,9 +36,9 @@ import numpy as np
 import pytest
 import torch
 
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.recipe import Recipe
 
 #: The options of the default recipe.
@@ -56,24 +56,21 @@ BATCH = {
 
 
 def groups():
-    return [
-        Group(
-            name,
-            np.zeros(1, dtype=np.int64),
-            tuple(
-                Rollout(
-                    token_ids=np.arange(len(tokens)),
-                    logprobs=np.log([gen for _, gen, _ in tokens]).astype(np.float32),
-                    versions=np.zeros(len(tokens), dtype=np.int64),
-                    forced=np.array([forced for _, _, forced in tokens]),
-                    finish="stop",
-                    reward=float(reward),
-                )
-                for reward, tokens in rollouts
-            ),
+    def episode(reward, tokens):
+        turn = Turn.from_lists(
+            range(len(tokens)),
+            logprobs=np.log([gen for _, gen, _ in tokens]),
+            forced=[forced for _, _, forced in tokens],
         )
-        for name, rollouts in BATCH.items()
-    ]
+        return Episode.from_turn([0], turn).with_reward(float(reward), None)
+
+    return [Group(name, tuple(episode(*e) for e in found)) for name, found in BATCH.items()]
+
+
+def first_of_each(batch, values_N):
+    """The value of the first token of each episode."""
+    episodes = batch.episode_N
+    return [values_N[episodes == e][0].item() for e in range(len(batch))]
 
 
 def test_from_rewards_to_the_scalar_and_its_gradient():
@@ -83,26 +80,28 @@ def test_from_rewards_to_the_scalar_and_its_gradient():
     assert prepared.filtered.zero_variance_prompts == 1
     assert prepared.filtered.effective_prompts == 2
     np.testing.assert_allclose(
-        prepared.batch.advantages_B,
+        first_of_each(prepared.batch, prepared.batch.advantages_N),
         [1.035098, -1.035098, 1.380131, -0.690066, -0.690066],
         atol=1e-6,
     )
-    kept_tokens = prepared.batch.weights_BT[prepared.batch.mask_BT]
+    kept_tokens = prepared.batch.weights_N[prepared.batch.in_loss_N]
     np.testing.assert_allclose(kept_tokens, np.full(6, 1 / 6))
 
     kept = [tokens for name in ("a", "c") for _, tokens in BATCH[name]]
-    logprobs_BT = torch.zeros(prepared.batch.mask_BT.shape, dtype=torch.float64)
-    for i, tokens in enumerate(kept):
-        logprobs_BT[i, : len(tokens)] = torch.tensor([np.log(p) for p, _, _ in tokens])
-    logprobs_BT.requires_grad_(True)
+    written_N = prepared.batch.written_N
+    logprobs_N = torch.zeros(len(written_N), dtype=torch.float64)
+    logprobs_N[written_N] = (
+        torch.tensor([p for tokens in kept for p, _, _ in tokens]).double().log()
+    )
+    logprobs_N.requires_grad_(True)
 
-    found = objective(logprobs_BT, prepared.batch, options)
+    found = objective(logprobs_N, prepared.batch, options)
     found.loss.backward()
     assert found.loss.item() == pytest.approx(0.595016, abs=1e-6)
-    gradient = logprobs_BT.grad
-    assert gradient[0, 1].item() == pytest.approx(-0.862582, abs=1e-6)
-    assert gradient[3].tolist() == pytest.approx([2 * 0.690066 / 6, 0.0, 0.0], abs=1e-6)
-    assert found.tokens.truncated_BT.sum().item() == 1
+    gradient = logprobs_N.grad[written_N]
+    assert gradient[1].item() == pytest.approx(-0.862582, abs=1e-6)
+    assert gradient[4:7].tolist() == pytest.approx([2 * 0.690066 / 6, 0.0, 0.0], abs=1e-6)
+    assert found.tokens.truncated_N.sum().item() == 1
 
 
 def test_keeping_prompts_without_variance_dilutes_the_loss():
@@ -110,20 +109,22 @@ def test_keeping_prompts_without_variance_dilutes_the_loss():
     options = replace(SCALERL, constants={"ratio_cap": 5.0}, epsilon=0.0, zero_variance="keep")
     prepared = prepare(groups(), options, dtype=torch.float64)
     assert prepared.filtered.effective_prompts == 3
-    np.testing.assert_allclose(prepared.batch.weights_BT[0, 0], 1 / 9)
-    std = np.sqrt(14 / 3 / 7)
-    np.testing.assert_allclose(prepared.batch.advantages_B[0], 1 / std)
+    assert first_of_each(prepared.batch, prepared.batch.weights_N)[0] == pytest.approx(1 / 9)
+    found = first_of_each(prepared.batch, prepared.batch.advantages_N)
+    assert found[0] == pytest.approx(1 / np.sqrt(14 / 3 / 7))
 
 
 def test_population_all_counts_dropped_prompts_in_the_std():
     options = replace(SCALERL, epsilon=0.0, population="all")
     prepared = prepare(groups(), options, dtype=torch.float64)
-    np.testing.assert_allclose(prepared.batch.advantages_B[0], 1 / np.sqrt(14 / 3 / 7))
+    found = first_of_each(prepared.batch, prepared.batch.advantages_N)
+    assert found[0] == pytest.approx(1 / np.sqrt(14 / 3 / 7))
     assert prepared.filtered.effective_prompts == 2
 
 
 def test_forced_tokens_may_count_as_length():
     options = replace(SCALERL, count_forced=True)
     prepared = prepare(groups(), options, dtype=torch.float64)
-    np.testing.assert_allclose(prepared.batch.weights_BT[2, 0], 1 / (2 * 5))
-    assert prepared.batch.mask_BT[3].tolist() == [True, False, False]
+    batch = prepared.batch
+    assert first_of_each(batch, batch.weights_N)[2] == pytest.approx(1 / (2 * 5))
+    assert batch.in_loss_N[batch.episode_N == 3].tolist() == [True, False, False]

@@ -125,12 +125,11 @@ def toy_placement(setup, checkpoint):
 
 # -- loss
 @LOSSES.register("toy")
-def toy_loss(logprobs_BT, batch, *, wrong):
+def toy_loss(logprobs_N, batch, *, wrong):
     """REINFORCE in which wrong answers count `wrong` times as much as right ones."""
-    log_rho_BT, safe_BT, usable_BT = log_ratio(logprobs_BT, batch)
-    advantages_B1 = batch.advantages_B[:, None]
-    wrong_BT = usable_BT & (advantages_B1 < 0)
-    loss_BT = -torch.where(wrong_BT, wrong, 1.0) * advantages_B1 * safe_BT * usable_BT
-    metrics = {"wrong_share": float(wrong_BT.sum() / usable_BT.sum().clamp(min=1))}
-    clipped_BT = torch.zeros_like(usable_BT)  # this loss clips nothing
-    return TokenLoss(loss_BT, log_rho_BT.detach().exp(), clipped_BT, usable_BT, metrics)
+    log_rho_N, safe_N, usable_N = log_ratio(logprobs_N, batch)
+    wrong_N = usable_N & (batch.advantages_N < 0)
+    loss_N = -torch.where(wrong_N, wrong, 1.0) * batch.advantages_N * safe_N * usable_N
+    metrics = {"wrong_share": float(wrong_N.sum() / usable_N.sum().clamp(min=1))}
+    clipped_N = torch.zeros_like(usable_N)  # this loss clips nothing
+    return TokenLoss(loss_N, log_rho_N.detach().exp(), clipped_N, usable_N, metrics)

@@ -14,9 +14,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group
 from scalerl.engine.interface import Request
 from scalerl.engine.local import LocalEngine
 from scalerl.errors import InputError
@@ -83,10 +83,10 @@ def written(model, *, routing=True, slots=4):
             engine.submit([Request("v", (5, 6), Limit(5), {0: 9, 1: 8})], "validate")
         for w in step.written:
             if step.lane == "train":
-                found[w.request][w.row] = w.rollout
+                found[w.request][w.row] = w.turn
     return [
-        Group(k, np.asarray(prompts[k]), tuple(r.with_reward(float(i % 2), None)
-                                               for i, r in sorted(rows.items())))
+        Group(k, tuple(Episode.from_turn(prompts[k], turn).with_reward(float(i % 2), None)
+                       for i, turn in sorted(rows.items())))
         for k, rows in found.items()
     ]  # fmt: skip
 
@@ -98,8 +98,8 @@ def copy_of(model):
 
 def gap(trainer, groups):
     scored = trainer.score(groups)
-    rows = [(s, r.logprobs) for rows, g in zip(scored, groups, strict=True)
-            for s, r in zip(rows, g.rollouts, strict=True)]  # fmt: skip
+    rows = [(s, e.rows[0].logprobs[-len(e) :]) for rows, g in zip(scored, groups, strict=True)
+            for s, e in zip(rows, g.episodes, strict=True)]  # fmt: skip
     return max(float(np.abs(s - r).max()) for s, r in rows)
 
 
@@ -111,8 +111,8 @@ def trainer_of(model, **options):
 
 def test_every_token_but_the_last_says_its_experts(model):
     for group in written(model):
-        for r in group.rollouts:
-            n = len(group.prompt_token_ids) + len(r) - 1
+        for r in group.episodes:
+            n = len(r.rows[0]) - 1
             assert r.experts.shape == (n, LAYERS, 2) and r.experts.dtype == np.int16
             assert r.experts.min() >= 0 and r.experts.max() < EXPERTS
             assert (r.experts[..., 0] != r.experts[..., 1]).all()
@@ -122,10 +122,9 @@ def test_what_is_recorded_is_what_a_plain_pass_chooses(model):
     groups = written(model)
     recorder = ExpertRecorder(model)
     for group in groups:
-        for r in group.rollouts:
-            ids = np.concatenate([group.prompt_token_ids, r.token_ids[:-1]])
+        for r in group.episodes:
             with torch.no_grad():
-                model(torch.from_numpy(ids)[None])
+                model(torch.from_numpy(r.rows[0].token_ids[:-1])[None])
             np.testing.assert_array_equal(np.sort(recorder.last(), -1), np.sort(r.experts, -1))
 
 
@@ -139,7 +138,7 @@ def test_replay_is_exact_without_any_difference_and_own_where_nothing_was_record
     groups = written(copy_of(model))
     assert gap(trainer_of(copy_of(model), replay=True), groups) < NOISE
     bare = [
-        replace(g, rollouts=tuple(replace(r, experts=None) for r in g.rollouts)) for g in groups
+        replace(g, episodes=tuple(replace(e, experts=None) for e in g.episodes)) for g in groups
     ]
     assert gap(trainer_of(copy_of(model), replay=True), bare) < NOISE
 

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 import torch
 from rank_pool import RankPool
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+)
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.losses import LOSSES
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
@@ -31,6 +38,8 @@ CONFIGS = {
     "tied": LlamaConfig(**LLAMA, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0,
                        embd_pdrop=0.0, attn_pdrop=0.0),
+    # Its attention knows distances, not positions: rows go through it one at a time.
+    "bloom": BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4),
     "mixtral": MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2,
                              sliding_window=None),
 }  # fmt: skip
@@ -62,21 +71,23 @@ def spec_of(model, **changes):
 
 
 def batch(seed=0, prompts=4, generations=4):
-    """Ragged rollouts of two versions, some tokens forced."""
+    """Ragged episodes of two versions, some tokens forced."""
     rng = np.random.default_rng(seed)
     groups = []
     for p in range(prompts):
-        rollouts = []
+        turns = []
         for _ in range(generations):
             n = int(rng.integers(1, 14))
             forced = np.zeros(n, dtype=bool)
             forced[-1] = n > 9
-            rollouts.append(
-                Rollout(rng.integers(0, WORDS, n), rng.normal(-3.0, 0.5, n).astype(np.float32),
-                        rng.integers(0, 2, n), forced, "stop", float(rng.standard_normal()))
+            turns.append(
+                Turn(rng.integers(0, WORDS, n), rng.normal(-3.0, 0.5, n).astype(np.float32),
+                     rng.integers(0, 2, n), forced, "stop")
             )  # fmt: skip
         prompt = rng.integers(0, WORDS, int(rng.integers(1, 6)))
-        groups.append(Group(f"p{p}", prompt, tuple(rollouts)))
+        episodes = [Episode.from_turn(prompt, turn).with_reward(float(rng.standard_normal()), None)
+                    for turn in turns]  # fmt: skip
+        groups.append(Group(f"p{p}", tuple(episodes)))
     return groups
 
 
@@ -162,7 +173,7 @@ def test_gradients_are_those_of_one_process_for_every_loss_and_aggregation(ranks
 
 
 def test_tied_heads_other_architectures_mixtures_and_three_ranks(ranks, models):
-    specs = [spec_of(models / name) for name in ("tied", "gpt2", "mixtral")]
+    specs = [spec_of(models / name) for name in ("tied", "gpt2", "mixtral", "bloom")]
     # Two rows for three ranks: one has none, and takes part with empty micro-batches.
     for groups in (batch(), batch(prompts=1, generations=2)):
         found = ranks.run(3, several, specs, groups)
@@ -178,15 +189,17 @@ def test_tied_heads_other_architectures_mixtures_and_three_ranks(ranks, models):
 def test_recorded_experts_are_replayed_by_every_rank(ranks, models):
     rng = np.random.default_rng(3)
 
-    def routed(prompt, r):
-        tokens = len(prompt) + len(r) - 1
-        experts = rng.random((tokens, 2, 4)).argsort(-1)[..., :2].astype(np.int16)
-        return replace(r, experts=experts)
+    def routed(group):
+        """The prompt's experts are those of its one prefill; each episode has its own then."""
+        prompt = len(group.episodes[0].rows[0].prompt)
+        first = rng.random((prompt, 2, 4))
+        out = []
+        for e in group.episodes:
+            noise = np.concatenate([first, rng.random((len(e) - 1, 2, 4))])
+            out.append(replace(e, experts=noise.argsort(-1)[..., :2].astype(np.int16)))
+        return replace(group, episodes=tuple(out))
 
-    groups = [
-        replace(g, rollouts=tuple(routed(g.prompt_token_ids, r) for r in g.rollouts))
-        for g in batch()
-    ]
+    groups = [routed(g) for g in batch()]
     spec = spec_of(models / "mixtral", replay=True)
     expected, report, weights = gradients(TRAINERS["local"](spec), groups)
     own, *_ = gradients(TRAINERS["local"](replace(spec, replay=False)), groups)
@@ -463,3 +476,39 @@ def test_a_rank_that_does_not_see_the_checkpoint_directory_is_named_by_all(ranks
     found = ranks.run(2, cannot_write, spec_of(models / "untied"), str(tmp_path / "step_1"))
     assert found[0] == found[1]
     assert found[0].startswith("rank 1 of the trainer, on ") and "all of them share" in found[0]
+
+
+# -- how much work it is --------------------------------------------------------------------------
+
+
+def measured(place, spec, groups):
+    """Floating-point operations of a step, and its report."""
+    t = TRAINERS["fsdp"](replace(spec, ranks=place))
+    t.step(groups)  # FSDP's first pass sets things up
+    with FlopCounterMode(display=False) as counter:
+        report = t.step(groups)
+    return counter.get_total_flops(), report
+
+
+@pytest.mark.parametrize("model", ["untied", "mixtral"])
+def test_two_ranks_take_hardly_more_work_than_one_process(ranks, models, model):
+    """A prompt is computed once for its group, by one rank, and nothing is padded."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for p in range(12):
+        prompt = rng.integers(0, WORDS, int(rng.integers(20, 60)))
+        turns = [Turn.from_lists(rng.integers(0, WORDS, int(rng.integers(5, 60))))
+                 for _ in range(6)]  # fmt: skip
+        episodes = [Episode.from_turn(prompt, turn).with_reward(float(rng.standard_normal()), None)
+                    for turn in turns]  # fmt: skip
+        groups.append(Group(f"p{p}", tuple(episodes)))
+    spec = spec_of(models / model, token_budget=512)
+    ((alone, one),) = ranks.run(1, measured, spec, groups)
+    (first, report), (second, _) = ranks.run(2, measured, spec, groups)
+    local = TRAINERS["local"](spec)
+    local.step(groups)
+    tokens = local.step(groups).forward_tokens
+    assert tokens == one.forward_tokens
+    assert report.forward_tokens <= 1.05 * tokens
+    assert first + second <= 1.05 * alone
+    assert max(first, second) <= 1.1 * min(first, second)

@@ -9,16 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig
 
+from scalerl.algorithm.episode import Episode, Group, TokenRow, Turn
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.errors import InputError
 from scalerl.models.load import model_path
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import NonFiniteGradient, TrainerSpec
 from scalerl.trainer.local import LocalTrainer
-from scalerl.trainer.micro import kept_rows
 from scalerl.trainer.registry import TRAINERS
 
 #: The options of the default recipe.
@@ -44,27 +43,20 @@ def model_of(name="llama", seed=0):
 
 
 def batch(seed=0, prompts=3, generations=4):
-    """Groups with ragged rollouts whose reward is the share of token 7."""
+    """Groups with ragged episodes whose reward is the share of token 7."""
     rng = np.random.default_rng(seed)
     groups = []
     for p in range(prompts):
-        rollouts = []
+        turns, rewards = [], []
         for _ in range(generations):
             n = int(rng.integers(1, 12))
             ids = rng.integers(0, VOCABULARY, n)
-            reward = 1.0 if 7 in ids else -1.0
-            rollouts.append(
-                Rollout(
-                    ids,
-                    np.full(n, -np.log(VOCABULARY), np.float32),
-                    np.zeros(n, dtype=np.int64),
-                    np.zeros(n, dtype=bool),
-                    "stop",
-                    reward + 0.01 * float(rng.standard_normal()),
-                )
-            )
+            turns.append(Turn.from_lists(ids, logprobs=np.full(n, -np.log(VOCABULARY))))
+            rewards.append((1.0 if 7 in ids else -1.0) + 0.01 * float(rng.standard_normal()))
         prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 6)))
-        groups.append(Group(f"p{p}", prompt, tuple(rollouts)))
+        episodes = [Episode.from_turn(prompt, turn).with_reward(reward, None)
+                    for turn, reward in zip(turns, rewards, strict=True)]  # fmt: skip
+        groups.append(Group(f"p{p}", tuple(episodes)))
     return groups
 
 
@@ -78,11 +70,11 @@ def test_scores_are_the_models_own_logprobs_group_by_group(name):
     t = trainer(name, temperature=0.7, token_budget=30)
     groups = batch()
     found = t.score(groups)
-    assert [len(scores) for scores in found] == [len(g.rollouts) for g in groups]
+    assert [len(scores) for scores in found] == [len(g.episodes) for g in groups]
     for group, scores in zip(groups, found, strict=True):
-        for rollout, scored in zip(group.rollouts, scores, strict=True):
-            start = len(group.prompt_token_ids)
-            ids = torch.from_numpy(np.concatenate([group.prompt_token_ids, rollout.token_ids]))
+        for episode, scored in zip(group.episodes, scores, strict=True):
+            (row,) = episode.rows
+            start, ids = len(row.prompt), torch.from_numpy(row.token_ids)
             with torch.no_grad():
                 logits = t.model(ids[None]).logits[0, start - 1 : -1] / 0.7
             expected = torch.log_softmax(logits, -1).gather(1, ids[start:, None])[:, 0]
@@ -139,13 +131,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         torch.testing.assert_close(value, before[name], atol=0, rtol=0)
 
 
-def broken(logprobs_BT, batch):
+def broken(logprobs_N, batch):
     from scalerl.algorithm.losses import cispo
 
-    found = cispo(logprobs_BT, batch)
-    return type(found)(
-        found.loss_BT * float("nan"), found.ratio_BT, found.truncated_BT, found.usable_BT
-    )
+    found = cispo(logprobs_N, batch)
+    return replace(found, loss_N=found.loss_N * float("nan"))
 
 
 @pytest.mark.parametrize("zero_variance", ["drop", "keep"])
@@ -155,8 +145,7 @@ def test_a_batch_without_advantages_moves_no_weight(zero_variance):
     t.step(batch())
     before = {name: value.clone() for name, value in t.weights().items()}
     state = copy.deepcopy(t.optimiser.state_dict())
-    flat = [replace(g, rollouts=tuple(replace(r, reward=-1.0) for r in g.rollouts))
-            for g in batch(seed=1)]  # fmt: skip
+    flat = [without_variance(g) for g in batch(seed=1)]
     report = t.step(flat)
     assert report.grad_norm == 0.0 and report.version == t.version == 2
     assert all(torch.equal(value, before[name]) for name, value in t.weights().items())
@@ -236,8 +225,7 @@ def test_a_grad_clip_of_0_clips_nothing():
 
 def without_variance(group):
     """All rewards equal."""
-    same = [replace(r, reward=1.0) for r in group.rollouts]
-    return Group(group.prompt_id, group.prompt_token_ids, tuple(same))
+    return replace(group, episodes=tuple(e.with_reward(1.0, None) for e in group.episodes))
 
 
 def test_groups_that_teach_nothing_are_filtered_and_counted():
@@ -245,7 +233,7 @@ def test_groups_that_teach_nothing_are_filtered_and_counted():
     whole, part = trainer(), trainer()
     report = whole.step([without_variance(first), *others])
     assert report.filtered.rollouts == 12 and report.filtered.effective_rollouts == 8
-    assert report.kept_tokens == sum(len(r) for g in others for r in g.rollouts)
+    assert report.kept_tokens == sum(g.tokens for g in others)
     assert report.filtered.zero_variance_prompts == 1
     part.step(others)
     for name, value in part.weights().items():
@@ -259,24 +247,24 @@ def test_every_row_goes_with_the_prompt_of_its_group():
     report = t.step(groups)
     alone = [trainer().score([g])[0] for g in groups]
     gaps = [
-        abs(scored - r.logprobs).mean()
+        abs(scored - e.rows[0].logprobs[-len(e) :]).mean()
         for g, scores in zip(groups, alone, strict=True)
-        for r, scored in zip(g.rollouts, scores, strict=True)
+        for e, scored in zip(g.episodes, scores, strict=True)
     ]
-    lengths = [len(r) for g in groups for r in g.rollouts]
+    lengths = [len(e) for g in groups for e in g.episodes]
     expected = np.average(gaps, weights=lengths)
     assert report.diagnostics.gap_mean == pytest.approx(expected, rel=1e-4)
 
 
-def counting(logprobs_BT, batch):
+def counting(logprobs_N, batch):
     """A loss that counts something itself."""
     from scalerl.algorithm.losses import cispo
 
-    found = cispo(logprobs_BT, batch)
-    metrics = {"rows": float(len(batch))}
+    found = cispo(logprobs_N, batch)
+    metrics = {"episodes": float(len(batch))}
     return SimpleNamespace(
-        loss_BT=found.loss_BT, ratio_BT=found.ratio_BT, truncated_BT=found.truncated_BT,
-        usable_BT=found.usable_BT, metrics=metrics,
+        loss_N=found.loss_N, ratio_N=found.ratio_N, truncated_N=found.truncated_N,
+        usable_N=found.usable_N, metrics=metrics,
     )  # fmt: skip
 
 
@@ -286,7 +274,61 @@ def test_what_a_loss_counts_is_told_for_the_whole_batch():
     )
     report = t.step(batch())
     assert report.micro_batches > 1
-    assert report.metrics == {"rows": 12.0}
+    assert report.metrics == {"episodes": 12.0}
+
+
+# -- several turns --------------------------------------------------------------------------------
+
+
+def episodes_of_turns(seed=0):
+    """A group with observations, forced tokens and a fork, and one of a single turn."""
+    rng = np.random.default_rng(seed)
+
+    def turn(n, forced=False):
+        logprobs = np.full(n, -np.log(VOCABULARY))
+        mask = [forced and i == 1 for i in range(n)]
+        return Turn.from_lists(rng.integers(0, VOCABULARY, n), logprobs=logprobs, forced=mask)
+
+    def played(reward):
+        row = TokenRow.from_context([1, 2, 3]).with_turn(turn(4, forced=True)).with_context([5, 6])
+        row = row.with_turn(turn(3)).with_turn_reward(0.25).with_context([7])
+        fork = TokenRow.from_context([1, 2, 3, 5, 9]).with_turn(turn(5))
+        return Episode((row, fork), "stop", reward)
+
+    single = [Episode.from_turn([4, 5], turn(n)).with_reward(n % 2, None) for n in (3, 4)]
+    return [Group("turns", (played(1.0), played(-1.0))), Group("single", tuple(single))]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_turn_is_scored_behind_what_the_model_saw(name):
+    t, groups = trainer(name), episodes_of_turns()
+    for group, scores in zip(groups, t.score(groups), strict=True):
+        for episode, scored in zip(group.episodes, scores, strict=True):
+            expected = []
+            for row in episode.rows:
+                ids = torch.from_numpy(row.token_ids)
+                with torch.no_grad():
+                    logits = t.model(ids[None]).logits[0, :-1]
+                found = torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+                expected.append(found[torch.from_numpy(row.written_N[1:])])
+            assert len(scored) == len(episode)
+            torch.testing.assert_close(
+                torch.from_numpy(scored), torch.cat(expected), atol=2e-5, rtol=1e-4
+            )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_a_step_of_several_turns_is_the_same_however_it_is_cut(name, credit):
+    options = replace(SCALERL, credit=credit, loss="gspo", constants={})
+    whole, cut = (trainer(name, options, token_budget=n) for n in (4096, 1))
+    reports = [t.step(episodes_of_turns()) for t in (whole, cut)]
+    assert [r.micro_batches for r in reports] == [1, 4]
+    for report in reports:
+        # Prompts [1 2 3] and [4 5], observations [5 6] and [5 9] of each of two episodes.
+        assert (report.context_tokens, report.forks) == (5 + 8, 2)
+        assert (report.loss_tokens, report.kept_tokens) == (29, 31)
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-4)
 
 
 # -- a KL term ------------------------------------------------------------------------------------
@@ -343,10 +385,7 @@ def out_of_memory_above(t, tokens):
 def test_the_loss_of_a_step_is_that_of_the_whole_batch_however_it_is_cut(budget):
     t, groups = trainer(token_budget=budget), batch()
     prepared = prepare(groups, t.options)
-    rows = iter(t.scorer.logprobs(kept_rows(groups, prepared), 4096))
-    scored = torch.zeros(prepared.batch.mask_BT.shape)
-    for i, row in enumerate(rows):
-        scored[i, : len(row)] = torch.from_numpy(row)
+    scored = t.scorer.logprobs(prepared.batch, 4096)
     expected = float(objective(scored, prepared.batch, t.options).loss)
     assert expected != 0.0
     assert t.step(groups).loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -383,10 +422,10 @@ def test_out_of_memory_makes_micro_batches_smaller_and_says_so():
         torch.testing.assert_close(t.weights()[name], value, atol=2e-5, rtol=1e-3)
 
 
-def test_a_rollout_that_does_not_fit_the_memory_alone_ends_with_advice():
+def test_an_episode_that_does_not_fit_the_memory_alone_ends_with_advice():
     t = trainer()
     out_of_memory_above(t, 0)
-    with pytest.raises(MemoryError, match=r"one rollout of 1\d tokens .* lower length.max_tokens"):
+    with pytest.raises(MemoryError, match=r"one episode of 1\d tokens .* lower length.max_tokens"):
         t.step(batch())
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer import masters
@@ -54,16 +54,17 @@ def bf16_model(seed=0):
 def batch(seed=0):
     rng = np.random.default_rng(seed)
 
-    def rollout(reward):
+    def episode(prompt, reward):
         n = int(rng.integers(3, 9))
-        return Rollout(
-            rng.integers(0, VOCABULARY, n), np.full(n, -np.log(VOCABULARY), np.float32),
-            np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool), "stop", reward,
-        )  # fmt: skip
+        ids, logprobs = rng.integers(0, VOCABULARY, n), np.full(n, -np.log(VOCABULARY))
+        return Episode.from_turn(prompt, Turn.from_lists(ids, logprobs=logprobs)).with_reward(
+            reward, None
+        )
 
+    prompts = [rng.integers(0, VOCABULARY, 3) for _ in range(4)]
     return [
-        Group(f"p{p}", rng.integers(0, VOCABULARY, 3), (rollout(1.0), rollout(-1.0), rollout(-1.0)))
-        for p in range(4)
+        Group(f"p{p}", tuple(episode(prompt, reward) for reward in (1.0, -1.0, -1.0)))
+        for p, prompt in enumerate(prompts)
     ]
 
 

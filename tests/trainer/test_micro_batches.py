@@ -1,65 +1,78 @@
-"""Which rows go through the model together."""
+"""Which episodes go through the model together, and which rank takes which."""
 
 import numpy as np
 import pytest
 
-from scalerl.models.rows import PromptRows
-from scalerl.trainer.micro import micro_batches
+from scalerl.algorithm.episode import Episode, TokenRow, Turn
+from scalerl.algorithm.packing import pack
+from scalerl.trainer.micro import Sizes, flat_rows
 
 
-def groups(prompts=8, generations=4, longest=12, seed=0):
+def batch(prompts=8, generations=4, longest=12, seed=0, prompt_tokens=None):
     rng = np.random.default_rng(seed)
-    return [
-        PromptRows(
-            np.full(int(rng.integers(1, 7)), p),
-            tuple(np.full(int(rng.integers(0, longest)), i) for i in range(generations)),
-        )
-        for p in range(prompts)
-    ]
+    episodes = []
+    for p in range(prompts):
+        prompt = [p] * int(prompt_tokens or rng.integers(1, 7))
+        turns = [Turn.from_lists(range(int(rng.integers(0, longest)))) for _ in range(generations)]
+        episodes += [Episode.from_turn(prompt, turn) for turn in turns]
+    return pack(episodes, np.repeat(range(prompts), generations))
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_every_row_is_in_one_micro_batch_under_its_own_prompt(packed):
-    whole = groups()
-    flat = [(p.prompt, c) for p in whole for c in p.completions]
-    seen = []
-    for part in micro_batches(whole, 40, packed=packed):
-        rows = [(g.prompt, c) for g in part.groups for c in g.completions]
-        assert len(rows) == len(part.rows)
-        for i, (prompt, completion) in zip(part.rows, rows, strict=True):
-            assert prompt is flat[i][0] and completion is flat[i][1]
-        seen += part.rows
-    assert sorted(seen) == list(range(len(flat)))
+def cut(whole, budget):
+    return [whole.take(e) for e in Sizes(whole).cut(range(len(whole)), budget)]
 
 
-def test_packed_rows_of_a_prompt_stay_side_by_side_within_the_budget():
-    parts = micro_batches(groups(), 40, packed=True)
-    assert len(parts) > 3
-    for part in parts:
-        tokens = sum(len(g.prompt) + sum(map(len, g.completions)) for g in part.groups)
-        assert tokens <= 40
-        assert len({int(g.prompt[0]) for g in part.groups}) == len(part.groups)
-    # Every prompt once, and once more where a micro-batch ends within its rows.
-    assert sum(len(part.groups) for part in parts) <= 8 + len(parts) - 1
+def test_every_token_is_in_one_micro_batch_and_prompts_where_they_are_needed():
+    whole = batch()
+    seen = np.zeros(len(whole.ids_N), int)
+    for part, at_N in cut(whole, 40):
+        seen[at_N] += 1
+        assert part.ids_N.tolist() == whole.ids_N[at_N].tolist()
+        # Every row is behind the prompt of its own group.
+        for row, parent in enumerate(part.parent_R.tolist()):
+            if parent >= 0:
+                group = part.prompt_E[part.episode_R[row]]
+                assert set(part.ids_N[part.row_N == parent].tolist()) == {int(group)}
+    written = whole.written_N.numpy()
+    assert (seen[written] == 1).all() and (seen[~written] >= 1).all()
 
 
-def test_padded_rows_of_like_length_go_together_within_the_budget():
-    parts = micro_batches(groups(prompts=25, longest=50), 200, packed=False)
-    widths = [max(g.longest for g in part.groups) for part in parts]
-    assert widths == sorted(widths, reverse=True)
-    for part, width in zip(parts, widths, strict=True):
-        assert len(part.rows) * width <= 200
+def test_micro_batches_keep_to_the_budget_and_compute_few_prompts_twice():
+    whole = batch()
+    parts = cut(whole, 40)
+    assert len(parts) > 3 and all(len(part.ids_N) <= 40 for part, _ in parts)
+    # Every prompt once, and once more where a micro-batch ends within its group.
+    prompts = sum(int((part.parent_R < 0).sum()) for part, _ in parts)
+    assert prompts <= 8 + len(parts) - 1
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_row_longer_than_the_budget_goes_alone(packed):
-    long = PromptRows(np.zeros(5, dtype=int), (np.zeros(50, dtype=int), np.zeros(60, dtype=int)))
-    assert [part.rows for part in micro_batches([long], 20, packed=packed)] in (
-        [[0], [1]],
-        [[1], [0]],
-    )
+def test_an_episode_beyond_the_budget_goes_alone_and_whole():
+    fork = TokenRow.from_context([9, 9]).with_turn(Turn.from_lists([1] * 30))
+    first = TokenRow.from_context([1, 2]).with_turn(Turn.from_lists([1] * 30))
+    whole = pack([Episode((first, fork), "stop")] * 2, np.zeros(2, int))
+    sizes = Sizes(whole)
+    assert sizes.longest == 64
+    assert [e.tolist() for e in sizes.cut(range(2), 20)] == [[0], [1]]
+    assert len(flat_rows(whole.take(np.array([1]))[0]).spans) == 4
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_no_rows_make_no_micro_batch(packed):
-    assert micro_batches([], 40, packed=packed) == []
+def test_no_episodes_make_no_micro_batch():
+    assert cut(pack([], np.zeros(0, int)), 40) == []
+
+
+@pytest.mark.parametrize("prompt_tokens", [2, 300])
+def test_ranks_get_whole_groups_where_their_work_is_then_equal(prompt_tokens):
+    whole = batch(prompts=16, prompt_tokens=prompt_tokens)
+    shares = Sizes(whole).divide(whole.prompt_E.tolist(), 2, width=64)
+    assert sorted(e for share in shares for e in share) == list(range(len(whole)))
+    prompts = [set(whole.prompt_E[share].tolist()) for share in shares]
+    assert not prompts[0] & prompts[1]
+
+
+def test_few_groups_are_divided_within():
+    whole = batch(prompts=1, generations=16, longest=40)
+    shares = Sizes(whole).divide(whole.prompt_E.tolist(), 3, width=64)
+    tokens = [len(whole.take(np.array(share))[0].ids_N) for share in shares]
+    assert max(tokens) < 1.2 * min(tokens)
+    lonely = Sizes(batch(prompts=1, generations=1)).divide([0], 3, width=64)
+    assert lonely == [[0], [], []]

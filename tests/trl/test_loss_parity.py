@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.aggregation import aggregation_weights
-from scalerl.algorithm.batch import LossBatch
+from scalerl.algorithm.batch import TokenBatch
 from scalerl.algorithm.objective import objective
-from scalerl.algorithm.options import options_from_recipe
+from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.recipe import Recipe
 
 #: The options of the default recipe.
@@ -85,6 +85,33 @@ def gradients(model: torch.nn.Module, loss: Tensor) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def flat_batch(given: dict[str, Tensor], options: Options) -> TokenBatch:
+    """TRL's padded batch without its padding; every row is an episode of a prompt of its own."""
+    mask_BT = given["completion_mask"].bool()
+    row_N, number_N = mask_BT.nonzero().T
+    every_N = torch.ones(len(row_N), dtype=torch.bool)
+    batch = TokenBatch(
+        ids_N=given["completion_ids"][mask_BT],
+        position_N=PROMPT + number_N,
+        row_N=row_N,
+        written_N=every_N,
+        in_loss_N=every_N,
+        logprobs_N=given["old_per_token_logps"][mask_BT],
+        versions_N=torch.zeros_like(row_N),
+        turn_N=torch.zeros_like(row_N),
+        advantages_N=given["advantages"][row_N],
+        weights_N=torch.zeros(len(row_N)),
+        parent_R=torch.full((ROWS,), -1),
+        episode_R=torch.arange(ROWS),
+        prompt_E=torch.arange(ROWS),
+        reference_logprobs_N=given["ref_per_token_logps"][mask_BT],
+    )
+    weights_N = aggregation_weights(
+        options.aggregation, batch, constant_length=options.constant_length
+    )
+    return replace(batch, weights_N=weights_N)
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_loss_and_gradient_equal_trls(tmp_path: Path, name: str) -> None:
     theirs, ours = SAME[name]
@@ -108,21 +135,8 @@ def test_loss_and_gradient_equal_trls(tmp_path: Path, name: str) -> None:
     expected_gradient = gradients(model, expected)
 
     options = replace(SCALERL, **{"constants": {}} | ours)
+    batch = flat_batch(given, options)
     mask_BT = given["completion_mask"].bool()
-    batch = LossBatch(
-        generator_logprobs_BT=given["old_per_token_logps"],
-        advantages_B=given["advantages"],
-        mask_BT=mask_BT,
-        weights_BT=aggregation_weights(
-            options.aggregation,
-            mask_BT,
-            torch.arange(ROWS),
-            constant_length=options.constant_length,
-        ),
-        prompt_B=torch.arange(ROWS),
-        versions_BT=torch.zeros_like(given["completion_mask"]),
-        reference_logprobs_BT=given["ref_per_token_logps"],
-    )
-    found = objective(logprobs(), batch, options).loss
+    found = objective(logprobs()[mask_BT], batch, options).loss
     assert found.item() == pytest.approx(expected.item(), abs=1e-6)
     torch.testing.assert_close(gradients(model, found), expected_gradient, atol=1e-6, rtol=1e-4)

@@ -71,7 +71,7 @@ class TokenBatch:
     @property
     def episode_N(self) -> Tensor:
         """Episode of each token; -1 for the tokens of shared prompts."""
-        return self.episode_R[self.row_N]
+        return self.episode_R.index_select(0, self.row_N)
 
     def per_episode(self, values_N: Tensor) -> Tensor:
         """Sums over the tokens of each episode; tokens of prompts must be 0."""
@@ -83,7 +83,7 @@ class TokenBatch:
         episode_N = self.episode_N
         if not len(self):
             return torch.zeros(len(episode_N), dtype=values_E.dtype, device=values_E.device)
-        return torch.where(episode_N >= 0, values_E[episode_N.clamp(min=0)], 0)
+        return torch.where(episode_N >= 0, values_E.index_select(0, episode_N.clamp(min=0)), 0)
 
     def take(self, episodes: npt.NDArray[np.int64]) -> tuple[TokenBatch, Tensor]:
         """(some of the episodes, in their order, with the prompts they need; the place of each of
@@ -93,7 +93,8 @@ class TokenBatch:
         number_E = np.full(len(self) + 1, -1)  # one more, for the prompts' episode -1
         number_E[episodes] = np.arange(len(episodes))
         chosen_R = number_E[episode_R] >= 0
-        chosen_R[parent_R[chosen_R]] = True
+        needed = parent_R[chosen_R]
+        chosen_R[needed[needed >= 0]] = True
         number_R = np.cumsum(chosen_R) - 1
         at_N = torch.from_numpy(np.flatnonzero(chosen_R[row_N]))
         parents = parent_R[chosen_R]
@@ -103,7 +104,11 @@ class TokenBatch:
             "episode_R": number_E[episode_R[chosen_R]],
             "prompt_E": self.prompt_E.numpy()[episodes],
         }
-        part = self._map(lambda name, v: torch.from_numpy(rows[name]) if name in rows else v[at_N])
+        part = self._map(
+            lambda name, v: (
+                torch.from_numpy(rows[name]) if name in rows else v.index_select(0, at_N)
+            )
+        )
         return part, at_N
 
     def to(self, device: torch.device) -> TokenBatch:

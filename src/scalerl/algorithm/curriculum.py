@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Protocol
 
 from scalerl.errors import InputError
 from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS
+from scalerl.registry import Registry
 
 DEFAULTS = CURRICULUM_CONSTANTS["no-positive-resampling"]
 
@@ -68,6 +69,12 @@ class RetirementRule(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+#: Rules by the names that recipes use. A rule is made from the constants of its section:
+#: `CURRICULA[name](**constants)`. To add one, register a class, or name it by its import path.
+CURRICULA: Registry[Callable[..., RetirementRule]] = Registry("curriculum")
+
+
+@CURRICULA.register("no-positive-resampling")
 @dataclass(frozen=True, slots=True)
 class NoPositiveResampling:
     """Retire a prompt with a pass rate of at least `threshold`. The paper does not say whether the
@@ -93,6 +100,7 @@ class NoPositiveResampling:
         return {"name": "no-positive-resampling", **asdict(self)}
 
 
+@CURRICULA.register("uniform")
 @dataclass(frozen=True, slots=True)
 class Uniform:
     """Draw every prompt once an epoch, whatever its pass rate."""

@@ -69,8 +69,7 @@ def options_from_recipe(recipe: Recipe) -> Options:
     check_constants(section.name, loss, section.constants)
     aggregation = AGGREGATIONS[section.aggregation]
     _check_aggregation(section.aggregation, aggregation)
-    # Recipes have no keys for these two yet.
-    credit_name = getattr(advantage, "credit", "episode")
+    # Recipes have no key for these yet.
     filter_names = tuple(getattr(recipe.filter, "further", ()))
     options = Options(
         loss=loss,
@@ -78,7 +77,7 @@ def options_from_recipe(recipe: Recipe) -> Options:
         aggregation=aggregation,
         constant_length=float(recipe.length.longest),
         count_forced=section.count_forced_tokens,
-        credit=CREDITS[credit_name],
+        credit=CREDITS[advantage.credit],
         normalisation=NORMALISATIONS[advantage.normalisation],
         population=advantage.population,
         ddof=advantage.ddof,
@@ -92,7 +91,7 @@ def options_from_recipe(recipe: Recipe) -> Options:
     named = {
         f"loss {section.name}": options.loss,
         f"aggregation {section.aggregation}": options.aggregation,
-        f"credit rule {credit_name}": options.credit,
+        f"credit rule {advantage.credit}": options.credit,
         f"normalisation {advantage.normalisation}": options.normalisation,
         f"KL estimator {section.kl_estimator}": options.kl_estimator,
         **{f"filter {n}": f for n, f in zip(filter_names, options.filters, strict=True)},

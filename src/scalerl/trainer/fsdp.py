@@ -1,7 +1,7 @@
 """The trainer of several ranks (`placement.trainer = "fsdp"`): the steps of the one-process trainer
 on a sharded model (sharding.py). Every rank makes every call with the same batch:
 
-- rows are divided by work (micro.py); a rank with fewer micro-batches than another makes empty
+- groups are divided by work (micro.py); a rank with fewer micro-batches than another makes empty
   passes for the rest, because a missing collective would stall all ranks until the deadline;
 - gradients are summed over ranks and log-probs gathered; the norm, whether it is finite, and
   whether memory ran out are reduced over ranks first, so that all ranks decide the same;
@@ -10,36 +10,42 @@ on a sharded model (sharding.py). Every rank makes every call with the same batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from scalerl.algorithm.batch import LossBatch
-from scalerl.errors import is_out_of_memory
+from scalerl.algorithm.batch import TokenBatch
+from scalerl.errors import InputError, is_out_of_memory
 from scalerl.models.cpu.packed import PassWeights
+from scalerl.models.flat import FlatAttention
 from scalerl.models.head import Precision, head_of
 from scalerl.models.load import load_model
 from scalerl.models.meta_model import meta_model
 from scalerl.models.routing import ExpertReplay
-from scalerl.models.rows import PromptRows
+from scalerl.models.rows import FlatRows
 from scalerl.trainer import shards
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.local import GradientStats, LocalTrainer, enable_recompute
-from scalerl.trainer.micro import MicroBatch, balanced_shares, micro_batches, row_work
+from scalerl.trainer.micro import Episodes, Sizes
 from scalerl.trainer.rendezvous import join_process_group
-from scalerl.trainer.scorer import ScoredTokens, Scorer
+from scalerl.trainer.scorer import Scorer
 from scalerl.trainer.sharding import ShardedModel
 
-#: The input of an empty pass: two tokens with weight 0.
-EMPTY_ROW = PromptRows(np.zeros(1, dtype=np.int64), (np.zeros(1, dtype=np.int64),))
+#: The input of an empty pass: a prompt of one token, and one to score.
+EMPTY_ROWS = FlatRows.from_tokens(
+    ids_N=np.zeros(2, np.int64),
+    position_N=np.arange(2),
+    row_N=np.arange(2),
+    parent_R=np.array([-1, 0]),
+    scored_N=np.array([False, True]),
+)
 
 
 def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
@@ -59,7 +65,8 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
             enable_recompute(model)
         head = head_of(model, spec.head, verify=dist.get_rank() == 0)
         dtype = getattr(torch, spec.dtype)
-        return ShardedModel(model, head, mesh, device, dtype, spec.temperature)
+        attention = agreed_attention(model, device)
+        return ShardedModel(model, head, mesh, device, dtype, spec.temperature, attention)
 
     frozen = spec.options.kl_coefficient != 0
     made = FsdpTrainer(spec, load(), load() if frozen else None)
@@ -68,69 +75,85 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
     return made
 
 
+def agreed_attention(model: nn.Module, device: torch.device) -> FlatAttention | None:
+    """The attention of flat rows, if rank 0, which has the weights, finds that it suits the
+    model."""
+    mine = FlatAttention.from_model(model) if dist.get_rank() == 0 else None
+    suits = torch.tensor(float(mine is not None), device=device)
+    dist.broadcast(suits, 0)
+    return (mine or FlatAttention()) if suits else None
+
+
 class ShardedScorer(Scorer):
-    """Log-probs under a sharded model: each rank scores a share of the rows, and the results are
-    summed over ranks."""
+    """Log-probs under a sharded model: each rank scores a share of the episodes, and the results
+    are summed over ranks."""
 
     def __init__(self, sharded: ShardedModel, *, replay: bool = False) -> None:
         self.sharded = sharded
         self.model, self.device = sharded.model, sharded.device
         # The packed pass reads parameters directly, which FSDP2 forbids.
         self.packed = None
+        self.attention = sharded.attention
         self.replay = ExpertReplay(self.model) if replay else None
         self.out_of_memory = False
 
-    def micro_batches(self, groups: Sequence[PromptRows], token_budget: int) -> list[MicroBatch]:
-        """This rank's micro-batches, padded with empty ones to the number of the busiest rank."""
-        flat = [g.only([i]) for g in groups for i in range(len(g))]
-        work = [row_work(row.longest, self.sharded.width) for row in flat]
-        found = []
-        for mine in balanced_shares(work, self.sharded.ranks):
-            parts = micro_batches([flat[i] for i in mine], token_budget, packed=False)
-            found.append([MicroBatch([mine[r] for r in p.rows], p.groups) for p in parts])
-        longest = max(map(len, found))
+    def micro_batches(self, batch: TokenBatch, token_budget: int) -> list[Episodes]:
+        """This rank's micro-batches, and empty ones up to the number of the busiest rank."""
+        sizes, ranks = Sizes(batch), self.sharded.ranks
+        if self.attention is None and int((batch.episode_R >= 0).sum()) > len(batch):
+            raise InputError(
+                f"a {type(self.model).__name__} goes through FSDP one row at a time, and an episode"
+                " here has several (its history was rewritten): set placement.trainer=local"
+            )
+        found = [
+            self._cut(sizes, mine, batch, token_budget)
+            for mine in sizes.divide(batch.prompt_E.tolist(), ranks, self.sharded.width)
+        ]
         ours = found[self.sharded.rank]
-        return ours + [MicroBatch([], [])] * (longest - len(ours))
+        nothing = np.zeros(0, np.int64)
+        return ours + [nothing] * (max(map(len, found)) - len(ours))
 
-    def score(
-        self, groups: Sequence[PromptRows], weights: PassWeights | None = None
-    ) -> ScoredTokens:
-        groups = groups or [EMPTY_ROW]
-        ids, mask, rows, columns, place = self._padded(groups)
-        target = ids[rows, columns + 1]
-        logprobs, entropy = self.sharded.policy(ids, mask, rows, columns, target)
-        return ScoredTokens(logprobs, entropy, place, ids.numel())
+    def score_rows(
+        self, rows: FlatRows, weights: PassWeights | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return cast(tuple[Tensor, Tensor], self.sharded.policy(rows))
+
+    def empty_pass(self) -> Tensor:
+        """A forward pass with the same collectives as any."""
+        if self.replay is not None:
+            self.replay.give([], 0, self.device)
+        return self.score_rows(EMPTY_ROWS.to(self.device))[0]
 
     @torch.no_grad()
-    def logprobs(
-        self, groups: Sequence[PromptRows], token_budget: int
-    ) -> list[npt.NDArray[np.float32]]:
+    def logprobs(self, batch: TokenBatch, token_budget: int) -> Tensor:
         self.model.eval()
-        lengths = [len(c) for group in groups for c in group.completions]
-        ends = np.cumsum([0, *lengths])
-        whole = torch.zeros(int(ends[-1]))
-        for part in self.micro_batches(groups, token_budget):
-            with self.sharded.scoring():
-                scored = self.attempt(lambda part=part: self.score(part.groups).logprobs_M)  # type: ignore[misc]
-            if not part.rows or scored is None:
-                continue
-            at = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part.rows])
-            whole[torch.from_numpy(at)] = scored.float().cpu()
-        self.agree_on_oom()
-        dist.all_reduce(whole)
-        return [whole[a:b].numpy() for a, b in pairwise(ends)]
+        out_N = torch.zeros(len(batch.ids_N))
 
-    def attempt(self, work: Callable[[], Tensor | None]) -> Tensor | None:
+        def score(episodes: Episodes) -> None:
+            if not len(episodes):
+                self.empty_pass()
+                return
+            part, at_N = batch.take(episodes)
+            out_N[at_N] += self.score(part).logprobs_N.float().cpu()
+
+        for episodes in self.micro_batches(batch, token_budget):
+            with self.sharded.scoring():
+                self.attempt(lambda episodes=episodes: score(episodes))  # type: ignore[misc]
+        self.agree_on_oom()
+        dist.all_reduce(out_N)
+        return out_N
+
+    def attempt(self, work: Callable[[], None]) -> None:
         """Run a pass that may run out of memory. If it does, the remaining collectives are
         replayed, and `agree_on_oom` informs the other ranks."""
         try:
-            return work()
+            work()
+            return
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         self.out_of_memory = True
         self.sharded.replay_collectives()
-        return None
 
     def agree_on_oom(self) -> None:
         """Raise MemoryError on all ranks if any of them ran out of memory."""
@@ -173,7 +196,9 @@ class FsdpTrainer(LocalTrainer):
         (`CollectiveTrace`)."""
         for scorer in (self.scorer, self.reference):
             if scorer is not None:
-                scorer.logprobs([], self.token_budget)
+                assert isinstance(scorer, ShardedScorer)
+                with scorer.sharded.scoring():
+                    scorer.empty_pass()
         self.model.train()
         for last in (False, True):
             with self.sharded.learning(last=last):
@@ -189,19 +214,18 @@ class FsdpTrainer(LocalTrainer):
     def load(self, path: Path) -> None:
         self._version = shards.load(path, self.spec, self.sharded, self.optimiser)
 
-    def _gradient(self, rows: Sequence[PromptRows], batch: LossBatch) -> GradientStats:
+    def _gradient(self, batch: TokenBatch) -> GradientStats:
         self.masters.clear()
         self.model.train()
-        shape = batch.mask_BT.shape
-        stats = GradientStats(torch.zeros(shape), torch.zeros(shape))
-        parts = self.scorer.micro_batches(rows, self.token_budget) if rows else []
+        stats = GradientStats(torch.zeros(len(batch.ids_N)), torch.zeros(len(batch.ids_N)))
+        parts = self.scorer.micro_batches(batch, self.token_budget) if len(batch) else []
         for i, part in enumerate(parts):
             with self.sharded.learning(last=i == len(parts) - 1):
                 self.scorer.attempt(lambda part=part: self._backward(part, batch, stats))  # type: ignore[misc]
         self.scorer.agree_on_oom()
-        # Rows of other ranks are zero here, so that a sum over ranks puts the matrices together.
+        # Tokens of other ranks are zero here, so that a sum over ranks puts the batch together.
         counts = torch.tensor([stats.loss, stats.tokens, stats.micro_batches], dtype=torch.float64)
-        for tensor in (counts, stats.logprobs_BT, stats.entropy_BT):
+        for tensor in (counts, stats.logprobs_N, stats.entropy_N):
             dist.all_reduce(tensor)
         stats.loss, stats.tokens = counts[0].item(), int(counts[1])
         stats.micro_batches = int(counts[2])
@@ -209,20 +233,20 @@ class FsdpTrainer(LocalTrainer):
 
     def _backward(
         self,
-        part: MicroBatch,
-        batch: LossBatch,
+        episodes: Episodes,
+        batch: TokenBatch,
         stats: GradientStats,
         weights: PassWeights | None = None,
     ) -> None:
-        if part.rows:
-            super()._backward(part, batch, stats, weights)
+        if len(episodes):
+            super()._backward(episodes, batch, stats, weights)
         else:
             self._empty_pass()
 
     def _empty_pass(self) -> None:
         """A forward and backward pass with the same collectives as any, adding 0 to every
         gradient."""
-        logprobs = self.scorer.score([]).logprobs_M
+        logprobs = self.scorer.empty_pass()
         # Finite values only: inf * 0 is NaN.
         nothing = torch.where(logprobs.isfinite(), logprobs, 0.0).sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]

@@ -36,7 +36,7 @@ class Sizes:
     def __init__(self, batch: TokenBatch) -> None:
         episode_R = batch.episode_R.numpy()
         #: Tokens of each row.
-        self.row_R = np.bincount(batch.row_N.numpy(), minlength=len(episode_R)).tolist()
+        self.row_R: list[int] = np.bincount(batch.row_N.numpy(), minlength=len(episode_R)).tolist()
         #: Tokens of each episode, without prompts.
         self.own_E = [0] * len(batch)
         #: Rows of the prompts of each episode.

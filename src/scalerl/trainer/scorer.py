@@ -57,11 +57,13 @@ class Scorer:
         #: Sends tokens to the experts that the generator chose (mixtures of experts).
         self.replay = ExpertReplay(model) if replay else None
         self.device = next(model.parameters()).device
+        if self.packed is None:
+            _ = self.attention
 
     @cached_property
     def attention(self) -> FlatAttention | None:
-        """The attention of flat rows; None for a model that must go row by row. Made when a batch
-        first needs it: most models on a CPU never do."""
+        """The attention of flat rows; None for a model that must go row by row. With a packed pass
+        it is made for the first batch with longer rows."""
         return FlatAttention.from_model(self.model)
 
     def packs(self, batch: TokenBatch) -> bool:

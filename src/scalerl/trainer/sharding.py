@@ -27,8 +27,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 from torch.distributed.tensor import DTensor
 
-from scalerl.models.head import Head, accumulation_dtype, final_hidden
+from scalerl.models.flat import FlatAttention, flat_hidden, installed
+from scalerl.models.head import Head, accumulation_dtype
 from scalerl.models.logprobs import chunked_logprobs
+from scalerl.models.rows import FlatRows
 
 #: Bytes of gradients that a rank may keep unreduced between micro-batches. One reduction per step
 #: was 2.3 times faster on a small model than one per micro-batch, but needs memory for the gradient
@@ -61,16 +63,14 @@ class Policy(nn.Module):
     """Body and head in one forward pass. FSDP2 raises if a part of the model is called outside the
     forward pass of the root module."""
 
-    def __init__(self, model: nn.Module, head: HeadUnit) -> None:
+    def __init__(self, model: nn.Module, head: HeadUnit, attention: FlatAttention | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.attention = model, attention
         self._head = (head,)  # in a tuple: it is registered as a part of the model already
 
-    def forward(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, columns: Tensor, target: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        hidden = final_hidden(self.model, ids, attention_mask=mask)[rows, columns]
-        return cast(tuple[Tensor, Tensor], self._head[0](hidden, target))
+    def forward(self, rows: FlatRows) -> tuple[Tensor, Tensor]:
+        hidden = flat_hidden(self.model, rows, self.attention).index_select(0, rows.source_M)
+        return cast(tuple[Tensor, Tensor], self._head[0](hidden, rows.target_M))
 
 
 @dataclass(slots=True)
@@ -150,8 +150,10 @@ class ShardedModel:
         device: torch.device,
         compute: torch.dtype,
         temperature: float,
+        attention: FlatAttention | None,
     ) -> None:
         self.model, self.mesh, self.device, self.compute = model, mesh, device, compute
+        self.attention = attention
         self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
         #: dtype of the parameters.
         self.dtype = accumulation_dtype(compute)
@@ -160,7 +162,7 @@ class ShardedModel:
         self.gradient_bytes = self.dtype.itemsize * sum(p.numel() for p in model.parameters())
         self.trace = CollectiveTrace()
         unit = HeadUnit(model, head, temperature)
-        self.policy = self._shard(Policy(model, unit), unit)
+        self.policy = self._shard(Policy(model, unit, attention), unit)
         self.units = [m for m in self.policy.modules() if isinstance(m, FSDPModule)]
         for module in self.units:
             # Sum instead of FSDP's average. Both calls are needed on every unit: they are not
@@ -229,7 +231,7 @@ class ShardedModel:
         """A pass without gradients. Afterwards nothing stays gathered: FSDP would use it again
         after the weights have changed."""
         self.trace.begin("score")
-        with torch.no_grad():
+        with torch.no_grad(), installed(self.attention, self.model):
             yield
         for module in self.units:
             module.reshard()
@@ -240,13 +242,22 @@ class ShardedModel:
         sync = last or self.gradient_bytes > MAX_UNREDUCED_BYTES
         cast(FSDPModule, self.policy).set_requires_gradient_sync(sync)
         self.trace.begin("reduce" if sync else "hold")
-        yield
+        with installed(self.attention, self.model):
+            yield
 
     def replay_collectives(self) -> None:
         """Join the remaining collectives of a pass that has failed, so that no rank waits for this
         one."""
         self.trace.replay_rest()
         cast(FSDPModule, self.policy).reset_iter_state()
+        # `reset_iter_state` keeps what earlier passes of the step have summed and not reduced. The
+        # pass that would have reduced it may be this one: it would be added to the next attempt.
+        for module in self.units:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None
 
     # -- parameters -------------------------------------------------------------------------------
 
