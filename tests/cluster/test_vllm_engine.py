@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
-from scalerl.algorithm.turn import Group
 from test_replay import replay
 
 from scalerl.algorithm.episode import Episode, Group
