@@ -51,11 +51,9 @@ def add(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from scalerl.report.progress import progress
 
-    try:
+    with options.required_for("warmstart"):
         import torch
         import transformers
-    except ImportError as error:
-        raise InputError(f"warmstart needs {error.name}: pip install 'scalerl[train]'") from None
     from scalerl.models.tiny.warmstart import CARD, WarmStart, warm_start
 
     transformers.utils.logging.disable_progress_bar()
