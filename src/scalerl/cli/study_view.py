@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from scalerl.cli.throughput import clock_text
 from scalerl.cli.view import can_draw
 from scalerl.report.terminal import WIDTH, wrap
 from scalerl.report.words import cell_text
@@ -17,7 +16,7 @@ from scalerl.study.columns import COLUMNS, Column, columns_in
 from scalerl.study.knobs import Knob
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
 from scalerl.study.table import StudyRow
-from scalerl.text import shorten
+from scalerl.text import clock_text, shorten
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from scalerl.text import clock_text
+
 #: Work shorter than this shows nothing.
 PATIENCE = 2.0
 #: Seconds between two drawings.
@@ -42,7 +44,7 @@ class ProgressBar:
         self._last = now
         self._shown = True
         filled = int(BAR * done)
-        left = f"{_clock_face(now * (1.0 - done) / done)} left" if done > 0.0 else ""
+        left = f"{clock_text(round(now * (1.0 - done) / done))} left" if done > 0.0 else ""
         bar = "#" * filled + "." * (BAR - filled)
         self._stream.write(f"\r{self._label} [{bar}] {done:4.0%} {left:<14}")
         self._stream.flush()
@@ -69,9 +71,3 @@ def progress(label: str) -> ProgressBar:
     ...     report(0.5)
     """
     return ProgressBar(label)
-
-
-def _clock_face(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
