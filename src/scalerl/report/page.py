@@ -175,17 +175,9 @@ def _constructed(drawn: Sequence[Series], truth: float) -> str:
     return f"{said} The fitted interval, {words.to((low, high))}, {holds}."
 
 
-def static_alt(fit: Fit) -> str:
-    return f"Pass rate against {words.KIND[fit.run.x_kind]} with forecasts"
-
-
 def pictures(figures: Sequence[Figure], heading: str) -> list[Block]:
     """Figures side by side under a heading; nothing where there are none."""
     return [PageSection(heading, [BlockGroup(figures, "pair")], "pictures")] if figures else []
-
-
-def efficiency_alt(found: Comparison) -> str:
-    return f"Efficiency of {len(found.fits)} runs with the ceiling fixed at {found.mean_a:.3f}"
 
 
 def efficiency_caption(found: Comparison, shown: int) -> str:
