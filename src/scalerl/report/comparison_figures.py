@@ -116,20 +116,12 @@ def _draw_run(ax: Axes, s: DrawnCurve, i: int, t: Theme, total: int) -> None:
         ax.fill_between(s.x, *s.band.T, color=colour, alpha=0.16, lw=0)
     edge = ax.get_xlim()[0]
     for (x, y), face in ((s.used, colour), (s.held, "none")):
-        dense = crowd or len(x) > 100
+        # Many points would cover the line: they are smaller and paler.
+        size, width, alpha = (2.0, 0.5, 0.3) if crowd or len(x) > 100 else (3.6, 0.8, 0.75)
         x, y = downsample(x, y, FEW_POINTS if crowd else 400)
-        ax.plot(
-            # ln 0 is not on the axis: an evaluation at zero compute sits on the left edge.
-            np.maximum(x, edge),
-            y,
-            ls="",
-            marker=marker,
-            ms=2.0 if dense else 3.6,
-            mfc=face,
-            mec=colour,
-            mew=0.5 if dense else 0.8,
-            alpha=0.3 if dense else 0.75,
-        )
+        # ln 0 is not on the axis: an evaluation at zero compute sits on the left edge.
+        x = np.maximum(x, edge)
+        ax.plot(x, y, marker, ms=size, mfc=face, mec=colour, mew=width, alpha=alpha)
     width = 1.2 if crowd else 2.2
     ax.plot(s.x[s.inside], s.median[s.inside], color=colour, lw=width)
     ax.plot(s.x[s.ahead], s.median[s.ahead], color=colour, lw=0.7 * width, ls=(0, (4, 2)))
@@ -320,18 +312,9 @@ def power_of_ten(exponent: float) -> str:
 def _draw_efficiency(ax: Axes, line: EfficiencyLine, i: int, t: Theme, total: int) -> None:
     colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
     many = total > DIRECT_LABELS
-    crowd = many or len(line.points[0]) > 100
+    size, alpha = (2.2, 0.4) if many or len(line.points[0]) > 100 else (4.0, 0.8)
     x, y = downsample(*line.points, FEW_POINTS if many else 400)
-    ax.plot(
-        x,
-        y,
-        ls="",
-        marker=marker,
-        ms=2.2 if crowd else 4,
-        color=colour,
-        alpha=0.4 if crowd else 0.8,
-        mew=0,
-    )
+    ax.plot(x, y, marker, ms=size, color=colour, alpha=alpha, mew=0)
     label = f"{words.shorten(line.name, 28)}  B = {line.B:.2f}"
     height = line.B * np.log10(line.ends)
     ax.plot(line.ends, height, color=colour, lw=1.1 if many else 2.0, label=label)
