@@ -32,7 +32,7 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_json(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     runs = options.load(args, group_by=args.group_by)
     from scalerl.curves.backtest import backtest
     from scalerl.report.progress import progress
@@ -42,13 +42,12 @@ def run(args: argparse.Namespace) -> int:
         result = backtest(runs, args.fractions, classes=classes, progress=tick)
     if args.json:
         options.print_json(result.to_dict() | {"runs": notes.columns_of(runs)})
-        return 0
+        return
     from scalerl.report import terminal
 
     terminal.say(terminal.backtest_table(result))
     notes.print_columns(runs)
     notes.print_notes(runs)
-    return 0
 
 
 def _classes(path: str) -> dict[str, str]:

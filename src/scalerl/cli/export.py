@@ -46,11 +46,10 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     to = Path(args.to)
     made = export(Path(args.run), args.step, to)
     print(f"wrote {to}: the model of step {made}, and README.md")
-    return 0
 
 
 def export(run: Path, step: int | str | None, to: Path) -> int:

@@ -48,7 +48,7 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_json(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from scalerl.report.progress import progress
 
     with options.required_for("warmstart"):
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         card = warm_start(out, settings, report, args.rollouts)
     if args.json:
         options.print_json(card)
-        return 0
+        return
     loss = card["loss"]
     print(f"{card['parameters']:,} parameters in {out}, seed {args.seed}")
     print(f"loss {loss['first']:.2f} -> {loss['last']:.3f}")
@@ -77,4 +77,3 @@ def run(args: argparse.Namespace) -> int:
         f"pass rate {rate['sampled']:.3f} at temperature 1, {rate['greedy']:.3f} greedy, "
         f"over {args.rollouts} rollouts each"
     )
-    return 0
