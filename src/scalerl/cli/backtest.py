@@ -35,10 +35,10 @@ def add(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     runs = options.load(args, group_by=args.group_by)
     from scalerl.curves.backtest import backtest
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
     classes = _classes(args.classes) if args.classes else None
-    with progress("back-testing") as tick:
+    with ProgressBar("back-testing") as tick:
         result = backtest(runs, args.fractions, classes=classes, progress=tick)
     if args.json:
         options.print_json(result.to_dict() | {"runs": notes.columns_of(runs)})

@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> None:
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import compare
     from scalerl.report import sorting
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
-    with progress("comparing") as tick:
+    with ProgressBar("comparing") as tick:
         comparison = compare(
             fits,
             group_by="recipe" if args.group_by else None,

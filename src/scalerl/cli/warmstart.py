@@ -49,7 +49,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
     with options.required_for("warmstart"):
         import torch
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     # A directory with a card holds an earlier warm start, which may be replaced.
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")
-    with progress("warm start") as report:
+    with ProgressBar("warm start") as report:
         card = warm_start(out, settings, report, args.rollouts)
     if args.json:
         options.print_json(card)

@@ -17,7 +17,12 @@ BAR = 28
 
 
 class ProgressBar:
-    """Call it with the fraction done; leave its context (or reach 1) to wipe the line."""
+    """A bar on stderr with the time left, for work of more than two seconds on a terminal. Call it
+    with the fraction done; leave its context (or reach 1) to wipe the line.
+
+    >>> with ProgressBar("fitting") as report:
+    ...     report(0.5)
+    """
 
     def __init__(
         self,
@@ -62,12 +67,3 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def progress(label: str) -> ProgressBar:
-    """A bar on stderr with the time left, for work of more than two seconds on a terminal.
-
-    >>> with progress("fitting") as report:
-    ...     report(0.5)
-    """
-    return ProgressBar(label)
