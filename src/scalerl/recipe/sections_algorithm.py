@@ -297,6 +297,10 @@ def _tokens(meaning: str, source: str) -> Any:
     return field(None, meaning, source, unit="tokens", gt=0)
 
 
+def _share(default: float, meaning: str, source: str) -> Any:
+    return field(default, meaning, source, unit="fraction", ge=0, le=1)
+
+
 class LengthSection(Section):
     """How long a rollout may get, and what happens to longer ones."""
 
@@ -329,21 +333,13 @@ class LengthSection(Section):
         "L_cache of Eq. 9: the penalty starts this far before penalty_max",
         "paper: 2k, read as 2,048",
     )
-    truncation_warn: float = field(
-        0.05,
-        "truncated share of a batch from which the run warns",
-        "derived",
-        unit="fraction",
-        ge=0,
-        le=1,
+    truncation_warn: float = _share(
+        0.05, "truncated share of a batch from which the run warns", "derived"
     )
-    truncation_critical: float = field(
+    truncation_critical: float = _share(
         0.10,
         "truncated share of a batch that is an alarm; training destabilises at 0.10 to 0.15",
         "derived: the paper sees trouble from 10 %",
-        unit="fraction",
-        ge=0,
-        le=1,
     )
 
     @property
