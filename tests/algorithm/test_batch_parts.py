@@ -181,8 +181,8 @@ def test_a_fully_filtered_batch_is_empty_but_whole():
 
 def test_a_group_informs_only_by_episodes_that_may_be_learnt_from():
     group = Group("p", (episode(3, 1.0), episode(3, -1.0, "length")))
-    assert informative(group, "keep") and not informative(group, "drop")
-    assert not informative(Group("p", (episode(3, 1.0), episode(3, None))), "keep")
+    assert informative(group, "keep", "episode") and not informative(group, "drop", "episode")
+    assert not informative(Group("p", (episode(3, 1.0), episode(3, None))), "keep", "episode")
 
 
 def test_rewards_of_none_nan_and_inf_are_unscored():

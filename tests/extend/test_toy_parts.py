@@ -139,7 +139,7 @@ def test_a_run_with_a_placement_of_ones_own(tmp_path):
     assert ended["reason"] == "budget of 2 steps"
     (line,) = [line for line in said.splitlines() if line.startswith("heard:")]
     heard = ast.literal_eval(line.removeprefix("heard:").strip())
-    assert heard["StepDone"] == 2 and heard["GeneratorReport"] > 2 and heard["Scores"] >= 4
+    assert heard["StepDone"] == 2 and heard["GeneratorReport"] > 2 and heard["WorkDone"] >= 4
 
 
 def test_a_run_with_a_loss_of_ones_own(tmp_path):

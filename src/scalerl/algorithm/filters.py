@@ -141,7 +141,7 @@ def filter_episodes(
     )
 
 
-def informative(group: Group, truncated: Truncated, credit: str | Credit = "episode") -> bool:
+def informative(group: Group, truncated: Truncated, credit: str | Credit) -> bool:
     """Whether the returns of a group differ, among the episodes that the filters keep."""
     found = Candidates.from_groups([group], credit)
     if truncated == "drop":

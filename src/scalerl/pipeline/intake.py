@@ -142,7 +142,8 @@ class Intake:
     def _refill(self, p: PendingGroup) -> None:
         """Dynamic sampling: drop a group without variance, which makes room for another prompt."""
         assert p.group is not None
-        if informative(p.group, self.setup.recipe.filter.truncated):
+        options = self.setup.options
+        if informative(p.group, options.truncated, options.credit):
             self._refilled = 0
             return
         del self.pending[p.serial]
