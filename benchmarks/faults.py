@@ -32,9 +32,11 @@ K, PROMPTS, GENERATIONS, EVERY = 3, 4, 8, 5
 SMALL = [
     f"batch.prompts={PROMPTS}", f"batch.generations={GENERATIONS}", f"schedule.k={K}",
     "validation.prompts=16", "validation.k=2", "validation.every=40",
-    "task.options.prompts=20000", "placement.generators=2", f"checkpoint.every={EVERY}",
+    "placement.generators=2", f"checkpoint.every={EVERY}",
     "filter.empty_steps=0",  # so few prompts a batch are soon all answered right
 ]  # fmt: skip
+#: More prompts than a run asks, so that it stays in its first epoch; games have enough.
+MANY_PROMPTS = {"tiny": ["task.options.prompts=20000"]}
 #: Nothing here should take so long, even on a machine that has other work.
 LIMIT = 600.0
 #: Set for every process of a run, so that those it leaves behind can be found.
@@ -62,6 +64,8 @@ class Victim:
 
     out: Path
     settings: list[str]
+    #: The overlay of the recipe.
+    overlay: str = "tiny"
     seen: set[int] = field(default_factory=set)
     strikes: list[Strike] = field(default_factory=list)
 
@@ -72,7 +76,9 @@ class Victim:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def begin(self) -> None:
-        self.start("scalerl", "tiny", *self.settings, "--steps", "1000000", "--out", str(self.out))
+        self.start(
+            "scalerl", self.overlay, *self.settings, "--steps", "1000000", "--out", str(self.out)
+        )
         self.wait(lambda: self.step >= 1, "the first step")
 
     def resume(self) -> None:
@@ -415,9 +421,11 @@ def show(run: Victim) -> None:
     print(f"{len(run.strikes):>3} {last.who}: {last.how}: {took} (step {run.step})", flush=True)
 
 
-def run_under_faults(out: Path, strikes: Callable[[Victim], None], *settings: str) -> Victim:
+def run_under_faults(
+    out: Path, strikes: Callable[[Victim], None], *settings: str, overlay: str = "tiny"
+) -> Victim:
     """A run under these strikes, ended by Ctrl-C and checked."""
-    run = Victim(out, [*SMALL, *settings])
+    run = Victim(out, [*SMALL, *MANY_PROMPTS.get(overlay, []), *settings], overlay)
     run.begin()
     try:
         strikes(run)

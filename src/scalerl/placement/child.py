@@ -77,9 +77,16 @@ def _die_with_parent() -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill a process that leads its own process group, and everything it has started."""
+    """Kill a process that leads its own process group, and everything it has started; also what is
+    left of the group after the process itself has ended."""
     try:
-        if os.getpgid(pid) == pid:
+        try:
+            # Another process may have got the number of one that has ended, but hardly one of this
+            # session that leads a group; and none while the group has members.
+            ours = os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0)
+        except ProcessLookupError:
+            ours = True
+        if ours:
             os.killpg(pid, signal.SIGKILL)
     except (AttributeError, ProcessLookupError, PermissionError):  # Windows; it is gone
         return

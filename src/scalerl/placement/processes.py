@@ -128,8 +128,11 @@ class ProcessHandle:
         return WorkerLost(self, why)
 
     def _end_all(self) -> None:
+        # A checker leads a group, with what its verifiers and environments have started, which
+        # outlives a checker that was killed.
+        if self.process.pid and self._program[0] is run_environments:
+            end_group(self.process.pid)
         if self.process.is_alive():
-            end_group(self.process.pid or 0)  # a checker, and what its verifiers have started
             self.process.kill()
 
     def kill(self) -> None:
