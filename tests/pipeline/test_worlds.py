@@ -2,12 +2,14 @@
 late and lost messages, joins, slow, hanging and crashing checks, resume. A failure names its
 seed."""
 
+import random
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from worlds import RandomWorld, live
+from worlds import ROUGH_ACTS, RandomWorld, live
 
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline.schedule import Schedule
@@ -161,3 +163,34 @@ def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_sc
     assert 15 <= silence <= 17, "the patience, and the time between two looks"
     assert all(s.filtered.unscored == 0 for s in world.store.read(StepLine))
     assert world.crew.clock.time < 60, "the deadline of a check is not waited for"
+
+
+def test_ten_hours_in_bad_environments(tmp_path):
+    """Environments hang, crash, fail, lie and talk too much, and workers die, for ten hours."""
+    rng = random.Random(5)
+    faults = tuple(
+        Fault(rng.uniform(0, 36_000), "kill", rng.choice(["generator 0", "checker 0", "checker 1"]))
+        for _ in range(60)
+    )
+    world = RandomWorld(
+        1,
+        **{"schedule.name": "pipeline", "placement.deterministic": False, "budget.minutes": 600.0,
+           "budget.steps": None, "validation.every": 20, "checkpoint.every": 20,
+           "curriculum.name": "uniform", "filter.empty_steps": 0, "environment.seconds": 300.0,
+           "placement.patience": 600.0},
+    )  # fmt: skip
+    world.plays = world.uniform = True
+    world.check = lambda: None  # it ends by time, not by steps
+    world.world = World(
+        decode=Duration(1.5, 0.5), train=Duration(40.0, 0.5), act=Duration(2.0, 1.5),
+        start=Duration(20.0), faults=faults, act_faults=ROUGH_ACTS,
+    )  # fmt: skip
+    world.live(tmp_path / "run", strict=False)
+    assert world.end.reason == "budget of 600 minutes"
+    steps = world.store.read(StepLine)
+    failed = np.mean([s.play.failed for s in steps])
+    assert len(steps) > 300 and 0 < failed < 0.3
+    pool, rollouts = world.crew.loop.supervisor.pool, world.crew.loop.rollouts
+    held = {e for state in pool.states.values() for e in state.held}
+    under_way = {a.name for p in rollouts.groups.values() for a in p.attempts.values()}
+    assert held <= under_way, "no environment is kept for an episode that is over"
