@@ -222,7 +222,7 @@ def test_a_tool_call_takes_three_tokens_and_a_number_one():
     call = '<tool_call>{"name": "lookup", "arguments": {"key": "d"}}</tool_call>'
     for text, vocabulary, n in [
         (f"dkq={call}<eos>7=7<eos>", TOOLS_VOCABULARY, 4 + 3 + 5),
-        ("k12-18:15<eos>higher07<eos>?", GUESS_VOCABULARY, 5 + 3 + 2 + 1),
+        ("dk12-18:15<eos>higher07<eos>?", GUESS_VOCABULARY, 6 + 3 + 2 + 1),
     ]:
         tokenizer = make_tokenizer(vocabulary)
         ids = tokenizer(text)["input_ids"]
