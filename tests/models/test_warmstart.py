@@ -64,8 +64,9 @@ def test_a_shipped_checkpoint_is_small_and_says_how_it_was_made(name, teacher):
     assert sum(path.stat().st_size for path in Path(model_path(name)).iterdir()) < 4e6
     card = card_of(name)
     settings = card["settings"]
-    assert card["command"] == f"scalerl warmstart --teacher {teacher} --seed {settings['seed']}"
-    assert settings == json.loads(json.dumps(asdict(WarmStart(teacher, settings["seed"]))))
+    made = WarmStart(teacher, settings["seed"], tuple(settings["steps"]))
+    assert card["command"] == made.command
+    assert settings == json.loads(json.dumps(asdict(made)))
     assert card["noise"] == asdict(TEACHERS[teacher])
     assert card["rollouts"] == 400
 
