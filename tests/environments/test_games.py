@@ -198,9 +198,9 @@ def test_the_right_sum_counts_only_if_every_key_was_looked_up():
 
 
 def test_a_turn_that_is_no_number_and_a_number_outside_cost_a_turn():
-    asked = make_prompt(GUESS, "k12-14:", None)
+    asked = make_prompt(GUESS, "dk12-14:", None)
     replies = steps(
-        guess.GuessTheNumber(), asked, "", "1", "x12", "12 13", "47", "03", "12", "14", "13"
+        guess.GuessTheNumber(), asked, "", "1", "x12", "12 13", "31", "03", "12", "14", "13"
     )
     texts = [text_of(r) for r in replies[:-1]]
     assert texts == ["?", "?", "?", "?", "lower", "higher", "higher", "lower"]

@@ -1,5 +1,6 @@
 """Models and tokenizers without Transformers: what Transformers itself computes and writes."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -176,9 +177,10 @@ def test_the_tokenizer_says_what_that_of_transformers_says(tmp_path):
     bare, theirs = load_tokenizer_fast(TINY), load_tokenizer(TINY)
     assert isinstance(bare, BareTokenizer)
     for text in ("", "3 4 5=", "a7</think>12<eos>", "  x!</think>", "\u00e9\n<pad>"):
-        for special in (True, False):
-            ids = bare(text, add_special_tokens=special)["input_ids"]
-            assert ids == theirs(text, add_special_tokens=special)["input_ids"]
+        for special, split in itertools.product((True, False), repeat=2):
+            how = {"add_special_tokens": special, "split_special_tokens": split}
+            ids = bare(text, **how)["input_ids"]
+            assert ids == theirs(text, **how)["input_ids"]
         for skip in (True, False):
             assert bare.decode(ids, skip_special_tokens=skip) == theirs.decode(
                 ids, skip_special_tokens=skip

@@ -64,8 +64,9 @@ def test_a_shipped_checkpoint_is_small_and_says_how_it_was_made(name, teacher):
     assert sum(path.stat().st_size for path in Path(model_path(name)).iterdir()) < 4e6
     card = card_of(name)
     settings = card["settings"]
-    assert card["command"] == f"scalerl warmstart --teacher {teacher} --seed {settings['seed']}"
-    assert settings == json.loads(json.dumps(asdict(WarmStart(teacher, settings["seed"]))))
+    made = WarmStart(teacher, settings["seed"], tuple(settings["steps"]))
+    assert card["command"] == made.command
+    assert settings == json.loads(json.dumps(asdict(made)))
     assert card["noise"] == asdict(TEACHERS[teacher])
     assert card["rollouts"] == 400
 
@@ -222,7 +223,7 @@ def test_a_tool_call_takes_three_tokens_and_a_number_one():
     call = '<tool_call>{"name": "lookup", "arguments": {"key": "d"}}</tool_call>'
     for text, vocabulary, n in [
         (f"dkq={call}<eos>7=7<eos>", TOOLS_VOCABULARY, 4 + 3 + 5),
-        ("k12-18:15<eos>higher07<eos>?", GUESS_VOCABULARY, 5 + 3 + 2 + 1),
+        ("dk12-18:15<eos>higher07<eos>?", GUESS_VOCABULARY, 6 + 3 + 2 + 1),
     ]:
         tokenizer = make_tokenizer(vocabulary)
         ids = tokenizer(text)["input_ids"]

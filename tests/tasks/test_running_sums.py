@@ -132,8 +132,10 @@ def test_the_likeliest_answer_of_the_forgetful_teacher_is_wrong_and_of_the_noisy
     """Over the tokens that follow the same thought: what a greedy pupil would write."""
     source, asked = random.Random(0), Sum((7, 5))
     likeliest = {
-        name: Counter(trace(asked, noise, source).text for _ in range(2000)).most_common(1)[0][0]
-        for name, noise in TEACHERS.items()
+        name: Counter(trace(asked, TEACHERS[name], source).text for _ in range(2000)).most_common(
+            1
+        )[0][0]
+        for name in ("forgetful", "noisy")
     }
     assert score_answer(asked, likeliest["noisy"]) == (True, "right")
     assert likeliest["forgetful"] == "a770b520</think>20<eos>"
