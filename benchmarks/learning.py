@@ -4,12 +4,14 @@
     python benchmarks/learning.py --runs runs/learning --report-only
     python benchmarks/learning.py --runs runs/noisy --overlay tiny-noisy --result learning_noisy
     python benchmarks/learning.py --runs runs/study --set optimiser.lr=1e-4 --seeds 3
+    python benchmarks/learning.py --runs runs/games --games     some forty minutes
 
 The default task's ceiling is known by construction: a list of n items needs 4 n + 1 tokens of
 thought, so the thinking budget decides which lists can be done at all. Runs `scalerl train scalerl
 tiny` with ten seeds, and with one thing changed: a tighter thinking budget (which moves the
 ceiling), another k, another learning rate (which do not). With --overlay, --set or --seeds it runs
-just that. For each run: where it starts and ends, sampled and greedy; the forecast made at half its
+just that; with --games, both embedded environments, by ScaleRL and by DeepSeek's GRPO, with three
+seeds each. For each run: where it starts and ends, sampled and greedy; the forecast made at half its
 compute against its final pass rate; and the fitted ceiling against the constructed one.
 
 The record of every run stays in its directory under --runs, `<what>-<seed>`. The result is written
@@ -51,9 +53,10 @@ class Case:
     seeds: int
     overlay: str = "tiny"
     changes: tuple[str, ...] = ()
+    preset: str = "scalerl"
 
     def recipe(self, seed: int) -> Recipe:
-        return Recipe.load("scalerl", self.overlay, overrides=[*self.changes, f"seed={seed}"])
+        return Recipe.load(self.preset, self.overlay, overrides=[*self.changes, f"seed={seed}"])
 
     def path(self, runs: Path, seed: int) -> Path:
         return runs / f"{self.name.replace(' ', '-').replace('/', '_')}-{seed}"
@@ -66,6 +69,12 @@ CASES = (
     Case("k = 1", 1, changes=("schedule.k=1",)),
     Case("half the learning rate", 1, changes=("optimiser.lr=1e-4",)),
 )  # fmt: skip
+
+GAMES = tuple(
+    Case(f"{game} by {preset}", 3, game, preset=preset)
+    for preset in ("scalerl", "deepseek-grpo")
+    for game in ("tiny-tools", "tiny-guess")
+)
 
 
 def ceiling_of(recipe: Recipe) -> float:
@@ -88,7 +97,7 @@ def run(case: Case, out: Path, seed: int) -> None:
     if ended(out):
         return
     what = ["--resume", str(out)] if there else [
-        "scalerl", case.overlay, *case.changes, "--seed", str(seed), "--out", str(out)
+        case.preset, case.overlay, *case.changes, "--seed", str(seed), "--out", str(out)
     ]  # fmt: skip
     start = time.monotonic()
     command = [sys.executable, "-m", "scalerl", "train", *what, "--json"]
@@ -202,12 +211,16 @@ def report(cases: tuple[Case, ...], args: argparse.Namespace) -> None:
 def said(args: argparse.Namespace) -> str:
     """What of the command line decides the result."""
     words = [f"--set {change}" for change in args.set]
+    words += ["--games"] if args.games else []
     words += [f"--{key} {value}" for key in ("overlay", "seeds") if (value := getattr(args, key))]
     return " ".join(sorted(words))
 
 
 def chosen(args: argparse.Namespace) -> tuple[Case, ...]:
     """The benchmark's own cases, or the one that is asked for."""
+    if args.games:
+        args.result = args.result or "games"
+        return GAMES
     if not (args.overlay or args.set or args.seeds):
         args.result = args.result or "learning"
         return CASES
@@ -223,6 +236,7 @@ def main() -> None:
     parser.add_argument("--overlay", metavar="NAME", help="laid over scalerl (tiny)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="change the recipe; may be repeated")  # fmt: skip
+    parser.add_argument("--games", action="store_true", help="the embedded environments")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N - 1 (10)")
     parser.add_argument("--result", metavar="NAME",
                         help="write benchmarks/results/NAME.json (learning, for the whole "
