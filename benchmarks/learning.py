@@ -70,8 +70,10 @@ CASES = (
     Case("half the learning rate", 1, changes=("optimiser.lr=1e-4",)),
 )  # fmt: skip
 
+#: A machine that is busy with other work must not end an episode.
+PATIENT = ("environment.seconds=36000",)
 GAMES = tuple(
-    Case(f"{game} by {preset}", 3, game, preset=preset)
+    Case(f"{game} by {preset}", 3, game, PATIENT, preset)
     for preset in ("scalerl", "deepseek-grpo")
     for game in ("tiny-tools", "tiny-guess")
 )
