@@ -4,6 +4,7 @@ a script says, and a driver that checks every token that an engine is given.
 The environment workers, the pool and the rollouts are those of a run.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,10 +50,7 @@ REPLIES = [
 
 
 class Conversation(Environment):
-    """Replies as `REPLIES` says, and scores 1 if both tool calls were right.
-
-    always  whether turns without a tool call are given results of tools too
-    """
+    """Replies as `REPLIES` says, and scores 1 if both tool calls were right."""
 
     def __init__(self):
         self.tools = ToolBox([self.add])
@@ -175,10 +173,11 @@ def setup_of(folder, *overrides):
     )
 
 
-def save_model(folder, tokenizer, likely=None):
-    """A model of two small layers with the tokenizer's vocabulary, padded as published ones are.
+def save_model(folder, tokenizer, often=()):
+    """A random model of two small layers with the tokenizer's vocabulary, padded as published ones
+    are.
 
-    likely  logits of tokens that the model is to write often: other tokens have about 0
+    often  tokens each of which the model is to write about every sixteenth time
     """
     torch.manual_seed(0)
     size = -(-len(tokenizer) // 128) * 128
@@ -186,21 +185,30 @@ def save_model(folder, tokenizer, likely=None):
         vocab_size=size, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None, tie_word_embeddings=False,
+        initializer_range=0.1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    if likely:
-        # The first feature is the same for all tokens, whatever the layers do: the head turns it
-        # into the logits that are asked for.
-        with torch.no_grad():
-            model.model.embed_tokens.weight[:, 0] = 1.0
-            for layer in model.model.layers:
-                layer.self_attn.o_proj.weight[0] = 0.0
-                layer.mlp.down_proj.weight[0] = 0.0
-            model.lm_head.weight[:, 0] = 0.0
-            for token, logit in likely.items():
-                model.lm_head.weight[token, 0] = logit / 5.0
+    with torch.no_grad():
+        # The first feature is the same for all tokens, whatever the layers do: by it the head gives
+        # some tokens a larger logit.
+        model.model.embed_tokens.weight[:, 0] = 0.5
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        first = model.model(torch.arange(256)[None]).last_hidden_state[..., 0].mean()
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[list(often), 0] = math.log(size / 16) / first
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def sampling_setup(folder, tokenizer, *overrides):
+    """The setup of a run with a random model, which often ends a turn, and which often writes the
+    tags of thoughts and tool calls where these are tokens."""
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    known = tokenizer.get_vocab()
+    save_model(folder, tokenizer, {tokenizer.eos_token_id, *(known[t] for t in tags if t in known)})
+    return setup_of(folder, "length.max_tokens=24", *overrides)
 
 
 @dataclass
@@ -283,3 +291,37 @@ def check_tokens(played):
     columns = (batch.row_N - prompts, batch.position_N, batch.ids_N)
     assert list(zip(*(c[batch.in_loss_N].tolist() for c in columns), strict=True)) == in_loss
     return forks
+
+
+def check_sampled(setup, played, model):
+    """Assert what `check_tokens` does of turns that a model sampled, that forks are where the
+    template drops thoughts, and that a plain pass over each row finds the log-probs with which its
+    tokens were sampled; returns the number of forks."""
+    forks = check_tokens(played)
+    rules = setup.episode_rules
+    drops = rules.renderer.rewrites("user") and not rules.keep_history
+    for number, episode in enumerate(played.group.in_order()):
+        expected, texts = [], []
+        for i, (_, turn) in enumerate(played.log[number][:-1]):
+            texts.append(rules.text_of(turn.token_ids))
+            reply = REPLIES[i] or ((tool("?"),) if rules.tool_format(texts[-1])[1] else (user("?"),))
+            if drops and reply[0]["role"] == "user" and any("</think>" in t for t in texts):
+                expected.append(i + 1)
+                texts = []
+        assert forks[number] == expected
+        for row in episode.rows:
+            assert np.abs(row.logprobs - logprobs_of(model, row))[row.policy_N].max() < 1e-4
+    return sum(map(len, forks))
+
+
+@torch.inference_mode()
+def logprobs_of(model, row):
+    """Log-probs of all tokens of a row but the first, from one pass; those of a real vocabulary are
+    computed a few places at a time."""
+    ids = torch.from_numpy(row.token_ids)
+    hidden = model.model(ids[None]).last_hidden_state[0]
+    parts = [
+        torch.log_softmax(model.lm_head(h), -1).gather(-1, t[:, None])[:, 0]
+        for h, t in zip(hidden[:-1].split(64), ids[1:].split(64), strict=True)
+    ]
+    return np.concatenate([[0.0], torch.cat(parts).numpy()])
