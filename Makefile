@@ -66,8 +66,9 @@ scale-out: .venv-cluster/ray
 	.venv-cluster/bin/python docs/build.py
 
 # vLLM's CPU build behind the engine's protocol, on tiny models and on SmolLM2: another 4 GB.
-vllm: .venv-cluster/vllm
-	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py
+vllm: .venv-cluster/vllm templates
+	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py \
+		tests/cluster/test_vllm_conversations.py
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev

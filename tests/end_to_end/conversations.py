@@ -304,7 +304,9 @@ def check_sampled(setup, played, model):
         expected, texts = [], []
         for i, (_, turn) in enumerate(played.log[number][:-1]):
             texts.append(rules.text_of(turn.token_ids))
-            reply = REPLIES[i] or ((tool("?"),) if rules.tool_format(texts[-1])[1] else (user("?"),))
+            reply = REPLIES[i] or (
+                (tool("?"),) if rules.tool_format(texts[-1])[1] else (user("?"),)
+            )
             if drops and reply[0]["role"] == "user" and any("</think>" in t for t in texts):
                 expected.append(i + 1)
                 texts = []
