@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from test_replay import replay
 
+from scalerl.algorithm.episode import Group
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.turn import Group
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError

@@ -177,12 +177,12 @@ def save_model(folder, tokenizer, often=()):
     """A random model of two small layers with the tokenizer's vocabulary, padded as published ones
     are.
 
-    often  tokens each of which the model is to write about every sixteenth time
+    often  tokens each of which the model is to write about every thirtieth time
     """
     torch.manual_seed(0)
     size = -(-len(tokenizer) // 128) * 128
     config = LlamaConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=size, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None, tie_word_embeddings=False,
         initializer_range=0.1,
@@ -197,7 +197,7 @@ def save_model(folder, tokenizer, often=()):
             layer.mlp.down_proj.weight[0] = 0.0
         first = model.model(torch.arange(256)[None]).last_hidden_state[..., 0].mean()
         model.lm_head.weight[:, 0] = 0.0
-        model.lm_head.weight[list(often), 0] = math.log(size / 16) / first
+        model.lm_head.weight[list(often), 0] = math.log(size / 30) / first
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -208,7 +208,7 @@ def sampling_setup(folder, tokenizer, *overrides):
     tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     known = tokenizer.get_vocab()
     save_model(folder, tokenizer, {tokenizer.eos_token_id, *(known[t] for t in tags if t in known)})
-    return setup_of(folder, "length.max_tokens=24", *overrides)
+    return setup_of(folder, "length.max_tokens=16", *overrides)
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Eight turns with published tokenizers and templates: the tokens that the engine is given are those
-that are trained on."""
+"""Eight turns with published tokenizers and templates: the tokens that the engine is given are
+those that are trained on."""
 
 from dataclasses import replace
 

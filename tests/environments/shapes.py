@@ -131,8 +131,8 @@ class Echo:
 
 
 class Hunt:
-    """The shape of TRL's Wordle: a reward function of the script reads `reward`, a game that is over
-    raises, and the text of `reset` is the game's. One of the letters hides a prize."""
+    """The shape of TRL's Wordle: a reward function of the script reads `reward`, a game that is
+    over raises, and `reset` returns the game's own text. One of the letters hides a prize."""
 
     def reset(self, **kwargs) -> str | None:
         letters = random.sample(string.ascii_lowercase, 2)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from real_tokenizers import FAMILIES
 
+from real_tokenizers import FAMILIES
 from scalerl.algorithm.episode import TokenRow, Turn
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat
