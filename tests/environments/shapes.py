@@ -289,6 +289,18 @@ class Returns:
         return found if self.where == "step" or isinstance(found, tuple) else (found, 0.0, False)
 
 
+class SometimesBytes:
+    """Forgets to decode what it reads, in a third of its games."""
+
+    def reset(self, seed):
+        self.seed, self.turns = seed, 0
+        return "dk="
+
+    def step(self, text):
+        self.turns += 1
+        return (b"7" if self.seed % 3 == 0 else "7"), float(len(text) % 2), self.turns == 2
+
+
 class OurReturns(Environment):
     def __init__(self, what: str):
         self.what = what
