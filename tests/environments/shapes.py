@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import string
 import threading
 
 from scalerl.environments.interface import Action, Environment, Observation, Outcome
@@ -88,30 +89,71 @@ class Gym:
 
 
 class IncrementEnv:
-    """TRL's documented example: it draws its own task."""
+    """The shape of TRL's documented example: it draws its own task, and scores itself."""
 
-    # Reserved methods
     def reset(self, **kwargs) -> str | None:
-        self.counter = 0
-        self.target = random.randint(1, 6)
-        return f"Increment the counter by {self.target}."
+        self.counter, self.target = 0, random.randint(1, 6)
+        return f"Count to {self.target}."
 
     def get_reward(self) -> float:
-        return float(self.counter == self.target)
+        return 1.0 if self.counter == self.target else 0.0
 
-    # Public methods (exposed as tools)
     def increment(self, step: int) -> int:
-        """
-        Increment the internal counter.
+        """Count on.
 
         Args:
-            step: Value to add to the counter.
+            step: How far to count.
 
         Returns:
-            The updated counter value.
+            Where the counter stands.
         """
         self.counter += step
         return self.counter
+
+
+class Echo:
+    """The shape of TRL's oldest example: its tool is named `step`."""
+
+    def reset(self) -> None:
+        self.said = ""
+
+    def step(self, message: str) -> str:
+        """Repeat a message.
+
+        Args:
+            message: What to repeat.
+        """
+        self.said = message
+        return message
+
+    def get_reward(self) -> float:
+        return len(self.said) / 10
+
+
+class Hunt:
+    """The shape of TRL's Wordle: a reward function of the script reads `reward`, a game that is
+    over raises, and `reset` returns the game's own text. One of the letters hides a prize."""
+
+    def reset(self, **kwargs) -> str | None:
+        letters = random.sample(string.ascii_lowercase, 2)
+        self.prize = random.choice(letters)
+        self.reward, self.done = 0.0, False
+        return "".join(letters) + "="
+
+    def lookup(self, key: str) -> str:
+        """Look behind a letter.
+
+        Args:
+            key: The letter.
+
+        Returns:
+            1 for the prize, else 0.
+        """
+        if self.done:
+            raise ValueError("the hunt is over")
+        self.done = key == self.prize
+        self.reward = float(self.done)
+        return "1" if self.done else "0"
 
 
 class AsyncIncrement:
@@ -245,6 +287,18 @@ class Returns:
     def step(self, text):
         found = self.values[self.what]
         return found if self.where == "step" or isinstance(found, tuple) else (found, 0.0, False)
+
+
+class SometimesBytes:
+    """Forgets to decode what it reads, in a third of its games."""
+
+    def reset(self, seed):
+        self.seed, self.turns = seed, 0
+        return "dk="
+
+    def step(self, text):
+        self.turns += 1
+        return (b"7" if self.seed % 3 == 0 else "7"), float(len(text) % 2), self.turns == 2
 
 
 class OurReturns(Environment):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from scalerl import Recipe, train
 from scalerl.environments.interface import Action, Environment, Observation, Outcome, ToolCall
 from scalerl.environments.task import ENVIRONMENTS, adapt
 from scalerl.environments.threads import OwnThread
@@ -110,10 +111,42 @@ def test_trls_documented_environment_unchanged():
     first, shown, last = play(task, calls, "Done.", prompt=prompt)
     assert [tool["function"]["name"] for tool in first.tools] == ["increment"]
     described = first.tools[0]["function"]["parameters"]["properties"]["step"]
-    assert described == {"type": "integer", "description": "Value to add to the counter."}
+    assert described == {"type": "integer", "description": "How far to count."}
     assert said(shown) == [str(target - 1), str(target)]
     assert (last.score.correct, last.score.reward) == (True, 1.0)
     assert not play(task, [calls[1]], "Done.", prompt=prompt)[-1].score.correct or target == 1
+
+
+def test_a_tool_named_step_is_a_tool_where_the_class_scores_itself():
+    call = ToolCall("step", {"message": "Hello!"})
+    first, shown, last = play(task_of("Echo", prompt_count=20), [call], "Done.")
+    assert [tool["function"]["name"] for tool in first.tools] == ["step"]
+    assert said(shown) == ["Hello!"]
+    assert (last.score.correct, last.score.reward) == (False, 0.6)
+
+
+def test_trls_classes_without_get_reward_score_by_their_attribute():
+    task = task_of("Hunt", prompt_count=20)
+    (asked,) = said(play(task)[0])
+    found = [play(task, [ToolCall("lookup", {"key": k})], "=")[-1].score for k in asked[:2]]
+    assert sorted(score.reward for score in found) == [0.0, 1.0]
+    everything = [ToolCall("lookup", {"key": k}) for k in asked[:2] * 2]
+    _, shown, last = play(task, everything, "=")
+    assert "error: lookup raised ValueError: the hunt is over" in said(shown)
+    assert last.score.correct
+
+
+def test_a_short_run_trains_in_a_class_of_the_shape_of_trls_wordle(tmp_path):
+    where = ["placement.backend=inline", "task.name=environment:shapes:Hunt",
+             'task.options.instruction=""', "task.options.prompt_count=60", "batch.prompts=8",
+             "batch.generations=8", "budget.steps=3", "validation.prompts=2", "validation.k=1",
+             "validation.also_temperatures=[]"]  # fmt: skip
+    train(Recipe.load("scalerl", "tiny-tools", overrides=where), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").open()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert line["reward"] > 0 and line["grad_norm"] > 0
+        assert line["play"]["tool_calls"] > 0 and line["play"]["failed"] == 0
 
 
 def test_seeding_leaves_the_global_generators_as_they_were():

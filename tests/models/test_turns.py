@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from real_tokenizers import FAMILIES, Unavailable, real_tokenizer
 
+from real_tokenizers import FAMILIES
 from scalerl.algorithm.episode import TokenRow, Turn
 from scalerl.errors import InputError
 from scalerl.models.chat import Chat
@@ -34,21 +34,6 @@ SCRIPT = [
     ("<think>\nend?\n</think>\n\nDone", False, [{"role": "user", "content": "Last one."}]),
     ("Bye", False, []),
 ]
-
-
-@pytest.fixture(scope="session")
-def tokenizers(pytestconfig):
-    made = {}
-
-    def of(family):
-        if family not in made:
-            try:
-                made[family] = real_tokenizer(family, pytestconfig.cache.mkdir("tokenizers"))
-            except Unavailable as why:
-                pytest.skip(f"{family}: {why}")
-        return made[family]
-
-    return of
 
 
 def renderer(tokenizer):

@@ -144,7 +144,10 @@ class DrivenEnvironment(Adapter):
         except InputError as error:
             raise InputError(f"failed: {error}") from None
         except (Exception, SystemExit) as error:  # asyncio would end the worker with SystemExit
-            raise InputError(f"failed: the driver raised {one_line(named(error))}") from None
+            what = one_line(named(error))
+            if self._session.refused:  # which clients put into many words, or leave out
+                what = f"{type(error).__name__} when a request was refused: {self._session.refused}"
+            raise InputError(f"failed: the driver raised {what}") from None
 
     async def _next(self) -> Observation | Outcome:
         """Wait for the driver's next request or its end."""

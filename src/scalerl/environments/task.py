@@ -188,16 +188,16 @@ def adapt(thing: Any, correct_from: float = 1.0) -> Environment:
     for package in packages:
         if package in BY_PACKAGE:
             return BY_PACKAGE[package](thing, correct_from)
-    has = {
-        n for n in ("init", "reset", "step", "get_observation") if callable(getattr(thing, n, 0))
-    }
+    names = ("init", "reset", "step", "get_observation", "get_reward")
+    has = {n for n in names if callable(getattr(thing, n, 0))}
     if {"init", "step"} <= has:
         return SkyrlEnvironment(thing, correct_from)
     if {"get_observation", "step"} <= has:
         return TextarenaEnvironment(thing, correct_from)
     if is_driver(thing):
         return DrivenEnvironment(thing, correct_from)
-    if "step" in has:
+    # An environment for TRL may have a tool `step`.
+    if "step" in has and "get_reward" not in has:
         return PlainEnvironment(thing, correct_from)
     if "reset" in has:
         return TrlEnvironment(thing, correct_from)

@@ -25,15 +25,29 @@ REQUEST_ID = "logprob-check"
 
 def request(setup: RunSetup) -> Request:
     """The request to a generator: a few turns behind one held-out prompt."""
-    ids = tuple(setup.tokens_of(setup.validation[0]).tolist())
-    return Request(REQUEST_ID, ids, setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling)
+    ids = _prompt_ids(setup)
+    return Request(
+        REQUEST_ID, tuple(ids), setup.control, {i: i for i in range(ROLLOUTS)}, setup.sampling
+    )
 
 
 def group(setup: RunSetup, turns: Sequence[Turn]) -> Group:
     """The turns as the group that the trainer computes log-probs of."""
-    ids = setup.tokens_of(setup.validation[0])
+    ids = _prompt_ids(setup)
     written = [Episode.from_turn(ids, turn).with_reward(0.0, None) for turn in turns if len(turn)]
     return Group(REQUEST_ID, tuple(written))
+
+
+def _prompt_ids(setup: RunSetup) -> list[int]:
+    prompt = setup.validation[0]
+    if not setup.plays(prompt):
+        ids: list[int] = setup.tokens_of(prompt).tolist()
+        return ids
+    # What the environment will add is not known before its reset. The question alone may be empty,
+    # and any text will do.
+    messages = setup.messages_of(prompt) or ({"role": "user", "content": "?"},)
+    found = setup.episode_rules.opening_ids(messages, ())
+    return found[: setup.recipe.sampling.max_prompt_tokens]
 
 
 def check_mismatch(setup: RunSetup, gaps: Sequence[float]) -> str:

@@ -115,9 +115,11 @@ class Validation:
         score = self.main
         if score.scored:
             return None
+        plays = any(self.setup.plays(p.prompt) for p in self.groups)
         return (
             f"not one of {score.n_prompts * score.k} answers of the first validation could be "
-            f"scored: {score.failed}; repair the verifier (task.name, task.options), then --resume"
+            f"scored: {score.failed}; repair the {'environment' if plays else 'verifier'} "
+            "(task.name, task.options), then --resume"
         )
 
     def _scores(self) -> dict[str, SetScore]:

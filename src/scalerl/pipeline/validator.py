@@ -76,11 +76,11 @@ class Validator:
             compute, spent = self.ledger.compute(), self.ledger.validation_seconds
             self.ledger.awaits_checks(True)
             yield from self._await_scores(found)
-            if found.main.failed:
-                self.recorder.warn(
-                    [f"the validation has failed and is checked again: {found.main.failed}"]
-                )
-                self.rollouts.begin(found.unscored())
+            if failed := found.main.failed:
+                again = found.unscored()
+                how = " and is checked again" if again else ""
+                self.recorder.warn([f"the validation has failed{how}: {failed}"])
+                self.rollouts.begin(again)
                 yield from self._await_scores(found)
         finally:
             self.current = None

@@ -2,7 +2,8 @@
 
 `reset(**row)` begins an episode and may return a text for the model; every other public method is a
 tool; `get_reward()`, sync or async, scores the episode, which ends with the first turn that calls
-no tool.
+no tool. A class without it scores by its attribute `reward`, which the reward functions of most of
+TRL's examples read.
 
 Classes that draw their own task do it with Python's or NumPy's global generators. They are seeded
 here while `reset` runs, so that all episodes of a group get the same task.
@@ -33,15 +34,16 @@ _SEEDING_WAIT = 5.0
 
 
 class TrlEnvironment(Adapter):
-    """An object with `reset(**row)`, `get_reward()`, and tools as public methods."""
+    """An object with `reset(**row)`, `get_reward()` or `reward`, and tools as public methods."""
 
     def __init__(self, thing: Any, correct_from: float = 1.0) -> None:
         super().__init__(thing, correct_from)
         # One thread for all of it: tools and reset share the object.
         self.tools = ToolBox(_tools(thing), self.thread)
-        if not callable(getattr(thing, "get_reward", None)):
+        if not callable(getattr(thing, "get_reward", None)) and not _sets_reward(thing):
             raise InputError(
-                f"{type(thing).__name__} has no get_reward: define it, to score an episode"
+                f"{type(thing).__name__} has no get_reward: define it, or set self.reward, to "
+                "score an episode"
             )
 
     async def reset(self, prompt: Prompt, seed: int) -> Observation:
@@ -64,7 +66,16 @@ class TrlEnvironment(Adapter):
         return await self._scored()
 
     async def _scored(self) -> Outcome:
-        return self.ended(await self.call(self.thing.get_reward))
+        own = getattr(self.thing, "get_reward", None)
+        return self.ended(
+            getattr(self.thing, "reward", None) if own is None else await self.call(own)
+        )
+
+
+def _sets_reward(thing: Any) -> bool:
+    """Whether a class names an attribute `reward`, which may not exist before `reset`."""
+    functions = inspect.getmembers(type(thing), inspect.isfunction)
+    return any("reward" in function.__code__.co_names for _, function in functions)
 
 
 def _tools(thing: Any) -> list[Callable[..., Any]]:

@@ -85,17 +85,18 @@ def _guarded(
     """A handler for requests with the key of a session; errors become responses."""
 
     async def respond(request: Request) -> Response:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        session = sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            why = "the API key is of no episode under way: use client.api_key"
+            return JSONResponse(error_body(why, "authentication_error"), 401)
+        session.refused = ""
         try:
-            scheme, _, key = request.headers.get("authorization", "").partition(" ")
-            session = sessions.get(key.strip()) if scheme.lower() == "bearer" else None
-            if session is None:
-                raise _Refused(401, "the API key is of no episode under way: use client.api_key")
             return await handler(request, session)
-        except _Refused as error:
-            kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-            return JSONResponse(error_body(str(error), kind), error.status)
-        except InputError as error:
-            return JSONResponse(error_body(str(error)), 400)
+        except (_Refused, InputError) as error:
+            session.refused = str(error)
+            status = error.status if isinstance(error, _Refused) else 400
+            return JSONResponse(error_body(str(error)), status)
         except SessionOver as error:
             # No 5xx: clients would try again.
             return JSONResponse(error_body(str(error), "episode_over"), 410)

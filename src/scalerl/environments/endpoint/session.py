@@ -108,6 +108,8 @@ class Session:
         self._current: _Pending | None = None
         self._arrived = asyncio.Event()
         self._over = ""
+        #: Why the endpoint refused the last request; empty if it did not.
+        self.refused = ""
         #: The last conversation, with the policy's turn, and its tools.
         self._shown: tuple[ChatMessage, ...] = ()
         self._tools: tuple[ToolSchema, ...] = ()

@@ -211,6 +211,7 @@ def warm_start(
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     _name_for_all_versions(out / "tokenizer_config.json")
+    _compact(out / "tokenizer.json")
     (out / "model.safetensors").chmod(0o644)
     (out / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     report(1.0)
@@ -223,3 +224,10 @@ def _name_for_all_versions(path: Path) -> None:
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.pop("backend", None)
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _compact(path: Path) -> None:
+    """Write a JSON file on one line: tokens one a line make hundreds of lines."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")

