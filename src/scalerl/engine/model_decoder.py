@@ -4,12 +4,12 @@ The cache has one row per running rollout. The tokens of all rows end at the sam
 decode step writes one column for all rows; a row of n tokens fills the n columns before it, and the
 columns further left are masked. A rollout is added by copying the keys and values of its prompt in
 front of the current column, and removed by overwriting its row. The cache stays when weights
-change.
+change. Parked rows lie in the last rows of the cache, from column 0 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
-from scalerl.models.rows import Compaction
+from scalerl.models.cpu.decode import right_padded
+from scalerl.models.rows import Compaction, ParkedPlaces
 
 
 class ModelDecoder:
@@ -59,6 +60,35 @@ class ModelDecoder:
         )
         self.slots.wrote_one()
         logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def park(self, row: int) -> int:
+        return self.slots.park(row)
+
+    def drop_parked(self, number: int) -> None:
+        self.slots.drop_parked(number)
+
+    def extend(self, parked: Sequence[int], tokens: Sequence[tuple[int, ...]]) -> Tensor:
+        # Cached tokens are padded on the left and new ones on the right: those of a row are next to
+        # each other, and no real token attends to padding.
+        cache, before_B = self.slots.take_parked(parked)
+        sizes_B = torch.tensor([len(each) for each in tokens], device=self.device)
+        cached, width = int(before_B.max()), int(sizes_B.max())
+        columns = torch.arange(cached + width, device=self.device)
+        lengths_B = before_B + sizes_B
+        position_BT = before_B[:, None] + columns[:width]
+        keep, which_B = torch.unique(sizes_B - 1, return_inverse=True)
+        output = self.model(
+            input_ids=right_padded(tokens, width).to(self.device),
+            attention_mask=(columns >= cached - before_B[:, None]).long(),
+            # Positions of padding may be outside learnt position tables.
+            position_ids=torch.minimum(position_BT, lengths_B[:, None] - 1),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        self.slots.append_extended(cache, cached - before_B, lengths_B)
+        logits: Tensor = output.logits[torch.arange(len(tokens), device=self.device), which_B]
         return logits
 
     def drop_rows(self, compaction: Compaction) -> None:
@@ -132,6 +162,9 @@ class Slots:
         #: Column and lengths of the paused rows.
         self._paused: tuple[int, Tensor] | None = None
         self.lengths_B = torch.zeros(0, dtype=torch.long, device=device)
+        self.parked = ParkedPlaces(rows_max)
+        #: Number of cached tokens of the parked row in each place.
+        self._parked_length = [0] * rows_max
         self.layers = [SlotLayer(self) for _ in range(layers)]
         self.cache = Cache(layers=self.layers)
 
@@ -152,17 +185,71 @@ class Slots:
     def append_rows(self, prefilled: DynamicCache, lengths_B: Tensor, which_B: Tensor) -> None:
         """Append rows from a cache of left-padded prompts; row i takes prompt which_B[i]."""
         longest = int(lengths_B.max())
-        needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
-        if self.column < longest or self.column + 1 >= self.columns_max:
-            self.move_to(needed)
-        new = slice(self.first + self.rows, self.first + self.rows + len(lengths_B))
-        self.lengths_B = torch.cat([self.lengths_B, lengths_B])
+        new = self._new_rows(lengths_B)
+        columns = slice(self.column - longest, self.column)
         for ours, theirs in zip(self.layers, prefilled.layers, strict=True):
             if not ours.is_initialized:
                 ours.lazy_initialization(theirs.keys, theirs.values)
-            columns = slice(self.column - longest, self.column)
             ours.keys[new, :, columns] = theirs.keys[which_B, :, -longest:]
             ours.values[new, :, columns] = theirs.values[which_B, :, -longest:]
+
+    def _new_rows(self, lengths_B: Tensor) -> slice:
+        """Count rows of these lengths as active; the rows, which the caller fills."""
+        longest = int(lengths_B.max())
+        needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
+        if self.column < longest or self.column + 1 >= self.columns_max:
+            self.move_to(needed)
+        first = self.first + self.rows
+        self.lengths_B = torch.cat([self.lengths_B, lengths_B])
+        return slice(first, first + len(lengths_B))
+
+    def park(self, row: int) -> int:
+        """Copy an active row to a place for parked rows; its number."""
+        number, place = self.parked.add()
+        length = self._parked_length[place] = int(self.lengths_B[row])
+        for tensor in self._tensors():
+            cached = tensor[self.first + row, :, self.column - length : self.column]
+            tensor[place, :, :length] = cached
+        return number
+
+    def drop_parked(self, number: int) -> None:
+        """Free the place of a parked row."""
+        into, out_of = self.parked.remove(number)
+        if into != out_of:
+            length = self._parked_length[into] = self._parked_length[out_of]
+            for tensor in self._tensors():
+                tensor[into, :, :length] = tensor[out_of, :, :length]
+
+    def take_parked(self, numbers: Sequence[int]) -> tuple[DynamicCache, Tensor]:
+        """A cache with these parked rows, padded on the left, and their lengths; they are parked no
+        longer."""
+        places = [self.parked.place_of(number) for number in numbers]
+        lengths = [self._parked_length[place] for place in places]
+        cache, width = DynamicCache(), max(lengths)
+        for i, layer in enumerate(self.layers):
+            copies = []
+            for tensor in (layer.keys, layer.values):
+                copy = tensor.new_zeros(len(places), tensor.shape[1], width, tensor.shape[3])
+                for row, place, n in zip(copy, places, lengths, strict=True):
+                    row[:, width - n :] = tensor[place, :, :n]
+                copies.append(copy)
+            cache.update(*copies, i)
+        for number in numbers:
+            self.drop_parked(number)
+        return cache, torch.tensor(lengths, device=self.lengths_B.device)
+
+    def append_extended(self, extended: DynamicCache, begin_B: Tensor, lengths_B: Tensor) -> None:
+        """Append the rows of a cache that begin at these columns and have these lengths."""
+        new = self._new_rows(lengths_B)
+        spans = list(zip(begin_B.tolist(), lengths_B.tolist(), strict=True))
+        for ours, theirs in zip(self.layers, extended.layers, strict=True):
+            for into, out_of in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                for row, cached, (begin, n) in zip(into[new], out_of, spans, strict=True):
+                    row[:, self.column - n : self.column] = cached[:, begin : begin + n]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for layer in self.layers:
+            yield from (layer.keys, layer.values)
 
     def drop_rows(self, into: Tensor, out_of: Tensor, rows: int) -> None:
         """Move some rows into the places of others and keep the first `rows`. Only columns in use
