@@ -47,8 +47,9 @@ def close(found_BV, expected_BV):
 
 
 @DECODERS
-def test_an_extended_row_equals_a_fresh_prefill_whatever_the_lengths(name):
+def test_an_extended_row_equals_a_fresh_prefill_whatever_the_lengths(name, monkeypatch):
     """Rows of other lengths at once, extended by other numbers of tokens, then decoded."""
+    monkeypatch.setattr("scalerl.models.cpu.decode.QUERIES", 8)
     model = model_of(name)
     decoder = decoder_of(model)
     rng = np.random.default_rng(3)

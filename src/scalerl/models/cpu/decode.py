@@ -26,6 +26,9 @@ from scalerl.models.cpu.shape import MASKED, LlamaShape, agrees
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import Compaction, ParkedPlaces
 
+#: Queries of a row that attend at once when tokens are appended to it: few enough that they compute
+#: little for keys behind them, which they do not see.
+QUERIES = 256
 #: (layer, queries, keys, values) -> attention output, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -336,9 +339,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tens
 def extended_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tensor:
     """Attention of the last tokens of a row (tokens, heads, size) to all of its keys and values
     (heads, tokens, size)."""
-    mask = torch.ones(len(q), k.shape[1], dtype=torch.bool, device=q.device)
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1), k, v, attn_mask=mask.tril(k.shape[1] - len(q)), scale=1.0,
-        enable_gqa=shape.heads != shape.kv_heads,
-    )  # fmt: skip
-    return out.transpose(0, 1).flatten(1)
+    out, before = [], k.shape[1] - len(q)
+    for first in range(0, len(q), QUERIES):
+        part = q[first : first + QUERIES]
+        seen = before + first + len(part)
+        mask = torch.ones(len(part), seen, dtype=torch.bool, device=q.device).tril(before + first)
+        # With a dimension for the batch: without it torch takes a path that is four times slower.
+        out += F.scaled_dot_product_attention(
+            part.transpose(0, 1)[None], k[None, :, :seen], v[None, :, :seen], attn_mask=mask,
+            scale=1.0, enable_gqa=shape.heads != shape.kv_heads,
+        )  # fmt: skip
+    return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
