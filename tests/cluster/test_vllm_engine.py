@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    LlamaConfig,
+    Qwen3MoeConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from test_replay import replay
@@ -127,6 +133,41 @@ def test_every_token_is_replayed_with_its_versions_weights_and_the_kept_cache(ma
         budget = FORCE.start(requests[w.request].seeds[w.row]).budget
         assert int(w.turn.forced.argmax()) == budget
         assert w.turn.token_ids[w.turn.forced].tolist() == list(FORCE.phrase_ids)
+
+
+def test_a_later_turn_reads_only_what_is_not_in_full_blocks_of_the_cache(made):
+    """Blocks of the turn before are found although weights have changed since."""
+    engine, models = made
+    old, new = models[:2]
+    engine.load(weights(old), 0)
+    first = Request("e", tuple(range(4, 34)), Limit(40), {0: 1}, one_by_one=True)
+    engine.submit([first])
+    (written,) = finished(engine)[0]
+    ids = (*first.prompt_token_ids, *written.turn.token_ids.tolist(), 7, 8, 9)
+    engine.load(weights(new), 1)
+    engine.submit([Request("e#0#1", ids, Limit(12), {0: 2}, one_by_one=True, continues="e")])
+    (second,), read = finished(engine)
+    assert read == len(ids) - 64, "two full blocks of 32 tokens are kept"
+    cache = DynamicCache()
+    with torch.no_grad():
+        old(torch.tensor([ids[:64]]), past_key_values=cache)
+        more = torch.tensor([[*ids[64:], *second.turn.token_ids.tolist()]])
+        logits = new(more, past_key_values=cache).logits[0, len(ids) - 64 - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(1, more[0, len(ids) - 64 :, None])[:, 0]
+    np.testing.assert_allclose(second.turn.logprobs, expected, atol=TOLERANCE)
+    # Another request with the same tokens, which does not continue the episode, shares nothing.
+    engine.submit([Request("o", ids, Limit(2), {0: 3}, one_by_one=True, continues="p")])
+    assert finished(engine)[1] == len(ids)
+
+
+def finished(engine):
+    """What is written until nothing is left, and the tokens read before later turns."""
+    found, read = [], 0
+    while engine.health().busy:
+        step = engine.step()
+        found += step.written
+        read += step.read_tokens
+    return found, read
 
 
 def test_a_rollout_follows_from_its_seed_whoever_shares_the_batch(made):

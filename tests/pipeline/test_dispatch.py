@@ -187,3 +187,72 @@ def test_the_heap_chooses_as_a_look_at_every_generator_would(clock):
         writing = [s.version for s in dispatcher if s.held or not s.starting]
         assert dispatcher.oldest == min(writing)
     assert len(dispatcher._heap) < 200
+
+
+# -- turns of episodes ----------------------------------------------------------------------------
+
+
+def turns(name, rows=(0,), continues=None):
+    """A request for turns that are reported one by one."""
+    seeds = {row: 10 * row for row in rows}
+    return Request(name, (1, 2), Limit(5), seeds, one_by_one=True, continues=continues)
+
+
+def after_first_turns(clock, generators=3, **how):
+    """A group of four episodes whose first turns the second generator has written."""
+    dispatcher = dispatcher_of(generators, clock, **how)
+    second = list(dispatcher)[1]
+    dispatcher.assign(second, [turns("7", range(4))], "train", 0)
+    dispatcher.on_report(second, report(1, *(("7", row) for row in range(4))))
+    return dispatcher, second
+
+
+def placed(dispatcher, *requests):
+    shares = dispatcher.place(requests, "train", 0)
+    return {r.id: name for name, share in shares.items() for r in share}
+
+
+def test_the_next_turn_goes_to_the_generator_that_wrote_the_turn_before(clock):
+    dispatcher, second = after_first_turns(clock)
+    asked = [turns(f"7#{row}#1", [row], "7") for row in range(4)]
+    assert set(placed(dispatcher, *asked).values()) == {second.handle.name}
+    dispatcher.on_report(second, report(2, ("7#1#1", 1)))
+    assert placed(dispatcher, turns("7#1#2", [1], "7#1#1")) == {"7#1#2": second.handle.name}
+    assert placed(dispatcher, turns("8")) == {"8": "generator 0"}, "the first turn goes anywhere"
+
+
+def test_the_next_turn_goes_elsewhere_when_its_generator_is_clearly_busier(clock):
+    dispatcher, second = after_first_turns(clock)
+    dispatcher.assign(second, [request(f"o{i}") for i in range(2)], "train", 0)
+    assert len(second.held) == 8
+    assert placed(dispatcher, turns("7#0#1", [0], "7")) == {"7#0#1": second.handle.name}
+    dispatcher.assign(second, [request("o2", 1)], "train", 0)
+    assert placed(dispatcher, turns("7#1#1", [1], "7")) == {"7#1#1": "generator 0"}
+    for other in dispatcher:
+        if other is not second:
+            dispatcher.assign(other, [request(f"{other.order}", 20)], "train", 0)
+    assert placed(dispatcher, turns("7#2#1", [2], "7")) == {"7#2#1": second.handle.name}
+
+
+@pytest.mark.parametrize("how", ["leaves", "left", "starts again"])
+def test_a_generator_that_is_gone_gets_no_next_turn(clock, how):
+    dispatcher, second = after_first_turns(clock)
+    if how == "starts again":
+        dispatcher.on_restart(second, FakeHandle("generator 1"))
+    else:
+        dispatcher.ask_to_leave(second)
+    if how == "left":
+        dispatcher.remove(second)
+    assert placed(dispatcher, turns("7#0#1", [0], "7")) == {"7#0#1": "generator 0"}
+
+
+def test_turns_of_a_deterministic_run_go_to_the_generator_that_holds_least(clock):
+    dispatcher, _ = after_first_turns(clock, deterministic=True)
+    assert placed(dispatcher, turns("7#0#1", [0], "7")) == {"7#0#1": "generator 0"}
+
+
+def test_the_generators_of_old_turns_are_forgotten(clock, monkeypatch):
+    monkeypatch.setattr("scalerl.pipeline.dispatch.REMEMBERED_TURNS", 2)
+    dispatcher, second = after_first_turns(clock)
+    assert placed(dispatcher, turns("7#0#1", [0], "7")) == {"7#0#1": "generator 0"}
+    assert placed(dispatcher, turns("7#3#1", [3], "7")) == {"7#3#1": second.handle.name}

@@ -301,6 +301,7 @@ class RandomWorld:
         parts = s.generate + s.hand_over + s.train + s.generate_wait + s.train_wait
         assert np.isclose(parts, ledger.device_seconds)
         assert s.check_wait <= s.train_wait + 1e-6
+        assert self.plays or not ledger.reread_tokens
         evals = [e.step for e in self.store.read(EvalLine)]
         if not self.world.faults:
             # What is reported after the end of a validation may have been done before it.

@@ -30,10 +30,10 @@ class Bench:
     def publish(self, version):
         self.channel.publish(version, {})
 
-    def submit(self, name, lengths, lane="train", version=0):
+    def submit(self, name, lengths, lane="train", version=0, prompt=(1, 2), **more):
         """Rollouts of these lengths: the engine takes them from the seeds."""
         seeds = {row: length - 1 for row, length in enumerate(lengths)}
-        request = Request(name, (1, 2), Limit(1000), seeds)
+        request = Request(name, prompt, Limit(1000), seeds, **more)
         self.part.take(m.SubmitRequests((request,), lane, version))
 
     def turn(self):
@@ -217,3 +217,20 @@ def test_one_that_begins_anew_has_forgotten_everything_and_waits_for_the_other_w
     (report,) = [r for r in bench.turns(3) if r.written]
     assert names(report) == [("long", 0), ("long", 1)] and (report.number, report.taken) == (1, 1)
     assert all(v == 4 for w in report.written for v in w.turn.versions)
+
+
+@pytest.mark.parametrize("lane", ["train", "validate"])
+def test_tokens_read_before_later_turns_of_training_are_counted(lane):
+    """All of them, or what the engine has not kept."""
+    bench = Bench()
+    bench.submit("a", [3, 3], lane, one_by_one=True)
+    (first,) = bench.turns(3)
+    assert first.read_tokens == 0
+    bench.submit("a#0#1", [2], lane, prompt=(1,) * 12, one_by_one=True, continues="a")
+    bench.submit("b#0#4", [2], lane, prompt=(1,) * 20, one_by_one=True, continues="b#0#3")
+    (second,) = bench.turns(2)
+    kept = 2 + 3 - 1  # the last token of a turn is not read
+    assert second.read_tokens == (12 - kept + 20 if lane == "train" else 0)
+    bench.submit("a#0#2", [1], lane, prompt=(1,) * 5, one_by_one=True, continues="a#0#1")
+    (third,) = bench.turns(1)
+    assert third.read_tokens == (5 if lane == "train" else 0), "it was rewritten"

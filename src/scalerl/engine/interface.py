@@ -51,6 +51,10 @@ class Request:
     #: Whether each turn is reported as soon as it is finished, because an environment waits for it;
     #: otherwise all turns of the request are reported together.
     one_by_one: bool = False
+    #: In a later turn of an episode: id of the request of the turn before. The tokens above are
+    #: complete without it; an engine that has kept the key-value cache of that turn reads only the
+    #: tokens that are new.
+    continues: str | None = None
 
     def only(self, rows: Iterable[int]) -> Request:
         """The same request with only these of its turns."""
@@ -78,6 +82,9 @@ class EngineStep:
     written: tuple[TurnResult, ...] = ()
     #: Tokens that were generated, of finished and unfinished rollouts.
     tokens: int = 0
+    #: Tokens that were read before later turns of episodes: all tokens so far, or only the new ones
+    #: where the cache of the turn before was kept.
+    read_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,9 @@ class EngineSpec:
     validation_threads: int = 1
     #: Whether rollouts record the experts of their tokens (mixtures of experts).
     record_routing: bool = False
+    #: Whether the key-value cache of a turn is kept for the next turn of its episode, while there
+    #: is room. Which turns are kept depends on timing, and the last bits of log-probs on it.
+    park_turns: bool = True
 
 
 class Engine(Protocol):

@@ -2,7 +2,8 @@
 
 Rollouts are added and removed between decode steps, and weights change between decode steps; the
 key-value cache is kept. A step is one forward pass with one token per running rollout. The two
-lanes share one cache: the rows of a paused lane stay where they are, below those of the other.
+lanes share one cache: the rows of a paused lane stay where they are, below those of the other. The
+turns of episodes in environments are parked in free places of it (parking.py).
 
 Three decoders run the model. `ModelDecoder` (model_decoder.py) runs any Hugging Face causal LM by
 its own forward pass. `LlamaDecoder` and `CDecoder` (in `models`) run Llama-shaped models,
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, TurnResult
+from scalerl.engine.parking import ParkedTurn, Parking, ParkingDecoder
 from scalerl.engine.rows import Rows, RunningRollout, check_fits, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
@@ -37,7 +40,7 @@ GATHER_STEPS = 8
 GATHER_SHARE = 4
 
 
-class Decoder(Protocol):
+class Decoder(ParkingDecoder, Protocol):
     """Runs a model over the rows of a key-value cache. New rows are appended at the end."""
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], which: Sequence[int]) -> Tensor:
@@ -51,6 +54,11 @@ class Decoder(Protocol):
 
     def drop_rows(self, compaction: Compaction) -> None:
         """Remove some rows; others move into their places."""
+        ...
+
+    def extend(self, parked: Sequence[int], tokens: Sequence[tuple[int, ...]]) -> Tensor:
+        """Append the rows that were parked under these numbers, each with more tokens, which are
+        read in one pass; returns the logits of the next token."""
         ...
 
     def pause_rows(self) -> None:
@@ -105,6 +113,7 @@ class LocalEngine:
     threads             decoding threads in the training lane
     validation_threads  the same in the validation lane; None: as many
     record_routing      whether rollouts record the experts of their tokens (mixtures of experts)
+    park_turns          whether the cache of a turn is kept for the next turn of its episode
     """
 
     def __init__(
@@ -118,6 +127,7 @@ class LocalEngine:
         threads: int = 1,
         validation_threads: int | None = None,
         record_routing: bool = False,
+        park_turns: bool = True,
     ) -> None:
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
@@ -127,6 +137,9 @@ class LocalEngine:
         self.recorder = ExpertRecorder(model) if record_routing else None
         fast = CDecoder.from_model(model, *size) or LlamaDecoder.from_model(model, *size)
         self.decoder: Decoder = fast or _any_decoder(model, *size)
+        # The experts of parked tokens are not recorded again.
+        parks = park_turns and not record_routing
+        self.parking = Parking(self.decoder, slots + other) if parks else None
         self.threads: dict[Lane, int] = {
             "train": threads,
             "validate": threads if validation_threads is None else validation_threads,
@@ -157,17 +170,20 @@ class LocalEngine:
             threads=spec.threads,
             validation_threads=spec.validation_threads,
             record_routing=spec.record_routing,
+            park_turns=spec.park_turns,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
         for request in requests:
             check_fits(request, self.columns)
             self.queues[lane].waiting.extend((request, row) for row in request.seeds)
+            if self.parking is not None:
+                self.parking.claim(request)
 
     @torch.inference_mode()
     def step(self) -> EngineStep:
         queue = self._activate_lane()
-        written, tokens = self._admit(queue)
+        written, tokens, read_tokens = self._admit(queue)
         if queue.rows:
             logits_BV = self.decoder.decode(queue.rows.last_tokens())
             if self.recorder is not None:
@@ -177,7 +193,7 @@ class LocalEngine:
                     running.experts.append(experts)
             more, n = self._advance(queue, logits_BV)
             written, tokens = written + more, tokens + n
-        return EngineStep(self.lane, tuple(written), tokens)
+        return EngineStep(self.lane, tuple(written), tokens, read_tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = dict(self.model.named_parameters())
@@ -191,6 +207,8 @@ class LocalEngine:
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)
+        if self.parking is not None:
+            self.parking.on_load(self.version, version)
         self.version = version
 
     @torch.inference_mode()
@@ -200,6 +218,10 @@ class LocalEngine:
         for lane, queue in self.queues.items():
             rows = [i for i, r in enumerate(queue.rows.running) if r.request.id in gone]
             out += [queue.rows.written(i, "aborted") for i in rows]
+            if self.parking is not None:
+                for request, row in queue.waiting:
+                    if request.id in gone:
+                        self.parking.release(request, row)
             queue.waiting = deque(w for w in queue.waiting if w[0].id not in gone)
             if lane == self.lane:
                 self._drop_rows(queue, rows)
@@ -233,32 +255,65 @@ class LocalEngine:
             queue.dropped.clear()
         return queue
 
-    def _admit(self, queue: _Queue) -> tuple[list[TurnResult], int]:
-        """Prefill the prompts of waiting rollouts and sample their first tokens. A prompt is
-        computed once for all rollouts of its group that start together."""
+    def _admit(self, queue: _Queue) -> tuple[list[TurnResult], int, int]:
+        """Start waiting rollouts and sample their first tokens; returns what is finished, and the
+        tokens generated and read."""
         free = queue.admits()
         new: list[RunningRollout] = []
+        parked: list[tuple[RunningRollout, ParkedTurn]] = []
         finished: list[TurnResult] = []
-        while queue.waiting and len(new) < free:
-            running = RunningRollout.from_request(*queue.waiting.popleft())
+        while queue.waiting and len(new) + len(parked) < free:
+            request, row = queue.waiting.popleft()
+            running = RunningRollout.from_request(request, row)
             done = running.next_action()
-            if done is None:
+            if done is not None:
+                finished.append(empty_result(running, done))
+                if self.parking is not None:
+                    self.parking.release(request, row)
+                continue
+            turn = None if self.parking is None else self.parking.take(request, row)
+            if turn is None:
                 new.append(running)
             else:
-                finished.append(empty_result(running, done))
-        tokens = 0
+                parked.append((running, turn))
+        tokens = read_tokens = 0
+        if self.parking is not None:
+            self.parking.make_room(self._rows_in_cache() + len(new) + len(parked))
         if new:
-            first = len(queue.rows)
-            prompts = {r.request: r.request.prompt_token_ids for r in new}
-            place = {request: i for i, request in enumerate(prompts)}
-            which = [place[r.request] for r in new]
-            logits_BV = self.decoder.prefill(list(prompts.values()), which)
-            if self.recorder is not None:
-                self._record_prompts(self.recorder.last(), list(prompts.values()), new, which)
-            queue.rows.append_rows(new)
-            more, tokens = self._advance(queue, logits_BV, first)
+            more, tokens = self._start(queue, new)
             finished += more
-        return finished, tokens
+            read_tokens = sum(
+                len(r.request.prompt_token_ids) for r in new if r.request.continues is not None
+            )
+        if parked:
+            more, n, read = self._extend(queue, parked)
+            finished, tokens, read_tokens = finished + more, tokens + n, read_tokens + read
+        return finished, tokens, read_tokens
+
+    def _start(self, queue: _Queue, new: list[RunningRollout]) -> tuple[list[TurnResult], int]:
+        """Prefill prompts, each once for all rollouts of its group that start together."""
+        first = len(queue.rows)
+        prompts = {r.request: r.request.prompt_token_ids for r in new}
+        place = {request: i for i, request in enumerate(prompts)}
+        which = [place[r.request] for r in new]
+        logits_BV = self.decoder.prefill(list(prompts.values()), which)
+        if self.recorder is not None:
+            self._record_prompts(self.recorder.last(), list(prompts.values()), new, which)
+        queue.rows.append_rows(new)
+        return self._advance(queue, logits_BV, first)
+
+    def _extend(
+        self, queue: _Queue, parked: list[tuple[RunningRollout, ParkedTurn]]
+    ) -> tuple[list[TurnResult], int, int]:
+        """Continue parked turns: read only the tokens that are new, all of them in one pass."""
+        first = len(queue.rows)
+        tokens = [r.request.prompt_token_ids[len(turn.token_ids) :] for r, turn in parked]
+        logits_BV = self.decoder.extend([turn.number for _, turn in parked], tokens)
+        queue.rows.append_rows([r for r, _ in parked])
+        return *self._advance(queue, logits_BV, first), sum(map(len, tokens))
+
+    def _rows_in_cache(self) -> int:
+        return sum(len(queue.rows) for queue in self.queues.values())
 
     def _record_prompts(
         self,
@@ -284,8 +339,27 @@ class LocalEngine:
             raise NonFiniteLogits(self._non_finite_cause()) from None
         done = queue.rows.write(first, token_B.cpu().numpy(), logprob_B.cpu().numpy(), self.version)
         out = [queue.rows.written(i, finish.reason) for i, finish in done]
-        self._drop_rows(queue, [i for i, _ in done])
+        self._park_or_drop(queue, [i for i, _ in done], out)
         return out, len(token_B)
+
+    def _park_or_drop(
+        self, queue: _Queue, rows: Sequence[int], results: Sequence[TurnResult]
+    ) -> None:
+        """Remove rows with finished turns; those that an environment may reply to are parked."""
+        running = queue.rows.running
+        if self.parking is None or not any(running[i].request.one_by_one for i in rows):
+            self._drop_rows(queue, rows)
+            return
+        # One by one, because the place of a removed row has room for the next one to be parked; the
+        # last first, because the rows behind a removed one may move.
+        for i, result in sorted(zip(rows, results, strict=True), reverse=True, key=itemgetter(0)):
+            request = running[i].request
+            if request.one_by_one:
+                # The last token was sampled and not read.
+                fed = np.array((*request.prompt_token_ids, *result.turn.token_ids[:-1].tolist()))
+                key = (request.id, result.row)
+                self.parking.park(key, i, fed, self.lane, self._rows_in_cache())
+            self._drop_rows(queue, [i])
 
     def _non_finite_cause(self) -> str:
         """Why logits are not finite, and what to do."""

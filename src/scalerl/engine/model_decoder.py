@@ -1,10 +1,5 @@
-"""The decoder of any Hugging Face causal LM: its own forward pass, over a key-value cache of ours.
-
-The cache has one row per running rollout. The tokens of all rows end at the same column, so that a
-decode step writes one column for all rows; a row of n tokens fills the n columns before it, and the
-columns further left are masked. A rollout is added by copying the keys and values of its prompt in
-front of the current column, and removed by overwriting its row. The cache stays when weights
-change.
+"""The decoder of any Hugging Face causal LM: its own forward pass, over a key-value cache of ours
+(slots.py). The cache stays when weights change.
 """
 
 from __future__ import annotations
@@ -14,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import DynamicCache
 
+from scalerl.engine.slots import Slots
+from scalerl.models.cpu.decode import right_padded
 from scalerl.models.rows import Compaction
 
 
@@ -61,6 +57,35 @@ class ModelDecoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
+    def park(self, row: int) -> int:
+        return self.slots.park(row)
+
+    def drop_parked(self, number: int) -> None:
+        self.slots.drop_parked(number)
+
+    def extend(self, parked: Sequence[int], tokens: Sequence[tuple[int, ...]]) -> Tensor:
+        # Cached tokens are padded on the left and new ones on the right: those of a row are next to
+        # each other, and no real token attends to padding.
+        cache, before_B = self.slots.take_parked(parked)
+        sizes_B = torch.tensor([len(each) for each in tokens], device=self.device)
+        cached, width = int(before_B.max()), int(sizes_B.max())
+        columns = torch.arange(cached + width, device=self.device)
+        lengths_B = before_B + sizes_B
+        position_BT = before_B[:, None] + columns[:width]
+        keep, which_B = torch.unique(sizes_B - 1, return_inverse=True)
+        output = self.model(
+            input_ids=right_padded(tokens, width).to(self.device),
+            attention_mask=(columns >= cached - before_B[:, None]).long(),
+            # Positions of padding may be outside learnt position tables.
+            position_ids=torch.minimum(position_BT, lengths_B[:, None] - 1),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        self.slots.append_extended(cache, cached - before_B, lengths_B)
+        logits: Tensor = output.logits[torch.arange(len(tokens), device=self.device), which_B]
+        return logits
+
     def drop_rows(self, compaction: Compaction) -> None:
         into, out_of = torch.from_numpy(compaction.into), torch.from_numpy(compaction.out_of)
         self.slots.drop_rows(into, out_of, compaction.rows)
@@ -80,133 +105,3 @@ def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids[i, width - len(prompt) :] = torch.tensor(prompt)
         mask[i, width - len(prompt) :] = 1
     return ids, mask
-
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: (slots, heads, columns, head size), allocated once."""
-
-    is_sliding = False
-
-    def __init__(self, slots: Slots) -> None:
-        super().__init__()
-        self.slots = slots
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        def zeros(like: Tensor) -> Tensor:
-            rows, columns = self.slots.rows_max, self.slots.columns_max
-            return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
-
-        self.keys, self.values = zeros(key_states), zeros(value_states)
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        column, end = self.slots.column, self.slots.column + key_states.shape[2]
-        live = slice(self.slots.first, self.slots.first + key_states.shape[0])
-        self.keys[live, :, column:end] = key_states
-        self.values[live, :, column:end] = value_states
-        return self.keys[live, :, :end], self.values[live, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots.column + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.slots.column
-
-    def get_max_length(self) -> int:
-        return self.slots.columns_max
-
-
-class Slots:
-    """The rows of the cache. Rows first … first + rows - 1 are active, with `lengths_B` cached
-    tokens each; rows below `first` are paused and have a column of their own."""
-
-    def __init__(self, layers: int, rows_max: int, columns_max: int, device: torch.device) -> None:
-        self.rows_max = rows_max
-        self.columns_max = columns_max
-        self.column = 0
-        self.first = 0
-        #: Column and lengths of the paused rows.
-        self._paused: tuple[int, Tensor] | None = None
-        self.lengths_B = torch.zeros(0, dtype=torch.long, device=device)
-        self.layers = [SlotLayer(self) for _ in range(layers)]
-        self.cache = Cache(layers=self.layers)
-
-    @property
-    def rows(self) -> int:
-        return len(self.lengths_B)
-
-    def mask(self) -> Tensor:
-        """The attention mask (rows, column + 1): cached tokens, and the one about to be written."""
-        columns = torch.arange(self.column + 1, device=self.lengths_B.device)
-        return columns[None, :] >= (self.column - self.lengths_B)[:, None]
-
-    def wrote_one(self) -> None:
-        """Count the token that a decode step has written in every row."""
-        self.column += 1
-        self.lengths_B = self.lengths_B + 1
-
-    def append_rows(self, prefilled: DynamicCache, lengths_B: Tensor, which_B: Tensor) -> None:
-        """Append rows from a cache of left-padded prompts; row i takes prompt which_B[i]."""
-        longest = int(lengths_B.max())
-        needed = max(longest, int(self.lengths_B.max()) if self.rows else 0)
-        if self.column < longest or self.column + 1 >= self.columns_max:
-            self.move_to(needed)
-        new = slice(self.first + self.rows, self.first + self.rows + len(lengths_B))
-        self.lengths_B = torch.cat([self.lengths_B, lengths_B])
-        for ours, theirs in zip(self.layers, prefilled.layers, strict=True):
-            if not ours.is_initialized:
-                ours.lazy_initialization(theirs.keys, theirs.values)
-            columns = slice(self.column - longest, self.column)
-            ours.keys[new, :, columns] = theirs.keys[which_B, :, -longest:]
-            ours.values[new, :, columns] = theirs.values[which_B, :, -longest:]
-
-    def drop_rows(self, into: Tensor, out_of: Tensor, rows: int) -> None:
-        """Move some rows into the places of others and keep the first `rows`. Only columns in use
-        are copied."""
-        if len(into):
-            first = self.column - int(self.lengths_B.max())
-            for layer in self.layers:
-                for tensor in (layer.keys, layer.values):
-                    live = tensor[self.first :, :, first : self.column]
-                    live[into] = live[out_of]
-            self.lengths_B[into] = self.lengths_B[out_of]
-        self.lengths_B = self.lengths_B[:rows]
-        if not rows:
-            self.column = 0
-
-    def pause_rows(self) -> None:
-        """Pause the current rows; new ones are appended behind them."""
-        self._paused = (self.column, self.lengths_B)
-        self.first, self.column, self.lengths_B = self.rows, 0, self.lengths_B[:0]
-
-    def resume_rows(self) -> None:
-        """Continue with the paused rows."""
-        assert self._paused is not None
-        assert not self.rows
-        self.column, self.lengths_B = self._paused
-        self.first, self._paused = 0, None
-
-    def make_room(self) -> None:
-        """Move all rows left, before a decode step, if no column is left or if a third of the
-        columns that attention reads are empty."""
-        # Moving costs about as much as the reading of one step, hence not earlier. The 16 columns
-        # keep short rows from being moved every few steps.
-        longest = int(self.lengths_B.max())
-        if self.column + 1 > self.columns_max or self.column > 1.5 * longest + 16:
-            self.move_to(longest)
-
-    def move_to(self, column: int) -> None:
-        """Shift all rows so that they end at another column."""
-        span = int(self.lengths_B.max()) if self.rows else 0
-        if span and column != self.column:
-            live = slice(self.first, self.first + self.rows)
-            for layer in self.layers:
-                for tensor in (layer.keys, layer.values):
-                    # A copy: source and destination overlap.
-                    moved = tensor[live, :, self.column - span : self.column].clone()
-                    tensor[live, :, column - span : column] = moved
-        self.column = column

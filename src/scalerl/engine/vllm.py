@@ -4,7 +4,9 @@ Each rollout is a request of vLLM's, and a step generates one token for each.
 
 - Log-probs are those of the distribution that was sampled from (`processed_logprobs`).
 - Weights change between two steps, and the key-value cache is kept. Prefixes are shared only by
-  rollouts that were admitted at the same version (`cache_salt`).
+  rollouts that were admitted at the same version (`cache_salt`). A later turn of an episode keeps
+  the salt of its first turn: it finds the full blocks that are still in the cache, of whatever
+  version, as a rollout in flight does. vLLM drops the blocks that were used least recently.
 - A logits processor of ours forces tokens: their log-prob is 0, and no cache is recomputed.
 - The waiting queue is ours. A rollout is admitted with the salt of the version at that time, and
   only as many are admitted as one step of vLLM can prefill, so that none waits inside vLLM while
@@ -46,6 +48,9 @@ BLOCK_TOKENS = 32
 CACHE_GIB = 1
 #: Smallest number of prompt tokens that a step can prefill.
 MIN_PREFILL_TOKENS = 4096
+#: Turns for which the salt is remembered, the newest. An episode that is over leaves its last turn
+#: behind; the blocks of so many turns are long gone.
+REMEMBERED_TURNS = 4096
 #: Steps in a row that may generate nothing while there are rollouts, before the engine raises.
 MAX_IDLE_STEPS = 100
 
@@ -99,8 +104,10 @@ def import_vllm(spec: EngineSpec) -> Any:
 class _VllmRollout:
     """A rollout that is being generated."""
 
-    def __init__(self, running: RunningRollout) -> None:
+    def __init__(self, running: RunningRollout, salt: str) -> None:
         self.running = running
+        #: Salt of its prefix in vLLM's cache.
+        self.salt = salt
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -217,6 +224,8 @@ class VllmEngine:
         }  # fmt: skip
         self.rows: dict[Lane, dict[str, _VllmRollout]] = {"train": {}, "validate": {}}
         self.lane: Lane = "train"
+        #: Salts of finished turns of training episodes by request and row, the oldest first.
+        self._salts: dict[tuple[str, int], str] = {}
         #: Steps in a row that generated nothing.
         self._idle_steps = 0
         #: Times that the version fell, because the run went back to a checkpoint.
@@ -246,7 +255,7 @@ class VllmEngine:
         self._activate_lane()
         rows = self.rows[self.lane]
         written = self._admit()
-        tokens = 0
+        tokens = read_tokens = 0
         gone = []
         for output in self.engine.step() if rows else ():
             row = rows.get(output.request_id)
@@ -256,12 +265,16 @@ class VllmEngine:
                 at = self.forcing.row(output.request_id)
                 start, end = self.runner.query_start_loc.np[at : at + 2]
                 row.experts.append(self.routes.experts(start, end))
+            if not row.tokens and row.running.request.continues is not None:
+                prompt = row.running.request.prompt_token_ids
+                read_tokens += len(prompt) - (output.num_cached_tokens or 0)
             new = output.outputs[0]
             for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
                 tokens += 1
                 done = row.append_token(token, logprobs[token].logprob, self.version)
                 if done is not None:
                     written.append(row.written(done.reason))
+                    self._keep_salt(row)
                     gone.append(output.request_id)
                     break
                 self._force(output.request_id, row)
@@ -269,7 +282,7 @@ class VllmEngine:
         if self._idle_steps > MAX_IDLE_STEPS:
             raise PipelineError(f"vLLM generates no more tokens for {len(rows)} rollouts")
         self._drop(self.lane, gone)
-        return EngineStep(self.lane, tuple(written), tokens)
+        return EngineStep(self.lane, tuple(written), tokens, read_tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.probe.check_names(weights)
@@ -282,7 +295,9 @@ class VllmEngine:
         self.engine.set_weight_version(str(version))
         # After going back to a checkpoint the same version numbers come again with other weights:
         # the count makes their salts differ.
-        self._rollbacks += version < self.version
+        if version < self.version:
+            self._rollbacks += 1
+            self._salts.clear()
         self.version = version
         self._verify_weights(weights, f"at version {version}")
 
@@ -344,12 +359,12 @@ class VllmEngine:
                 continue
             self._number += 1
             name, how = f"{self.lane}/{self._number}", request.sampling
+            salt = self._salt(request, number)
             self.engine.add_request(
                 name,
                 {
                     "prompt_token_ids": list(request.prompt_token_ids),
-                    # Prefixes computed with other weights are not shared.
-                    "cache_salt": f"{self._rollbacks}/{self.version}",
+                    "cache_salt": salt,
                 },
                 SamplingParams(
                     temperature=how.temperature,
@@ -364,9 +379,24 @@ class VllmEngine:
                     extra_args={"id": name},
                 ),
             )
-            rows[name] = _VllmRollout(running)
+            rows[name] = _VllmRollout(running, salt)
             self._force(name, rows[name])
         return finished
+
+    def _salt(self, request: Request, row: int) -> str:
+        """The salt of a rollout. Prefixes computed with other weights are shared with earlier turns
+        of the same episode only."""
+        present = f"{self._rollbacks}/{self.version}"
+        return self._salts.pop((request.continues or "", row), present)
+
+    def _keep_salt(self, row: _VllmRollout) -> None:
+        """Remember the salt of a turn for the next turn of its episode."""
+        request = row.running.request
+        # All turns of a validation are of one version, which is their salt already.
+        if self.spec.park_turns and request.one_by_one and self.lane == "train":
+            self._salts[request.id, row.running.row] = row.salt
+            if len(self._salts) > REMEMBERED_TURNS:
+                del self._salts[next(iter(self._salts))]
 
     def _force(self, name: str, row: _VllmRollout) -> None:
         """Tell the logits processor the next token of a rollout, if it is forced."""

@@ -1,5 +1,5 @@
-"""Rows of a batch: the flat layout that training passes compute on, and compaction when rows
-leave."""
+"""Rows of a batch: the flat layout that training passes compute on, compaction when rows leave, and
+the places of parked rows."""
 
 from __future__ import annotations
 
@@ -129,3 +129,45 @@ class Compaction:
         """Move the rows of an array in place."""
         if len(self.into):
             array[self.into] = array[self.out_of]
+
+
+class ParkedPlaces:
+    """Which places of a cache with `rows` places hold parked rows: the last ones, without gaps, so
+    that all others are free for rows that are appended.
+
+    >>> places = ParkedPlaces(8)
+    >>> [places.add() for _ in range(3)]
+    [(1, 7), (2, 6), (3, 5)]
+    >>> places.remove(1)  # the place of row 1, and the place whose row moves there
+    (7, 5)
+    >>> places.place_of(3)
+    7
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        #: Place of each parked row by its number.
+        self._place: dict[int, int] = {}
+        #: Number of the parked row in each place, from the last place on.
+        self._number: list[int] = []
+        self._so_far = 0
+
+    def add(self) -> tuple[int, int]:
+        """Number and place of one more parked row."""
+        self._so_far += 1
+        self._number.append(self._so_far)
+        self._place[self._so_far] = self.rows - len(self._number)
+        return self._so_far, self._place[self._so_far]
+
+    def place_of(self, number: int) -> int:
+        return self._place[number]
+
+    def remove(self, number: int) -> tuple[int, int]:
+        """Free the place of a parked row: the place, and that of the row which must be copied into
+        it (the same place, if none must)."""
+        into, last = self._place.pop(number), self._number.pop()
+        out_of = self.rows - len(self._number) - 1
+        if last != number:
+            self._place[last] = into
+            self._number[self.rows - 1 - into] = last
+        return into, out_of

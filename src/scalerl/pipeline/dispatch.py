@@ -22,6 +22,16 @@ WRITING_WORK = {"generate", "validate"}
 #: Outdated entries are removed from the heap when it has this many entries a generator: often
 #: enough to stay small, and rarely enough to cost little per report.
 HEAP_FACTOR = 8
+#: The next turn of an episode goes to the generator that wrote the turn before, which may have kept
+#: its key-value cache, unless that one needs more than this many times the seconds of the least
+#: busy one for what it holds: by then waiting costs more than reading the episode again.
+AFFINITY_FACTOR = 2.0
+#: Turns that a generator may hold in any case without counting as busier: a decode step of few rows
+#: takes about as long as that of one.
+AFFINITY_TURNS = 8
+#: Number of turns for which the generator is remembered, the newest: an episode that is over leaves
+#: its last turn behind. All slots of a thousand generators; 10 MB.
+REMEMBERED_TURNS = 65_536
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +70,12 @@ class GeneratorState:
     #: Number of its latest entry in the heap of `Dispatcher`: earlier ones are outdated.
     entry: int = 0
 
+    @property
+    def seconds_left(self) -> float:
+        """Time to finish what it holds and one turn more, in seconds times an unknown factor."""
+        # + 1 is the request to be assigned: of two idle generators the faster one gets it.
+        return (len(self.held) + 1) / self.speed
+
     def requests(self, lane: Lane) -> list[Request]:
         """The requests of a lane that it still has to write, each with its missing rows only."""
         rows: dict[str, list[int]] = {}
@@ -89,6 +105,9 @@ class Dispatcher:
         #: (time to finish, order, entry, name) of each generator that may get requests; outdated
         #: entries are skipped when they come up.
         self._heap: list[tuple[float, int, int, str]] = []
+        #: Name of the generator that wrote a turn to which an environment replies, by request and
+        #: row, the oldest first.
+        self._wrote: dict[tuple[str, int], str] = {}
         for handle in generators:
             self._add(handle)
 
@@ -139,8 +158,7 @@ class Dispatcher:
         self._entries += 1
         state.entry = self._entries
         if not state.leaving:
-            # + 1 is the request to be assigned: of two idle generators the faster one gets it.
-            seconds = (len(state.held) + 1) / state.speed
+            seconds = state.seconds_left
             heapq.heappush(self._heap, (seconds, state.order, state.entry, state.handle.name))
         if len(self._heap) > HEAP_FACTOR * len(self.states) + HEAP_FACTOR:
             self._heap = [e for e in self._heap if self._current(e) is not None]
@@ -176,14 +194,28 @@ class Dispatcher:
             for entry in passed:
                 heapq.heappush(self._heap, entry)
 
+    def _choose_for(self, request: Request) -> GeneratorState:
+        """The generator for a request: the one that wrote the turn before, if it is not clearly
+        busier than the others."""
+        least = self._choose()
+        if request.continues is None:
+            return least
+        names = {self._wrote.pop((request.continues, row), "") for row in request.seeds}
+        state = self.states.get(names.pop())
+        if state is None or state.starting or state.leaving:
+            return least
+        allowed = AFFINITY_FACTOR * least.seconds_left + AFFINITY_TURNS / state.speed
+        return state if state.seconds_left <= allowed else least
+
     def place(
         self, requests: Iterable[Request], lane: Lane, version: int
     ) -> dict[str, list[Request]]:
-        """Assign each request to the generator that will have finished first, and send all of a
-        generator in one message; the requests by the generator's name."""
+        """Assign each request to the generator that will have finished first, or to the one that
+        wrote the turn before, and send all of a generator in one message; the requests by the
+        generator's name."""
         shares: dict[str, list[Request]] = {}
         for request in requests:
-            state = self._choose()
+            state = self._choose_for(request)
             self._hold(state, request, lane)
             shares.setdefault(state.handle.name, []).append(request)
         for name, share in shares.items():
@@ -275,7 +307,7 @@ class Dispatcher:
         measured = report.tokens and busy and not self.deterministic
         if measured:
             state.speed += EWMA_ALPHA * (report.tokens / busy - state.speed)
-        found = [w for w in report.written if state.held.pop((w.request, w.row), None) is not None]
+        found = [w for w in report.written if self._finished(state, w)]
         if measured or found or report.version != state.version:
             state.version = report.version
             self._changed(state)
@@ -287,6 +319,18 @@ class Dispatcher:
         elif state.stuck_since is None:
             state.stuck_since = self.clock.now()
         return found
+
+    def _finished(self, state: GeneratorState, written: TurnResult) -> bool:
+        """Whether a turn is one that the generator holds; it holds it no longer."""
+        key = (written.request, written.row)
+        request, _ = state.held.pop(key, (None, None))
+        # A deterministic run keeps no cache between turns.
+        if request is not None and request.one_by_one and not self.deterministic:
+            self._wrote.pop(key, None)
+            self._wrote[key] = state.handle.name
+            if len(self._wrote) > REMEMBERED_TURNS:
+                del self._wrote[next(iter(self._wrote))]
+        return request is not None
 
     def seconds_behind(self, state: GeneratorState) -> float:
         """Seconds for which it has not accepted a message that it was sent."""

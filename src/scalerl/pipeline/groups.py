@@ -159,13 +159,16 @@ class PendingGroup:
         """The request for the next turn of an episode in an environment."""
         attempt = self.attempts[row]
         self.writing += 1
+        name, turns = f"{self.key}#{row}#", attempt.turns
         return Request(
-            f"{self.key}#{row}#{attempt.turns}",
+            f"{name}{turns}",
             tuple(attempt.row.token_ids.tolist()),
             self.how.control,
-            {row: self.how.seed(row, attempt.turns)},
+            {row: self.how.seed(row, turns)},
             self.how.sampling,
             one_by_one=True,
+            # The first turns of a group's episodes are one request.
+            continues=f"{name}{turns - 1}" if turns > 1 else self.key,
         )
 
     def restart_at(self, version: int) -> None:

@@ -2,7 +2,7 @@
 
 Device-hours are wall-clock hours of training times devices. Validation is counted apart (unless
 the recipe counts it), and the time between a stop and a resume not at all. FLOPs follow the usual
-rule: 2 N per token written or read again by a later turn, 6 N per token that went through the
+rule: 2 N per token written or read before a later turn, 6 N per token that went through the
 trainer, where N is the number of parameters that take part in the matrix products of a token.
 
     device_seconds = generate + hand_over + train + generate_wait + train_wait
@@ -48,8 +48,8 @@ class Ledger:
     samples: int = 0
     generated_tokens: int = 0
     trained_tokens: int = 0
-    #: Tokens that generators read again: each turn of an episode after the first is a request of
-    #: its own, with everything before it.
+    #: Tokens that generators read before later turns of episodes: what is new, and everything
+    #: before it where no generator has kept the turn before in its cache.
     reread_tokens: int = 0
     device_seconds: float = 0.0
     validation_seconds: float = 0.0

@@ -139,7 +139,6 @@ class Loop:
                 self.pace.before_poll()
                 self.supervisor.handle(self.crew.poll(WATCH_SECONDS))
                 self.rollouts.step = self.state.version
-                self.ledger.reread_tokens += self.rollouts.take_reread_tokens()
                 self.watch.tick(waits_for)
         finally:
             script.close()  # what it has open, a checkpoint say, is removed

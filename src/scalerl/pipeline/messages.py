@@ -73,6 +73,8 @@ class GeneratorReport:
     seconds: dict[Work, float] = field(default_factory=dict)
     #: Training tokens written since the last report.
     tokens: int = 0
+    #: Tokens read since the last report before later turns of training episodes.
+    read_tokens: int = 0
     #: Whether it has finished its share and holds (deterministic runs).
     held: bool = False
     #: Whether this is its last report before it leaves.

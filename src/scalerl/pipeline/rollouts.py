@@ -65,8 +65,6 @@ class Rollouts:
         self.age_changes = 0
         #: Optimiser steps that the run has taken, for reward functions that ask.
         self.step = 0
-        #: Tokens that generators read again because a turn is a request of its own.
-        self._reread_tokens = 0
         self._stages: dict[str, Stage] = {}
         #: Number of resets so far: it keeps the names of environments unique, since validations
         #: and groups that are written again have the same keys.
@@ -180,7 +178,6 @@ class Rollouts:
             else:
                 request = self._replied(p, result)
                 if request is not None:
-                    self._reread_tokens += len(request.prompt_token_ids)
                     requests[p.how.lane].append(request)
             self._moved(p)
         for lane, found in requests.items():
@@ -268,11 +265,6 @@ class Rollouts:
             if p is not None:
                 p.restart_at(version)
                 self.age_changes += 1
-
-    def take_reread_tokens(self) -> int:
-        """Tokens that generators have been asked to read again since the last call."""
-        found, self._reread_tokens = self._reread_tokens, 0
-        return found
 
     def _moved(self, p: PendingGroup) -> None:
         """Follow a change of a group's stage in the counts."""

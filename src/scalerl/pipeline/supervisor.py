@@ -108,6 +108,7 @@ class Supervisor:
             self.on_worker_lost(worker, "has lost a report")
             return
         self.ledger.generated_tokens += report.tokens
+        self.ledger.reread_tokens += report.read_tokens
         for kind, seconds in report.seconds.items():
             self.ledger.add_work(kind, seconds)
         found = self.dispatcher.on_report(generator, report)

@@ -52,7 +52,7 @@ class GeneratorWorker:
         #: Whether it has sent its last report.
         self._left = False
         self._seconds: dict[Work, float] = defaultdict(float)
-        self._tokens = self._taken = self._number = 0
+        self._tokens = self._read_tokens = self._taken = self._number = 0
         #: Finished rollouts that were not reported yet, all of one lane.
         self._written: list[TurnResult] = []
         self._lane: Lane = "train"
@@ -133,7 +133,9 @@ class GeneratorWorker:
             if step.tokens:
                 kind: Work = "validate" if step.lane == "validate" else "generate"
                 self._seconds[kind] += self.now() - began
-                self._tokens += step.tokens if step.lane == "train" else 0
+                if step.lane == "train":
+                    self._tokens += step.tokens
+                    self._read_tokens += step.read_tokens
         reports = []
         if self._written and step.written and step.lane != self._lane:
             reports.append(self._report(held=False))
@@ -187,10 +189,11 @@ class GeneratorWorker:
             lane=self._lane,
             seconds=dict(self._seconds),
             tokens=self._tokens,
+            read_tokens=self._read_tokens,
             held=held,
         )
         self._written.clear()
         self._seconds.clear()
-        self._tokens = 0
+        self._tokens = self._read_tokens = 0
         self._reported_at = self.now()
         return report

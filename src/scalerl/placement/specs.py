@@ -100,6 +100,7 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         device=setup.device,
         trust_remote_code=recipe.model.trust_remote_code,
         record_routing=recipe.precision.routing == "replay",
+        park_turns=not recipe.placement.deterministic,
     )
 
 

@@ -96,7 +96,7 @@ class LedgerLine(Record):
     generated_tokens: int = about("tokens written for training", default=0)
     trained_tokens: int = about("tokens that went through the trainer", default=0)
     reread_tokens: int = about(
-        "tokens that generators read again before later turns of an episode", default=0
+        "tokens that generators read before later turns of an episode", default=0
     )
     device_seconds: float = about(
         "seconds of training times devices, without validation", default=0.0

@@ -2,7 +2,7 @@
 `LlamaDecoder`, to rounding, several times faster for small models.
 
 A prompt's keys and values are stored once for all rows that share it. Each row has a slot of its
-own for the tokens it generates, and nothing moves when other rows leave.
+own for the tokens it generates, and nothing moves when other rows leave, or when it is parked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +65,15 @@ class _CRows(ctypes.Structure):
     ]  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _ParkedRow:
+    """Slot and prompt of a parked row."""
+
+    #: Its values in the arrays of `CDecoder._by_row`.
+    values: tuple[int, ...]
+    holding: tuple[Tensor, Tensor]
+
+
 class CDecoder:
     """A Decoder over a Llama-shaped model, computed by decode.c."""
 
@@ -96,6 +106,9 @@ class CDecoder:
         # Keeps the prompts' keys and values alive, which C reads through pointers.
         self.holding: list[tuple[Tensor, Tensor]] = []
         self.free = list(range(rows_max))[::-1]
+        #: Parked rows by their number.
+        self.parked: dict[int, _ParkedRow] = {}
+        self._parked_so_far = 0
         self.keys: list[npt.NDArray[np.float32]] = []
         self.values: list[npt.NDArray[np.float32]] = []
         lm: Any = model
@@ -127,10 +140,11 @@ class CDecoder:
         each = np.array(which)
         self.slot[new] = [self.free.pop() for _ in which]
         self.own[new], self.prompt[new], self.room[new] = 0, lengths[each], width
-        step = keys[0].numel() * keys.element_size()
-        self.shared_keys[new] = keys.data_ptr() + each * step
-        self.shared_values[new] = values.data_ptr() + each * step
-        self.holding += [(keys, values)] * len(which)
+        # Copies, because a parked row would otherwise keep the prompts of all its neighbours.
+        held = [(k.clone(), v.clone()) for k, v in zip(keys, values, strict=True)]
+        self.shared_keys[new] = [held[i][0].data_ptr() for i in which]
+        self.shared_values[new] = [held[i][1].data_ptr() for i in which]
+        self.holding += [held[i] for i in which]
         self.rows = new.stop
         last = torch.from_numpy(np.arange(len(prompts)) * width + lengths - 1)
         return self._logits(hidden[last])[torch.from_numpy(each)]
@@ -142,56 +156,106 @@ class CDecoder:
     def _decode(self, token_B: Tensor) -> Tensor:
         """The hidden states that the head takes."""
         self._update_pointers()
-        words = self.model.model.embed_tokens.weight.shape[0]
-        if len(token_B) and not 0 <= int(token_B.min()) <= int(token_B.max()) < words:
-            # Torch raises the same; C would read beyond the table.
-            raise IndexError(f"a token is none of the model's {words} words")
-        live = slice(self.first, self.rows)
-        arrays = (token_B.numpy(), self.slot[live], self.prompt[live], self.own[live],
-                  self.shared_keys[live], self.shared_values[live], self.room[live])  # fmt: skip
-        names = ("token", "slot", "prompt_length", "own_length", "prompt_keys", "prompt_values",
-                 "prompt_room")  # fmt: skip
-        for name, array in zip(names, arrays, strict=True):
-            setattr(self.c_rows, name, array.ctypes.data)
-        hidden = torch.empty(len(token_B), self.c_model.width)
-        self._run_threads(hidden)
+        self._check_tokens(token_B)
+        live, rows = slice(self.first, self.rows), len(token_B)
+        size = ROWS_PER_TASK if self.threads > 1 else max(rows, 1)
+        parts = [(at, min(at + size, rows)) for at in range(0, rows, size)]
+        hidden = self._run(token_B, *(array[live] for array in self._by_row), parts=parts)
         self.own[live] += 1
         return hidden
 
-    def _run_threads(self, hidden_BD: Tensor) -> None:
-        """Compute all rows with `threads` threads; each takes the next rows when it is done. Rows
-        are independent, so the result does not depend on which thread computes them."""
-        rows, step = hidden_BD.shape[0], hidden_BD.shape[1] * hidden_BD.element_size()
-        size = ROWS_PER_TASK if self.threads > 1 else rows
-        parts = iter(range(0, rows, size))
+    @property
+    def _by_row(self) -> tuple[npt.NDArray[Any], ...]:
+        """The arrays with a value per row, in the order of `_CRows`."""
+        return (self.slot, self.prompt, self.own, self.shared_keys, self.shared_values, self.room)
+
+    def _run(
+        self, token_N: Tensor, *by_row: npt.NDArray[Any], parts: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """The hidden states of tokens, each with the values of its row. A thread computes one part
+        (from, to) after the other. Rows are independent, so the result does not depend on which
+        thread computes them."""
+        arrays = (token_N.numpy(), *by_row)
+        for (name, _), array in zip(_CRows._fields_, arrays, strict=True):
+            setattr(self.c_rows, name, array.ctypes.data)
+        hidden = torch.empty(len(token_N), self.c_model.width)
+        step = self.c_model.width * hidden.element_size()
+        left = iter(parts)
 
         def work(memory: Tensor) -> None:
-            for first in parts:
+            for first, last in left:
                 self.lib.decode(
-                    ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(first),
-                    LONG(min(first + size, rows)), POINTER(hidden_BD.data_ptr() + first * step),
-                    POINTER(memory.data_ptr()),
+                    ctypes.byref(self.c_model), ctypes.byref(self.c_rows), LONG(first), LONG(last),
+                    POINTER(hidden.data_ptr() + first * step), POINTER(memory.data_ptr()),
                 )  # fmt: skip
 
         while len(self.work) < self.threads:
             self.work.append(torch.empty_like(self.work[0]))
-        others = min(self.threads, -(-rows // size)) - 1
+        others = min(self.threads, len(parts)) - 1
         helping = [HELPERS.submit(work, memory) for memory in self.work[1 : 1 + others]]
         work(self.work[0])
         for helper in helping:
             helper.result()
+        return hidden
+
+    def park(self, row: int) -> int:
+        at = self.first + row
+        self._parked_so_far += 1
+        values = tuple(int(array[at]) for array in self._by_row)
+        self.parked[self._parked_so_far] = _ParkedRow(values, self.holding[at])
+        return self._parked_so_far
+
+    def drop_parked(self, number: int) -> None:
+        slot, *_ = self.parked.pop(number).values
+        if slot not in self.slot[: self.rows]:  # else `drop_rows` will free it
+            self.free.append(slot)
+
+    @torch.inference_mode()
+    def extend(self, parked: Sequence[int], tokens: Sequence[tuple[int, ...]]) -> Tensor:
+        """As `Decoder.extend`. The tokens of a row are rows of decode.c with one slot, in order: it
+        computes a part of rows layer by layer, and in a layer the keys and values of a row are
+        stored before the next row attends. Each bit is that of as many decode steps."""
+        self._update_pointers()
+        new = slice(self.rows, self.rows + len(parked))
+        for at, number in enumerate(parked, self.rows):
+            row = self.parked.pop(number)
+            for array, value in zip(self._by_row, row.values, strict=True):
+                array[at] = value
+            self.holding.append(row.holding)
+        self.rows = new.stop
+        sizes = np.array([len(each) for each in tokens])
+        by_row = [np.repeat(array[new], sizes) for array in self._by_row]
+        ends = np.cumsum(sizes)
+        by_row[2] += np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+        token_N = torch.tensor([token for each in tokens for token in each])
+        self._check_tokens(token_N)
+        hidden = self._run(token_N, *by_row, parts=self._parts(ends.tolist()))
+        self.own[new] += sizes
+        return self._head(hidden[torch.from_numpy(ends - 1)])
+
+    def _parts(self, ends: Sequence[int]) -> list[tuple[int, int]]:
+        """Tokens of whole rows for each thread, given where each row ends."""
+        if self.threads == 1:
+            return [(0, ends[-1])]
+        parts, first = [], 0
+        for end in ends:
+            if end - first >= ROWS_PER_TASK or end == ends[-1]:
+                parts.append((first, end))
+                first = end
+        return parts
 
     def drop_rows(self, compaction: Compaction) -> None:
         live = slice(self.first, self.rows)
         before = self.slot[live].copy()
-        for array in (self.slot, self.own, self.prompt, self.room, self.shared_keys,
-                      self.shared_values):  # fmt: skip
+        for array in self._by_row:
             compaction.apply(array[live])
         for into, out_of in zip(compaction.into.tolist(), compaction.out_of.tolist(), strict=True):
             self.holding[self.first + into] = self.holding[self.first + out_of]
         self.rows = self.first + compaction.rows
         del self.holding[self.rows :]
-        self.free += np.setdiff1d(before, self.slot[self.first : self.rows]).tolist()[::-1]
+        kept = [row.values[0] for row in self.parked.values()]
+        gone = np.setdiff1d(before, [*self.slot[self.first : self.rows].tolist(), *kept])
+        self.free += gone.tolist()[::-1]
 
     def pause_rows(self) -> None:
         self.first = self.rows
@@ -209,6 +273,12 @@ class CDecoder:
                 for own, name in ((self.keys, "keys"), (self.values, "values")):
                     own.append(np.empty(size, dtype=np.float32))
                     setattr(row, name, own[-1].ctypes.data)
+
+    def _check_tokens(self, token_N: Tensor) -> None:
+        words = self.model.model.embed_tokens.weight.shape[0]
+        if len(token_N) and not 0 <= int(token_N.min()) <= int(token_N.max()) < words:
+            # Torch raises the same; C would read beyond the table.
+            raise IndexError(f"a token is none of the model's {words} words")
 
     def _update_pointers(self) -> None:
         """Point the C structures at the current weights."""

@@ -24,8 +24,11 @@ from torch.nn import functional as F
 from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation, turned
 from scalerl.models.cpu.shape import MASKED, LlamaShape, agrees
 from scalerl.models.head import final_hidden
-from scalerl.models.rows import Compaction
+from scalerl.models.rows import Compaction, ParkedPlaces
 
+#: Queries of a row that attend at once when tokens are appended to it: few enough that they compute
+#: little for keys behind them, which they do not see.
+QUERIES = 256
 #: (layer, queries, keys, values) -> attention output, all (tokens, heads x size).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -94,6 +97,7 @@ class LlamaDecoder:
         self.first = self.rows = 0
         self.longest = 0
         self.lengths_R = torch.zeros(rows_max, dtype=torch.long, device=self.device)
+        self.parked = ParkedPlaces(rows_max)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.column_C = torch.arange(columns, device=self.device)
@@ -154,6 +158,73 @@ class LlamaDecoder:
         lengths_B += 1
         self.longest += 1
         return hidden
+
+    @torch.inference_mode()
+    def park(self, row: int) -> int:
+        number, place = self.parked.add()
+        self._copy_row(self.first + row, place)
+        return number
+
+    @torch.inference_mode()
+    def drop_parked(self, number: int) -> None:
+        into, out_of = self.parked.remove(number)
+        if into != out_of:
+            self._copy_row(out_of, into)
+
+    def _copy_row(self, out_of: int, into: int) -> None:
+        length = int(self.lengths_R[out_of])
+        for tensor in (*self.keys, *self.values):
+            tensor[into, :, :length] = tensor[out_of, :, :length]
+        self.lengths_R[into] = length
+
+    @torch.inference_mode()
+    def extend(self, parked: Sequence[int], tokens: Sequence[tuple[int, ...]]) -> Tensor:
+        first = self.rows
+        before = [self._append_parked(number) for number in parked]
+        sizes = torch.tensor([len(each) for each in tokens])
+        ends = sizes.cumsum(0)
+        lengths = [n + len(each) for n, each in zip(before, tokens, strict=True)]
+        #: (first token, row, number of its tokens, cached ones included) of each row.
+        spans = list(zip((ends - sizes).tolist(), range(first, self.rows), lengths, strict=True))
+        row_N = torch.repeat_interleave(torch.arange(first, self.rows), sizes).to(self.device)
+        position_N = torch.cat([torch.arange(n, m) for n, m in zip(before, lengths, strict=True)])
+        position_N = position_N.to(self.device)
+        place = (self.place_RH[row_N] + position_N[:, None]).flatten()
+        shape = self.shape
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.keys[layer], self.values[layer]
+            keys.view(-1, shape.size).index_copy_(0, place, k.view(-1, shape.size))
+            values.view(-1, shape.size).index_copy_(0, place, v.reshape(-1, shape.size))
+            q = q.view(len(q), -1, shape.size)
+            # Row by row: no row is padded to the length of another, nor depends on it.
+            seen = [
+                extended_attention(
+                    q[at : at + len(new)], keys[row, :, :n], values[row, :, :n], shape
+                )
+                for new, (at, row, n) in zip(tokens, spans, strict=True)
+            ]
+            return torch.cat(seen)
+
+        ids = torch.tensor([token for each in tokens for token in each], device=self.device)
+        hidden = self._body(ids, self.rotation_C[position_N], attend)
+        self.lengths_R[first : self.rows] = torch.tensor(lengths, device=self.device)
+        self._measure()
+        return self._logits(hidden[(ends - 1).to(self.device)])
+
+    def _append_parked(self, number: int) -> int:
+        """Make a parked row the last one; the number of its tokens."""
+        place = self.parked.place_of(number)
+        length = int(self.lengths_R[place])
+        # Copied out first: its new place may be the one that is freed.
+        tensors = (*self.keys, *self.values)
+        kept = [tensor[place, :, :length].clone() for tensor in tensors]
+        self.drop_parked(number)
+        for tensor, row in zip(tensors, kept, strict=True):
+            tensor[self.rows, :, :length] = row
+        self.lengths_R[self.rows] = length
+        self.rows += 1
+        return length
 
     @torch.inference_mode()
     def drop_rows(self, compaction: Compaction) -> None:
@@ -263,3 +334,19 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tens
         q, k, v, is_causal=True, scale=1.0, enable_gqa=shape.heads != shape.kv_heads
     )
     return out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def extended_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tensor:
+    """Attention of the last tokens of a row (tokens, heads, size) to all of its keys and values
+    (heads, tokens, size)."""
+    out, before = [], k.shape[1] - len(q)
+    for first in range(0, len(q), QUERIES):
+        part = q[first : first + QUERIES]
+        seen = before + first + len(part)
+        mask = torch.ones(len(part), seen, dtype=torch.bool, device=q.device).tril(before + first)
+        # With a dimension for the batch: without it torch takes a path that is four times slower.
+        out += F.scaled_dot_product_attention(
+            part.transpose(0, 1)[None], k[None, :, :seen], v[None, :, :seen], attn_mask=mask,
+            scale=1.0, enable_gqa=shape.heads != shape.kv_heads,
+        )  # fmt: skip
+    return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
