@@ -12,7 +12,8 @@ import numpy as np
 from scalerl.algorithm.episode import Episode
 from scalerl.pipeline.groups import PendingGroup, Writing
 from scalerl.pipeline.setup import MAIN, TEMPERATURE, RunSetup
-from scalerl.runs.lines import AnswerSample, EvalAnswers, SetScore
+from scalerl.pipeline.transcripts import play_if_played, play_of
+from scalerl.runs.lines import AnswerSample, EvalAnswers, Play, SetScore
 from scalerl.tasks.task import AnswerScore, Prompt
 
 
@@ -145,6 +146,7 @@ class Validation:
             "tasks": by_task((a.prompt.task, a.scores) for a in asked),
             "downstream": scores or None,
             "temperatures": heated or None,
+            "play": Play.from_episodes((play_of(e), e.finish) for e in episodes),
         }
 
     def answers(self, step: int) -> EvalAnswers:
@@ -160,6 +162,7 @@ class Validation:
                     why=score.why,
                     finish=episode.finish,
                     set=asked.set,
+                    play=play_if_played(episode),
                 )
                 for asked in self.asked.values()
                 for episode, score in asked.answered()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
-from scalerl.files import to_json, write_atomic
-from scalerl.runs.lines import EvalAnswers, EvalLine, Line, Status, StepLine
+from scalerl.files import MAX_LINE, to_json, write_atomic
+from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, Line, Status, StepLine
 from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
 from scalerl.runs.tail import parse_line
 
@@ -57,13 +57,32 @@ class RunStore(RunReader):
 
     def append(self, line: Line) -> None:
         """Append a line to the file of its type; it is on the disk when this returns."""
-        text = to_json(line.to_dict()) + "\n"
-        with self._writing(), (self.path / line.FILE).open("ab+") as file:
-            if file.tell() and not _ends_whole(file):
-                text = "\n" + text  # a kill or a full disk cut the line before short
-            file.write(text.encode())
+        with self._appending(line.FILE) as file:
+            file.write((to_json(line.to_dict()) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
+
+    def append_episodes(self, lines: Iterable[EpisodeLine], most: int) -> None:
+        """Append sampled episodes as long as the file has at most `most` bytes, and one in any
+        case; those that readers would pass over are left out."""
+        with self._writing():
+            (self.path / EpisodeLine.FILE).parent.mkdir(exist_ok=True)
+        with self._appending(EpisodeLine.FILE) as file:
+            size = file.tell()
+            for line in lines:
+                text = (to_json(line.to_dict(), compact=True) + "\n").encode()
+                if len(text) <= MAX_LINE and (not size or size + len(text) <= most):
+                    # Not synced: samples to read are not worth the wait for the disk.
+                    file.write(text)
+                    size += len(text)
+
+    @contextmanager
+    def _appending(self, name: str) -> Iterator[BinaryIO]:
+        """A file at its end, behind a whole line."""
+        with self._writing(), (self.path / name).open("ab+") as file:
+            if file.tell() and not _ends_whole(file):
+                file.write(b"\n")  # a kill or a full disk cut the line before short
+            yield file
 
     def put(self, line: Line) -> None:
         """Write a line in the order of its step, in place of an earlier line of that step."""
