@@ -10,7 +10,14 @@ from worlds import RandomWorld
 from scalerl.algorithm.episode import Episode, EpisodeFacts, TokenRow, Turn
 from scalerl.pipeline.episode_samples import bytes_at, sample_episodes
 from scalerl.recipe import Recipe
-from scalerl.runs.lines import EpisodeLine, EpisodePlay, SegmentSample, StepLine, VersionRun
+from scalerl.runs.lines import (
+    EpisodeLine,
+    EpisodePlay,
+    EvalLine,
+    SegmentSample,
+    StepLine,
+    VersionRun,
+)
 
 
 def setup_of(*overrides):
@@ -95,6 +102,10 @@ def test_a_run_records_some_episodes_of_every_step(plays, tmp_path):
         assert all(len(s.token_ids) == s.tokens == sum(v.tokens for v in s.versions)
                    for s in written)  # fmt: skip
     assert any(line.play.turns > 1 for line in lines) == plays
+    assert all((line.play is not None) == plays for line in run.store.read(EvalLine))
+    answers = [a for step in run.store.answered() for a in run.store.read_answers(step).answers]
+    assert answers and all((a.play is not None) == plays for a in answers)
+    assert any("\nenvironment: " in a.answer for a in answers) == plays
 
 
 def test_a_refused_batch_is_not_recorded(tmp_path):

@@ -233,6 +233,7 @@ def _score(
         truncated=truncated,
         unscored=line.unscored,
         failed=found.failed,
+        play=line.play,
         path=str(record.path),
         answers=str(record.answers),
     )

@@ -116,9 +116,10 @@ class Validation:
         score = self.main
         if score.scored:
             return None
+        scorer = "verifier" if self.setup.episodes is None else "environment"
         return (
             f"not one of {score.n_prompts * score.k} answers of the first validation could be "
-            f"scored: {score.failed}; repair the verifier (task.name, task.options), then --resume"
+            f"scored: {score.failed}; repair the {scorer} (task.name, task.options), then --resume"
         )
 
     def _scores(self) -> dict[str, SetScore]:
