@@ -85,8 +85,8 @@ def test_every_answer_is_kept(evaluated):
 
 @pytest.mark.faults
 def test_answers_of_several_turns_show_them_and_what_happened(tmp_path, capsys):
-    arguments = ("tiny-tools", "--prompts", "6", "--k", "4", "-o", str(tmp_path))
-    assert main(["eval", *arguments]) == 0
+    task = ("--task", "environment:tiny-tools", "--prompts", "6", "--k", "4")
+    assert main(["eval", "tiny-tools", *task, "-o", str(tmp_path)]) == 0
     assert "tool failures" in capsys.readouterr().out
     found = lines(tmp_path / "tiny-tools" / "answers" / "step_0.jsonl")
     assert all(one["play"]["turns"] >= 1 and one["finish"] == "stop" for one in found)

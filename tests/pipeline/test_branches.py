@@ -14,7 +14,7 @@ from scalerl.pipeline import branches, checkpoints
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.lock import RunLock
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 
 RECIPE = Recipe.load("scalerl", "tiny", overrides=["optimiser.lr=1e-4"])
 SLOWER = RECIPE.replace({"optimiser.lr": 1e-5, "schedule.k": 1})
@@ -28,7 +28,7 @@ def run(tmp_path):
     for step in range(31):
         if step:
             store.append(StepLine.from_dict({"step": step}))
-            store.append_episodes([EpisodeLine.from_dict({"step": step})], most=10**6)
+            store.append_episodes([encode(EpisodeLine.from_dict({"step": step}))], most=10**6)
         if step % 10 == 0:
             compute = {"device_hours": float(step), "flops": 1e9 * step}
             rate = {"step": step, "pass_rate": step / 100, "n_prompts": 8, "k": 2}

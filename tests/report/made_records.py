@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 import made_study
-from scalerl.files import to_json
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import (
     AnswerSample,
@@ -22,7 +21,7 @@ from scalerl.runs.lines import (
     StepLine,
     VersionRun,
 )
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 
 
 def step_text(step: int, rng: np.random.Generator) -> str:
@@ -77,8 +76,7 @@ def add_play(path: Path, text: str = "=7<eos>") -> Path:
     store = RunStore(path, resume=True)
     lines = [replace(s, play=Play(1.5 + s.step / 300, 8, 1.5, 0.1, 0.2, 0.0, 0.05, 0.25))
              for s in store.read(StepLine)]  # fmt: skip
-    steps = "".join(to_json(line.to_dict()) + "\n" for line in lines)
-    (path / StepLine.FILE).write_text(steps)
+    (path / StepLine.FILE).write_bytes(b"".join(map(encode, lines)))
     given = SegmentSample("context", 2, "ab=", (5, 6))
     written = SegmentSample("policy", 2, text, (7, 1), (VersionRun(1, 1), VersionRun(2, 1)))
     made = []
@@ -89,7 +87,7 @@ def add_play(path: Path, text: str = "=7<eos>") -> Path:
             finish="stop" if rows == 1 else "turns",
             play=EpisodePlay(3, 2, rows - 1, rows - 1, 0.5), rows=((given, written),) * rows,
         ))  # fmt: skip
-    store.append_episodes(made, most=10**6)
+    store.append_episodes(map(encode, made), most=10**6)
     return path
 
 

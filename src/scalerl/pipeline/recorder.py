@@ -17,7 +17,6 @@ from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.state import RunState
 from scalerl.pipeline.step_line import step_line
 from scalerl.runs.lines import (
-    EpisodeLine,
     EvalAnswers,
     EvalLine,
     EventKind,
@@ -25,7 +24,7 @@ from scalerl.runs.lines import (
     Status,
 )
 from scalerl.runs.listener import Listener
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 from scalerl.tasks.task import AnswerScore
 
 
@@ -42,7 +41,7 @@ class Recorder:
         self.unscored = UnscoredReasons()
         self.empty_steps = EmptyStepWatch(setup.recipe)
         self.alarms = Alarms.from_recipe(setup.recipe, store.path)
-        self._samples: list[EpisodeLine] = []
+        self._samples: list[bytes] = []
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
 
     def note(self, event: EventKind, why: str, **more: Any) -> None:
@@ -84,7 +83,10 @@ class Recorder:
 
     def sample(self, step: int, taken: Sequence[PendingGroup]) -> None:
         """Choose the episodes of a batch that are recorded if the trainer does not refuse it."""
-        self._samples = sample_episodes(self.setup, step, taken)
+        # Encoded here, because the trainer waits while a step is recorded.
+        self._samples = [
+            encode(line, compact=True) for line in sample_episodes(self.setup, step, taken)
+        ]
 
     def _record_samples(self) -> None:
         if self._samples:

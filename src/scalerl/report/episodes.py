@@ -39,7 +39,10 @@ def episode_cards(lines: Sequence[EpisodeLine]) -> list[Block]:
     failed or that a limit or a failure ended."""
     found = [next((line for line in reversed(lines) if wanted(line)), None) for wanted in KINDS]
     shown = sorted({id(line): line for line in found if line}.values(), key=lambda line: line.step)
-    return [BlockGroup([_card(line) for line in shown], "answers")] if shown else []
+    if not shown:
+        return []
+    note = f"Some of the recorded episodes, all of which are in {EpisodeLine.FILE}:"
+    return [Paragraph(note, "small"), BlockGroup([_card(line) for line in shown], "answers")]
 
 
 def _troubled(line: EpisodeLine) -> bool:

@@ -58,23 +58,22 @@ class RunStore(RunReader):
     def append(self, line: Line) -> None:
         """Append a line to the file of its type; it is on the disk when this returns."""
         with self._appending(line.FILE) as file:
-            file.write((to_json(line.to_dict()) + "\n").encode())
+            file.write(encode(line))
             file.flush()
             os.fsync(file.fileno())
 
-    def append_episodes(self, lines: Iterable[EpisodeLine], most: int) -> None:
-        """Append sampled episodes as long as the file has at most `most` bytes, and one in any
-        case; those that readers would pass over are left out."""
+    def append_episodes(self, lines: Iterable[bytes], most: int) -> None:
+        """Append sampled episodes, encoded, as long as the file has at most `most` bytes, and one
+        in any case; those that readers would pass over are left out."""
         with self._writing():
             (self.path / EpisodeLine.FILE).parent.mkdir(exist_ok=True)
         with self._appending(EpisodeLine.FILE) as file:
             size = file.tell()
             for line in lines:
-                text = (to_json(line.to_dict(), compact=True) + "\n").encode()
-                if len(text) <= MAX_LINE and (not size or size + len(text) <= most):
+                if len(line) <= MAX_LINE and (not size or size + len(line) <= most):
                     # Not synced: samples to read are not worth the wait for the disk.
-                    file.write(text)
-                    size += len(text)
+                    file.write(line)
+                    size += len(line)
 
     @contextmanager
     def _appending(self, name: str) -> Iterator[BinaryIO]:
@@ -151,6 +150,11 @@ class RunStore(RunReader):
                 f"the record in {self.path} cannot be written: {error.strerror}; put that right, "
                 "then go on with --resume"
             ) from None
+
+
+def encode(line: Line, *, compact: bool = False) -> bytes:
+    """A line as the record has it, with its end."""
+    return (to_json(line.to_dict(), compact=compact) + "\n").encode()
 
 
 def _ends_whole(file: BinaryIO) -> bool:
