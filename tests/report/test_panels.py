@@ -109,6 +109,14 @@ def test_a_run_of_single_turns_has_no_section_of_episodes(report):
     assert "Episodes" not in twin and "waiting for checks" in twin
 
 
+def test_the_episodes_of_a_run_of_single_turns_are_not_read(tmp_path):
+    run = made_run(tmp_path / "run", n=10, steps=20)
+    steps = (run / "steps.jsonl").read_text()
+    assert len(read_record(load_run(add_play(run))).episodes) == 3
+    (run / "steps.jsonl").write_text(steps)
+    assert read_record(load_run(run)).episodes == ()
+
+
 def test_episodes_that_cannot_be_read_are_left_out(tmp_path):
     run = add_play(made_run(tmp_path / "run", n=10, steps=20))
     file = run / "episodes" / "training.jsonl"
