@@ -25,6 +25,7 @@ from scalerl.runs.fields import Record
 from scalerl.runs.lines import (
     AnswerLine,
     AnswerSample,
+    EpisodeLine,
     EvalAnswers,
     EvalLine,
     EventLine,
@@ -116,6 +117,7 @@ RECORDS: dict[str, type[Record]] = {
     "steps.jsonl": StepLine,
     "ledger": LedgerLine,
     "events.jsonl": EventLine,
+    "episodes/training.jsonl": EpisodeLine,
     "evals/step_N.json": EvalAnswers,
     "answers": AnswerSample,
     "answers/step_N.jsonl": AnswerLine,

@@ -32,7 +32,7 @@ from scalerl.recipe.load import recipe_from
 from scalerl.runs import commands
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.importers.run_directory import AXIS_COLUMNS
-from scalerl.runs.lines import EvalLine, EventLine, StepLine
+from scalerl.runs.lines import EpisodeLine, EvalLine, EventLine, StepLine
 from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore, undo_new_run
@@ -283,7 +283,8 @@ class RunAttempts:
             kept = float(state["ledger"]["device_seconds"])
         past = self.store.last(StepLine)
         spent = 0.0 if past is None else past.ledger.device_seconds
-        self.store.cut_after(StepLine, step)
+        for kind in (StepLine, EpisodeLine):
+            self.store.cut_after(kind, step)
         self.store.cut_after(EvalLine, -1 if validated is None else validated)
         again = "" if step >= 0 else " (no checkpoint yet: from the start)"
         self.listener.say(f"resuming at step {max(step, 0)}{again}")

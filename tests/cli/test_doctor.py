@@ -128,6 +128,17 @@ def test_groups_that_are_being_checked_are_told(capsys, out):
     assert expected in run(capsys, out)[1]
 
 
+def test_a_run_in_an_environment_is_described_as_one(capsys, out):
+    store = RunStore(out, resume=True)
+    play = {"turns": 2.5, "tool_calls": 1.5, "failed": 0.5, "environment_seconds": 0.25}
+    filtered = {"unscored": 1, "rollouts": 2}
+    store.append(StepLine.from_dict({"step": 31, "play": play, "filtered": filtered}))
+    _, text = run(capsys, out)
+    assert "episodes    means of the last step: turns 2.5, tool calls 1.5, failed 0.50" in text
+    assert "3 in their environments" in text and "repair the environment: " in text
+    assert json.loads(run(capsys, out, "--json")[1])["play"]["turns"] == 2.5
+
+
 def test_no_run_is_one_line_and_exit_code_2(capsys, tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         assert main(["doctor", str(path)]) == 2

@@ -25,7 +25,7 @@ from scalerl.cli.throughput import RunThroughput, which_waits
 from scalerl.cli.view import PlainView, make_view
 from scalerl.curves.live import LiveForecast, forecast_numbers
 from scalerl.recipe import Recipe
-from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.lines import EvalLine, Play, StepLine
 
 RUN = Path(__file__).parent.parent / "fixtures" / "live-run"
 STEPS = [line for line in events(RUN) if isinstance(line, StepLine)]
@@ -390,6 +390,26 @@ def test_both_views_say_who_waits_for_the_checks():
                 view.step(line)
         assert "waits for the checks" in text_of(panel)
     assert "train 450 tok/s (waits for the checks)" in stream.getvalue()
+
+
+PLAY = {"turns": 2.25, "tool_calls": 1.5, "tool_failures": 0.25, "environment_seconds": 0.125}
+
+
+def test_both_views_show_turns_tools_and_environments():
+    lines = [dataclasses.replace(line, play=Play.from_dict(PLAY))
+             for line in two(seconds=2.0, spent=WRITES | {"check_wait": 1.4})]  # fmt: skip
+    stream = io.StringIO()
+    with live(width=120) as panel:
+        for view in (PlainView(stream, Clock()), panel):
+            view.begin(recipe(), Path("out"), None)
+            for line in lines:
+                view.step(line)
+        shown = text_of(panel)
+    for part in ("turns 2.2", "tool calls 1.5", "tool failures 0.25", "environment 0.12 s",
+                 "waits for the environments"):  # fmt: skip
+        assert part in shown and part in stream.getvalue(), part
+    # What did not happen is left out, and a step of single turns has none of it.
+    assert "forks" not in shown and "turns" not in views.step_line(two(seconds=1.0, spent={})[0])
 
 
 # -- the terminal ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scalerl import load_runs
+from scalerl.cli import main
 from scalerl.errors import InputError
 from scalerl.evaluation.evaluate import evaluate
 from scalerl.evaluation.options import EvaluationOptions
@@ -83,6 +84,22 @@ def test_every_answer_is_kept(evaluated):
 
 
 @pytest.mark.faults
+def test_answers_of_several_turns_show_them_and_what_happened(tmp_path, capsys):
+    task = ("--task", "environment:tiny-tools", "--prompts", "6", "--k", "4")
+    assert main(["eval", "tiny-tools", *task, "-o", str(tmp_path)]) == 0
+    assert "tool failures" in capsys.readouterr().out
+    found = lines(tmp_path / "tiny-tools" / "answers" / "step_0.jsonl")
+    assert all(one["play"]["turns"] >= 1 and one["finish"] == "stop" for one in found)
+    long = [one for one in found if one["play"]["turns"] > 1]
+    assert long and all(
+        one["answer"].count("assistant: ") == one["play"]["turns"]
+        and one["answer"].count("\nenvironment: ") == one["play"]["turns"] - 1
+        for one in long
+    )
+    [line] = lines(tmp_path / "tiny-tools" / "evals.jsonl")
+    assert line["play"]["turns"] == pytest.approx(sum(o["play"]["turns"] for o in found) / 24)
+
+
 def test_finished_prompts_are_not_written_again_after_a_kill(tmp_path):
     asked = ["tiny", "--task", "running-sums", "--prompts", "40", "--k", "8", "--json"]
     file = tmp_path / "tiny" / "answers" / "step_0.jsonl"

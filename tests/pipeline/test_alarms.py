@@ -1,6 +1,7 @@
 """Early signs of a run going wrong: each is said once, with the knob to turn."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from scalerl.cli import parser
 from scalerl.pipeline.alarms import MAX_CHECK_WAIT, START, WINDOW, Alarms
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import allowed_changes
-from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.lines import EvalLine, Play, StepLine
 
 HEALTHY = {
     "step": 1, "truncated": 0.0, "ratio": {"max": 1.2}, "ess": 0.99, "non_finite": 0,
@@ -77,6 +78,15 @@ def test_checks_that_set_the_pace_are_said_once_and_by_what_is_new():
     rough = list(waiting(2 * WINDOW, 1.2 * MAX_CHECK_WAIT, calm[-1][1]))
     (said,) = after(alarms, *[line for line, _ in rough])
     assert "waits for them" in said and "placement.checkers" in said and alarms.healthy
+
+
+def test_environments_that_set_the_pace_are_called_so():
+    play = {"turns": 3.0, "environment_seconds": 2.0}
+    lines = [replace(line, play=Play.from_dict(play)) for line, _ in waiting(WINDOW, 0.5)]
+    (said,) = after(Alarms(), *lines)
+    assert "the environments set the pace" in said and "placement.environment_processes" in said
+    unscored = step(filtered={"unscored": 32, "rollouts": 64}, play=play)
+    assert "see the task's environment" in after(Alarms(), *[unscored] * WINDOW)[0]
 
 
 def test_interruption_names_the_budget_that_cuts_answers_off():

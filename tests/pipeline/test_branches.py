@@ -12,9 +12,9 @@ from scalerl import load_run
 from scalerl.errors import InputError
 from scalerl.pipeline import branches, checkpoints
 from scalerl.recipe import Recipe
-from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
+from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.lock import RunLock
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 
 RECIPE = Recipe.load("scalerl", "tiny", overrides=["optimiser.lr=1e-4"])
 SLOWER = RECIPE.replace({"optimiser.lr": 1e-5, "schedule.k": 1})
@@ -28,6 +28,7 @@ def run(tmp_path):
     for step in range(31):
         if step:
             store.append(StepLine.from_dict({"step": step}))
+            store.append_episodes([encode(EpisodeLine.from_dict({"step": step}))], most=10**6)
         if step % 10 == 0:
             compute = {"device_hours": float(step), "flops": 1e9 * step}
             rate = {"step": step, "pass_rate": step / 100, "n_prompts": 8, "k": 2}
@@ -77,12 +78,13 @@ def is_new(path):
     events = [e for e in record.read(EventLine) if e.event == "branch"]
     return (
         steps(path) == list(range(1, 21))
+        and steps(path, EpisodeLine) == list(range(1, 21))
         and steps(path, EvalLine) == [0, 10, 20]
         and record.answered() == [0, 10, 20]
         and saved(path) == {10, 20}
         and used(path) == SLOWER
         and len(events) == 1
-        and steps(kept) == list(range(1, 31))
+        and steps(kept) == steps(kept, EpisodeLine) == list(range(1, 31))
         and RunStore(kept, resume=True).answered() == [0, 10, 20, 30]
         and saved(kept) == {20, 30}
         and used(kept) == RECIPE

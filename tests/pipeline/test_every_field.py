@@ -17,7 +17,7 @@ from scalerl.placement.world import Duration, World
 from scalerl.recipe import Recipe
 from scalerl.recipe.problems import known_fields
 from scalerl.recipe.schema import IDENTITY
-from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.lines import EpisodeLine, EvalLine, StepLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
 from scalerl.training import RunAttempts
@@ -121,6 +121,8 @@ CHANGES = {
     "budget.minutes": ("budget.minutes=0.01", []),
     "checkpoint.every": ("checkpoint.every=2", ["checkpoint.keep=9"]),
     "checkpoint.keep": ("checkpoint.keep=1", []),
+    "record.episodes_per_step": ("record.episodes_per_step=1", []),
+    "record.episodes_megabytes": ("record.episodes_megabytes=1", []),
     "placement.generators": ("placement.generators=2", []),
     "placement.engine": ("placement.engine=local", []),
     "placement.trainer": ("placement.trainer=fsdp", []),
@@ -211,7 +213,8 @@ def made_of(recipe):
                         type(specs.channel)]),
         "alarms": plain(Alarms.from_recipe(recipe)),
         "loop": [where.patience, where.checkers, where.environment_processes, where.check_seconds,
-                 where.deterministic, recipe.filter.empty_steps],
+                 where.deterministic, recipe.filter.empty_steps,
+                 recipe.record.episodes_megabytes],
     }  # fmt: skip
 
 
@@ -232,6 +235,7 @@ def does(recipe, out):
         "reason": end.reason,
         "steps": [[s.step, s.prompts, s.pass_rate, s.staleness.max] for s in steps],
         "evals": [[e.step, e.compute.device_hours, e.n_prompts, e.k] for e in evals],
+        "episodes": [e.step for e in store.read(EpisodeLine)],
         "checkpoints": sorted(p.name for p in (out / "checkpoints").iterdir()),
     }
 

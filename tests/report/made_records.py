@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 import made_study
 from scalerl.recipe import Recipe
-from scalerl.runs.lines import AnswerSample, EvalAnswers, EvalLine, EventLine
-from scalerl.runs.store import RunStore
+from scalerl.runs.lines import (
+    AnswerSample,
+    EpisodeLine,
+    EpisodePlay,
+    EvalAnswers,
+    EvalLine,
+    EventLine,
+    Play,
+    SegmentSample,
+    StepLine,
+    VersionRun,
+)
+from scalerl.runs.store import RunStore, encode
 
 
 def step_text(step: int, rng: np.random.Generator) -> str:
@@ -55,6 +67,27 @@ def made_run(path: Path, n: int = 31, steps: int = 300, seed: int = 0, **text: s
         AnswerSample("p2", "2+3=", "six", False, "'six' is not '5'", "stop"),
         AnswerSample("p3", "2+4=", "hm", False, "no answer", "interrupted"),
     ]))  # fmt: skip
+    return path
+
+
+def add_play(path: Path, text: str = "=7<eos>") -> Path:
+    """The run as one in an environment: its steps have play, and there are recorded episodes, the
+    last of which is a fork that ran out of turns."""
+    store = RunStore(path, resume=True)
+    lines = [replace(s, play=Play(1.5 + s.step / 300, 8, 1.5, 0.1, 0.2, 0.0, 0.05, 0.25))
+             for s in store.read(StepLine)]  # fmt: skip
+    (path / StepLine.FILE).write_bytes(b"".join(map(encode, lines)))
+    given = SegmentSample("context", 2, "ab=", (5, 6))
+    written = SegmentSample("policy", 2, text, (7, 1), (VersionRun(1, 1), VersionRun(2, 1)))
+    made = []
+    for step, correct, rows in ((1, True, 1), (2, False, 1), (3, False, 2)):
+        made.append(EpisodeLine(
+            step=step, prompt="p", task="t", question="ab=", reward=float(correct),
+            turn_rewards=(), correct=correct, why="as it is",
+            finish="stop" if rows == 1 else "turns",
+            play=EpisodePlay(3, 2, rows - 1, rows - 1, 0.5), rows=((given, written),) * rows,
+        ))  # fmt: skip
+    store.append_episodes(map(encode, made), most=10**6)
     return path
 
 

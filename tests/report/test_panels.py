@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from made_records import made_run, step_text
+from made_records import add_play, made_run, step_text
 from made_runs import HOSTILE, known
 
 from scalerl import fit, load_run, load_runs
@@ -87,6 +87,52 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<script>alert" not in page and "<img" not in page
     assert page.count("<script") == 2
+
+
+def test_a_run_in_an_environment_shows_its_episodes(tmp_path):
+    run = add_play(made_run(tmp_path / "run", n=10, steps=20))
+    write_report([fit(load_run(run))], tmp_path / "out")
+    twin = (tmp_path / "out" / "report.md").read_text()
+    charts = ("Turns and tool calls of an episode", "Episodes ended early, share",
+              "Time in the environment, seconds", "Forks of an episode")  # fmt: skip
+    for part in ("### Episodes", *charts, "waiting for environments", "✓ right, step 1",
+                 "✗ wrong, step 2", "✗ wrong, step 3", "[policy, 2 tokens, versions 1 to 2]",
+                 "a new row with the history rewritten", "ended by turns",
+                 "3 turns, 2 tool calls, 1 failed, 1 fork"):  # fmt: skip
+        assert part in twin, part
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(chart in page for chart in charts) and "waiting for checks" not in page
+
+
+def test_a_run_of_single_turns_has_no_section_of_episodes(report):
+    twin = (report / "report.md").read_text()
+    assert "Episodes" not in twin and "waiting for checks" in twin
+
+
+def test_the_episodes_of_a_run_of_single_turns_are_not_read(tmp_path):
+    run = made_run(tmp_path / "run", n=10, steps=20)
+    steps = (run / "steps.jsonl").read_text()
+    assert len(read_record(load_run(add_play(run))).episodes) == 3
+    (run / "steps.jsonl").write_text(steps)
+    assert read_record(load_run(run)).episodes == ()
+
+
+def test_episodes_that_cannot_be_read_are_left_out(tmp_path):
+    run = add_play(made_run(tmp_path / "run", n=10, steps=20))
+    file = run / "episodes" / "training.jsonl"
+    file.write_bytes(b"\0" * 1000)
+    assert read_record(load_run(run)).episodes == ()
+    file.unlink()
+    file.mkdir()
+    assert read_record(load_run(run)).episodes == ()
+
+
+def test_what_an_episode_says_stays_text_and_is_cut(tmp_path):
+    said = "</code></pre>".join(HOSTILE) + "```" + "x" * 10_000
+    run = add_play(made_run(tmp_path / "run", n=10, steps=20), text=said)
+    write_report([fit(load_run(run))], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script>alert" not in page and "<img" not in page and "x" * 200 not in page
 
 
 def test_a_run_that_is_going_on_or_damaged_has_the_panels_that_it_can_have(tmp_path):

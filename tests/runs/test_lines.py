@@ -15,22 +15,27 @@ from hypothesis import strategies as st
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 from scalerl.runs.lines import (
     AnswerSample,
+    EpisodeLine,
+    EpisodePlay,
     EvalAnswers,
     EvalLine,
     EventLine,
     FilterCounts,
     Lengths,
     LogprobGap,
+    Play,
     PromptScore,
     Ratio,
+    SegmentSample,
     SetScore,
     Staleness,
     Status,
     StepLine,
+    VersionRun,
 )
 
 LIVE = Path(__file__).parent.parent / "fixtures" / "live-run"
-KINDS = [StepLine, EvalLine, EventLine, Status, EvalAnswers]
+KINDS = [StepLine, EvalLine, EventLine, EpisodeLine, Status, EvalAnswers]
 
 
 def step_line(step=3):
@@ -43,7 +48,7 @@ def step_line(step=3):
         prompts=("sums/1", "sums/2"), zero_variance=0.5, length=Lengths(40.5, 69),
         filtered=FilterCounts(2, 8, 0, 0, 1, 1, 4), retired=0,
         compute=Compute(0.01, 1e9, 2000, 900, 24, step, 0.5),
-        ledger=LedgerLine(step, 24, 2000, 900, 36.0, 4.0, 0.0,
+        ledger=LedgerLine(step, 24, 2000, 900, 0, 36.0, 4.0, 0.0,
                           DeviceSeconds(15.0, 0.5, 9.0, 2.0, 4.0, 2.5, 9.0, 1.0),
                           Wasted(filtered=WasteCount(4, 160))),
     )  # fmt: skip
@@ -57,10 +62,26 @@ def eval_line(step=3, downstream=None):
     )  # fmt: skip
 
 
+PLAY = EpisodePlay(3, 2, 1, 0, 0.5)
+
+
+def episode_line(step=3, text="2<eos>"):
+    given = SegmentSample("context", 2, "1+1=", (5, 6))
+    written = SegmentSample(
+        "policy", 2, text, (7, 1), (VersionRun(1, 1), VersionRun(2, 1)), (-0.5, 0.0), 0.1
+    )
+    return EpisodeLine(
+        step=step, prompt="sums/1", task="sums", question="1+1=", reward=1.0, turn_rewards=(0.1,),
+        correct=True, why="equal", finish="stop", play=PLAY, rows=((given, written),),
+    )  # fmt: skip
+
+
 FULL = [
     step_line(),
     eval_line(),
     eval_line(downstream={"aime": SetScore(0.1, None, 30, 4)}),
+    dataclasses.replace(step_line(), play=Play.from_episodes([(PLAY, "turns")])),
+    episode_line(),
     EventLine(3, "refused", "not finite", prompts=("sums/1",)),
     EventLine(3, "resume", lost_device_seconds=2.5),
     Status(3, "2 more groups", {"main": 7}, {"trainer": 0.5}, (1,), True, (5, 6), 9, 4, 3, 1.5),
@@ -91,6 +112,13 @@ def test_what_does_not_apply_is_left_out_and_what_is_unknown_is_null():
     }  # fmt: skip
     assert "downstream" not in eval_line().to_dict()
     assert dataclasses.replace(eval_line(), stderr=None).to_dict()["stderr"] is None
+
+
+def test_means_of_episodes_are_of_all_of_them_once_one_has_an_environment():
+    once = EpisodePlay(1, 0, 0, 0, 0.0)
+    assert Play.from_episodes([(once, "stop")]) is None
+    found = Play.from_episodes([(once, "stop"), (PLAY, "turns"), (PLAY, "failed"), (PLAY, "stop")])
+    assert found == Play(2.5, 3, 1.5, 0.75, 0.0, 0.25, 0.25, 0.375)
 
 
 def test_the_size_of_a_validation_is_prompts_times_answers():
@@ -197,9 +225,10 @@ def test_every_field_of_every_type_says_what_it_means():
     for line in FULL:
         check(type(line))
     for kind in (Ratio, LogprobGap, Staleness, Lengths, FilterCounts, SetScore, Compute,
-                 DeviceSeconds, WasteCount, Wasted, LedgerLine, AnswerSample):  # fmt: skip
+                 DeviceSeconds, WasteCount, Wasted, LedgerLine, AnswerSample, EpisodePlay, Play,
+                 SegmentSample):  # fmt: skip
         check(kind)
-    assert len(seen) == 17
+    assert len(seen) == 21
 
 
 def test_the_types_need_nothing_heavy():

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_lines import answer, eval_line, step_line
+from test_lines import answer, episode_line, eval_line, step_line
 
 from scalerl.errors import InputError
-from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Status, StepLine
+from scalerl.files import MAX_LINE
+from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, EventLine, Status, StepLine
 from scalerl.runs.reader import BLOCK
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 
 #: Mounts of our own, which end with the process that made them.
 OWN_MOUNTS = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
@@ -398,3 +399,38 @@ def test_a_kill_at_any_moment_costs_no_line_that_was_read(store):
     seen += follower.new()
     assert seen == store.read(StepLine)
     assert not follower.restarted
+
+
+# -- sampled episodes -----------------------------------------------------------------------------
+
+
+def add_episodes(store, lines, most):
+    store.append_episodes([encode(line) for line in lines], most)
+
+
+def test_episodes_are_appended_up_to_their_bytes_and_one_in_any_case(store):
+    path = store.path / EpisodeLine.FILE
+    add_episodes(store, [episode_line(1), episode_line(1)], most=10)
+    assert store.read(EpisodeLine) == [episode_line(1)]
+    size = path.stat().st_size
+    add_episodes(store, [episode_line(2)] * 3, most=3 * size)
+    assert [line.step for line in store.read(EpisodeLine)] == [1, 2, 2]
+    assert path.stat().st_size <= 3 * size
+    add_episodes(store, [episode_line(3)], most=3 * size)
+    assert [line.step for line in store.read(EpisodeLine)] == [1, 2, 2]
+
+
+def test_an_episode_that_readers_would_pass_over_is_left_out(store):
+    long = episode_line(1, text="x" * MAX_LINE)
+    add_episodes(store, [long, episode_line(2)], most=10 * MAX_LINE)
+    assert [line.step for line in store.read(EpisodeLine)] == [2]
+
+
+def test_episodes_are_read_and_appended_after_a_kill_in_the_middle_of_a_line(store):
+    add_episodes(store, [episode_line(1)], most=10**6)
+    spoil(store.path / EpisodeLine.FILE)
+    assert store.read(EpisodeLine) == [episode_line(1)]
+    add_episodes(store, [episode_line(2)], most=10**6)
+    assert store.read(EpisodeLine) == [episode_line(1), episode_line(2)]
+    store.cut_after(EpisodeLine, 1)
+    assert store.read(EpisodeLine) == [episode_line(1)]

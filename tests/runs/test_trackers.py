@@ -13,7 +13,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.runs import load_run, load_runs
 from scalerl.runs.compute import Compute
-from scalerl.runs.lines import EvalLine, SetScore, StepLine
+from scalerl.runs.lines import EpisodePlay, EvalLine, Play, SetScore, StepLine
 from scalerl.runs.trackers import Trackers, open_trackers
 
 RATES = [0.1, 0.25, 0.4, 0.5]
@@ -36,6 +36,7 @@ def stepped(step):
         "metrics": {"capped": 0.2},
         "compute": compute(step).to_dict(),
         "ledger": {"generated_tokens": 1000 * step, "spent": {"train": 1.5}},
+        "play": {"turns": 2.5, "tool_failures": 0.5},
     })  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def evaluated(step, rate):
         compute=compute(step),
         validation_hours=0.001,
         downstream={"hard": hard},
+        play=Play.from_episodes([(EpisodePlay(3, 2, 1, 0, 0.5), "stop")]),
     )
 
 
@@ -104,7 +106,8 @@ def test_tensorboard_holds_the_curve_and_the_forecast(tmp_path, said):
     assert_tags(folder, {"train/loss", "train/staleness/max", "train/ledger/spent/train",
                          "train/staleness/histogram/0", "train/kl", "train/metrics/capped",
                          "eval/downstream/hard/pass_rate", "forecast/A", "compute/device_hours",
-                         "compute/minutes"},
+                         "compute/minutes", "train/play/turns", "train/play/tool_failures",
+                         "eval/play/turns"},
                 absent={"train/reward", "train/step", "train/ledger/generated_tokens"})  # fmt: skip
     assert said == []
 

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from made_records import made_run
+from made_records import add_play, made_run
 from serving import Page
 
 from made_study import made_study
@@ -20,7 +20,7 @@ from scalerl.serve.queries import FitCache, Query
 def runs(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     made_run(path / "first", n=31, steps=300)
-    made_run(path / "second", n=31, steps=300, seed=1)
+    add_play(made_run(path / "second", n=31, steps=300, seed=1))
     return path
 
 
@@ -172,7 +172,11 @@ def test_the_inside_of_a_run_is_that_of_the_report(page):
         assert word in found["html"], word
     assert "two and two" in found["answers"] and found["answered"] == [300]
     assert " style=" not in found["html"] + found["answers"]
+    assert "Episodes" not in found["html"]
     other = page.runs()["second"]["id"]
+    played = page.ask(f"/api/runs/{other}/inside").json()["html"]
+    for word in ("Episodes", "Turns and tool calls of an episode", "✗ wrong, step 3"):
+        assert word in played, word
     assert "seed" in page.ask(f"/api/runs/{key}/diff?with={other}").json()["html"]
 
 

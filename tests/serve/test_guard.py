@@ -7,7 +7,7 @@ import socket
 import string
 
 import pytest
-from made_records import made_run
+from made_records import add_play, made_run
 from made_runs import HOSTILE
 from serving import SRC, Page
 
@@ -25,6 +25,8 @@ def runs(tmp_path_factory):
     path = tmp_path_factory.mktemp("guard")
     (path / "secret.csv").write_text(f"step,val_acc,{SECRET}\n1,0.1,0\n2,0.2,0\n")
     (path / "secret.json").write_text(json.dumps({"step": 300, "answers": [{"answer": SECRET}]}))
+    secret = {"step": 3, "correct": True, "why": SECRET}
+    (path / "secret.jsonl").write_text(json.dumps(secret) + "\n")
     made_run(path / "runs" / "first", n=12, steps=40)
     return path / "runs"
 
@@ -78,7 +80,9 @@ def test_a_step_that_is_a_path_is_refused(page):
 def test_links_that_lead_out_are_not_read(runs, tmp_path):
     outside = runs.parent
     inside = tmp_path / "runs"
-    real = made_run(inside / "real", n=8, steps=20)
+    real = add_play(made_run(inside / "real", n=8, steps=20))
+    (real / "episodes" / "training.jsonl").unlink()
+    (real / "episodes" / "training.jsonl").symlink_to(outside / "secret.jsonl")
     (inside / "log.csv").symlink_to(outside / "secret.csv")
     (inside / "folder").symlink_to(outside / "runs")
     (inside / "loop").symlink_to(inside)

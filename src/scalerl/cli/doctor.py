@@ -20,7 +20,7 @@ from scalerl.runs import commands
 if TYPE_CHECKING:
     from scalerl.processes import Process
     from scalerl.runs.compute import LedgerLine
-    from scalerl.runs.lines import EventLine, Status, StepLine
+    from scalerl.runs.lines import EventLine, Play, Status, StepLine
 
 #: Latest steps; the median of their times is the usual time of a step.
 USUAL = 20
@@ -115,6 +115,8 @@ class Findings:
     pace: float | None = None
     #: Where compute went so far.
     ledger: LedgerLine | None = None
+    #: What the episodes of the last step did; None where all have one turn.
+    play: Play | None = None
     #: Share of the latest rollouts that could not be scored, and why, commonest first.
     unscored: float = 0.0
     unscored_why: dict[str, int] = field(default_factory=dict)
@@ -142,6 +144,11 @@ class Findings:
         return [p for p in self.processes if p.name != "main"]
 
     @property
+    def scorer(self) -> str:
+        """What scores the answers."""
+        return "verifier" if self.play is None else "environment"
+
+    @property
     def waits_for(self) -> str:
         return (self.status.waits_for if self.status else "") or "nothing"
 
@@ -157,6 +164,7 @@ class Findings:
             "step_age": self.step_age,
             "seconds_per_step": self.pace,
             "device_seconds": None if self.ledger is None else self.ledger.by_kind,
+            "play": None if self.play is None else self.play.to_dict(),
             "unscored": self.unscored,
             "unscored_why": self.unscored_why,
             "failed_validations": {str(k): v for k, v in self.failed_validations.items()},
@@ -193,6 +201,7 @@ def examine(path: Path) -> Findings:
     if steps:
         found.step, found.step_age = steps[-1].step, _age(path / StepLine.FILE)
         found.pace, found.ledger = _pace(steps), steps[-1].ledger
+        found.play = steps[-1].play
         _unscored(found, steps)
     for line in store.read(EvalLine):
         if line.failed is not None:
@@ -325,13 +334,15 @@ def _earlier(f: Findings) -> Iterator[str]:
 
 def _notes(f: Findings) -> Iterator[str]:
     if f.unscored > 0:
-        why = next(iter(f.unscored_why), "see the task's verifier")
-        yield f"repair the verifier: {f.unscored:.0%} of the latest rollouts have no score ({why})"
+        why = next(iter(f.unscored_why), f"see the task's {f.scorer}")
+        yield (
+            f"repair the {f.scorer}: {f.unscored:.0%} of the latest rollouts have no score ({why})"
+        )
     for step, why in list(f.failed_validations.items())[-1:]:
         many = len(f.failed_validations)
         yield (
-            f"repair the verifier: {many} validation{'s' * (many > 1)} failed, the latest at step "
-            f"{step} ({why}); the curve is without {'them' if many > 1 else 'it'}"
+            f"repair the {f.scorer}: {many} validation{'s' * (many > 1)} failed, the latest at "
+            f"step {step} ({why}); the curve is without {'them' if many > 1 else 'it'}"
         )
     for step, wrong in f.damaged.items():
         yield f"checkpoint step_{step} is damaged ({wrong}): a resume passes it over"
@@ -367,14 +378,20 @@ def describe(f: Findings) -> Iterator[tuple[str, str]]:
         yield "status", f"{f.status_age:.0f} s old{waits}"
     if f.status is not None:
         g = _groups(f.status)
+        checking = "being checked" if f.play is None else "in their environments"
         yield (
             "groups",
-            f"{g['writing']} being written, {g['checking']} being checked, "
+            f"{g['writing']} being written, {g['checking']} {checking}, "
             f"{g['waiting']} waiting for the trainer",
         )
     if f.step_age is not None:
         pace = "" if f.pace is None else f" (usually one every {f.pace:.1f} s)"
         yield "step", f"{f.step}, {f.step_age:.0f} s ago{pace}"
+    if f.play is not None:
+        from scalerl.cli.view import play_fields
+
+        said = ", ".join(f"{label} {value}" for label, value in play_fields(f.play))
+        yield "episodes", f"means of the last step: {said}"
     if f.ledger is not None and f.ledger.device_seconds > 0:
         yield "compute", _compute(f.ledger)
     for why, count in f.unscored_why.items():

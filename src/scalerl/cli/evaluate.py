@@ -95,13 +95,18 @@ def _table(found: list[Evaluation]) -> str:
     percent = f"{100 * found[0].level:g} %"
     head = ["model", "task", "prompts", f"mean@{found[0].k}", percent]
     head += [f"pass@{k}" for k in most if k > 1]
+    plays = any(each.play is not None for each in found)
+    head += ["turns", "tool calls", "tool failures"] if plays else []
     rows = [head]
     for each in found:
         span = "" if each.interval is None else "{:.3f} to {:.3f}".format(*each.interval)
         mean = "none" if each.mean is None else f"{each.mean:.3f}"
         cells = [each.model, each.task, str(each.n_prompts), mean, span]
         cells += [f"{each.pass_at[k]:.3f}" if k in each.pass_at else "" for k in most if k > 1]
-        rows.append(cells)
+        if each.play is not None:
+            p = each.play
+            cells += [f"{value:.2f}" for value in (p.turns, p.tool_calls, p.tool_failures)]
+        rows.append(cells + [""] * (len(head) - len(cells)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     lines += ["", "answers in " + ", ".join(dict.fromkeys(each.path for each in found))]

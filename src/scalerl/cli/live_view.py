@@ -249,6 +249,7 @@ class LiveView(Listener):
                 _field("mixed", _share(line.mixed_versions)),
                 _field("zero variance", _share(line.zero_variance)),
                 _field("ratio", words.shown(line.ratio.max, ".2f")),
+                *(_field(label, value) for label, value in words.play_fields(line.play)),
             ],
             width,
         )

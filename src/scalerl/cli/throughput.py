@@ -27,7 +27,7 @@ EVERY = 10.0
 FOR_CHECKS = 0.5
 
 
-WaitsFor = Literal["trainer", "generators", "checks"]
+WaitsFor = Literal["trainer", "generators", "checks", "environments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,9 @@ class RunThroughput:
         seconds = self._seconds(old, new)
         tokens = new.compute.generated_tokens - old.compute.generated_tokens
         learnt = new.compute.trained_tokens - old.compute.trained_tokens
-        reason: WaitsFor = "checks" if checks else "generators"
+        # With an environment, what the ledger calls a check is a call of it.
+        scoring: WaitsFor = "checks" if new.play is None else "environments"
+        reason: WaitsFor = scoring if checks else "generators"
         return (
             SideThroughput(_rate(tokens, seconds), writes, "trainer" if for_trainer else None),
             SideThroughput(

@@ -19,7 +19,7 @@ from scalerl.text import clock_text
 if TYPE_CHECKING:
     from scalerl.curves.live import LiveForecast
     from scalerl.recipe.schema import Recipe
-    from scalerl.runs.lines import EvalLine, EventLine, SetScore, StepLine
+    from scalerl.runs.lines import EvalLine, EventLine, Play, SetScore, StepLine
     from scalerl.training import RunEnd
 
 HINT = "for a live view: pip install 'scalerl[train]' (it needs rich)"
@@ -166,7 +166,29 @@ def step_line(line: StepLine) -> str:
         ("grad", line.grad_norm, ".2f"),
     ):
         parts.append(f"{label} {shown(value, form)}")
+    parts += [f"{label} {value}" for label, value in play_fields(line.play)]
     return "  ".join(parts)
+
+
+def play_fields(play: Play | None) -> list[tuple[str, str]]:
+    """What the episodes did, as means over a batch, with labels; what did not happen is left out.
+
+    >>> from scalerl.runs.lines import EpisodePlay, Play
+    >>> play_fields(Play.from_episodes([(EpisodePlay(3, 2, 0, 0, 0.25), "turns")]))
+    [('turns', '3.0'), ('tool calls', '2.0'), ('out of turns', '1.00'), ('environment', '0.25 s')]
+    """
+    if play is None:
+        return []
+    found = [("turns", shown(play.turns, ".1f"))]
+    for label, value, form in (
+        ("tool calls", play.tool_calls, ".1f"),
+        ("tool failures", play.tool_failures, ".2f"),
+        ("forks", play.forks, ".2f"),
+        ("out of turns", play.out_of_turns, ".2f"),
+        ("failed", play.failed, ".2f"),
+    ):
+        found += [(label, shown(value, form))] if value > 0 else []
+    return [*found, ("environment", f"{shown(play.environment_seconds, '.2g')} s")]
 
 
 def _speed(pace: RunThroughput) -> str:

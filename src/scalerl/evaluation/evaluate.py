@@ -29,6 +29,7 @@ from scalerl.evaluation.runner import EvaluationCheckers, score_answers
 from scalerl.evaluation.scores import Evaluation
 from scalerl.evaluation.subjects import subjects
 from scalerl.pipeline.setup import RunSetup
+from scalerl.pipeline.transcripts import play_if_played
 from scalerl.pipeline.validation import (
     Validation,
     ValidationPrompt,
@@ -37,9 +38,12 @@ from scalerl.pipeline.validation import (
     set_score,
 )
 from scalerl.placement.child import UNGUARDED
-from scalerl.runs.lines import AnswerLine, EvalLine
+from scalerl.runs.lines import AnswerLine, EpisodePlay, EvalLine, Play
 from scalerl.runs.lock import RunLock
 from scalerl.tasks.task import AnswerScore, Prompt, Task
+
+#: Play of an answer without an environment, which has no such field on disk.
+ONE_TURN = EpisodePlay(1, 0, 0, 0, 0.0)
 
 
 def evaluate(
@@ -172,6 +176,7 @@ def _lines(setup: RunSetup, asked: ValidationPrompt) -> list[AnswerLine]:
             tokens=len(episode),
             truncated=episode.truncated,
             finish=episode.finish,
+            play=play_if_played(episode),
         )
         for n, (episode, score) in enumerate(asked.answered())
     ]
@@ -204,6 +209,7 @@ def _score(
         validation_hours=seconds / 3600.0,
         scored=scored,
         failed=found.failed,
+        play=Play.from_episodes((a.play or ONE_TURN, a.finish) for a in every),
     )
     record.close(line, every)
     mean = found.pass_rate
@@ -227,6 +233,7 @@ def _score(
         truncated=truncated,
         unscored=line.unscored,
         failed=found.failed,
+        play=line.play,
         path=str(record.path),
         answers=str(record.answers),
     )

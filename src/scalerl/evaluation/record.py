@@ -32,7 +32,7 @@ FILE = "evaluation.json"
 #: Fields that may differ when an evaluation is resumed: they do not change any answer.
 FREE = (
     *("validation.prompts", "placement.checkers", "placement.environment_processes"),
-    "placement.check_seconds",
+    *("placement.check_seconds", "record.episodes_per_step", "record.episodes_megabytes"),
 )
 
 
@@ -121,7 +121,7 @@ class EvaluationRecord:
     def close(self, line: EvalLine, answers: Iterable[AnswerLine]) -> None:
         """Write the score, replacing an earlier one of the same step."""
         samples = (
-            AnswerSample(a.prompt, a.question, a.answer, a.correct, a.why, a.finish)
+            AnswerSample(a.prompt, a.question, a.answer, a.correct, a.why, a.finish, play=a.play)
             for a in answers
         )
         self.store.save_answers(EvalAnswers.from_answers(line.step, samples))

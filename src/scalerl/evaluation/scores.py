@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from scalerl.runs.lines import Play
+
 #: Default probability of the interval.
 LEVEL = 0.9
 
@@ -43,14 +45,19 @@ class Evaluation:
     unscored: int = 0
     #: Most frequent reason, if there is no mean.
     failed: str | None = None
+    #: Turns, tools and environments, as means over the answers; None where all have one turn.
+    play: Play | None = None
     #: Directory of the record.
     path: str = ""
     #: File with the answers.
     answers: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        if self.play is None:
+            del found["play"]
         return {
-            **asdict(self),
+            **found,
             "interval": None if self.interval is None else list(self.interval),
             "pass_at": {str(k): rate for k, rate in self.pass_at.items()},
         }

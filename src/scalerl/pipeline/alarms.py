@@ -119,7 +119,7 @@ class Alarms:
             "check precision and temperature", grave=True)  # fmt: skip
         yield from self._against_start(r)
         missing = self._mean("unscored", r.filtered.unscored / max(r.filtered.rollouts, 1))
-        why = next(iter(r.unscored_why or ()), "see the task's verifier")
+        why = next(iter(r.unscored_why or ()), f"see the task's {_scorer(r)}")
         yield self._alarm(
             "unscored", missing > MAX_UNSCORED,
             f"{missing:.0%} of rollouts could not be scored: {why}")  # fmt: skip
@@ -132,9 +132,10 @@ class Alarms:
         waited = self._mean("check_wait", self._check_wait(r.ledger.spent))
         yield self._alarm(
             "checks", waited > MAX_CHECK_WAIT,
-            f"the checks set the pace: the trainer waits for them {waited:.0%} of its time; a "
-            "faster verifier, more placement.checkers or a larger schedule.k would "
-            "help")  # fmt: skip
+            f"the {'checks' if r.play is None else 'environments'} set the pace: the trainer waits "
+            f"for them {waited:.0%} of its time; a faster {_scorer(r)}, more "
+            f"placement.{'checkers' if r.play is None else 'environment_processes'} or a larger "
+            "schedule.k would help")  # fmt: skip
 
     def _against_start(self, r: StepLine) -> Iterator[str | None]:
         """Alarms that compare entropy and gradient with those of the first steps."""
@@ -217,6 +218,11 @@ class Alarms:
         return statistics.median(known) if known else None
 
 
+def _scorer(line: StepLine) -> str:
+    """What scores the rollouts of a step."""
+    return "verifier" if line.play is None else "environment"
+
+
 def _limit_of_answers(recipe: Recipe) -> str:
     """The field of `length` that cuts rollouts off."""
     # A thought that is too long is interrupted, not cut off: only the answer after it can be.
@@ -269,8 +275,9 @@ def why_empty(steps: Iterable[StepLine], recipe: Recipe) -> str:
     lines = list(steps)
     rollouts = sum(line.filtered.rollouts for line in lines)
     if sum(line.filtered.unscored for line in lines) == rollouts:
-        why = next(iter(lines[-1].unscored_why or ()), "the verifier gives no reward")
-        return f"no rollout has a reward ({why}): repair the task's verifier"
+        scorer = _scorer(lines[-1])
+        why = next(iter(lines[-1].unscored_why or ()), f"the {scorer} gives no reward")
+        return f"no rollout has a reward ({why}): repair the task's {scorer}"
     cut = sum(line.filtered.truncated for line in lines)
     if cut == rollouts and recipe.filter.truncated == "drop":
         return (

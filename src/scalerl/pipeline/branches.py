@@ -28,12 +28,22 @@ from scalerl.files import flush_to_disk
 from scalerl.pipeline import checkpoints
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import allowed_changes, shown, with_date_of
-from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, KnobChange, StepLine
+from scalerl.runs.lines import (
+    EpisodeLine,
+    EvalAnswers,
+    EvalLine,
+    EventLine,
+    KnobChange,
+    StepLine,
+)
 from scalerl.runs.store import RunStore
 
 FOLDER = "branches"
 #: Files and folders of a record that a branch keeps, beside the recipe.
-RECORD = (EvalLine.FILE, StepLine.FILE, EventLine.FILE, EvalAnswers.FOLDER)
+RECORD = (
+    *(EvalLine.FILE, StepLine.FILE, EventLine.FILE),
+    *(EvalAnswers.FOLDER, Path(EpisodeLine.FILE).parent.name),
+)
 
 
 def recipe_of(path: Path) -> Recipe:
@@ -157,7 +167,8 @@ def _truncate_record(store: RunStore, step: int) -> None:
     """Remove the lines of the record after the checkpoint of this step."""
     saved = checkpoints.folder_of(store.path) / f"step_{step}" / checkpoints.STATE
     validated = json.loads(saved.read_text())["last_validation"]
-    store.cut_after(StepLine, step)
+    for kind in (StepLine, EpisodeLine):
+        store.cut_after(kind, step)
     store.cut_after(EvalLine, -1 if validated is None else validated)
 
 

@@ -78,7 +78,10 @@ class Learner:
         self.batch = tuple(p.group for p in taken if p.group is not None)
         self.check_summary = CheckSummary.merged(taken)
         self.recorder.listener.batch(self.batch)
-        self.send(m.TrainStep(self.batch, self._publishes(self.state.version + 1)))
+        step = self.state.version + 1
+        self.send(m.TrainStep(self.batch, self._publishes(step)))
+        # While the trainer works, so that no step waits for it.
+        self.recorder.sample(step, taken)
 
     def _publishes(self, version: int) -> bool:
         return self.publishes_at_once and self.setup.schedule.publishes(version)

@@ -10,14 +10,21 @@ from scalerl.pipeline import checkpoints
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
 from scalerl.pipeline.environment_pool import UnscoredReasons
-from scalerl.pipeline.groups import CheckSummary
+from scalerl.pipeline.episode_samples import bytes_at, sample_episodes
+from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.state import RunState
 from scalerl.pipeline.step_line import step_line
-from scalerl.runs.lines import EvalAnswers, EvalLine, EventKind, EventLine, Status
+from scalerl.runs.lines import (
+    EvalAnswers,
+    EvalLine,
+    EventKind,
+    EventLine,
+    Status,
+)
 from scalerl.runs.listener import Listener
-from scalerl.runs.store import RunStore
+from scalerl.runs.store import RunStore, encode
 from scalerl.tasks.task import AnswerScore
 
 
@@ -34,6 +41,7 @@ class Recorder:
         self.unscored = UnscoredReasons()
         self.empty_steps = EmptyStepWatch(setup.recipe)
         self.alarms = Alarms.from_recipe(setup.recipe, store.path)
+        self._samples: list[bytes] = []
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
 
     def note(self, event: EventKind, why: str, **more: Any) -> None:
@@ -67,10 +75,24 @@ class Recorder:
         """Record an optimiser step."""
         line = step_line(message.report, batch, summary, self.setup.curriculum.retired, self.ledger)
         self.store.append(line)
+        self._record_samples()
         self.listener.trained(now - message.seconds, now, self.state.version)
         self.listener.step(line)
         self.warn([*message.report.notes, *self.alarms.check_step(line)])
         self.warn(self.empty_steps.check_step(line))
+
+    def sample(self, step: int, taken: Sequence[PendingGroup]) -> None:
+        """Choose the episodes of a batch that are recorded if the trainer does not refuse it."""
+        # Encoded here, because the trainer waits while a step is recorded.
+        self._samples = [
+            encode(line, compact=True) for line in sample_episodes(self.setup, step, taken)
+        ]
+
+    def _record_samples(self) -> None:
+        if self._samples:
+            limit = self.setup.recipe.record.episodes_megabytes * 1_000_000
+            self.store.append_episodes(self._samples, bytes_at(self.state.version, limit))
+            self._samples = []
 
     def validation(self, line: EvalLine, answers: EvalAnswers) -> None:
         """Record a validation: its answers first, so that a line never lacks them."""

@@ -35,6 +35,7 @@ from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.models.turns import TurnRenderer
 from scalerl.pipeline.episodes import EpisodeRules
 from scalerl.pipeline.schedule import Schedule
+from scalerl.pipeline.transcripts import transcript
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_algorithm import AdvantageSection, EnvironmentSection
 from scalerl.tasks.registry import task_of
@@ -355,8 +356,10 @@ class RunSetup:
         return str(self.tokenizer.decode(shown, skip_special_tokens=False))
 
     def episode_text(self, episode: Episode) -> str:
-        """The text of an episode behind its prompt: of an episode of one turn, the answer."""
-        return "".join(self.text_of(row.token_ids[len(row.prompt) :]) for row in episode.rows)
+        """The text of an episode behind its prompt: of an episode of one turn, the answer; of
+        several, each turn after the role that wrote it."""
+        rules = self.episodes
+        return transcript(episode, self.text_of, None if rules is None else rules.renderer)
 
 
 def _begin(messages: Sequence[Mapping[str, str]]) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl.algorithm.episode import Episode, Group
+from scalerl.algorithm.episode import Group
 from scalerl.pipeline.environment_pool import commonest
 from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
+from scalerl.pipeline.transcripts import play_of
 from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Play, Ratio, Staleness, StepLine
 from scalerl.trainer.interface import StepReport
 
@@ -58,24 +59,5 @@ def step_line(
         compute=ledger.compute(),
         ledger=ledger.to_line(),
         unscored_why=commonest(summary.unscored) or None,
-        play=_play(episodes),
-    )
-
-
-def _play(episodes: Sequence[Episode]) -> Play | None:
-    """Turns, tools and environments of a batch; None if all its episodes have one turn."""
-    facts = [e.facts for e in episodes]
-    # An environment may end an episode after its first turn; it has then taken some time.
-    if all(f.turns <= 1 and not f.environment_seconds for f in facts):
-        return None
-    calls = sum(f.tool_calls for f in facts)
-    return Play(
-        turns=float(np.mean([f.turns for f in facts])),
-        turns_max=max(f.turns for f in facts),
-        tool_calls=calls / len(facts),
-        tool_failures=sum(f.tool_failures for f in facts) / len(facts),
-        forks=sum(len(e.rows) - 1 for e in episodes if e.rows) / len(facts),
-        failed=float(np.mean([e.finish == "failed" for e in episodes])),
-        out_of_turns=float(np.mean([e.finish == "turns" for e in episodes])),
-        environment_seconds=float(np.mean([f.environment_seconds for f in facts])),
+        play=Play.from_episodes((play_of(e), e.finish) for e in episodes),
     )

@@ -12,7 +12,8 @@ import numpy as np
 from scalerl.algorithm.episode import Episode
 from scalerl.pipeline.groups import PendingGroup, Writing
 from scalerl.pipeline.setup import MAIN, TEMPERATURE, RunSetup
-from scalerl.runs.lines import AnswerSample, EvalAnswers, SetScore
+from scalerl.pipeline.transcripts import play_if_played, play_of
+from scalerl.runs.lines import AnswerSample, EvalAnswers, Play, SetScore
 from scalerl.tasks.task import AnswerScore, Prompt
 
 
@@ -115,11 +116,10 @@ class Validation:
         score = self.main
         if score.scored:
             return None
-        plays = any(self.setup.plays(p.prompt) for p in self.groups)
+        scorer = "verifier" if self.setup.episodes is None else "environment"
         return (
             f"not one of {score.n_prompts * score.k} answers of the first validation could be "
-            f"scored: {score.failed}; repair the {'environment' if plays else 'verifier'} "
-            "(task.name, task.options), then --resume"
+            f"scored: {score.failed}; repair the {scorer} (task.name, task.options), then --resume"
         )
 
     def _scores(self) -> dict[str, SetScore]:
@@ -147,6 +147,7 @@ class Validation:
             "tasks": by_task((a.prompt.task, a.scores) for a in asked),
             "downstream": scores or None,
             "temperatures": heated or None,
+            "play": Play.from_episodes((play_of(e), e.finish) for e in episodes),
         }
 
     def answers(self, step: int) -> EvalAnswers:
@@ -162,6 +163,7 @@ class Validation:
                     why=score.why,
                     finish=episode.finish,
                     set=asked.set,
+                    play=play_if_played(episode),
                 )
                 for asked in self.asked.values()
                 for episode, score in asked.answered()

@@ -29,6 +29,7 @@ from scalerl.recipe.sections_runtime import (
     OptimiserSection,
     PlacementSection,
     PrecisionSection,
+    RecordSection,
     ScheduleSection,
     ValidationSection,
 )
@@ -67,6 +68,7 @@ class Recipe(Section):
     compute: ComputeSection = ComputeSection()
     budget: BudgetSection = BudgetSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    record: RecordSection = RecordSection()
     placement: PlacementSection = PlacementSection()
 
     def __init__(self, *names: object, **data: Any) -> None:

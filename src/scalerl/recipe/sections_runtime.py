@@ -213,6 +213,22 @@ class CheckpointSection(Section):
     )
 
 
+class RecordSection(Section):
+    """What the run directory keeps besides statistics: training episodes to read, with the source
+    of every token, in `episodes/training.jsonl`."""
+
+    episodes_per_step: int = field(
+        4, "episodes kept of each step, chosen by a hash; 0: none", "ours", unit="episodes", ge=0
+    )
+    episodes_megabytes: int = field(
+        100,
+        "limit to that file: half of it by step 1000, the rest ever more slowly",
+        "ours",
+        unit="MB",
+        gt=0,
+    )
+
+
 class PlacementSection(Section):
     """Where the workers run."""
 

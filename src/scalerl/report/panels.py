@@ -24,10 +24,10 @@ from scalerl.report.blocks import (
     Paragraph,
     Span,
 )
+from scalerl.report.episodes import episode_cards, play_text
 from scalerl.report.run_record import MANY, RunRecord
 from scalerl.report.small_charts import MAX_BINS, ChartLine, chart
 from scalerl.report.table import ReportTable, TableCell, columns, escape_html, row
-from scalerl.runs.compute import LedgerLine
 from scalerl.runs.lines import AnswerSample, EventLine, StepLine
 
 #: Points of a line where many runs share the page.
@@ -42,9 +42,10 @@ MAX_ANSWER = 1500
 ALARMS = ("warning", "lost", "checker", "refused", "failed")
 
 Value = Callable[[StepLine], float | None]
-
 #: Title, and the lines: name and number of a step.
-CHARTS: tuple[tuple[str, tuple[tuple[str, Value], ...]], ...] = (
+Chart = tuple[str, tuple[tuple[str, Value], ...]]
+
+CHARTS: tuple[Chart, ...] = (
     ("Reward of the batch", (("mean", lambda s: s.reward),)),
     ("Answer length, tokens", (("mean", lambda s: s.length.mean),
                                ("longest", lambda s: s.length.max))),
@@ -59,6 +60,23 @@ CHARTS: tuple[tuple[str, tuple[tuple[str, Value], ...]], ...] = (
     ("Effective sample size, share", (("share", lambda s: s.ess),)),
     ("Gradient norm, before clipping", (("norm", lambda s: s.grad_norm),)),
     ("Prompts without variance, share", (("share", lambda s: s.zero_variance),)),
+)  # fmt: skip
+
+
+def _play(name: str) -> Value:
+    """A mean over episodes; None where all have one turn."""
+    return lambda s: None if s.play is None else float(getattr(s.play, name))
+
+
+#: Charts of runs with an environment; that of forks, the last, where there are any.
+EPISODE_CHARTS: tuple[Chart, ...] = (
+    ("Turns and tool calls of an episode", (("turns", _play("turns")),
+                                            ("tool calls", _play("tool_calls")),
+                                            ("failed calls", _play("tool_failures")))),
+    ("Episodes ended early, share", (("out of turns", _play("out_of_turns")),
+                                     ("failed", _play("failed")))),
+    ("Time in the environment, seconds", (("of an episode", _play("environment_seconds")),)),
+    ("Forks of an episode", (("mean", _play("forks")),)),
 )  # fmt: skip
 
 #: Lines of which a stretch of steps shows an end and no mean.
@@ -93,8 +111,9 @@ def panels(one: RunRecord, bins: int = MAX_BINS) -> list[Block]:
     """Everything about one run; what its record lacks is left out."""
     return [
         *_events(one),
-        *(_ledger(one.steps[-1].ledger) if one.steps else []),
+        *(_ledger(one.steps[-1]) if one.steps else []),
         *_charts(one, bins),
+        *_episodes(one, bins),
         *_downstream(one, bins),
         *answers_part(one),
         *_recipe(one),
@@ -106,8 +125,9 @@ def panels(one: RunRecord, bins: int = MAX_BINS) -> list[Block]:
 BarPart = tuple[str, float, str]
 
 
-def _ledger(line: LedgerLine) -> list[Block]:
+def _ledger(step: StepLine) -> list[Block]:
     """Where the compute went, in three bars: the time of generators and trainer, and the tokens."""
+    line = step.ledger
     s, w = line.spent, line.wasted
     wasted = w.stale.tokens + w.filtered.tokens + w.failed.tokens
     generators = [
@@ -117,8 +137,8 @@ def _ledger(line: LedgerLine) -> list[Block]:
     ]
     trainer = [
         ("training", s.train, "p0"),
-        ("waiting for checks", s.check_wait, "p1"),
-        # The record counts the wait for checks as part of the trainer's wait.
+        (f"waiting for {'checks' if step.play is None else 'environments'}", s.check_wait, "p1"),
+        # The record counts that wait as part of the trainer's wait.
         ("waiting for rollouts", s.train_wait - s.check_wait, "wait"),
     ]
     tokens = [
@@ -190,17 +210,7 @@ def _bar(name: str, parts: Sequence[BarPart], show: Callable[[float], str]) -> l
 def _charts(one: RunRecord, bins: int) -> list[Block]:
     if not one.steps:
         return []
-    x = np.array([s.step for s in one.steps], float)
-    drawn = []
-    for title, lines in CHARTS:
-        series = [
-            # numpy writes None as nan, which charts leave out.
-            ChartLine(
-                name, np.array([value(s) for s in one.steps], float), EXTREMES.get(name, "mean")
-            )
-            for name, value in lines
-        ]
-        drawn.append(chart(title, x, series, bins))
+    drawn = _drawn(CHARTS, one.steps, bins)
     note = f"Lines are means over stretches of steps, {one.total_steps:,} in all"
     if len(one.steps) < one.total_steps:
         note += f", of which {len(one.steps):,}, evenly picked, were read"
@@ -208,7 +218,34 @@ def _charts(one: RunRecord, bins: int) -> list[Block]:
         "; bands reach from the smallest to the largest value of a stretch, and longest, largest "
         "and smallest are those of a stretch."
     )
-    return [Heading("Steps", 3), BlockGroup(drawn, "small-charts"), Paragraph(note, "small")]
+    return [Heading("Steps", 3), drawn, Paragraph(note, "small")]
+
+
+def _drawn(charts: Sequence[Chart], steps: Sequence[StepLine], bins: int) -> BlockGroup:
+    x = np.array([s.step for s in steps], float)
+    drawn = []
+    for title, lines in charts:
+        series = [
+            # numpy writes None as nan, which charts leave out.
+            ChartLine(name, np.array([value(s) for s in steps], float), EXTREMES.get(name, "mean"))
+            for name, value in lines
+        ]
+        drawn.append(chart(title, x, series, bins))
+    return BlockGroup(drawn, "small-charts")
+
+
+def _episodes(one: RunRecord, bins: int) -> list[Block]:
+    """Turns, tools and environments over the steps, and some recorded episodes; nothing where all
+    episodes have one turn."""
+    plays = [s.play for s in one.steps if s.play is not None]
+    if not plays:
+        return []
+    charts = EPISODE_CHARTS if any(play.forks for play in plays) else EPISODE_CHARTS[:-1]
+    return [
+        Heading("Episodes", 3),
+        _drawn(charts, one.steps, bins),
+        *episode_cards(one.episodes),
+    ]
 
 
 def _downstream(one: RunRecord, bins: int) -> list[Block]:
@@ -289,12 +326,17 @@ def answers_part(one: RunRecord) -> list[Block]:
             Heading(f"{mark} {kind}", 4),
             Code(_cut(answer.question)),
             Code(_cut(answer.answer)),
-            Paragraph(answer.why, "small"),
+            Paragraph(_facts(answer), "small"),
         ]
         cards.append(BlockGroup(body, "card answer", "article"))
     if not cards:
         return []
     return [Heading(f"Answers at step {one.answers.step}", 3), BlockGroup(cards, "answers")]
+
+
+def _facts(answer: AnswerSample) -> str:
+    """What the check found, and of an episode what happened in it."""
+    return "; ".join([answer.why, *([play_text(answer.play)] if answer.play else [])])
 
 
 def _cut(value: str) -> str:

@@ -12,8 +12,9 @@ from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 from scalerl.recipe.diff import Difference, diff
 from scalerl.recipe.load import presets
+from scalerl.report.episodes import read_episodes
 from scalerl.report.tracking import DownstreamScores, Tracking, downstream_scores, trackings
-from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, StepLine
+from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, EventLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
 
@@ -44,6 +45,8 @@ class RunRecord:
     differences: tuple[Difference, ...]
     trackings: tuple[Tracking, ...]
     downstream: DownstreamScores = field(default_factory=dict)
+    #: The latest recorded episodes, of a run with an environment.
+    episodes: tuple[EpisodeLine, ...] = ()
 
     @property
     def ceiling(self) -> float | None:
@@ -116,6 +119,7 @@ def read_record(
         store.read(EventLine),
         store.read_answers(answered[-1]) if answered else None,
         further,
+        read_episodes(store, steps),
     )
 
 
@@ -127,6 +131,7 @@ def make_record(
     events: Sequence[EventLine],
     answers: EvalAnswers | None,
     further: Mapping[str, Sequence[EvalLine]] | None = None,
+    episodes: Sequence[EpisodeLine] = (),
 ) -> RunRecord:
     """The record of lines that were read; the recipe is read here."""
     recipe = read_recipe(path)
@@ -145,6 +150,7 @@ def make_record(
         differences=tuple(differences),
         trackings=tuple(trackings(evals, downstream)),
         downstream=downstream,
+        episodes=tuple(episodes),
     )
 
 

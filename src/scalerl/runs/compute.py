@@ -49,7 +49,8 @@ class DeviceSeconds(Record):
     hand_over: float = about("generators loading new weights", default=0.0)
     train: float = about("the trainer's steps", default=0.0)
     check: float = about(
-        "seconds that checks of answers took; on processors, so in no sum of device-seconds",
+        "seconds that checks of answers or environments took; on processors, so in no sum of "
+        "device-seconds",
         default=0.0,
     )
     validate: float = about(
@@ -58,7 +59,8 @@ class DeviceSeconds(Record):
     generate_wait: float = about("the rest of the generators' time", default=0.0)
     train_wait: float = about("the rest of the trainer's time", default=0.0)
     check_wait: float = about(
-        "the part of `train_wait` in which the trainer waited for checks and for nothing else",
+        "the part of `train_wait` in which the trainer waited for checks or environments and for "
+        "nothing else",
         default=0.0,
     )
 

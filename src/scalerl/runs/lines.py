@@ -76,8 +76,25 @@ class FilterCounts(Record):
 
 
 @record
+class EpisodePlay(Record):
+    """What happened in one episode besides its tokens."""
+
+    turns: int = about("turns that the policy wrote")
+    tool_calls: int = about("tool calls")
+    tool_failures: int = about("tool calls that could not be read, or that failed")
+    forks: int = about("new rows, because the history was rewritten")
+    environment_seconds: float = about("time in the environment", unit="seconds")
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether the episode was played in an environment. (One that ends it after the first turn
+        has taken some time.)"""
+        return self.turns != 1 or self.environment_seconds > 0
+
+
+@record
 class Play(Record):
-    """What episodes of several turns did, as means over the episodes of a batch."""
+    """What episodes of several turns did, as means over the episodes of a batch or a validation."""
 
     turns: float = about("turns that the policy wrote")
     turns_max: int = about("most turns of an episode")
@@ -87,6 +104,32 @@ class Play(Record):
     failed: float = about("share of episodes that the environment failed, or that took too long")
     out_of_turns: float = about("share of episodes that reached the limit of turns")
     environment_seconds: float = about("time in the environment", unit="seconds")
+
+    @staticmethod
+    def from_episodes(episodes: Iterable[tuple[EpisodePlay, str]]) -> Play | None:
+        """Means over episodes, each given with its finish; None if none has an environment.
+
+        >>> one = EpisodePlay(3, 2, 1, 0, 0.5)
+        >>> Play.from_episodes([(one, "stop"), (one, "turns")]).out_of_turns
+        0.5
+        """
+        found = list(episodes)
+        if not any(play.has_environment for play, _ in found):
+            return None
+
+        def mean(values: Iterable[float]) -> float:
+            return sum(values) / len(found)
+
+        return Play(
+            turns=mean(play.turns for play, _ in found),
+            turns_max=max(play.turns for play, _ in found),
+            tool_calls=mean(play.tool_calls for play, _ in found),
+            tool_failures=mean(play.tool_failures for play, _ in found),
+            forks=mean(play.forks for play, _ in found),
+            failed=mean(finish == "failed" for _, finish in found),
+            out_of_turns=mean(finish == "turns" for _, finish in found),
+            environment_seconds=mean(play.environment_seconds for play, _ in found),
+        )
 
 
 @record
@@ -199,12 +242,76 @@ class EvalLine(Line):
         "there were too many. Such a line is no point of the curve; left out otherwise",
         default=None,
     )
+    play: Play | None = about(
+        "turns, tools and environments of the held-out prompts of the task; left out where all "
+        "answers have one turn",
+        default=None,
+    )
 
     @property
     def n_eval(self) -> int:
         """The size of the validation: answers behind its pass rate. (Records of earlier versions
         do not say how many were scored.)"""
         return self.n_prompts * self.k if self.scored is None else self.scored
+
+
+# -- episodes/ ------------------------------------------------------------------------------------
+
+
+class VersionRun(NamedTuple):
+    """Consecutive tokens of one version, in JSON `[version, tokens]`."""
+
+    version: int
+    tokens: int
+
+
+@record
+class SegmentSample(Record):
+    """Consecutive tokens of one source."""
+
+    source: Literal["context", "policy", "forced"] = about(
+        "`context`: prompt, tool output or environment message; `policy`: sampled by the model, "
+        "the only tokens in the loss; `forced`: written by the length control"
+    )
+    tokens: int = about("number of tokens")
+    text: str = about("text of the tokens, special ones included")
+    token_ids: tuple[int, ...] = about("the tokens")
+    versions: tuple[VersionRun, ...] | None = about(
+        "versions of the weights that wrote them, as `[version, tokens]`; left out for context",
+        default=None,
+    )
+    logprobs: tuple[float, ...] | None = about(
+        "log-prob of each token as it was sampled, to 4 digits; left out for tokens that the "
+        "policy did not sample",
+        unit="nats",
+        default=None,
+    )
+    reward: float | None = about(
+        "reward of the turn that this segment ends; left out where there is none", default=None
+    )
+
+
+@record
+class EpisodeLine(Line):
+    """One episode that a step learnt from, chosen by a hash of the step and the episode
+    (`record.episodes_per_step`), with the source of every token."""
+
+    FILE: ClassVar[str] = "episodes/training.jsonl"
+
+    step: int = about("version made by the step", needed=True)
+    prompt: str = about("id of the prompt")
+    task: str = about("task of the prompt: of a mixture, which part")
+    question: str = about("text of the prompt, without what an environment adds to it")
+    reward: float | None = about("what it earned at its end; null where it could not be scored")
+    turn_rewards: tuple[float, ...] = about("rewards of its turns, in order")
+    correct: bool | None = about("whether it is right; null where it could not be scored")
+    why: str = about("what the check found, in one line; empty after a resume from a checkpoint")
+    finish: str = about("`stop`, `length`, `interrupted`, `turns` or `failed`")
+    play: EpisodePlay = about("turns, tools and environment")
+    rows: tuple[tuple[SegmentSample, ...], ...] = about(
+        "what the model saw, the prompt first: a list of segments for each row; every row after "
+        "the first is a fork"
+    )
 
 
 # -- events.jsonl ---------------------------------------------------------------------------------
@@ -302,11 +409,17 @@ class AnswerSample(Record):
 
     prompt: str = about("id of the prompt")
     question: str = about("text of the prompt")
-    answer: str = about("what was answered, cut at 4,000 characters")
+    answer: str = about(
+        "what was answered, cut at 4,000 characters; of several turns, each after the role that "
+        "wrote it"
+    )
     correct: bool | None = about("whether it is right; null where it could not be scored")
     why: str = about("what the check found, in one line")
-    finish: str = about("`stop`, `length`, `interrupted` or `failed`")
+    finish: str = about("`stop`, `length`, `interrupted`, `turns` or `failed`")
     set: str = about('name of its set; "" for the held-out prompts of the task itself', default="")
+    play: EpisodePlay | None = about(
+        "turns, tools and environment; left out without an environment", default=None
+    )
 
 
 @record
@@ -320,13 +433,16 @@ class AnswerLine(Record):
     n: int = about("which of its k answers, from 0", needed=True)
     task: str = about("task of the prompt: of a mixture, which part")
     question: str = about("text of the prompt")
-    answer: str = about("what was answered")
+    answer: str = about("what was answered; of several turns, each after the role that wrote it")
     correct: bool | None = about("whether it is right; null where it could not be scored")
     reward: float | None = about("what it earned; null where it could not be scored")
     why: str = about("what the check found, in one line")
     tokens: int = about("length of the answer", unit="tokens")
     truncated: bool = about("whether it was cut off")
-    finish: str = about("`stop`, `length`, `interrupted` or `failed`")
+    finish: str = about("`stop`, `length`, `interrupted`, `turns` or `failed`")
+    play: EpisodePlay | None = about(
+        "turns, tools and environment; left out without an environment", default=None
+    )
 
 
 @record

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
-from scalerl.files import to_json, write_atomic
-from scalerl.runs.lines import EvalAnswers, EvalLine, Line, Status, StepLine
+from scalerl.files import MAX_LINE, to_json, write_atomic
+from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, Line, Status, StepLine
 from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
 from scalerl.runs.tail import parse_line
 
@@ -57,13 +57,31 @@ class RunStore(RunReader):
 
     def append(self, line: Line) -> None:
         """Append a line to the file of its type; it is on the disk when this returns."""
-        text = to_json(line.to_dict()) + "\n"
-        with self._writing(), (self.path / line.FILE).open("ab+") as file:
-            if file.tell() and not _ends_whole(file):
-                text = "\n" + text  # a kill or a full disk cut the line before short
-            file.write(text.encode())
+        with self._appending(line.FILE) as file:
+            file.write(encode(line))
             file.flush()
             os.fsync(file.fileno())
+
+    def append_episodes(self, lines: Iterable[bytes], most: int) -> None:
+        """Append sampled episodes, encoded, as long as the file has at most `most` bytes, and one
+        in any case; those that readers would pass over are left out."""
+        with self._writing():
+            (self.path / EpisodeLine.FILE).parent.mkdir(exist_ok=True)
+        with self._appending(EpisodeLine.FILE) as file:
+            size = file.tell()
+            for line in lines:
+                if len(line) <= MAX_LINE and (not size or size + len(line) <= most):
+                    # Not synced: samples to read are not worth the wait for the disk.
+                    file.write(line)
+                    size += len(line)
+
+    @contextmanager
+    def _appending(self, name: str) -> Iterator[BinaryIO]:
+        """A file at its end, behind a whole line."""
+        with self._writing(), (self.path / name).open("ab+") as file:
+            if file.tell() and not _ends_whole(file):
+                file.write(b"\n")  # a kill or a full disk cut the line before short
+            yield file
 
     def put(self, line: Line) -> None:
         """Write a line in the order of its step, in place of an earlier line of that step."""
@@ -132,6 +150,11 @@ class RunStore(RunReader):
                 f"the record in {self.path} cannot be written: {error.strerror}; put that right, "
                 "then go on with --resume"
             ) from None
+
+
+def encode(line: Line, *, compact: bool = False) -> bytes:
+    """A line as the record has it, with its end."""
+    return (to_json(line.to_dict(), compact=compact) + "\n").encode()
 
 
 def _ends_whole(file: BinaryIO) -> bool:

@@ -18,6 +18,7 @@ from scalerl.recipe import Recipe
 from scalerl.recipe.diff import diff
 from scalerl.report import panels
 from scalerl.report.blocks import Block, Bullets, Heading, Paragraph, to_html
+from scalerl.report.episodes import read_episodes
 from scalerl.report.run_record import RunRecord, make_record, read_recipe
 from scalerl.runs.lines import EvalAnswers, EvalLine, EventLine, Line, StepLine
 from scalerl.runs.store import RunStore
@@ -118,6 +119,7 @@ class OpenRun:
             self._evals.lines(),
             self._events.lines(),
             None if at is None else self._store.read_answers(at),
+            episodes=read_episodes(self._store, steps),
         )
         return replace(found, path=Path(self.where))
 
