@@ -74,7 +74,7 @@ class Intake:
         if not state.started or state.over or state.stop is not None or waits:
             return
         most = None
-        if schedule.name == "pipeline":
+        if schedule.streams:
             enough = self.setup.recipe.batch.prompts * len(self.dispatcher)
             most = enough - self.rollouts.counts["train"].writing
             if most <= 0:
@@ -142,7 +142,8 @@ class Intake:
     def _refill(self, p: PendingGroup) -> None:
         """Dynamic sampling: drop a group without variance, which makes room for another prompt."""
         assert p.group is not None
-        if informative(p.group, self.setup.recipe.filter.truncated):
+        options = self.setup.options
+        if informative(p.group, options.truncated, options.credit, options.filters):
             self._refilled = 0
             return
         del self.pending[p.serial]
