@@ -22,7 +22,7 @@ from record import save
 from scalerl import Run, load_runs
 from scalerl.curves.alarm import alarm_history
 from scalerl.curves.backtest import BacktestResult, BacktestScore, backtest
-from scalerl.report.progress import progress
+from scalerl.report.progress import ProgressBar
 
 #: Sources that only have a training reward of a few samples: noise controls, reported apart.
 CONTROLS = ("arvind", "tathagata")
@@ -143,7 +143,7 @@ def read(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
 
 def main(folders: Sequence[Path]) -> None:
     runs, kinds = read(folders)
-    with progress("back-testing") as tick:
+    with ProgressBar("back-testing") as tick:
         steps = backtest(runs, classes=kinds, progress=tick)
     result: dict[str, list[dict[str, object]]] = {
         "by_class": by_class(steps),
@@ -169,7 +169,7 @@ def main(folders: Sequence[Path]) -> None:
         result[f"axis_{kind}"] = tested.summary(run_class="healthy")
     healthy = [r for r in runs if kinds.get(r.name) == "healthy"]
     disturbed = []
-    with progress("on disturbed copies") as tick:
+    with ProgressBar("on disturbed copies") as tick:
         for i, (name, change) in enumerate(DISTURBED.items()):
             rng = np.random.default_rng(0)
             changed = backtest(

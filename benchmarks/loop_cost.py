@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "pipeline"))
 
-from record import save
 from worlds import RandomWorld, WatchedCrew
 
+from record import save
 from scalerl.placement.inline import InlineCrew
 from scalerl.placement.world import Duration, World
 

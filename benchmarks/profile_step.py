@@ -30,11 +30,11 @@ from torch.nn import functional as F
 
 import scalerl
 from record import RESULTS, save
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.objective import prepare
-from scalerl.algorithm.rollout import Group
 from scalerl.engine import local as engine_local
 from scalerl.engine import model_decoder
-from scalerl.engine.interface import Request, RolloutResult
+from scalerl.engine.interface import Request, TurnResult
 from scalerl.models.cpu.decode import FusedWeights, LlamaDecoder
 from scalerl.models.cpu.packed import PackedLlama
 from scalerl.pipeline.setup import RunSetup
@@ -103,24 +103,26 @@ def workload() -> tuple[RunSetup, list[Request]]:
     return setup, requests
 
 
-def write(engine: Any, requests: list[Request]) -> list[RolloutResult]:
+def write(engine: Any, requests: list[Request]) -> list[TurnResult]:
     engine.submit(requests)
-    out: list[RolloutResult] = []
+    out: list[TurnResult] = []
     while engine.health().busy:
         out += engine.step().written
     return out
 
 
-def grouped(setup: RunSetup, written: list[RolloutResult]) -> list[Group]:
-    by_place = {(w.request, w.row): w.rollout for w in written}
+def grouped(setup: RunSetup, written: list[TurnResult]) -> list[Group]:
+    by_place = {(w.request, w.row): w.turn for w in written}
     groups = []
     for p, prompt in enumerate(list(setup.prompts.values())[: setup.recipe.batch.prompts]):
         mine = [by_place[str(p), row] for row in range(setup.recipe.batch.generations)]
         checked = setup.task.check_all([setup.answer(prompt, r.token_ids, 0) for r in mine])
-        rollouts = tuple(
-            r.with_reward(c.reward, c.correct) for r, c in zip(mine, checked, strict=True)
+        ids = setup.tokens_of(prompt)
+        episodes = tuple(
+            Episode.from_turn(ids, turn).with_reward(c.reward, c.correct)
+            for turn, c in zip(mine, checked, strict=True)
         )
-        groups.append(Group(prompt.id, setup.tokens_of(prompt), rollouts))
+        groups.append(Group(prompt.id, episodes))
     return groups
 
 
@@ -178,11 +180,11 @@ def measure(repeats: int) -> dict[str, Any]:
             learner.step(groups)
         timers.release()
         runs["trainer"].append(dict(timers.seconds))
-    rows = [(len(g.prompt_token_ids), len(r)) for g in groups for r in g.rollouts]
-    kept = prepare(groups, learner.options).filtered.kept_B.tolist()
+    rows = [len(e.rows[0]) for g in groups for e in g.episodes]
+    kept = prepare(groups, learner.options).filtered.kept_E.tolist()
     tokens = {
-        "engine": sum(len(w.rollout) for w in written),
-        "trainer": sum(p + c for (p, c), stays in zip(rows, kept, strict=True) if stays),
+        "engine": sum(len(w.turn) for w in written),
+        "trainer": sum(n for n, stays in zip(rows, kept, strict=True) if stays),
     }
     return {name: summary(parts[1:], tokens[name]) for name, parts in runs.items()}
 

@@ -28,12 +28,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.multiprocessing
 
 from record import LOAD, RESULTS, save
+from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
 from scalerl.placement.processes import HERE, LOOPBACK
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
@@ -69,21 +70,15 @@ def batch() -> tuple[Group, ...]:
     rng = np.random.default_rng(0)
     prompts, rollouts, tokens = BATCH
 
-    def rollout(right: bool) -> Rollout:
-        return Rollout(
-            token_ids=rng.integers(5, 49000, tokens),
-            logprobs=np.full(tokens, -10.8, dtype=np.float32),
-            versions=np.zeros(tokens, dtype=np.int64),
-            forced=np.zeros(tokens, dtype=bool),
-            finish="stop", reward=1.0 if right else -1.0, correct=right,
-        )  # fmt: skip
+    def episode(prompt: npt.NDArray[np.int64], right: bool) -> Episode:
+        turn = Turn.from_lists(rng.integers(5, 49000, tokens), logprobs=[-10.8] * tokens)
+        return Episode.from_turn(prompt, turn).with_reward(1.0 if right else -1.0, right)
 
-    return tuple(
-        Group(
-            str(i), rng.integers(5, 49000, 16), tuple(rollout(j % 2 == 0) for j in range(rollouts))
-        )
-        for i in range(prompts)
-    )
+    def group(name: str) -> Group:
+        prompt = rng.integers(5, 49000, 16)
+        return Group(name, tuple(episode(prompt, j % 2 == 0) for j in range(rollouts)))
+
+    return tuple(group(str(i)) for i in range(prompts))
 
 
 def trainer_process(conn: Connection, spec: TrainerSpec, steps: int) -> None:

@@ -19,7 +19,7 @@ from simulate import curve
 from scalerl import fit
 from scalerl.curves.formula import Sigmoid
 from scalerl.curves.rules import parse_rule
-from scalerl.report.progress import progress
+from scalerl.report.progress import ProgressBar
 
 LAW = Sigmoid(R_0=0.1, A=0.6, B=1.7, C_mid=100.0)
 EVALUATIONS = 60
@@ -67,7 +67,7 @@ def scenario(end: float, noise: float) -> dict[str, Any]:
 if __name__ == "__main__":
     cases = [(20.0, 0.01), (3.0, 0.01), (3.0, 0.03), (1.0, 0.01)]
     rows = []
-    with progress("stopping rules") as tick:
+    with ProgressBar("stopping rules") as tick:
         for i, case in enumerate(cases):
             rows.append(scenario(*case))
             tick((i + 1) / len(cases))

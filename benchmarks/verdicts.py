@@ -32,7 +32,7 @@ from scalerl.curves.arms import MARGIN, Arm, with_family_prior
 from scalerl.curves.decision import final_verdict
 from scalerl.curves.noise import mean_variance, score_variance
 from scalerl.curves.result import Fit
-from scalerl.report.progress import progress
+from scalerl.report.progress import ProgressBar
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 #: Sources whose run names end in the evaluation set.
@@ -215,7 +215,7 @@ def measure(folders: list[Path]) -> list[Seen]:
     fits = Fits()
     todo = [(s, a, b) for (s, _), runs in tasks.items() for a, b in combinations(runs, 2)]
     pairs = []
-    with progress("comparing") as tick:
+    with ProgressBar("comparing") as tick:
         for i, (source, a, b) in enumerate(todo):
             pairs.append(watch(a, b, source, fits))
             tick((i + 1) / len(todo))

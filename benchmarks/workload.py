@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.length import Limit
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.rollout import Group, Rollout
-from scalerl.engine.interface import Engine, Request, RolloutResult
+from scalerl.engine.interface import Engine, Request, TurnResult
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.local import LocalTrainer
@@ -97,23 +97,23 @@ def requests(
     return out
 
 
-def write(engine: Engine, asked: Sequence[Request]) -> list[RolloutResult]:
+def write(engine: Engine, asked: Sequence[Request]) -> list[TurnResult]:
     engine.submit(asked)
-    out: list[RolloutResult] = []
+    out: list[TurnResult] = []
     while engine.health().busy:
         out += engine.step().written
     return out
 
 
-def groups(
-    asked: Sequence[Request], written: Sequence[RolloutResult], seed: int = 0
-) -> list[Group]:
+def groups(asked: Sequence[Request], written: Sequence[TurnResult], seed: int = 0) -> list[Group]:
     """With rewards by chance, so that no group is dropped for lack of variance."""
     rng = np.random.default_rng(seed)
-    rows: dict[str, list[Rollout]] = {r.id: [] for r in asked}
+    prompts = {r.id: r.prompt_token_ids for r in asked}
+    rows: dict[str, list[Episode]] = {r.id: [] for r in asked}
     for w in sorted(written, key=lambda w: (w.request, w.row)):
-        rows[w.request].append(w.rollout.with_reward(float(rng.standard_normal()), None))
-    return [Group(r.id, np.asarray(r.prompt_token_ids), tuple(rows[r.id])) for r in asked]
+        episode = Episode.from_turn(prompts[w.request], w.turn)
+        rows[w.request].append(episode.with_reward(float(rng.standard_normal()), None))
+    return [Group(r.id, tuple(rows[r.id])) for r in asked]
 
 
 def learner(model: Any, lr: float = 1e-4) -> LocalTrainer:

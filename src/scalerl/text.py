@@ -1,4 +1,4 @@
-"""Short texts for people: lists of names, names of limited width, errors in one line."""
+"""Short texts for people: lists of names, names of limited width, errors in one line, times."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def clock_text(seconds: float) -> str:
+    """A span of time as a clock shows it.
+
+    >>> clock_text(75), clock_text(3725)
+    ('1:15', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from test_replay import replay
 
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
 from scalerl.algorithm.options import options_from_recipe
-from scalerl.algorithm.turn import Group
 from scalerl.engine.interface import EngineSpec, Request, Sampling
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError
@@ -370,20 +370,24 @@ def test_experts_of_a_mixture_are_recorded_and_replayed_in_the_trainer(mixture):
     requests = requests_of(FORCE)
     written = {(w.request, w.row): w.turn for w in write(engine, [model], requests)}
     groups = [
-        Group(q.id, np.asarray(q.prompt_token_ids), tuple(written[q.id, i] for i in q.seeds))
+        Group(q.id, tuple(
+            Episode.from_turn(q.prompt_token_ids, written[q.id, i]) for i in q.seeds
+        ))
         for q in requests
-    ]
+    ]  # fmt: skip
     for group in groups:
-        for r in group.rollouts:
-            assert r.experts.shape == (len(group.prompt_token_ids) + len(r) - 1, 2, 3)
+        for e in group.episodes:
+            assert e.experts.shape == (len(e.rows[0]) - 1, 2, 3)
 
     def gaps(**how):
         trainer = LocalTrainer(copy.deepcopy(model), SCALERL, OptimiserSection(), **TRAINER | how)
         scored = zip(trainer.score(groups), groups, strict=True)
-        return np.concatenate([
-            np.abs(s - r.logprobs)[~r.forced]
-            for rows, g in scored for s, r in zip(rows, g.rollouts, strict=True)
-        ])  # fmt: skip
+        found = []
+        for rows, group in scored:
+            for logprobs, row in zip(rows, (e.rows[0] for e in group.episodes), strict=True):
+                gaps = np.abs(logprobs - row.logprobs[row.written_N])
+                found.append(gaps[row.policy_N[row.written_N]])
+        return np.concatenate(found)
 
     assert gaps().max() > 0.05  # the same weights on both sides
     assert gaps(replay=True).max() < TOLERANCE

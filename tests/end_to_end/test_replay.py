@@ -20,6 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from scalerl.algorithm.episode import Turn
 from scalerl.algorithm.length import EndOfThought, Interruption, Limit
 from scalerl.engine.interface import Request, Sampling
 from scalerl.engine.local import LocalEngine
@@ -71,6 +72,19 @@ def gap(models, prompt, rollout, versions=None, temperature=1.0):
     return float(np.abs(found - rollout.logprobs)[~rollout.forced].max(initial=0.0))
 
 
+def turns_of(groups):
+    """Prompt and turn of every episode of one turn."""
+    for episode in (e for group in groups for e in group.episodes):
+        (row,) = episode.rows
+        n = len(row.prompt)
+        yield (
+            row.prompt,
+            Turn(
+                row.token_ids[n:], row.logprobs[n:], row.versions_N[n:], ~row.policy_N[n:], "stop"
+            ),
+        )
+
+
 def changes(rollout):
     return len(set(rollout.versions.tolist())) - 1
 
@@ -113,7 +127,7 @@ def in_flight(request):
             shared.into(engine)
         if step == 15:
             engine.submit(requests[7:])
-        done |= {w.request: w.rollout for w in engine.step().written}
+        done |= {w.request: w.turn for w in engine.step().written}
         if len(done) == len(asked):
             break
     return models, asked, done
@@ -218,27 +232,25 @@ def test_every_token_a_run_has_trained_on_can_be_replayed(real_run):
     assert sorted(models) == list(range(9))
     tokens = 0
     for _, groups in batches:
-        for group in groups:
-            for rollout in group.rollouts:
-                assert gap(models, group.prompt_token_ids, rollout) < TOLERANCE
-                tokens += int((~rollout.forced).sum())
+        for prompt, turn in turns_of(groups):
+            assert gap(models, prompt, turn) < TOLERANCE
+            tokens += int((~turn.forced).sum())
     assert len(batches) == 8 and tokens > 8 * 16 * 10
 
 
 def test_the_run_trained_on_rollouts_of_mixed_and_bounded_versions(real_run):
     _, batches = real_run
-    rollouts = [(version, r) for version, groups in batches for g in groups for r in g.rollouts]
-    assert sum(changes(r) > 0 for _, r in rollouts) >= 10
-    assert all(0 <= version - r.versions.min() <= 3 for version, r in rollouts)
+    turns = [(version, t) for version, groups in batches for _, t in turns_of(groups)]
+    assert sum(changes(t) > 0 for _, t in turns) >= 10
+    assert all(0 <= version - t.versions.min() <= 3 for version, t in turns)
 
 
 def test_the_runs_own_rollouts_tell_versions_apart(real_run):
     models, batches = real_run
     off = [
-        gap(models, g.prompt_token_ids, r, np.full(len(r), r.versions[-1]))
+        gap(models, prompt, turn, np.full(len(turn), turn.versions[-1]))
         for _, groups in batches
-        for g in groups
-        for r in g.rollouts
-        if changes(r)
+        for prompt, turn in turns_of(groups)
+        if changes(turn)
     ]
     assert max(off) > WRONG

@@ -177,22 +177,22 @@ def test_environments_wait_side_by_side():
 
 
 def test_one_that_hangs_costs_its_own_episode(tmp_path):
-    with Bench(hangs=0.2, seconds=2.0, log=str(tmp_path)) as bench:
+    with Bench(hangs=0.2, seconds=4.0, log=str(tmp_path)) as bench:
         episodes = names(40)
         bench.ask(*episodes, kind="reset")
         replies = bench.ask(*episodes)
         hung = bench.chosen(episodes, "x")
         assert failed(replies) == hung and 2 <= len(hung) <= 20
-        assert all(r.gave_up and "not answered for 2 s" in r.problem for r in replies if r.problem)
+        assert all(r.gave_up and "not answered for 4 s" in r.problem for r in replies if r.problem)
         assert all(said(r) == ["no 1"] for r in replies if not r.problem)
         assert bench.pool.states["checker 0"].hung == 0, "an async call is ended for good"
         bench.until(lambda: closed(tmp_path) == len(hung))
-        assert "has not answered for 2 s: 1 episode stays unscored" in bench.pool.notes[0]
+        assert "has not answered for 4 s: 1 episode stays unscored" in bench.pool.notes[0]
 
 
 @pytest.mark.parametrize("fault", ["blocks", "clings"])
 def test_one_that_cannot_be_cancelled_costs_its_own_episode(fault):
-    with Bench(seconds=1.5, places=32, **{fault: 0.1}) as bench:
+    with Bench(seconds=4.0, places=32, **{fault: 0.1}) as bench:
         episodes = names(20)
         bench.ask(*episodes, kind="reset")
         replies = bench.ask(*episodes)
@@ -319,7 +319,7 @@ def test_blocking_environments_take_turns_in_the_places():
 
 
 def test_a_blocking_one_that_hangs_is_abandoned_and_its_worker_replaced():
-    with Bench("BlockingFaulty", hangs=0.15, places=4, seconds=1.5) as bench:
+    with Bench("BlockingFaulty", hangs=0.15, places=4, seconds=4.0) as bench:
         episodes = names(20)
         bench.ask(*episodes, kind="reset")
         first = bench.crew.checkers[0]
@@ -385,7 +385,7 @@ def test_hundreds_of_episodes_with_every_fault_at_once(tmp_path):
               "ends_early": 0.05}  # fmt: skip
     fatal = set(shares) - {"slow", "talks", "ends_early"}
     more = {"slow_seconds": 0.1, "log": str(tmp_path)}
-    with Bench(workers=3, places=64, seconds=1.5, **more, **shares) as bench:
+    with Bench(workers=3, places=64, seconds=4.0, **more, **shares) as bench:
         episodes = names(200)
         expected = {e: bench.first_fault(e, fatal, turns=3) for e in episodes}
         assert set(expected.values()) >= {"hangs", "blocks", "clings", "crashes", "raises", ""}

@@ -83,7 +83,7 @@ def everything(engine):
     found = {}
     while engine.health().busy:
         step = engine.step()
-        found |= {(w.request, w.row): (step.lane, w.rollout) for w in step.written}
+        found |= {(w.request, w.row): (step.lane, w.turn) for w in step.written}
     return found
 
 
@@ -117,7 +117,7 @@ def test_what_the_toy_engine_drops_it_gives_back(toy_parts):
     engine.submit([request("a", control, {0: 1, 1: 2}), request("b", control, {0: 3})])
     engine.step()
     gone = engine.abort(["a"])
-    assert [(w.request, w.row, w.rollout.finish, len(w.rollout)) for w in gone] == [
+    assert [(w.request, w.row, w.turn.finish, len(w.turn)) for w in gone] == [
         ("a", 0, "aborted", 1),
         ("a", 1, "aborted", 1),
     ]
@@ -139,7 +139,7 @@ def test_a_run_with_a_placement_of_ones_own(tmp_path):
     assert ended["reason"] == "budget of 2 steps"
     (line,) = [line for line in said.splitlines() if line.startswith("heard:")]
     heard = ast.literal_eval(line.removeprefix("heard:").strip())
-    assert heard["StepDone"] == 2 and heard["GeneratorReport"] > 2 and heard["Scores"] >= 4
+    assert heard["StepDone"] == 2 and heard["GeneratorReport"] > 2 and heard["WorkDone"] >= 4
 
 
 def test_a_run_with_a_loss_of_ones_own(tmp_path):

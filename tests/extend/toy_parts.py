@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from scalerl.algorithm.batch import TokenLoss, log_ratio
+from scalerl.algorithm.episode import Turn
 from scalerl.algorithm.length import Continue, Finish
 from scalerl.algorithm.losses import LOSSES
-from scalerl.algorithm.rollout import Rollout
-from scalerl.engine.interface import EngineStep, Health, RolloutResult
+from scalerl.engine.interface import EngineStep, Health, TurnResult
 from scalerl.engine.registry import ENGINES
 from scalerl.engine.sampling import sample, uniform
 from scalerl.models.head import use_head_precision
@@ -23,7 +23,7 @@ from scalerl.placement.registry import PLACEMENTS
 
 # -- engine
 class Text:
-    """One rollout under way."""
+    """One turn under way."""
 
     def __init__(self, request, row):
         self.request, self.row, self.seed = request, row, request.seeds[row]
@@ -38,7 +38,7 @@ class Text:
         columns = list(zip(*self.log, strict=True)) or [()] * 4
         kinds = np.int64, np.float32, np.int64, bool
         arrays = [np.array(c, dtype=kind) for c, kind in zip(columns, kinds, strict=True)]
-        return RolloutResult(self.request.id, self.row, Rollout(*arrays, finish))
+        return TurnResult(self.request.id, self.row, Turn(*arrays, finish))
 
 
 class ToyEngine:

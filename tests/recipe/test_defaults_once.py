@@ -31,6 +31,17 @@ ALLOWED = {
     # Not the recipe's fields: the faults and the randomness of a simulated world.
     ("Fault", "generators"),
     ("World", "seed"),
+    ("Fault", "seconds"),
+    # Not the recipe's fields: turns counted, seconds measured, and the turns of one episode.
+    ("EpisodeFacts", "turns"),
+    ("GeneratorState", "turns"),
+    ("Job", "turns"),
+    ("WorkerState", "turns"),
+    ("_Held", "turns"),
+    ("_Job", "seconds"),
+    ("EnvironmentReply", "seconds"),
+    ("WorkDone", "seconds"),
+    ("EnvironmentCall", "history"),
 }
 
 

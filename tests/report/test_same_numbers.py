@@ -141,8 +141,8 @@ def test_the_terminal_prints_the_forecasts_of_the_page(report, capsys):
         for at in ahead["at"]:
             assert re.search(
                 rf"{words.compute(at['compute'])} +{words.score(at['median'])} +"
-                rf"{re.escape(words.span(*at['interval']))} +"
-                rf"{re.escape(words.span(*at['observed_interval']))}",
+                rf"{re.escape(words.span(at['interval']))} +"
+                rf"{re.escape(words.span(at['observed_interval']))}",
                 said,
             )
 

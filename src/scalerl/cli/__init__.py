@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     code: int = EXIT_OK
     redirect_unread_streams()
     try:
-        code = args.handler(args)
+        # Commands that cannot say no return nothing.
+        code = args.handler(args) or EXIT_OK
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

@@ -32,23 +32,22 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_json(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     runs = options.load(args, group_by=args.group_by)
     from scalerl.curves.backtest import backtest
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
     classes = _classes(args.classes) if args.classes else None
-    with progress("back-testing") as tick:
+    with ProgressBar("back-testing") as tick:
         result = backtest(runs, args.fractions, classes=classes, progress=tick)
     if args.json:
         options.print_json(result.to_dict() | {"runs": notes.columns_of(runs)})
-        return 0
+        return
     from scalerl.report import terminal
 
     terminal.say(terminal.backtest_table(result))
     notes.print_columns(runs)
     notes.print_notes(runs)
-    return 0
 
 
 def _classes(path: str) -> dict[str, str]:

@@ -39,14 +39,14 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_explain(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     options.refuse_explained_json(args)
     fits = options.fits(args, options.load(args, group_by=args.group_by))
     from scalerl.curves.compare import compare
     from scalerl.report import sorting
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
-    with progress("comparing") as tick:
+    with ProgressBar("comparing") as tick:
         comparison = compare(
             fits,
             group_by="recipe" if args.group_by else None,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     comparison = replace(comparison, pairs=tuple(pairs))
     if args.json:
         options.print_json(comparison.to_dict())
-        return 0
+        return
     from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal
 
@@ -67,4 +67,3 @@ def run(args: argparse.Namespace) -> int:
     notes.print_columns([f.run for f in fits])
     notes.print_notes([f.run for f in fits])
     out.finish()
-    return 0

@@ -46,13 +46,12 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=SHELLS, help="your shell")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from scalerl.cli import parser
     from scalerl.recipe.load import presets
 
     found = list(described(parser()))
     print(SCRIPTS[args.shell](found, list(presets()), key_values()), end="")
-    return 0
 
 
 def described(parser: argparse.ArgumentParser, name: str = "", about: str = "") -> Iterator[Any]:

@@ -55,11 +55,11 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
     with options.required_for("eval"):
         from scalerl.evaluation.evaluate import evaluate
-    with progress("evaluating") as share:
+    with ProgressBar("evaluating") as share:
         try:
             found = evaluate(
                 *[one for one in args.model if "=" not in one],

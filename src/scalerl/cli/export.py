@@ -46,11 +46,10 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     to = Path(args.to)
     made = export(Path(args.run), args.step, to)
     print(f"wrote {to}: the model of step {made}, and README.md")
-    return 0
 
 
 def export(run: Path, step: int | str | None, to: Path) -> int:
@@ -106,8 +105,9 @@ def write_card(run: Path, step: int, to: Path) -> None:
     recipe, fitted = recipe_of(run), _fit(run)
     if fitted is not None:
         fitted.plot(str(to / FIGURE))
-    lines = [*_head(recipe), *_about(run, step, recipe), *_curve(fitted), *_recipe(recipe)]
-    (to / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    head = "\n".join(_head(recipe))
+    text = "\n\n".join([*_about(run, step, recipe), *_curve(fitted), *_recipe(recipe)])
+    (to / "README.md").write_text(f"{head}\n{text}\n", encoding="utf-8")
 
 
 def _head(recipe: Recipe) -> Iterator[str]:
@@ -136,23 +136,19 @@ def _about(run: Path, step: int, recipe: Recipe) -> Iterator[str]:
     lines = [line for line in RunStore(run, resume=True).read(EvalLine) if line.step <= step]
     scored = [line for line in lines if line.pass_rate is not None]
     yield f"# {recipe.name}, step {step}"
-    yield ""
     yield f"Trained by reinforcement learning with scalerl {__version__}."
-    yield ""
-    yield "| | |"
-    yield "|---|---|"
     model = recipe.model.path if _is_hub_id(recipe.model.path) else Path(recipe.model.path).name
-    yield f"| starting model | {model} |"
-    yield f"| task | {recipe.task.name} |"
-    yield f"| optimiser steps | {step} |"
+    facts = {"starting model": model, "task": recipe.task.name, "optimiser steps": str(step)}
     if scored:
-        last = scored[-1]
-        yield f"| pass rate on held-out prompts | {_score(last)} |"
-        used = last.compute
-        yield f"| device-hours | {words.compute(used.device_hours)} |"
-        yield f"| FLOPs | {words.compute(used.flops)} |"
-        yield f"| tokens generated | {words.compute(float(used.generated_tokens))} |"
-    yield ""
+        used = scored[-1].compute
+        facts |= {
+            "pass rate on held-out prompts": _score(scored[-1]),
+            "device-hours": words.compute(used.device_hours),
+            "FLOPs": words.compute(used.flops),
+            "tokens generated": words.compute(float(used.generated_tokens)),
+        }
+    rows = [f"| {name} | {value} |" for name, value in facts.items()]
+    yield "\n".join(["| | |", "|---|---|", *rows])
 
 
 def _score(line: EvalLine) -> str:
@@ -176,25 +172,15 @@ def _curve(fitted: Fit | None) -> Iterator[str]:
     from scalerl.report import words
 
     yield "## Learning curve and forecast"
-    yield ""
     if fitted is None:
         yield "The run has too few validations for a fit; `evals.jsonl` holds them."
     else:
         yield f"![Pass rate against compute, with the fitted law]({FIGURE})"
-        yield ""
         yield f"{words.ceiling_in_words(fitted)} `evals.jsonl` holds the points."
-        yield ""
-        yield "```"
-        yield repr(forecast(fitted))
-        yield "```"
-    yield ""
+        yield f"```\n{forecast(fitted)!r}\n```"
 
 
 def _recipe(recipe: Recipe) -> Iterator[str]:
     yield "## Recipe"
-    yield ""
     yield "`scalerl train recipe.toml --out RUN` repeats the run."
-    yield ""
-    yield "```toml"
-    yield recipe.to_toml().rstrip()
-    yield "```"
+    yield f"```toml\n{recipe.to_toml().rstrip()}\n```"

@@ -23,7 +23,7 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_explain(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     options.refuse_explained_json(args)
     fits = options.fits(args, options.load(args))
     from scalerl.report import sorting
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     planned = FitExtras.from_fits(fits)
     if args.json:
         options.print_json(fit_results(fits, planned))
-        return 0
+        return
     from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal, words
     from scalerl.report.terminal_curve import curve
@@ -54,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
             out.say(terminal.wrap(_moves(planned.moved[id(f)])))
     notes.print_notes([f.run for f in fits])
     out.finish()
-    return 0
 
 
 def _moves(found: list[Any]) -> str:

@@ -29,7 +29,7 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_explain(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     options.refuse_explained_json(args)
     at, target = options.amounts(args, args.at), options.scores(args, args.target)
     fits = options.fits(args, options.load(args))
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         for answer, f in zip(found, fits, strict=True):
             answer["notes"] += converted[id(f)]
         options.print_json(found)
-        return 0
+        return
     from scalerl.cli.explain import ExplainedOutput
     from scalerl.report import terminal, words
 
@@ -63,4 +63,3 @@ def run(args: argparse.Namespace) -> int:
     notes.print_columns([f.run for f in fits])
     notes.print_notes([f.run.replace(notes=(*f.run.notes, *converted[id(f)])) for f in fits])
     out.finish()
-    return 0

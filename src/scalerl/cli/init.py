@@ -54,7 +54,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="replace an existing file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from scalerl.recipe.load import parse_override
     from scalerl.recipe.template import start, template
 
@@ -71,14 +71,13 @@ def run(args: argparse.Namespace) -> int:
     text = template(over, recipe, changes)
     if out is None:
         print(text, end="")
-        return 0
+        return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from None
     print(f"wrote {out}; check it: scalerl train {out} --dry-run", file=sys.stderr)
-    return 0
 
 
 def _answers(args: argparse.Namespace) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.cli import view as words
-from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress, clock_text
+from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress
 from scalerl.report.terminal_curve import curve
 from scalerl.runs.listener import Listener
+from scalerl.text import clock_text
 
 if TYPE_CHECKING:
     from scalerl.curves.live import LiveForecast

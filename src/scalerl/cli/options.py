@@ -244,10 +244,10 @@ def fits(args: argparse.Namespace, runs: list[Run]) -> list[Fit]:
     """Fit every run. One that cannot be fitted is named on stderr and left out; if none can, the
     first reason is the error."""
     from scalerl.curves.fit import fit
-    from scalerl.report.progress import progress
+    from scalerl.report.progress import ProgressBar
 
     done, problems = [], []
-    with progress("fitting") as tick:
+    with ProgressBar("fitting") as tick:
         for i, run in enumerate(runs):
             # `i=i` keeps the number of this run: a closure alone would see the last.
             def part(share: float, i: int = i) -> None:

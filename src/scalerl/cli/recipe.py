@@ -76,21 +76,20 @@ def _add(actions: Any, name: str, handler: Any, about: str, example: str = "") -
     return action
 
 
-def run_list(args: argparse.Namespace) -> int:
+def run_list(args: argparse.Namespace) -> None:
     from scalerl.recipe import presets
 
     found = presets()
     if args.json:
         options.print_json([{"name": name, "summary": text} for name, text in found.items()])
-        return 0
+        return
     width = max(map(len, found))
     for name, summary in found.items():
         indent = " " * (width + 2)
         print(textwrap.fill(f"{name:<{width}}  {summary}", WIDTH, subsequent_indent=indent))
-    return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
+def run_show(args: argparse.Namespace) -> None:
     recipe = _load(args.source)
     if args.json:
         options.print_json(recipe.to_dict())
@@ -100,10 +99,9 @@ def run_show(args: argparse.Namespace) -> int:
         print(annotated(recipe, args.source[0]), end="")
     else:
         print(recipe.to_toml(), end="")
-    return 0
 
 
-def run_check(args: argparse.Namespace) -> int:
+def run_check(args: argparse.Namespace) -> None:
     recipe = _load(args.source)
     if args.json:
         options.print_json({"name": recipe.name, "valid": True})
@@ -113,10 +111,9 @@ def run_check(args: argparse.Namespace) -> int:
             f"{recipe.name} is a possible recipe: {loss.name}, {loss.aggregation} average, "
             f"{schedule.name}-{schedule.k}, {recipe.batch.completions} completions a step"
         )
-    return 0
 
 
-def run_diff(args: argparse.Namespace) -> int:
+def run_diff(args: argparse.Namespace) -> None:
     from scalerl.recipe import Recipe, diff
 
     a, b = Recipe.load(args.a), Recipe.load(args.b)
@@ -129,7 +126,6 @@ def run_diff(args: argparse.Namespace) -> int:
         print(diff_table(args.a, args.b, found))
     else:
         print(f"{args.a} and {args.b} do the same.")
-    return 0
 
 
 def run_import(args: argparse.Namespace) -> int:

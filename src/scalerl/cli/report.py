@@ -45,7 +45,7 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_explain(command)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     options.refuse_explained_json(args)
     lines: list[str] = []
     if _is_study(args):
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         files, lines = _of_runs(args)
     if args.json:
         options.print_json([str(path) for path in files])
-        return 0
+        return
     for path in files:
         print(path)
     from scalerl.cli.explain import ExplainedOutput
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     # What the page shows is the result here; its Markdown twin is the same in plain text.
     pages = [path for path in files if path.suffix == ".md"]
     out.finish("".join(path.read_text(encoding="utf-8") for path in pages))
-    return 0
 
 
 def _of_runs(args: argparse.Namespace) -> tuple[list[Path], list[str]]:

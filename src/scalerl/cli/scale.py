@@ -19,7 +19,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--generators", type=int, required=True, metavar="N", help="new number")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from scalerl.pipeline import branches
     from scalerl.runs import commands
     from scalerl.runs.lock import is_locked
@@ -38,4 +38,3 @@ def run(args: argparse.Namespace) -> int:
         )
     store.ask_for(args.generators)
     print(f"asked {path} for {args.generators} generators; its events.jsonl says when it has them")
-    return 0

@@ -54,7 +54,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     try:
         from scalerl.serve.server import serve
     except ModuleNotFoundError as error:
@@ -78,4 +78,3 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    return 0

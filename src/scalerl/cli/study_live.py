@@ -14,11 +14,11 @@ from rich.text import Text
 
 from scalerl.cli.live_view import bar, framed, one_line, start_live
 from scalerl.cli.study_view import PlainStudyView, fitting_columns, size_text
-from scalerl.cli.throughput import clock_text
 from scalerl.study.columns import worst
 from scalerl.study.race import MIN_DECISION_PROBABILITY
 from scalerl.study.running import StudyProgress
 from scalerl.study.table import StudyRow
+from scalerl.text import clock_text
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState

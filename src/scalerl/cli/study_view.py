@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from scalerl.cli.throughput import clock_text
 from scalerl.cli.view import can_draw
+from scalerl.report.table import ReportTable, columns
+from scalerl.report.table import row as table_row
 from scalerl.report.terminal import WIDTH, wrap
 from scalerl.report.words import cell_text
 from scalerl.report.words import compute as amount
@@ -17,7 +18,7 @@ from scalerl.study.columns import COLUMNS, Column, columns_in
 from scalerl.study.knobs import Knob
 from scalerl.study.running import StudyEnd, StudyListener, StudyProgress
 from scalerl.study.table import StudyRow
-from scalerl.text import shorten
+from scalerl.text import clock_text, shorten
 
 if TYPE_CHECKING:
     from scalerl.study.race import RaceState
@@ -169,11 +170,8 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
     if excess > 0:
         widths[0] = max(widths[0] - excess, MIN_NAME)
-        body = [(shorten(name, widths[0]), *rest) for name, *rest in body]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in (head, *body)]  # fmt: skip
-    lines.insert(1, "-" * max(map(len, lines)))
-    return lines
+    table = ReportTable("", columns(*head), [table_row(*cells) for cells in body])
+    return table.to_text(widths, "  ").splitlines()
 
 
 def pairwise_text(rows: Sequence[StudyRow]) -> str:
@@ -182,9 +180,9 @@ def pairwise_text(rows: Sequence[StudyRow]) -> str:
     target = next((row.pairwise.target.score for row in rows if row.pairwise.target), None)
     if target is None:
         return ""
-    columns = [COLUMNS[0], *(c for c in columns_in("pairwise") if c.key in PAIRWISE)]
-    head = [column.short.replace("the target", f"{target:.3f}") for column in columns]
-    lines = _aligned(head, [[short_cell(column, row) for column in columns] for row in rows])
+    shown = [COLUMNS[0], *(c for c in columns_in("pairwise") if c.key in PAIRWISE)]
+    head = [column.short.replace("the target", f"{target:.3f}") for column in shown]
+    lines = _aligned(head, [[short_cell(column, row) for column in shown] for row in rows])
     gains = sorted(row.paired.narrower for row in rows if row.paired is not None)
     if gains:
         note = (

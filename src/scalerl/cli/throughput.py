@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from scalerl.runs.compute import BudgetUse, DeviceSeconds, budget_use
+from scalerl.text import clock_text
 
 if TYPE_CHECKING:
     from scalerl.recipe.schema import Recipe
@@ -183,14 +184,3 @@ def which_waits(generators: float | None, trainer: float | None) -> tuple[bool, 
     if generators is None or trainer is None or min(generators, trainer) >= WAITS:
         return False, False
     return generators < trainer, trainer <= generators
-
-
-def clock_text(seconds: float) -> str:
-    """A span of time as a clock shows it.
-
-    >>> clock_text(75), clock_text(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

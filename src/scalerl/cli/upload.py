@@ -25,7 +25,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--public", action="store_true", help="make the repository public")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from scalerl.cli.export import export
 
     with options.required_for("uploading", "hub"):
@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
                 "rights, the name and the network"
             ) from None
     print(f"uploaded step {step} to {url}")
-    return 0
 
 
 def _upload(api: Any, args: argparse.Namespace, folder: Path, step: int) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress, clock_text
+from scalerl.cli.throughput import RunThroughput, SideThroughput, ValidationProgress
 from scalerl.files import to_json
 from scalerl.runs import commands
 from scalerl.runs.listener import Listener
+from scalerl.text import clock_text
 
 if TYPE_CHECKING:
     from scalerl.curves.live import LiveForecast

@@ -49,14 +49,12 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_json(command)
 
 
-def run(args: argparse.Namespace) -> int:
-    from scalerl.report.progress import progress
+def run(args: argparse.Namespace) -> None:
+    from scalerl.report.progress import ProgressBar
 
-    try:
+    with options.required_for("warmstart"):
         import torch
         import transformers
-    except ImportError as error:
-        raise InputError(f"warmstart needs {error.name}: pip install 'scalerl[train]'") from None
     from scalerl.models.tiny.warmstart import CARD, WarmStart, warm_start
 
     transformers.utils.logging.disable_progress_bar()
@@ -67,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     # A directory with a card holds an earlier warm start, which may be replaced.
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise InputError(f"{out} holds other files: give a new directory")
-    with progress("warm start") as report:
+    with ProgressBar("warm start") as report:
         card = warm_start(out, settings, report, args.rollouts)
     if args.json:
         options.print_json(card)
-        return 0
+        return
     loss = card["loss"]
     print(f"{card['parameters']:,} parameters in {out}, seed {args.seed}")
     print(f"loss {loss['first']:.2f} -> {loss['last']:.3f}")
@@ -80,4 +78,3 @@ def run(args: argparse.Namespace) -> int:
         f"pass rate {rate['sampled']:.3f} at temperature 1, {rate['greedy']:.3f} greedy, "
         f"over {args.rollouts} rollouts each"
     )
-    return 0

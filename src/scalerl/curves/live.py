@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -50,11 +50,9 @@ class LiveForecast:
     reason: str | None
 
 
+@dataclass(eq=False, repr=False)
 class LiveCurve:
     """Collects points by optimiser step; a step that is evaluated again replaces its point.
-
-    n_eval  samples behind each score, for points added without their own number
-    warn    called with the text of a warning, once per topic; by default this module's logger
 
     >>> curve = LiveCurve("eval_reward", "tokens", scale="pm1")
     >>> curve.add(step=10, compute=5000, value=-0.5)
@@ -65,31 +63,26 @@ class LiveCurve:
     Run('run', 2 points, tokens 5000..10000, score 0.25..0.5)
     """
 
-    def __init__(
-        self,
-        metric: str,
-        x_kind: ComputeKind,
-        *,
-        scale: Scale = None,
-        n_eval: int | None = None,
-        min_points: int = 6,
-        name: str = "run",
-        warn: Callable[[str], None] = log.warning,
-    ) -> None:
-        if not (scale is None or scale in ("pm1", "percent") or callable(scale)):
-            raise InputError(f"scale must be None, 'pm1', 'percent' or a function, not {scale!r}")
-        if min_points < MIN_POINTS:
-            raise InputError(f"min_points must be {MIN_POINTS} or more, not {min_points}")
-        _check_size(n_eval)
-        self.metric = metric
-        self.x_kind: ComputeKind = x_kind
-        self.scale = scale
-        self.n_eval = n_eval
-        self.min_points = min_points
-        self.name = name
-        self._warn = warn
-        self._points: dict[int, _Point] = {}
-        self._warned: set[str] = set()
+    metric: str
+    x_kind: ComputeKind
+    _: KW_ONLY
+    scale: Scale = None
+    #: Samples behind each score, for points added without their own number.
+    n_eval: int | None = None
+    min_points: int = 6
+    name: str = "run"
+    #: Called with the text of a warning, once per topic; by default this module's logger.
+    warn: Callable[[str], None] = log.warning
+    _points: dict[int, _Point] = field(default_factory=dict, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        how = self.scale
+        if not (how is None or how in ("pm1", "percent") or callable(how)):
+            raise InputError(f"scale must be None, 'pm1', 'percent' or a function, not {how!r}")
+        if self.min_points < MIN_POINTS:
+            raise InputError(f"min_points must be {MIN_POINTS} or more, not {self.min_points}")
+        _check_size(self.n_eval)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -192,7 +185,7 @@ class LiveCurve:
             else:
                 self.add(int(record["step"]), float(compute), record[self.metric])
         if lost:
-            self._warn(
+            self.warn(
                 f"{lost} earlier points of {self.metric} have no record of their {self.x_kind} "
                 "and are left out"
             )
@@ -223,7 +216,7 @@ class LiveCurve:
         """Warn, unless there was a warning about this topic before."""
         if topic not in self._warned:
             self._warned.add(topic)
-            self._warn(message)
+            self.warn(message)
 
 
 def _check_size(n_eval: int | None) -> None:

@@ -293,7 +293,8 @@ def sample_posterior(
     covariance, hypothesis_prior = covariance.only(likely), hypothesis_prior[likely]
     grid = grid.zoomed(cells.log_weight[likely], priors.shapes)
     cells, f = _weigh(points, covariance, hypothesis_prior, grid, t_end, r0, priors)
-    chosen = _systematic(cells.log_weight.ravel(), draws, rng)
+    weight = np.exp(cells.log_weight - cells.log_weight.max())
+    chosen = systematic(weight.ravel(), draws, rng)
     k, cell = np.divmod(chosen, len(grid))
     flat = cell == len(grid) - 1
 
@@ -453,10 +454,10 @@ def _likely(log_weight: Array) -> IntArray:
     return np.flatnonzero(weight > HYPOTHESIS_WEIGHT * weight.sum())
 
 
-def _systematic(log_weight: Array, count: int, rng: np.random.Generator) -> IntArray:
+def systematic(weight: Array, count: int, rng: np.random.Generator) -> IntArray:
     """Indices drawn in proportion to the weights by systematic resampling, which has the least
-    sampling noise, in random order."""
-    weight = np.exp(log_weight - log_weight.max())
+    sampling noise. In random order: draws of different runs are paired by index, and sorted ones
+    would correlate."""
     total = np.cumsum(weight)
     position = (np.arange(count) + rng.random()) * (total[-1] / count)
     index = np.minimum(np.searchsorted(total, position, side="right"), len(weight) - 1)

@@ -31,23 +31,21 @@ class Predictive(Protocol):
 
     def levels(self, compute: Array) -> Array:
         """True pass rate at ascending compute: (draws, len(compute))."""
-        ...
 
     def noise(self) -> Array:
         """Standard deviation of one evaluation about the true pass rate, per draw."""
-        ...
 
     def parameter(self, name: str) -> Array:
         """Samples of "R_0", "A", "B" or "C_mid"."""
-        ...
 
     def thinned(self, k: int) -> Predictive:
-        """The same distribution with every k-th sample: faster and coarser."""
-        ...
+        """The same distribution with every k-th sample: faster and coarser. Distributions that
+        take no time are returned as they are."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class SigmoidPredictive:
+class SigmoidPredictive(Predictive):
     """The default: the posterior of the sigmoid, continued beyond the window as in paths.py."""
 
     posterior: Posterior
@@ -140,7 +138,7 @@ def normal_quantiles(n: int = NORMAL_DRAWS) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class PointPredictive:
+class PointPredictive(Predictive):
     """A least-squares curve with intervals from its residuals, as in the paper's procedure and the
     power law. The intervals have the same width everywhere, and so miss often."""
 
@@ -158,9 +156,6 @@ class PointPredictive:
 
     def parameter(self, name: str) -> Array:
         return self.parameters[name]
-
-    def thinned(self, k: int) -> PointPredictive:
-        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)

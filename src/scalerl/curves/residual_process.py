@@ -16,7 +16,7 @@ decide how rough a run is and where its law begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,16 +70,8 @@ class ResidualCovariance:
 
     def only(self, chosen: IntArray) -> ResidualCovariance:
         """The chosen hypotheses."""
-        return ResidualCovariance(
-            self.t,
-            self.tau2[chosen],
-            self.cut[chosen],
-            self.rough2,
-            self.whiten[chosen],
-            self.log_det[chosen],
-            self.end[chosen],
-            self.end_variance[chosen],
-        )
+        each = ("tau2", "cut", "whiten", "log_det", "end", "end_variance")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in each})
 
     def at(self, k: int, t: Array) -> tuple[Array, Array]:
         """u at times inside the window under the k-th hypothesis: the weights of y - law in

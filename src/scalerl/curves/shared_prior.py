@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray
-from scalerl.curves.posterior import Posterior, Priors
+from scalerl.curves.posterior import Posterior, Priors, systematic
 from scalerl.curves.prediction import SigmoidPredictive, sample_quantiles, tails
 from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
 
@@ -37,6 +37,10 @@ B_LOG_SD = 0.3
 B_PSEUDO_COUNT = 4.0
 #: EM iterations for the spread of ln B.
 EM_ROUNDS = 4
+#: The priors that the runs were fitted with.
+PRIORS = Priors()
+#: Prior probability of each pair of shape and roughness.
+HYPOTHESIS_PRIOR = np.outer(PRIORS.shape_weight, PRIORS.tau_weight).ravel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,29 +55,25 @@ class _Member:
     factor: Array
 
     @staticmethod
-    def from_posterior(posterior: Posterior, priors: Priors) -> _Member:
+    def from_posterior(posterior: Posterior) -> _Member:
         draws = posterior.draws
-        shape = np.searchsorted(np.sort(priors.shapes), draws.shape)
-        shape = np.argsort(priors.shapes)[shape]
+        shape = np.searchsorted(np.sort(PRIORS.shapes), draws.shape)
+        shape = np.argsort(PRIORS.shapes)[shape]
         tau = 0.5 * np.log(posterior.covariance.tau2[draws.hypothesis]) - math.log(
             posterior.points.scale
         )
-        rough = np.abs(tau[:, None] - np.log(priors.tau)).argmin(axis=1)
-        hypothesis = shape * len(priors.tau) + rough
-        prior = _hypothesis_prior(priors)
+        rough = np.abs(tau[:, None] - np.log(PRIORS.tau)).argmin(axis=1)
+        hypothesis = shape * len(PRIORS.tau) + rough
         # Half a count each, so that a hypothesis without draws is unlikely rather than impossible.
-        counts = np.bincount(hypothesis[~draws.flat], minlength=len(prior)) + 0.5
-        return _Member(hypothesis, draws.log_b, ~draws.flat, counts / counts.sum() / prior)
+        counts = np.bincount(hypothesis[~draws.flat], minlength=len(HYPOTHESIS_PRIOR)) + 0.5
+        factor = counts / counts.sum() / HYPOTHESIS_PRIOR
+        return _Member(hypothesis, draws.log_b, ~draws.flat, factor)
 
     @property
     def log_evidence(self) -> Array:
         """ln of the evidence for each hypothesis as the family's, given that this run may have its
         own."""
         return np.asarray(np.log((1.0 - OWN_PROBABILITY) * self.factor + OWN_PROBABILITY))
-
-
-def _hypothesis_prior(priors: Priors) -> Array:
-    return np.outer(priors.shape_weight, priors.tau_weight).ravel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,16 @@ class RunPrior:
     mu: float
     #: sd of ln B.
     sd: float
-    #: The priors that the runs were fitted with.
-    priors: Priors
 
     def reweight(self, f: Fit) -> Fit:
         """The same fit under this prior."""
         if not isinstance(f.predictive, SigmoidPredictive):
             return f
-        member = _Member.from_posterior(f.predictive.posterior, self.priors)
-        old_mu, old_sd = math.log(self.priors.b_median), self.priors.b_log_sd
+        member = _Member.from_posterior(f.predictive.posterior)
+        old_mu, old_sd = math.log(PRIORS.b_median), PRIORS.b_log_sd
         new, old = (member.log_b - self.mu) / self.sd, (member.log_b - old_mu) / old_sd
         # Importance weight per draw: the new prior over the old one.
-        weight = (np.asarray(self.hypotheses) / _hypothesis_prior(self.priors))[member.hypothesis]
+        weight = (np.asarray(self.hypotheses) / HYPOTHESIS_PRIOR)[member.hypothesis]
         weight = weight * np.exp(0.5 * (old * old - new * new)) * old_sd / self.sd
         return _resample(f, f.predictive, np.where(member.rising, weight, 1.0))
 
@@ -114,11 +112,10 @@ class FamilyPrior:
     True
     """
 
-    def __init__(self, fits: Sequence[Fit], priors: Priors | None = None) -> None:
-        self.priors = priors or Priors()
+    def __init__(self, fits: Sequence[Fit]) -> None:
         # Keyed by seed, which is derived from the points: a repeated fit is the same member.
         self._members = {
-            f.seed: _Member.from_posterior(f.predictive.posterior, self.priors)
+            f.seed: _Member.from_posterior(f.predictive.posterior)
             for f in fits
             if isinstance(f.predictive, SigmoidPredictive)
         }
@@ -127,16 +124,15 @@ class FamilyPrior:
         """The prior that all members except `f` give it; None where there are no others."""
         if not set(self._members) - {f.seed}:
             return None
-        prior = _hypothesis_prior(self.priors)
         evidence = self._evidence.sum(axis=0)
         if f.seed in self._members:
             evidence = evidence - self._members[f.seed].log_evidence
-        family = prior * np.exp(evidence - evidence.max())
+        family = HYPOTHESIS_PRIOR * np.exp(evidence - evidence.max())
         own = OWN_PROBABILITY
-        shared = np.round((1.0 - own) * family / family.sum(), 1) + own * prior
+        shared = np.round((1.0 - own) * family / family.sum(), 1) + own * HYPOTHESIS_PRIOR
         mu, sd = self._slope_prior(f.seed)
         hypotheses = tuple((shared / shared.sum()).tolist())
-        return RunPrior(hypotheses, round(mu, 1), max(round(sd, 2), 0.05), self.priors)
+        return RunPrior(hypotheses, round(mu, 1), max(round(sd, 2), 0.05))
 
     @cached_property
     def _evidence(self) -> Array:
@@ -146,16 +142,16 @@ class FamilyPrior:
         """Mean and sd of ln B according to all members except this one."""
         mean, variance, omega = self._slopes
         others = np.array([s != seed for s in self._members])
-        prior = self.priors.b_log_sd**-2
+        prior = PRIORS.b_log_sd**-2
         precision = prior + (1.0 / (omega**2 + variance[others])).sum()
-        mu = prior * math.log(self.priors.b_median)
+        mu = prior * math.log(PRIORS.b_median)
         mu += (mean[others] / (omega**2 + variance[others])).sum()
         return mu / precision, math.sqrt(omega**2 + 1.0 / precision)
 
     @cached_property
     def _slopes(self) -> tuple[Array, Array, float]:
         """Mean and variance of each run's ln B by its points only, and their spread omega by EM."""
-        old_mu, old = math.log(self.priors.b_median), self.priors.b_log_sd**2
+        old_mu, old = math.log(PRIORS.b_median), PRIORS.b_log_sd**2
         mean, variance = np.empty((2, len(self._members)))
         for i, m in enumerate(self._members.values()):
             log_b = m.log_b[m.rising] if m.rising.sum() > 1 else np.array([old_mu, old_mu])
@@ -178,17 +174,8 @@ class FamilyPrior:
 
 def _resample(f: Fit, predictive: SigmoidPredictive, weight: Array) -> Fit:
     """The fit with its draws resampled in proportion to `weight`."""
-    rng = np.random.default_rng((f.seed, 7))
-    n = len(weight)
-    total = np.cumsum(weight)
-    position = (np.arange(n) + rng.random()) * (total[-1] / n)
-    # In random order: draws of different runs are paired by index, and sorted ones would correlate.
-    chosen = rng.permutation(np.minimum(np.searchsorted(total, position, side="right"), n - 1))
-    resampled = replace(
-        predictive,
-        posterior=predictive.posterior.only(chosen),
-        scenarios=predictive.scenarios.only(chosen),
-    )
+    chosen = systematic(weight, len(weight), np.random.default_rng((f.seed, 7)))
+    resampled = predictive.only(chosen)
     samples = {name: resampled.parameter(name) for name in f.params}
     low, high = sample_quantiles(samples["A"], tails(0.9))
     no_gain = resampled.posterior.no_gain

@@ -23,7 +23,7 @@ LESS_MEMORY = {
     "model",
     "generator": "lower placement.generators, batch.prompts or batch.generations, shorten answers "
     "(length), or take a smaller model",
-    "checker": "lower placement.checkers, or let the task's verifier use less",
+    "checker": "lower placement.checkers, or let the task's verifier or environment use less",
     "main": "lower placement.checkers, batch.prompts or batch.generations",
 }
 
@@ -136,7 +136,7 @@ def less_memory(name: str) -> str:
     """What to change so that the worker of this name needs less memory.
 
     >>> less_memory("checker 3")
-    "lower placement.checkers, or let the task's verifier use less"
+    "lower placement.checkers, or let the task's verifier or environment use less"
     """
     return LESS_MEMORY[name.partition(" ")[0]]
 

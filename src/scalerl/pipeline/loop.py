@@ -39,7 +39,7 @@ from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.state import RunState, Stopped
 from scalerl.pipeline.supervisor import Supervisor
 from scalerl.pipeline.validator import Validator
-from scalerl.pipeline.watchdog import WATCH_SECONDS, Watchdog
+from scalerl.pipeline.worker_watch import WATCH_SECONDS, WorkerWatch
 from scalerl.recipe import Recipe
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine
@@ -91,7 +91,7 @@ class Loop:
         )  # fmt: skip
         self.intake.rollouts = self.validator.rollouts = self.rollouts
         self.scaling = Scaling(self.supervisor, setup.recipe)
-        self.watchdog = Watchdog(self.supervisor, self.intake, self.scaling)
+        self.watch = WorkerWatch(self.supervisor, self.intake, self.scaling)
         self.supervisor.on_turn = self._on_turn
         self.supervisor.on_results = self.rollouts.on_results
         self.supervisor.on_restart = self.rollouts.restarted
@@ -140,7 +140,7 @@ class Loop:
                 self.supervisor.handle(self.crew.poll(WATCH_SECONDS))
                 self.rollouts.step = self.state.version
                 self.ledger.reread_tokens += self.rollouts.take_reread_tokens()
-                self.watchdog.tick(waits_for)
+                self.watch.tick(waits_for)
         finally:
             script.close()  # what it has open, a checkpoint say, is removed
 

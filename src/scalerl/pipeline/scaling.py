@@ -1,6 +1,6 @@
 """Changing the number of generators while a run goes on (`scalerl scale RUN --generators N`).
 
-The watchdog finds the request, records it, and from then on keeps the number of generators at N:
+`WorkerWatch` finds the request, records it, and from then on keeps the number of generators at N:
 
     joins    a generator is started and loads the newest weights by itself; once it is ready, it
              gets groups like the others

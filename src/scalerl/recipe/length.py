@@ -20,6 +20,10 @@ def _tokens(default: Any, meaning: str, source: str) -> Any:
     return field(default, meaning, source, unit="tokens", gt=0)
 
 
+def _share(default: float, meaning: str, source: str) -> Any:
+    return field(default, meaning, source, unit="fraction", ge=0, le=1)
+
+
 class LengthSection(Choice):
     """How long a rollout may get, and what happens to longer ones. Further keys are the constants
     of your own control: the keyword arguments of its function."""
@@ -32,21 +36,13 @@ class LengthSection(Choice):
     control: Annotated[str, LENGTH_NAMES] = field(
         "interruption", "end a long thought with a phrase, penalise length, or neither", "paper"
     )
-    truncation_warn: float = field(
-        0.05,
-        "truncated share of a batch from which the run warns",
-        "derived",
-        unit="fraction",
-        ge=0,
-        le=1,
+    truncation_warn: float = _share(
+        0.05, "truncated share of a batch from which the run warns", "derived"
     )
-    truncation_critical: float = field(
+    truncation_critical: float = _share(
         0.10,
         "truncated share of a batch that is an alarm; training destabilises at 0.10 to 0.15",
         "derived: the paper sees trouble from 10 %",
-        unit="fraction",
-        ge=0,
-        le=1,
     )
 
     @property

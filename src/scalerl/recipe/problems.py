@@ -203,7 +203,8 @@ def explain(error: ValidationError) -> str:
         return f"{constant} must be text, a number, true or false, or a list of those"
     if first["type"] == "value_error":
         # Our own checks name the keys; those of a field's type do not.
-        line = reason if _names_a_key(reason) or not path else f"{path}: {reason}"
+        names_a_key = any(key in reason for key in known_keys() if "." in key)
+        line = reason if names_a_key or not path else f"{path}: {reason}"
     elif path in TOO_SMALL and first["type"] == "greater_than_equal":
         line = TOO_SMALL[path].format(first["input"])
     elif first["type"] in ("missing", "too_long"):
@@ -219,10 +220,6 @@ def explain(error: ValidationError) -> str:
     return line.replace("\n", " ") + (
         f" (and {more} more problem{'s' * (more > 1)})" if more else ""
     )
-
-
-def _names_a_key(reason: str) -> bool:
-    return any(path in reason for path in known_keys() if "." in path)
 
 
 def _shown(value: Any) -> str:

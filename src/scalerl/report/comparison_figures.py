@@ -48,30 +48,22 @@ EFFICIENCY_AXIS = "F(R) = C_mid^B (R − R_0) / (A − R), log scale"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def plot_comparison(
-    comparison: Comparison,
-    path: str | Path | None = None,
-    theme: ThemeName = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
+def plot_comparison(comparison: Comparison, path: str | Path | None = None) -> Figure:
     """All runs and their forecasts; each solid line ends where its fitted window ends."""
-    return plot_runs(
-        series_of_runs(comparison.fits), path, theme, size, comparison_title(comparison)
-    )
+    return plot_runs(series_of_runs(comparison.fits), path, title=comparison_title(comparison))
 
 
 def plot_runs(
     drawn: Sequence[DrawnCurve],
     path: str | Path | None = None,
     theme: ThemeName = "light",
-    size: tuple[float, float] | None = None,
     title: str = "",
     truth: float | None = None,
 ) -> Figure:
     """Curves that are measured in one kind of compute; `truth` is the ceiling that all have by
     construction of their task."""
     with drawing(theme) as t:
-        fig, ax = new_figure(size or (8.0, 4.8 if len(drawn) <= 12 else 6.4))
+        fig, ax = new_figure((8.0, 4.8 if len(drawn) <= 12 else 6.4))
         _runs_limits(ax, drawn, truth)
         for i, s in enumerate(drawn):
             _draw_run(ax, s, i, t, len(drawn))
@@ -124,20 +116,12 @@ def _draw_run(ax: Axes, s: DrawnCurve, i: int, t: Theme, total: int) -> None:
         ax.fill_between(s.x, *s.band.T, color=colour, alpha=0.16, lw=0)
     edge = ax.get_xlim()[0]
     for (x, y), face in ((s.used, colour), (s.held, "none")):
-        dense = crowd or len(x) > 100
+        # Many points would cover the line: they are smaller and paler.
+        size, width, alpha = (2.0, 0.5, 0.3) if crowd or len(x) > 100 else (3.6, 0.8, 0.75)
         x, y = downsample(x, y, FEW_POINTS if crowd else 400)
-        ax.plot(
-            # ln 0 is not on the axis: an evaluation at zero compute sits on the left edge.
-            np.maximum(x, edge),
-            y,
-            ls="",
-            marker=marker,
-            ms=2.0 if dense else 3.6,
-            mfc=face,
-            mec=colour,
-            mew=0.5 if dense else 0.8,
-            alpha=0.3 if dense else 0.75,
-        )
+        # ln 0 is not on the axis: an evaluation at zero compute sits on the left edge.
+        x = np.maximum(x, edge)
+        ax.plot(x, y, marker, ms=size, mfc=face, mec=colour, mew=width, alpha=alpha)
     width = 1.2 if crowd else 2.2
     ax.plot(s.x[s.inside], s.median[s.inside], color=colour, lw=width)
     ax.plot(s.x[s.ahead], s.median[s.ahead], color=colour, lw=0.7 * width, ls=(0, (4, 2)))
@@ -274,12 +258,7 @@ def efficiency_lines(groups: Iterable[tuple[str, Sequence[Fit]]], a: float) -> l
     return found
 
 
-def plot_efficiency(
-    comparison: Comparison,
-    path: str | Path | None = None,
-    theme: ThemeName = "light",
-    size: tuple[float, float] | None = None,
-) -> Figure:
+def plot_efficiency(comparison: Comparison, size: tuple[float, float] | None = None) -> Figure:
     """The paper's re-plot: log F against log C with A fixed to the runs' mean. Each run becomes a
     straight line with its efficiency B as the slope. Of many runs only those are drawn that this
     ceiling suits: the slope of another says nothing."""
@@ -291,7 +270,7 @@ def plot_efficiency(
     if len(lines) > DIRECT_LABELS and 2 <= len(suited) < len(lines):
         few = f" ({len(suited)} of {len(lines)} runs)"
         lines = suited
-    return plot_efficiency_lines(lines, a, comparison.fits[0].run.x_kind, few, path, theme, size)
+    return plot_efficiency_lines(lines, a, comparison.fits[0].run.x_kind, few, size)
 
 
 def plot_efficiency_lines(
@@ -299,13 +278,11 @@ def plot_efficiency_lines(
     a: float,
     x_kind: str,
     few: str = "",
-    path: str | Path | None = None,
-    theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """log F against log C with the ceiling fixed at `a`: the steeper, the faster. `few` says in the
     title which lines are drawn."""
-    with drawing(theme) as t:
+    with drawing("light") as t:
         fig, ax = new_figure(size or (8.0, 4.8 if len(lines) <= 12 else 6.4))
         for i, line in enumerate(lines):
             _draw_efficiency(ax, line, i, t, len(lines))
@@ -322,7 +299,7 @@ def plot_efficiency_lines(
         labels = [f"{words.shorten(line.name, 26)}\nB = {line.B:.2f}" for line in lines]
         ends = zip((float(line.ends[1]) for line in lines), heights[:, 1].tolist(), strict=True)
         _name_lines(fig, ax, list(ends), labels, t)
-        return save(fig, path)
+        return fig
 
 
 def power_of_ten(exponent: float) -> str:
@@ -335,28 +312,17 @@ def power_of_ten(exponent: float) -> str:
 def _draw_efficiency(ax: Axes, line: EfficiencyLine, i: int, t: Theme, total: int) -> None:
     colour, marker = t.colour(i), MARKERS[i % len(MARKERS)]
     many = total > DIRECT_LABELS
-    crowd = many or len(line.points[0]) > 100
+    size, alpha = (2.2, 0.4) if many or len(line.points[0]) > 100 else (4.0, 0.8)
     x, y = downsample(*line.points, FEW_POINTS if many else 400)
-    ax.plot(
-        x,
-        y,
-        ls="",
-        marker=marker,
-        ms=2.2 if crowd else 4,
-        color=colour,
-        alpha=0.4 if crowd else 0.8,
-        mew=0,
-    )
+    ax.plot(x, y, marker, ms=size, color=colour, alpha=alpha, mew=0)
     label = f"{words.shorten(line.name, 28)}  B = {line.B:.2f}"
     height = line.B * np.log10(line.ends)
     ax.plot(line.ends, height, color=colour, lw=1.1 if many else 2.0, label=label)
 
 
-def plot_backtest(
-    result: BacktestResult, path: str | Path | None = None, theme: ThemeName = "light"
-) -> Figure:
+def plot_backtest(result: BacktestResult, path: str | Path | None = None) -> Figure:
     """One point a task and method; on the diagonal the median was right."""
-    with drawing(theme) as t:
+    with drawing("light") as t:
         fig, ax = new_figure((6.0, 5.0))
         ends = (0.0, 1.0)
         ax.plot(ends, ends, color=t.muted, lw=0.9, ls=(0, (1, 2)))

@@ -1,7 +1,7 @@
 """Figures of one run: its fit, a prediction, and the joint posterior of ceiling and C_mid.
 
-As every figure here they return a matplotlib Figure and, given a path that ends in .png or .svg,
-write it. matplotlib is imported only when something is drawn.
+They return a matplotlib Figure, and write it where they are given a path that ends in .png or .svg.
+matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -246,16 +246,14 @@ def _banner(fig: Figure, alarm: str | None, t: Theme) -> None:
     )
 
 
-def plot_prediction(
-    prediction: Prediction, path: str | Path | None = None, theme: ThemeName = "light"
-) -> Figure:
+def plot_prediction(prediction: Prediction, path: str | Path | None = None) -> Figure:
     """The prediction at its amounts of compute: bands if there are many, bars if there are few."""
     order = np.argsort(prediction.compute, kind="stable")
     x = prediction.compute[order]
     median = prediction.median[order]
     true, seen = prediction.interval()[order], prediction.interval(observed=True)[order]
     labels = _interval_labels(prediction.level)
-    with drawing(theme) as t:
+    with drawing("light") as t:
         fig, ax = new_figure(SIZE)
         # More numbers beside their points would overlap.
         if len(x) > 8:
@@ -289,8 +287,6 @@ def plot_prediction(
 
 def plot_joint(
     fit: Fit | Sequence[Fit],
-    path: str | Path | None = None,
-    theme: ThemeName = "light",
     size: tuple[float, float] | None = None,
     colours: Sequence[int] | None = None,
 ) -> Figure:
@@ -302,7 +298,7 @@ def plot_joint(
     if not shown:
         raise InputError("the joint picture of A and C_mid needs a fit of the sigmoid")
     places = range(len(shown)) if colours is None else colours
-    with drawing(theme) as t:
+    with drawing("light") as t:
         fig, ax = new_figure(size or (6.0, 4.6))
         corners = np.array([_draw_joint(ax, f, i, t) for i, f in zip(places, shown, strict=True)])
         _joint_limits(ax, corners)
@@ -316,7 +312,7 @@ def plot_joint(
         else:
             fig.legend(loc="outside lower center", fontsize=7.5, labelcolor=t.ink)
         ax.set_title(title)
-        return save(fig, path)
+        return fig
 
 
 def has_joint(fit: Fit) -> bool:

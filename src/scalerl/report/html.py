@@ -137,7 +137,7 @@ def report_files(
     links = [[f"fit-{name}.{each}" for each in kinds] for name in names]
     content |= _figures(fits, truths, links, together, comparison)
     chart = Figure(
-        inline_svg(together, "static", page.static_alt(fits[0])),
+        inline_svg(together, "static", f"Pass rate against {words.KIND[kind]} with forecasts"),
         page.chart_caption(drawn, truth),
         "Curves with forecasts",
         "comparison.png" if comparison is not None else f"fit-{names[0]}.png",
@@ -266,7 +266,7 @@ def _pictures(fits: Sequence[Fit], comparison: Comparison | None) -> list[Block]
         few = comparison
         if len(ranked) > MAX_JOINT:
             few = _near_mean(comparison)
-        alt = page.efficiency_alt(few)
+        alt = f"Efficiency of {len(few.fits)} runs with the ceiling fixed at {few.mean_a:.3f}"
         svg = inline_svg(plot_efficiency(few, size=SMALL), "efficiency", alt)
         out.append(Figure(svg, page.efficiency_caption(comparison, len(few.fits)), alt))
     kind = fits[0].run.x_kind

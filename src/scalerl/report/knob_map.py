@@ -65,7 +65,6 @@ def plot_knob_map(
     reference: str,
     path: str | Path | None = None,
     theme: ThemeName = "light",
-    size: tuple[float, float] = SIZE,
 ) -> Figure:
     """Draw `Study.knobs()`.
 
@@ -75,7 +74,7 @@ def plot_knob_map(
     'ceiling, against the reference'
     """
     with drawing(theme) as t:
-        fig, ax = new_figure(size)
+        fig, ax = new_figure(SIZE)
         across, up = _reach(knobs)
         ax.set_xlim(-across, across)
         ax.set_ylim(-up, up)

@@ -98,11 +98,10 @@ def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> st
     known = sum(ahead.fit.identified for ahead in forecasts)
     sentences.append(f"The ceiling is identified for {known} of {len(forecasts)} runs.")
     best = max(forecasts, key=lambda ahead: ahead.next_doubling.median)
-    low, high = (words.signed(v) for v in best.next_doubling.interval)
+    gain = best.next_doubling
     sentences.append(
-        f"The next doubling of compute buys most for {best.fit.name}: "
-        f"{words.signed(best.next_doubling.median)} "
-        f"({words.percent(best.fit.level)}: {low} to {high})."
+        f"The next doubling of compute buys most for {best.fit.name}: {words.signed(gain.median)} "
+        f"({words.percent(best.fit.level)}: {words.to(gain.interval, words.signed)})."
     )
     return " ".join(sentences)
 
@@ -111,7 +110,6 @@ def facts(ahead: Forecast) -> list[Tile]:
     """The four main numbers of a forecast."""
     f = ahead.fit
     unit = words.KIND[f.run.x_kind]
-    low, high = ahead.next_doubling.interval
     return [
         ("Now", words.score(ahead.at.median_now), f"at {words.compute(f.end)} {unit}"),
         (
@@ -123,7 +121,7 @@ def facts(ahead: Forecast) -> list[Tile]:
         (
             "Next doubling",
             words.signed(ahead.next_doubling.median),
-            f"{words.signed(low)} to {words.signed(high)}",
+            words.to(ahead.next_doubling.interval, words.signed),
         ),
     ]
 
@@ -177,17 +175,9 @@ def _constructed(drawn: Sequence[Series], truth: float) -> str:
     return f"{said} The fitted interval, {words.to((low, high))}, {holds}."
 
 
-def static_alt(fit: Fit) -> str:
-    return f"Pass rate against {words.KIND[fit.run.x_kind]} with forecasts"
-
-
 def pictures(figures: Sequence[Figure], heading: str) -> list[Block]:
     """Figures side by side under a heading; nothing where there are none."""
     return [PageSection(heading, [BlockGroup(figures, "pair")], "pictures")] if figures else []
-
-
-def efficiency_alt(found: Comparison) -> str:
-    return f"Efficiency of {len(found.fits)} runs with the ceiling fixed at {found.mean_a:.3f}"
 
 
 def efficiency_caption(found: Comparison, shown: int) -> str:
@@ -292,8 +282,7 @@ def pair_tiles(comparison: Comparison, common: Sequence[tuple[str, Target]]) -> 
         found.append(_efficiency_tile(pair))
     unit = words.KIND[comparison.fits[0].run.x_kind]
     for name, t in common:
-        low, high = (words.compute(v) for v in t.interval)
-        note = f"{unit} of {_short(name)}, {low} to {high}"
+        note = f"{unit} of {_short(name)}, {words.to(t.interval, words.compute)}"
         found.append((f"Compute to {words.score(t.score)}", words.compute(t.median), note))
     return found
 
@@ -318,8 +307,7 @@ def _ceilings_tile(pair: Pair) -> Tile:
     higher, lower, delta, ends = pair.b, pair.a, pair.delta_a, pair.delta_a_interval
     if delta < 0:
         higher, lower, delta, ends = lower, higher, -delta, (-ends[1], -ends[0])
-    low, high = (words.signed(v) for v in ends)
-    note = f"{_short(higher)} minus {_short(lower)}, {low} to {high}"
+    note = f"{_short(higher)} minus {_short(lower)}, {words.to(ends, words.signed)}"
     return "Difference of ceilings ΔA", words.signed(delta), note
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from scalerl.text import clock_text
+
 #: Work shorter than this shows nothing.
 PATIENCE = 2.0
 #: Seconds between two drawings.
@@ -15,7 +17,12 @@ BAR = 28
 
 
 class ProgressBar:
-    """Call it with the fraction done; leave its context (or reach 1) to wipe the line."""
+    """A bar on stderr with the time left, for work of more than two seconds on a terminal. Call it
+    with the fraction done; leave its context (or reach 1) to wipe the line.
+
+    >>> with ProgressBar("fitting") as report:
+    ...     report(0.5)
+    """
 
     def __init__(
         self,
@@ -42,7 +49,7 @@ class ProgressBar:
         self._last = now
         self._shown = True
         filled = int(BAR * done)
-        left = f"{_clock_face(now * (1.0 - done) / done)} left" if done > 0.0 else ""
+        left = f"{clock_text(round(now * (1.0 - done) / done))} left" if done > 0.0 else ""
         bar = "#" * filled + "." * (BAR - filled)
         self._stream.write(f"\r{self._label} [{bar}] {done:4.0%} {left:<14}")
         self._stream.flush()
@@ -60,18 +67,3 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def progress(label: str) -> ProgressBar:
-    """A bar on stderr with the time left, for work of more than two seconds on a terminal.
-
-    >>> with progress("fitting") as report:
-    ...     report(0.5)
-    """
-    return ProgressBar(label)
-
-
-def _clock_face(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

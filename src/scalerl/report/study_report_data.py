@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalerl.recipe import diff
@@ -25,9 +25,9 @@ class StudyReportData:
     results: StudyResults
     #: `Study.to_dict()`: members, table, knobs.
     found: Mapping[str, Any]
-    findings: Sequence[MemberFinding]
+    findings: Sequence[MemberFinding] = ()
     #: Variant → what it does differently from the reference.
-    differs: Mapping[str, Sequence[Difference]]
+    differs: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     records: Sequence[RunRecord | None] = ()
     title: str | None = None
     command: str | None = None

@@ -92,7 +92,7 @@ def _ceiling(fit: Fit) -> str:
         return "no gain seen"
     if not fit.identified:
         return "not identified" if "A" in fit.params else "none"
-    return f"{fit.params['A']:.3f} {words.span(*fit.interval('A'))}"
+    return f"{fit.params['A']:.3f} {words.span(fit.interval('A'))}"
 
 
 def _parameter(fit: Fit, name: str) -> str:
@@ -121,18 +121,16 @@ def _forecast(ahead: Forecast) -> str:
     head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
     body = [(f"  {at}", *others) for at, *others in words.prediction_rows(ahead.at)]
     lines.append(_rows(head, body, (30, 7, 17, 17)))
-    low, high = ahead.next_doubling.interval
+    gain = ahead.next_doubling
     lines.append(
-        f"  next doubling, to {words.compute(ahead.next_doubling.compute)}: "
-        f"{words.signed(ahead.next_doubling.median)} [{words.signed(low)}, {words.signed(high)}]"
+        f"  next doubling, to {words.compute(gain.compute)}: {words.signed(gain.median)} "
+        f"{words.span(gain.interval, words.signed)}"
     )
     lines += [wrap(said, "  ", "  ") for said in words.measured(ahead)]
     for t in ahead.targets:
-        when = words.compute(t.median)
-        low_c, high_c = (words.compute(v) for v in t.interval)
         lines.append(
             f"  score {t.score:g}: probability {t.probability:.2f}, "
-            f"compute {when} [{low_c}, {high_c}]"
+            f"compute {words.compute(t.median)} {words.span(t.interval, words.compute)}"
         )
     lines.append(wrap(words.ceiling_in_words(f), "  ", "  "))
     if ahead.recommendation is not None:
@@ -159,12 +157,11 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def _pair(pair: Pair) -> list[str]:
-    low, high = pair.delta_a_interval
     out = [
         f"{shorten(pair.a, 37)} / {shorten(pair.b, 37)}",
         wrap(words.verdict(pair), " " * 11, "  verdict: "),
         f"  difference of ceilings, second minus first: {words.signed(pair.delta_a)} "
-        f"[{words.signed(low)}, {words.signed(high)}]",
+        f"{words.span(pair.delta_a_interval, words.signed)}",
         wrap(words.paper_verdict(pair), " " * 11, "  paper's rule: "),
     ]
     return out + [wrap(line, "  ", "  ") for line in words.pair_details(pair)]

@@ -97,32 +97,35 @@ def cell_text(column: Column, row: StudyRow, *, interval: bool = True) -> str:
     text = cell.text or show(cell.number or 0.0)
     if cell.interval is None or not interval:
         return text
-    low, high = map(show, cell.interval)
-    return f"{text} [{low}, {high}]"
+    return f"{text} {span(cell.interval, show)}"
 
 
 def percent(level: float) -> str:
     return f"{100 * level:.3g} %"
 
 
-def span(low: float, high: float) -> str:
-    return f"[{low:.3f}, {high:.3f}]"
+def span(interval: Sequence[float], show: Callable[[float], str] = score) -> str:
+    """The two ends of an interval, of scores by default, as tables have them.
+
+    >>> span((0.6341, 0.67))
+    '[0.634, 0.670]'
+    """
+    return f"[{', '.join(map(show, interval))}]"
 
 
-def to(interval: Sequence[float]) -> str:
-    """The two ends of an interval of scores.
+def to(interval: Sequence[float], show: Callable[[float], str] = score) -> str:
+    """The same for sentences.
 
     >>> to((0.6341, 0.67))
     '0.634 to 0.670'
     """
-    low, high = interval
-    return f"{score(low)} to {score(high)}"
+    return " to ".join(map(show, interval))
 
 
 def prediction_rows(prediction: Prediction) -> list[tuple[str, str, str, str]]:
     """Compute, median, and the intervals of the true pass rate and of one evaluation."""
     return [
-        (compute(float(c)), score(m), span(*true), span(*seen))
+        (compute(float(c)), score(m), span(true), span(seen))
         for c, m, true, seen in zip(
             prediction.compute,
             prediction.median,
@@ -170,10 +173,9 @@ def ceiling_in_words(fit: Fit) -> str:
     if fit.alarm is not None:
         return "No ceiling is quoted for a run in decline."
     if fit.identified:
-        low, high = fit.interval("A")
         return (
-            f"It is heading for a ceiling of {fit.params['A']:.3f} "
-            f"({percent(fit.level)}: {low:.3f} to {high:.3f})."
+            f"It is heading for a ceiling of {score(fit.params['A'])} "
+            f"({percent(fit.level)}: {to(fit.interval('A'))})."
         )
     if "A" not in fit.params:
         return f"No ceiling is quoted: the {fit.law.title} has none."
@@ -222,15 +224,12 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
         out.append(f"Alarm: {fit.alarm}.")
     out += past_alarms(fit)
     out.append(ceiling_in_words(fit))
-    for c, median, (low, high) in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
-        out.append(
-            f"At {compute(float(c))} {unit} the forecast is {median:.3f} "
-            f"({level}: {low:.3f} to {high:.3f})."
-        )
-    low, high = gain.interval
+    for c, median, ends in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
+        forecast_is = f"At {compute(float(c))} {unit} the forecast is {score(median)}"
+        out.append(f"{forecast_is} ({level}: {to(ends)}).")
     out.append(
         f"The next doubling of compute buys {signed(gain.median)} "
-        f"({level}: {signed(low)} to {signed(high)})."
+        f"({level}: {to(gain.interval, signed)})."
     )
     for t in forecast.targets:
         out.append(

@@ -99,7 +99,7 @@ class StepLine(Line):
     loss: float = about("the loss")
     grad_norm: float = about("norm of the gradient, before it is clipped")
     lr: float = about("learning rate")
-    forward_tokens: int = about("tokens that went through the trainer, padding included")
+    forward_tokens: int = about("tokens that went through the trainer")
     loss_tokens: int = about("tokens in the loss")
     micro_batches: int = about("parts that the batch was cut into, to fit the memory")
     seconds: float = about("what the trainer's pass took", unit="seconds")

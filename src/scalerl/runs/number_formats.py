@@ -78,7 +78,7 @@ def _has_marks(cells: list[object]) -> bool:
     if not any(map(_MARK.search, texts)):
         return False
     some = islice((c.strip() for c in texts if not is_missing(c)), SAMPLE)
-    return all(_is_marked(text) or _is_number(text) for text in some)
+    return all(any(p.fullmatch(text) for p in _MARKED) or _is_number(text) for text in some)
 
 
 def _has_point_groups(cells: list[object]) -> bool:
@@ -86,10 +86,6 @@ def _has_point_groups(cells: list[object]) -> bool:
     commas."""
     points = [c.strip() for c in cells if isinstance(c, str) and "." in c]
     return bool(points) and all(map(_POINT_GROUPS.fullmatch, points))
-
-
-def _is_marked(text: str) -> bool:
-    return any(pattern.fullmatch(text) for pattern in _MARKED)
 
 
 def _is_number(text: str) -> bool:

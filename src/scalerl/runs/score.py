@@ -82,7 +82,8 @@ def _only_column(table: Table) -> str:
     if alone and not metrics.is_of_a_step(rest[0]):
         return rest[0]
     if not rest:
-        unread = [why for c in table.columns if (why := _unread_score(table, c))]
+        named = [c for c in table.columns if metrics.score_columns([c])[0]]
+        unread = [why for c in named if (why := why_unread(table, c))]
         why = f" ({unread[0]})" if unread else ""
         raise InputError(f"{table.name}: no column of scores{why}: it has {listed(table.columns)}")
     if scores:
@@ -132,10 +133,6 @@ def _better_unread(table: Table, found: list[str]) -> list[str]:
     """Columns with a better known name than the score's that hold no numbers."""
     known, _ = metrics.score_columns(c for c in table.columns if direction(c) == "score")
     return [c for c in known if c not in table.numeric and c not in found]
-
-
-def _unread_score(table: Table, column: str) -> str:
-    return why_unread(table, column) if metrics.score_columns([column])[0] else ""
 
 
 def _pattern(names: list[str]) -> str:

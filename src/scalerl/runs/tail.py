@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -14,6 +15,7 @@ from scalerl.files import MAX_LINE, LineReader, open_regular
 L = TypeVar("L")
 
 
+@dataclass(eq=False)
 class TailReader(Generic[L]):
     """New lines of a file, from where the last call of `new` stopped.
 
@@ -30,18 +32,15 @@ class TailReader(Generic[L]):
     opened, and lines over the limit of `scalerl.files` are skipped: `problem` reports both.
     """
 
-    def __init__(
-        self, path: Path, make: Callable[[Any], L | None], max_bytes: int | None = None
-    ) -> None:
-        self.path = path
-        self.make = make
-        self.max_bytes = max_bytes
-        #: Whether the last call started again at the beginning of the file.
-        self.restarted = False
-        #: Why the file, or some of its lines, could not be read at the last call.
-        self.problem: str | None = None
-        self._reader = LineReader()
-        self._inode = -1
+    path: Path
+    make: Callable[[Any], L | None]
+    max_bytes: int | None = None
+    #: Whether the last call started again at the beginning of the file.
+    restarted: bool = False
+    #: Why the file, or some of its lines, could not be read at the last call.
+    problem: str | None = None
+    _reader: LineReader = field(default_factory=LineReader)
+    _inode: int = -1
 
     @property
     def bytes_read(self) -> int:

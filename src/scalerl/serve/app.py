@@ -314,16 +314,13 @@ class Site:
             if what == "figure":
                 return exports.figure(runs, q, kind, theme)
             if what == "report":
-                return exports.report_zip(runs, q, records, self._command(entries))
+                places = ", ".join(entry.source.place.name for entry in entries)
+                return exports.report_zip(runs, q, records, f"scalerl serve, of {places}")
             made = exports.data_csv if kind == "csv" else exports.data_json
             return made(runs, q)
 
         name = slug(entries[0].name) if len(entries) == 1 else f"{len(entries)}-runs"
         return download(await self._work(make), kind, name)
-
-    @staticmethod
-    def _command(entries: Sequence[Entry]) -> str:
-        return "scalerl serve, of " + ", ".join(entry.source.place.name for entry in entries)
 
     async def events(self, request: Request) -> Response:
         if self.hub.full:

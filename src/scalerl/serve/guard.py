@@ -140,7 +140,11 @@ class Guard:
         if not self._same_origin(request, hosts[0]):
             return PlainTextResponse("requests from other pages are refused\n", 403)
         is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
-        if self._token is None or is_open or self.holds_token(request):
+        if (
+            self._token is None
+            or is_open
+            or same_token(request.cookies.get(COOKIE, ""), self._token)
+        ):
             return None
         if path == "/" and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
@@ -172,9 +176,6 @@ class Guard:
         # A link on another site may open the page; the page then makes its own requests.
         opens = headers.get("sec-fetch-mode") == "navigate"
         return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
-
-    def holds_token(self, request: HTTPConnection) -> bool:
-        return same_token(request.cookies.get(COOKIE, ""), self._token or "")
 
 
 def same_token(given: str, token: str) -> bool:

@@ -24,6 +24,7 @@ from scalerl.report.json_results import FitExtras, fit_results, forecast_results
 from scalerl.report.page import facts
 from scalerl.report.payload import amount, scores
 from scalerl.report.series import downsample, drawn_until, quick_curve
+from scalerl.runs.importers import apply_to_each
 from scalerl.runs.record import Run
 
 V = TypeVar("V")
@@ -284,14 +285,9 @@ def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
 
 def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
     """Several runs with their forecasts, and the verdicts on them (unless `quick`)."""
-    fits, left_out = [], []
-    for run in runs:
-        try:
-            fits.append(fitted(run, q))
-        except InputError as error:
-            left_out.append(str(error))
+    fits, problems = apply_to_each(lambda run: fitted(run, q), runs)
     if not fits:
-        raise InputError(left_out[0])
+        raise problems[0]
     kinds = {f.run.x_kind for f in fits}
     if len(kinds) > 1:
         raise InputError(
@@ -329,7 +325,7 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
         ],
         "words": said,
         "pairs": pairs,
-        "left_out": left_out,
+        "left_out": [str(problem) for problem in problems],
     }
 
 

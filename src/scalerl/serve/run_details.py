@@ -111,12 +111,10 @@ class OpenRun:
         for each in (self._steps, self._evals, self._events):
             each.refresh()
         at = step if step is not None else next(reversed(self.answered()), None)
-        steps = self._steps.lines()
         found = make_record(
             self.name,
             self.path,
-            steps,
-            steps[-1].step if steps else 0,
+            self._steps.lines(),
             self._evals.lines(),
             self._events.lines(),
             None if at is None else self._store.read_answers(at),

@@ -17,6 +17,7 @@ from scalerl.errors import InputError
 from scalerl.files import is_file, is_folder, open_regular
 from scalerl.runs import metrics
 from scalerl.runs.compute import budget_use
+from scalerl.runs.importers import apply_to_each
 from scalerl.runs.importers.delimited import looks_delimited, read_delimited
 from scalerl.runs.importers.json_logs import read_jsonl
 from scalerl.runs.importers.run_directory import AXIS_COLUMNS
@@ -217,13 +218,8 @@ class Log:
         return tuple(stamps)
 
     def _tables(self) -> list[Table]:
-        tables: list[Table] = []
-        problems: list[InputError] = []
-        for reader in self.place.readers:
-            try:
-                tables += reader()
-            except InputError as error:
-                problems.append(error)
+        found, problems = apply_to_each(lambda reader: reader(), self.place.readers)
+        tables = [table for each in found for table in each]
         if not tables and problems:
             raise problems[0]
         return tables

@@ -156,14 +156,7 @@ class Studies:
     def _compute(self, key: str, place: Place, study: Study) -> dict[str, Any]:
         results = study.results()
         found = study.to_dict(results=results)
-        shown = StudyReportData(
-            path=place.name,
-            reference=study.reference,
-            results=results,
-            found=found,
-            findings=[],
-            differs={},
-        )
+        shown = StudyReportData(place.name, study.reference, results, found)
         svg = b""
         if results.knobs:
             with DRAWING, drawing("light"):

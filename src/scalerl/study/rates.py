@@ -58,14 +58,8 @@ class Expected:
     source: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "rollouts": self.rollouts,
-            "device_hours": self.device_hours,
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "rate": self.source,
-        }
+        kinds = ("steps", "rollouts", "device_hours", "tokens", "flops")
+        return {kind: getattr(self, kind) for kind in kinds} | {"rate": self.source}
 
 
 def rate_of(path: Path, recipe: Recipe, name: str) -> Rate | None:

@@ -24,7 +24,8 @@ from scalerl.recipe import Recipe, diff
 from scalerl.recipe.diff import shown
 from scalerl.renamed import renamed_attributes
 from scalerl.runs import load_run
-from scalerl.runs.lines import EvalLine
+from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.live_run import file_stamp
 from scalerl.runs.reader import read_step_health
 from scalerl.runs.record import Run
 from scalerl.runs.store import RunStore
@@ -125,7 +126,7 @@ class Study:
         self.target: float | None = None
         #: Rates of trial runs, for the hours of a study of which no member has run.
         self.measured: Sequence[tuple[Recipe, Rate]] = ()
-        self._cached: dict[str, tuple[tuple[int, int], MemberFinding]] = {}
+        self._cached: dict[str, tuple[tuple[Any, ...], MemberFinding]] = {}
         self._race_cache = RaceCache()
         for member in self.members:
             check_same(member)
@@ -248,13 +249,13 @@ class Study:
 
     def finding(self, member: Member) -> MemberFinding:
         """Stability and fit of a member, computed again only when its record has grown."""
-        # Records are append-only, so their sizes say whether there is anything new.
-        sizes = _size(member.path / "evals.jsonl"), _size(member.path / "steps.jsonl")
-        kept_sizes, kept = self._cached.get(member.name, (None, None))
-        if kept is None or kept_sizes != sizes:
+        # Sizes and times of its files say whether there is anything new.
+        stamps = tuple(file_stamp(member.path / kind.FILE) for kind in (EvalLine, StepLine))
+        kept_stamps, kept = self._cached.get(member.name, (None, None))
+        if kept is None or kept_stamps != stamps:
             kept = _assess(member)
-            # With the sizes from before the reading: lines that came during it are read next time.
-            self._cached[member.name] = sizes, kept
+            # With the stamps from before the reading: lines that came during it are read next time.
+            self._cached[member.name] = stamps, kept
         return kept
 
     def evals(self, member: Member) -> Sequence[EvalLine]:
@@ -465,13 +466,6 @@ def _processes(recipe: Recipe) -> int:
     if where.device == "cuda" or where.backend not in ("local", "inline"):
         return 0
     return 1 if where.backend == "inline" else where.generators + where.trainers
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _replace(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scalerl.curves.formula import Array, IntArray, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import bin_curve
-from scalerl.curves.prediction import NORMAL_DRAWS
+from scalerl.curves.prediction import NORMAL_DRAWS, Predictive
 from scalerl.curves.result import Fit, Window
 
 #: Grid of the exponents a.
@@ -98,7 +98,7 @@ class Families:
 
 
 @dataclass(frozen=True, slots=True)
-class EnsemblePredictive:
+class EnsemblePredictive(Predictive):
     """Predictive distribution of the ensemble: draws of a cell, its coefficients and its noise."""
 
     cells: Families
@@ -116,9 +116,6 @@ class EnsemblePredictive:
 
     def parameter(self, name: str) -> Array:
         raise KeyError(f"the families share no parameter {name!r}")
-
-    def thinned(self, k: int) -> EnsemblePredictive:
-        return self
 
 
 @dataclass(frozen=True, slots=True)

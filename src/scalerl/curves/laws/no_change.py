@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scalerl.curves.formula import Array, PointFit, log_compute
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.noise import BinnedCurve, bin_curve
-from scalerl.curves.prediction import NORMAL_DRAWS, normal_quantiles
+from scalerl.curves.prediction import NORMAL_DRAWS, Predictive, normal_quantiles
 from scalerl.curves.result import Fit, Window
 
 
@@ -28,7 +28,7 @@ class NoChange:
 
 
 @dataclass(frozen=True, slots=True)
-class NoChangePredictive:
+class NoChangePredictive(Predictive):
     """Predictive distribution: the last level, with a random walk in ln C."""
 
     level: float
@@ -50,9 +50,6 @@ class NoChangePredictive:
 
     def parameter(self, name: str) -> Array:
         return np.full(NORMAL_DRAWS, self.level)
-
-    def thinned(self, k: int) -> NoChangePredictive:
-        return self
 
 
 def fit_last_level(w: Window) -> Fit:

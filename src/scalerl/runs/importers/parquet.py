@@ -19,6 +19,8 @@ from scalerl.runs.table import Table, from_rows
 
 #: Rows that are decoded at a time.
 BATCH_ROWS = 65_536
+#: Arrow's types of texts.
+TEXTS = ("string", "large_string", "binary", "large_binary")
 
 
 def read_parquet(path: Path, name: str) -> Table:
@@ -26,7 +28,7 @@ def read_parquet(path: Path, name: str) -> Table:
     check_file(path)
     with open_parquet(path) as file:
         wanted = _scalar_columns(file.metadata, path)
-        texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
+        texts = [field.name for field in file.schema_arrow if str(field.type) in TEXTS]
     # Texts as dictionaries: one that stands in a million rows is in the memory once.
     options = {"page_checksum_verification": True, "read_dictionary": texts, "pre_buffer": False}
     with open_parquet(path, **options) as file:
@@ -53,10 +55,6 @@ def _scalar_columns(meta: Any, path: Path) -> list[str]:
         size += sum(max(0, group.column(j).total_uncompressed_size) for j in scalar)
     limits.check(path, "bytes", size)
     return [leaves[i].path for i in scalar]
-
-
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "binary", "large_binary")
 
 
 def _columns(file: Any, wanted: list[str], path: Path) -> dict[str, list[object]]:

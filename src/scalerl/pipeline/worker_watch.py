@@ -1,4 +1,4 @@
-"""The watchdog: once a second it looks for workers that are silent, and writes the status file."""
+"""The watch over workers: once a second, those that are silent are replaced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scalerl.pipeline.scaling import Scaling
 from scalerl.pipeline.supervisor import START_SECONDS, Supervisor
 from scalerl.runs.lines import Status
 
-#: Seconds between two ticks of the watchdog, each of which writes a status file.
+#: Seconds between two ticks, each of which writes a status file.
 WATCH_SECONDS = 1.0
 #: The loop itself stood still (Ctrl-Z, a slow disk) if a tick comes this many intervals late, plus
 #: PAUSE_SHARE of the patience.
@@ -16,7 +16,7 @@ PAUSE_INTERVALS = 3
 PAUSE_SHARE = 0.1
 
 
-class Watchdog:
+class WorkerWatch:
     """Holds every wait to its deadline."""
 
     def __init__(self, supervisor: Supervisor, intake: Intake, scaling: Scaling) -> None:
