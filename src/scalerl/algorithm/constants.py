@@ -37,10 +37,8 @@ def check_constants(
         return
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(by_place) < len(first) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise InputError(
-            f"{section} {name} takes no ({', '.join(first)}): write it with "
-            f"{'these' if len(first) > 1 else 'this'} first"
-        )
+        taken = ", ".join(first)
+        raise InputError(f"{section} {name} must take ({taken}) before its constants: add them")
     own = {
         p.name: p
         for p in parameters

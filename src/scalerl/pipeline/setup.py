@@ -476,7 +476,7 @@ def _control(
     return _made(what, LengthControl, make, vocabulary, **chosen.constants)
 
 
-def _made(what: str, kind: type[T], make: Callable[..., T], *given: Any, **constants: Any) -> T:
+def _made(what: str, kind: type, make: Callable[..., T], *given: Any, **constants: Any) -> T:
     """What a registered function makes; raises InputError if it fails or lacks a method or property
     of `kind`, a protocol."""
     try:
@@ -490,8 +490,5 @@ def _made(what: str, kind: type[T], make: Callable[..., T], *given: Any, **const
     needed = sorted(name for name in vars(kind) if not name.startswith("_"))
     missing = [name for name in needed if not hasattr(made, name)]
     if missing:
-        raise InputError(
-            f"{what} is a {type(made).__name__} without {', '.join(missing)}: it needs "
-            f"{', '.join(needed)}"
-        )
+        raise InputError(f"{what} has no {', '.join(missing)}: it needs {', '.join(needed)}")
     return made
