@@ -32,7 +32,8 @@ SMALL = ["placement.backend=inline", "batch.prompts=2", "batch.generations=2",
          "validation.prompts=2", "validation.k=1", "filter.zero_variance=keep", "budget.steps=2",
          "task.options.prompts=20"]  # fmt: skip
 PLAY = ["task.name=environment:tiny-tools", "task.options={}", "model.path=tiny-tools",
-        "environment.turns=2", "environment.observation_tokens=9", "length.control=none", "length.max_tokens=20"]  # fmt: skip
+        "environment.turns=2", "environment.observation_tokens=9", "length.control=none",
+        "length.max_tokens=20"]  # fmt: skip
 THINK = ["length.think_tokens_min=8", "length.think_tokens_max=12", "length.answer_tokens=3"]
 #: Function or class -> its registered name, the key that chooses it, and what it needs besides.
 CHOICES = {

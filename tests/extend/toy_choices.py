@@ -1,5 +1,5 @@
-"""Choices of a recipe from outside the package (docs/how-to/add-an-engine.md): one function or class
-each, and one line that registers it."""
+"""Choices of a recipe from outside the package (docs/how-to/add-an-engine.md): one function or
+class each, and one line that registers it."""
 
 from collections import Counter
 from dataclasses import dataclass
