@@ -117,6 +117,7 @@ def test_the_names_of_the_recipe_are_those_of_the_registries(toy):
          "did you mean length.percent?"),
         (["length.control=toy_choices:sign", "length.max_tokens=9"], "max_tokens is no constant"),
         (["length.control=toy_choices:CALLS", "length.max_tokens=9"], "is not a length control"),
+        (["length.control=toy_choices:local", "length.max_tokens=9"], "sent to another process"),
         (["curriculum.name=toy-few"], "needs curriculum.rollouts"),
         (["curriculum.name=toy-few", "curriculum.threshold=0.5"], "threshold is no constant of"),
         (["curriculum.name=builtins:dict"], "has no retires"),

@@ -70,6 +70,15 @@ def share(vocabulary, *, max_tokens, percent):
     return Limit(max_tokens * percent // 100, vocabulary.stop_ids)
 
 
+def local(vocabulary, *, max_tokens):
+    """A control that cannot be sent to a generator."""
+
+    class Local(Limit):
+        pass
+
+    return Local(max_tokens)
+
+
 @SCHEDULES.register("toy-turns")
 class Turns(FinishedFirst):
     """One batch is written, then one step is made with it."""

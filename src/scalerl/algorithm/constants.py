@@ -1,9 +1,10 @@
-"""Checks of functions that a recipe names, before a run starts: how they are called, and with which
-constants."""
+"""Checks of functions that a recipe names, before a run starts: how they are called, with which
+constants, and whether other processes can be given them."""
 
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -63,7 +64,8 @@ def check_call(what: str, function: Callable[..., Any], *arguments: str) -> None
 
     >>> check_call("filter mine", lambda: None, "candidates")
     Traceback (most recent call last):
-    scalerl.errors.InputError: filter mine cannot be called with (candidates): too many ...
+    scalerl.errors.InputError: filter mine cannot be called with (candidates):
+    too many positional arguments
     """
     try:
         inspect.signature(function).bind(*arguments)
@@ -72,4 +74,16 @@ def check_call(what: str, function: Callable[..., Any], *arguments: str) -> None
     except TypeError as error:
         raise InputError(
             f"{what} cannot be called with ({', '.join(arguments)}): {error}"
+        ) from None
+
+
+def check_travels(what: str, thing: Any) -> None:
+    """Raise an InputError unless the object can be pickled: it is sent to other processes by the
+    names of its module and its own."""
+    try:
+        pickle.dumps(thing)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{what} cannot be sent to another process ({error}): define it at the top level of a "
+            "module, as a function or class with a name"
         ) from None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from scalerl.algorithm.advantages import NORMALISATIONS, Normalisation, Population
 from scalerl.algorithm.aggregation import AGGREGATIONS, Aggregation
-from scalerl.algorithm.constants import check_call, check_constants
+from scalerl.algorithm.constants import check_call, check_constants, check_travels
 from scalerl.algorithm.credit import CREDITS, Credit
 from scalerl.algorithm.filters import FILTERS, Filter, Truncated, ZeroVariance
 from scalerl.algorithm.losses import KL_ESTIMATORS, LOSSES, Loss
 from scalerl.algorithm.losses.kl import Estimator
-from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 
 
@@ -84,7 +82,7 @@ def options_from_recipe(recipe: Recipe) -> Options:
         kl_coefficient=section.kl_coefficient,
         kl_estimator=KL_ESTIMATORS[section.kl_estimator],
     )
-    _check_travels(f"loss {section.name}", loss)
+    check_travels(f"loss {section.name}", loss)
     for what, function, arguments in (
         (f"aggregation {section.aggregation}", options.aggregation, "batch counted_N length"),
         (f"credit rule {advantage.credit}", options.credit, "rewards"),
@@ -94,17 +92,5 @@ def options_from_recipe(recipe: Recipe) -> Options:
         *((f"filter {name}", FILTERS[name], "candidates") for name in filter_names),
     ):  # fmt: skip
         check_call(what, cast(Callable[..., Any], function), *arguments.split())
-        _check_travels(what, function)
+        check_travels(what, function)
     return options
-
-
-def _check_travels(what: str, function: Any) -> None:
-    """Check that a function can be pickled: it is sent to the trainer's process by the names of its
-    module and its own."""
-    try:
-        pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{what} cannot be sent to another process ({error}): define it at the top level of a "
-            "module, as a function with a name"
-        ) from None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.algorithm.constants import check_call, check_constants
+from scalerl.algorithm.constants import check_call, check_constants, check_travels
 from scalerl.algorithm.curriculum import CURRICULA, Curriculum, RetirementRule
 from scalerl.algorithm.episode import Episode
 from scalerl.algorithm.length import LengthControl, Limit
@@ -473,7 +473,9 @@ def _control(
     make = LENGTH_CONTROLS[chosen.control]
     check_constants("length", chosen.control, make, chosen.constants, ("vocabulary",))
     what = f"length control {chosen.control}"
-    return _made(what, LengthControl, make, vocabulary, **chosen.constants)
+    control = _made(what, LengthControl, make, vocabulary, **chosen.constants)
+    check_travels(what, control)
+    return control
 
 
 def _made(what: str, kind: type, make: Callable[..., T], *given: Any, **constants: Any) -> T:
