@@ -15,7 +15,8 @@ from typing import Any, Literal, Union
 
 from pydantic.fields import FieldInfo
 
-from scalerl.recipe.fields import Section, kind, meaning, type_in_words
+from scalerl.recipe.choices import section_of
+from scalerl.recipe.fields import kind, meaning, names_of, type_in_words
 from scalerl.recipe.load import presets
 from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
 from scalerl.recipe.schema import Recipe
@@ -43,24 +44,24 @@ def recipe_presets() -> str:
 
 def recipe_keys() -> str:
     """Every section of a recipe with its keys."""
-    top = {n: i for n, i in Recipe.model_fields.items() if not _section(i)}
+    top = {n: i for n, i in Recipe.model_fields.items() if not section_of(i)}
     parts = ["## Top level\n", _keys(top, "")]
     for name, info in Recipe.model_fields.items():
-        section = _section(info)
+        section = section_of(info)
         if section:
             about = " ".join((section.__doc__ or "").split())
-            parts += [f"\n## [{name}]\n\n{about}\n", _keys(section.model_fields, name)]
+            parts += [f"\n## [{name}]\n\n{about}\n", _keys(section.all_fields(), name)]
             if section is LossSection:
                 parts += ["\nConstants of the built-in losses:\n", _loss_constants()]
     return "\n".join(parts)
 
 
 def _keys(fields: dict[str, FieldInfo], section: str) -> str:
-    # Of a recipe, not of the field: there the constants of the chosen length control are filled in.
     defaults = getattr(Recipe(), section) if section else Recipe()
     items = []
     for name, info in fields.items():
-        key, default = f"{section}.{name}" if section else name, getattr(defaults, name)
+        key = f"{section}.{name}" if section else name
+        default = getattr(defaults, name, None)  # a constant of another choice has none
         if default is None:
             shown, takes = f"`{key}`", f"{kind(info)}, unset"
         else:
@@ -95,13 +96,10 @@ def _source(info: FieldInfo) -> str:
 def _limits(info: FieldInfo) -> str:
     """The values that a field takes; empty if these are all of its type: its default shows it."""
     word = type_in_words(info.annotation)
+    if names_of(info):
+        return kind(info)
     choices = word if typing.get_origin(info.annotation) is Literal else ""
     return kind(info).removeprefix(word).strip() or choices
-
-
-def _section(info: FieldInfo) -> type[Section] | None:
-    made = info.annotation
-    return made if isinstance(made, type) and issubclass(made, Section) else None
 
 
 def _lines(items: Iterable[str]) -> str:

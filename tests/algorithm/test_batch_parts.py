@@ -36,7 +36,7 @@ def filtered(rewards, cut=(), **changes):
     made = [episode(2, reward, "length" if i in cut else "stop")
             for i, reward in enumerate(rewards)]  # fmt: skip
     groups = [Group("a", tuple(made[:4])), Group("b", tuple(made[4:]))]
-    given = {"zero_variance": "drop", "truncated": "keep"}
+    given = {"zero_variance": "drop", "truncated": "keep", "further": ()}
     return filter_episodes(Candidates.from_groups(groups, "episode"), **given | changes)
 
 
@@ -154,7 +154,7 @@ def test_a_filter_of_ones_own_comes_before_the_variance_is_judged():
     for choice in (long_enough, f"{__name__}:long_enough"):
         found = filter_episodes(candidates, **given, further=[choice])
         assert not found.kept_E.any() and found.eligible_E.tolist() == [True, False, True]
-    assert filter_episodes(candidates, **given).kept_E.all()
+    assert filter_episodes(candidates, **given, further=[]).kept_E.all()
 
 
 def test_equal_rewards_do_not_vary_where_their_mean_rounds():
@@ -181,8 +181,10 @@ def test_a_fully_filtered_batch_is_empty_but_whole():
 
 def test_a_group_informs_only_by_episodes_that_may_be_learnt_from():
     group = Group("p", (episode(3, 1.0), episode(3, -1.0, "length")))
-    assert informative(group, "keep", "episode") and not informative(group, "drop", "episode")
-    assert not informative(Group("p", (episode(3, 1.0), episode(3, None))), "keep", "episode")
+    assert informative(group, "keep", "episode", []) and not informative(
+        group, "drop", "episode", []
+    )
+    assert not informative(Group("p", (episode(3, 1.0), episode(3, None))), "keep", "episode", [])
 
 
 def test_rewards_of_none_nan_and_inf_are_unscored():

@@ -78,7 +78,8 @@ def test_without_turn_rewards_single_turns_are_credited_alike(credit):
 
 def test_equal_totals_with_unequal_turns_inform_only_the_credit_by_turn():
     group = Group("p", (episode(0.0, (1, 1.0), (1, 0.0)), episode(0.0, (1, 0.0), (1, 1.0))))
-    assert not informative(group, "keep", "episode") and informative(group, "keep", "turn")
+    assert not informative(group, "keep", "episode", [])
+    assert informative(group, "keep", "turn", [])
     assert len(prepare([group], SCALERL).batch) == 0
     assert len(prepare([group], replace(SCALERL, credit="turn")).batch) == 2
 

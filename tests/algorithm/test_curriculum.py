@@ -17,7 +17,7 @@ from scalerl.algorithm.curriculum import (
     epoch_order,
 )
 from scalerl.errors import InputError
-from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS
+from scalerl.recipe.curriculum import CurriculumSection
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -347,10 +347,9 @@ class Never:
 
 
 def test_rules_are_found_by_name_and_path_and_made_from_their_constants():
-    assert {name: set(constants) for name, constants in CURRICULUM_CONSTANTS.items()} == {
-        "no-positive-resampling": {"threshold", "history"}, "uniform": set(),
-    }  # fmt: skip
-    for name, constants in CURRICULUM_CONSTANTS.items():
+    assert set(CurriculumSection.types) == set(CURRICULA)
+    for name, made in CurriculumSection.types.items():
+        constants = made().constants
         assert CURRICULA[name](**constants).to_dict() == {"name": name, **constants}
     mine = CURRICULA[f"{__name__}:Never"](patience=3)
     prompts = Curriculum(["a", "b"], mine, seed=0)

@@ -20,7 +20,7 @@ from scalerl.algorithm.length import (
 from scalerl.algorithm.length_controls import LENGTH_CONTROLS, Vocabulary
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
-from scalerl.recipe.sections_algorithm import LengthSection
+from scalerl.recipe.length import LengthSection, OwnLength
 
 STOP, WORD, OTHER = 0, 1, 2
 #: Tokens 0 to 8, each a letter.
@@ -332,9 +332,9 @@ def test_a_penalty_over_no_tokens_is_refused():
 # -- by name --------------------------------------------------------------------------------------
 
 
-def short(length, vocabulary):
+def short(vocabulary, *, max_tokens, half):
     """A control of a user."""
-    return Limit(3, vocabulary.stop_ids)
+    return Limit(max_tokens // 2 if half else max_tokens, vocabulary.stop_ids)
 
 
 def test_controls_are_found_by_name_and_path_and_made_from_their_section():
@@ -345,13 +345,14 @@ def test_controls_are_found_by_name_and_path_and_made_from_their_section():
         "penalty": {"max_tokens": 50, "penalty_max": 40, "penalty_cache": 10},
         "none": {"max_tokens": 60},
     }
-    assert set(sections) == set(LENGTH_CONTROLS)
+    assert set(sections) == set(LENGTH_CONTROLS) == set(LengthSection.types)
     made = {
-        name: LENGTH_CONTROLS[name](LengthSection(control=name, **given), vocabulary)
+        name: LENGTH_CONTROLS[name](vocabulary, **LengthSection.types[name](**given).constants)
         for name, given in sections.items()
     }
     assert made["penalty"] == Limit(50, (0,)) and made["none"] == Limit(60, (0,))
     found = made["interruption"]
     assert (found.phrase_ids, found.think_min, found.think_max) == ((1, 2), 10_240, 12_288)
-    mine = LENGTH_CONTROLS[f"{__name__}:short"](LengthSection(), vocabulary)
+    section = OwnLength(control=f"{__name__}:short", max_tokens=6, half=True)
+    mine = LENGTH_CONTROLS[section.control](vocabulary, **section.constants)
     assert mine == Limit(3, (0,))

@@ -133,7 +133,7 @@ def test_a_registered_loss_may_be_named_once_its_module_is_imported(mine):
             ["loss.name=my_losses:soft", "loss.floor=1", "loss.batch=2"],
             "loss.batch is no constant of my_losses:soft, which takes floor, width",
         ),
-        (["loss.name=my_losses:lonely"], "with these two first"),
+        (["loss.name=my_losses:lonely"], "must take (logprobs, batch) before its constants"),
         (["loss.name=my_losses:missing"], "cannot be imported"),
         (["loss.name=no.such:loss"], "cannot be imported"),
         (["loss.name=my_losses:number"], "is not a loss but a int"),

@@ -5,13 +5,14 @@ import math
 import os
 import subprocess
 import sys
-import typing
 
 import pytest
 
 from scalerl.algorithm.aggregation import AGGREGATIONS
 from scalerl.algorithm.losses import LOSSES
 from scalerl.recipe import Recipe
+from scalerl.recipe.fields import names_of
+from scalerl.recipe.problems import known_fields
 
 SMALL = ("batch.prompts=4", "batch.generations=4", "validation.prompts=8", "validation.k=1",
          "validation.every=100", "task.options.prompts=200")  # fmt: skip
@@ -144,19 +145,17 @@ def test_every_recipe_of_the_paper_trains(train, preset):
 def test_the_covering_set_has_every_choice():
     recipes = [recipe_of(name) for name in COVER]
 
-    def literals(section, field):
-        return set(
-            typing.get_args(type(getattr(recipes[0], section)).model_fields[field].annotation)
-        )
+    def names(key):
+        return set(names_of(known_fields()[key]))
 
     assert {r.loss.name for r in recipes} == set(LOSSES)
-    for schedule in literals("schedule", "name"):
+    for schedule in names("schedule.name"):
         under = [r for r in recipes if r.schedule.name == schedule]
         assert {r.loss.aggregation for r in under} == set(AGGREGATIONS)
         for section, field in (("advantage", "normalisation"), ("curriculum", "name"),
                                ("length", "control")):  # fmt: skip
             found = {getattr(getattr(r, section), field) for r in under}
-            assert found == literals(section, field), (schedule, section)
+            assert found == names(f"{section}.{field}"), (schedule, section)
 
 
 def test_every_choice_trains_with_statistics_that_make_sense(covered):

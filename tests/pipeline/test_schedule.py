@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.pipeline.schedule import GroupAge, Schedule
+from scalerl.pipeline.schedule import SCHEDULES, GroupAge
 
 
 class World:
@@ -30,7 +30,7 @@ class World:
             self.generator = self.published
         finished = sum(t.finished for t in self.under_way.values())
         room = self.s.room(self.trainer, self.generator, len(self.under_way), finished)
-        for _ in range(min(room, 3 if self.s.name == "pipeline" else room)):
+        for _ in range(min(room, 3 if self.s.streams else room)):
             self.under_way[self.serial] = GroupAge(self.serial, self.generator)
             self.progress[self.serial] = int(self.rng.integers(1, 12))
             self.serial += 1
@@ -60,7 +60,7 @@ class World:
     seed=st.integers(0, 10**6),
 )
 def test_nothing_is_too_old_lost_trained_twice_or_stuck(name, k, prompts, capacity, seed):
-    world = World(Schedule(name, k, prompts), seed, capacity)
+    world = World(SCHEDULES[name](k, prompts), seed, capacity)
     for _ in range(6000):
         world.turn()
         if world.trainer >= 4 * k + 4:
@@ -72,7 +72,7 @@ def test_nothing_is_too_old_lost_trained_twice_or_stuck(name, k, prompts, capaci
 
 
 def test_the_trainer_waits_for_a_group_whose_time_is_running_out():
-    s = Schedule("pipeline", k=2, prompts=2)
+    s = SCHEDULES["pipeline"](k=2, prompts=2)
     fresh = [GroupAge(i, 5, finished=True) for i in range(1, 4)]
     late = GroupAge(0, 3)
     waiting = s.choose(5, [late, *fresh])
@@ -82,7 +82,7 @@ def test_the_trainer_waits_for_a_group_whose_time_is_running_out():
 
 
 def test_off_policy_writes_k_batches_before_the_first_update():
-    s = Schedule("off-policy", k=3, prompts=2)
+    s = SCHEDULES["off-policy"](k=3, prompts=2)
     assert s.room(0, 0, 0, 0) == 6
     assert s.room(1, 0, 0, 0) == 0
     half = [GroupAge(i, 0, finished=i < 5) for i in range(6)]
@@ -92,10 +92,10 @@ def test_off_policy_writes_k_batches_before_the_first_update():
 
 
 def test_off_policy_1_is_synchronous():
-    s = Schedule("off-policy", k=1, prompts=4)
+    s = SCHEDULES["off-policy"](k=1, prompts=4)
     assert s.room(7, 7, 0, 0) == 4 and s.publishes(8)
 
 
 @pytest.mark.parametrize(("generator", "room"), [(4, 6), (3, 4), (2, 2), (1, 0)])
 def test_a_generator_that_lags_may_start_less(generator, room):
-    assert Schedule("pipeline", k=2, prompts=2).room(4, generator, 0, 0) == room
+    assert SCHEDULES["pipeline"](k=2, prompts=2).room(4, generator, 0, 0) == room

@@ -12,7 +12,7 @@ import pytest
 from worlds import ROUGH_ACTS, RandomWorld, live
 
 from scalerl.pipeline import checkpoints
-from scalerl.pipeline.schedule import Schedule
+from scalerl.pipeline.schedule import PipelineSchedule
 from scalerl.placement.world import Duration, Fault, World
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 
@@ -74,7 +74,7 @@ def forgets_the_late(self, trainer, rest):
 )
 def test_a_broken_schedule_is_noticed(monkeypatch, method, broken):
     """The worlds can fail: with a schedule that lets groups get too old, they do."""
-    monkeypatch.setattr(Schedule, method, broken)
+    monkeypatch.setattr(PipelineSchedule, method, broken)
     with pytest.raises(AssertionError):
         for seed in range(60):
             live(seed)

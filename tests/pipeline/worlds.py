@@ -22,7 +22,7 @@ from scalerl.errors import PipelineError
 from scalerl.models.chat import Chat
 from scalerl.models.turns import TurnRenderer
 from scalerl.pipeline.episodes import EpisodeRules
-from scalerl.pipeline.schedule import Schedule
+from scalerl.pipeline.schedule import SCHEDULES
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.generator_worker import HEARTBEAT_SECONDS
 from scalerl.placement.inline import InlineCrew
@@ -203,7 +203,7 @@ class RandomWorld:
             curriculum=Curriculum(
                 list(train), Uniform() if self.uniform else NoPositiveResampling(), recipe.seed
             ),
-            schedule=Schedule(recipe.schedule.name, recipe.schedule.k, recipe.batch.prompts),
+            schedule=SCHEDULES[recipe.schedule.name](recipe.schedule.k, recipe.batch.prompts),
             control=control,
             validation_control=control,
             sampling=Sampling(),
@@ -326,7 +326,7 @@ class Witness(Listener):
 
     def batch(self, groups) -> None:
         loop = self.world.crew.loop
-        limit = self.world.k - (loop.setup.schedule.name == "off-policy")
+        limit = self.world.k - (not loop.setup.schedule.streams)
         for group in groups:
             assert len(group.episodes) == self.world.generations
             for episode in group.episodes:

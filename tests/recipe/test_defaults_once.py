@@ -8,12 +8,9 @@ default value but the absence of one."""
 import ast
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from scalerl.engine.interface import Sampling
 from scalerl.recipe import Recipe
-from scalerl.recipe.losses import LOSS_CONSTANTS
-from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS, LENGTH_CONSTANTS
+from scalerl.recipe.problems import known_keys
 
 SRC = Path(__file__).parents[2] / "src" / "scalerl"
 PACKAGES = ("algorithm", "trainer", "engine", "pipeline", "placement")
@@ -50,16 +47,7 @@ ALLOWED = {
 
 def recipe_fields():
     """Names of all fields of a recipe, those of sections and of their constants included."""
-    found = {"seed"}
-    for section in vars(Recipe()).values():
-        if isinstance(section, BaseModel):
-            found |= set(type(section).model_fields)
-    for constants in LOSS_CONSTANTS.values():
-        found |= set(constants.model_fields)
-    for table in (CURRICULUM_CONSTANTS, LENGTH_CONSTANTS):
-        for constants in table.values():
-            found |= set(constants)
-    return found
+    return {path.rpartition(".")[2] for path in known_keys()} - {"name", "description", "source"}
 
 
 def literal_defaults(tree):
@@ -149,6 +137,6 @@ def test_a_default_that_is_stated_again_is_found():
         "def loss(x, *, ratio_cap=DEFAULTS.ratio_cap): ...",
         "def f(ddof, epsilon): ...",
         "def f(weights=None, other=0): ...",
-        "class Rule:\n    threshold: float = DEFAULTS['threshold']",
+        "class Rule:\n    threshold: float = DEFAULTS.threshold",
     ):
         assert not stated_again(source), source

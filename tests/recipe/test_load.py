@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
+from scalerl.recipe.curriculum import CurriculumSection, UniformCurriculum
+from scalerl.recipe.diff import diff
+from scalerl.recipe.length import InterruptionLength, LengthSection, PlainLength
 from scalerl.recipe.load import merge, parse_override
 from scalerl.recipe.problems import known_keys
 from scalerl.recipe.toml import string, value
@@ -83,6 +87,43 @@ def test_any_further_key_is_a_constant_of_a_loss_of_ones_own(tmp_path):
     assert fewer.loss.constants == {"clip_low": 0.1}
     back = recipe.replace({"loss.name": "cispo"})
     assert back.loss.constants == {"ratio_cap": 5.0}
+
+
+def test_each_choice_has_a_type_with_its_constants_only():
+    recipe = Recipe.load("scalerl")
+    assert isinstance(recipe.length, InterruptionLength)
+    assert set(recipe.length.constants) == {
+        "phrase", "think_tokens_min", "think_tokens_max", "answer_tokens"
+    }  # fmt: skip
+    assert recipe.replace({"curriculum.name": "uniform"}).curriculum == UniformCurriculum()
+    limited = recipe.replace({"length.control": "none", "length.max_tokens": 9})
+    assert limited.length == PlainLength(max_tokens=9) and not hasattr(limited.length, "phrase")
+    assert limited.length.truncation_warn == recipe.length.truncation_warn
+    for made in (*LengthSection.types.values(), *CurriculumSection.types.values()):
+        assert all(type(None) not in get_args(i.annotation) for i in made.model_fields.values())
+
+
+def test_any_further_key_is_a_constant_of_a_control_or_curriculum_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[length]\ncontrol = "mine.parts:Half"\nmax_tokens = 9\nphrase = "so"\n'
+        '[curriculum]\nname = "mine.parts:Few"\nrollouts = 3\n'
+    )
+    recipe = Recipe.load("scalerl", path, overrides=["length.kinds=[1, 2]"])
+    assert recipe.length.constants == {"max_tokens": 9, "phrase": "so", "kinds": [1, 2]}
+    assert recipe.curriculum.constants == {"rollouts": 3}
+    assert Recipe.load(tomllib.loads(recipe.to_toml())) == recipe
+    changed = recipe.replace({"length.kinds": [3], "curriculum.rollouts": 4})
+    assert {d.path: d.meaning for d in diff(recipe, changed)} == {
+        "curriculum.rollouts": "constant of the curriculum mine.parts:Few",
+        "length.kinds": "constant of the length control mine.parts:Half",
+    }
+    assert (
+        diff(recipe.replace({"length.control": "interruption"}), recipe)[-1].path == "length.kinds"
+    )
+    assert refusal("length.control=mine.parts:Half").endswith("needs length.max_tokens: set them")
+    assert "did you mean penalty?" in refusal("length.control=penlty")
+    assert "did you mean uniform?" in refusal("curriculum.name=unifrom")
 
 
 def test_a_constant_that_toml_cannot_hold_is_refused_in_one_line():
@@ -227,7 +268,8 @@ words = st.sampled_from(
 )
 overrides = st.lists(
     st.tuples(
-        st.sampled_from([*sorted(known_keys()), "loss.mine"]), words | st.text(max_size=6)
+        st.sampled_from([*sorted(known_keys()), "loss.mine", "length.mine", "curriculum.mine"]),
+        words | st.text(max_size=6),
     ).map("=".join),
     max_size=4,
 )

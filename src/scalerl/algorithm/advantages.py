@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from scalerl.errors import InputError
+from scalerl.recipe.sections_algorithm import NORMALISATION_NAMES
 from scalerl.registry import Registry
 
 Population = Literal["kept", "all"]
@@ -31,7 +32,9 @@ Population = Literal["kept", "all"]
 #: (returns, cell of each, which of them enter statistics of the batch, ddof, epsilon) -> advantages
 Normalisation = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
 
-NORMALISATIONS: Registry[Normalisation] = Registry("normalisation")
+NORMALISATIONS: Registry[Normalisation] = Registry(
+    "normalisation", announce=NORMALISATION_NAMES.add
+)
 
 #: Rewards that differ by less than this count as equal: a tolerance for rounding, far below any
 #: difference that a task means.

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from scalerl.algorithm.episode import Episode, turn_numbers
+from scalerl.recipe.sections_algorithm import CREDIT_NAMES
 from scalerl.registry import Registry
 
 
@@ -94,7 +95,7 @@ class Units:
 
 Credit = Callable[[Rewards], Units]
 
-CREDITS: Registry[Credit] = Registry("credit rule")
+CREDITS: Registry[Credit] = Registry("credit rule", announce=CREDIT_NAMES.add)
 
 
 @CREDITS.register("episode")

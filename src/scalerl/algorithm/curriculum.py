@@ -26,10 +26,10 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Protocol
 
 from scalerl.errors import InputError
-from scalerl.recipe.sections_algorithm import CURRICULUM_CONSTANTS
+from scalerl.recipe.curriculum import CURRICULUM_NAMES, NoPositiveResamplingCurriculum
 from scalerl.registry import Registry
 
-DEFAULTS = CURRICULUM_CONSTANTS["no-positive-resampling"]
+DEFAULTS = NoPositiveResamplingCurriculum()
 
 PromptId = int | str
 
@@ -71,7 +71,9 @@ class RetirementRule(Protocol):
 
 #: Rules by the names that recipes use. A rule is made from the constants of its section:
 #: `CURRICULA[name](**constants)`. To add one, register a class, or name it by its import path.
-CURRICULA: Registry[Callable[..., RetirementRule]] = Registry("curriculum")
+CURRICULA: Registry[Callable[..., RetirementRule]] = Registry(
+    "curriculum", announce=CURRICULUM_NAMES.add
+)
 
 
 @CURRICULA.register("no-positive-resampling")
@@ -80,8 +82,8 @@ class NoPositiveResampling:
     """Retire a prompt with a pass rate of at least `threshold`. The paper does not say whether the
     rate is that of the latest group or of all groups: `history` chooses (`latest` | `mean`)."""
 
-    threshold: float = DEFAULTS["threshold"]
-    history: Literal["latest", "mean"] = DEFAULTS["history"]
+    threshold: float = DEFAULTS.threshold
+    history: Literal["latest", "mean"] = DEFAULTS.history
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:

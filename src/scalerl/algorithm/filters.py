@@ -8,8 +8,8 @@ zero-variance   all returns of a prompt equal, so no advantage (section 3.6): Sc
                 batch is full
 
 To add a filter, write a function `(candidates) -> mask of the episodes it keeps` and register it,
-or name it by its import path. Filters of a recipe come before that of zero variance, which is
-judged among the episodes that are left.
+or name it by its import path, in `filter.further`. Such filters come before that of zero variance,
+which is judged among the episodes that are left.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from scalerl.algorithm.advantages import has_variance
 from scalerl.algorithm.credit import CREDITS, Credit, Units, rewards_of
 from scalerl.algorithm.episode import Episode, Group
+from scalerl.recipe.sections_algorithm import FILTER_NAMES
 from scalerl.registry import Registry
 
 ZeroVariance = Literal["drop", "keep", "refill"]
@@ -61,7 +62,7 @@ class Candidates:
 
 Filter = Callable[[Candidates], Tensor]
 
-FILTERS: Registry[Filter] = Registry("filter")
+FILTERS: Registry[Filter] = Registry("filter", announce=FILTER_NAMES.add)
 
 
 @FILTERS.register("truncated")
@@ -115,7 +116,7 @@ def filter_episodes(
     *,
     zero_variance: ZeroVariance,
     truncated: Truncated,
-    further: Sequence[str | Filter] = (),
+    further: Sequence[str | Filter],
 ) -> Filtered:
     """Apply the filters in the order above, with `further` ones after that of truncated
     episodes."""
@@ -141,9 +142,10 @@ def filter_episodes(
     )
 
 
-def informative(group: Group, truncated: Truncated, credit: str | Credit) -> bool:
+def informative(
+    group: Group, truncated: Truncated, credit: str | Credit, further: Sequence[str | Filter]
+) -> bool:
     """Whether the returns of a group differ, among the episodes that the filters keep."""
     found = Candidates.from_groups([group], credit)
-    if truncated == "drop":
-        found = found.after(not_truncated(found))
-    return bool(varying(found).any())
+    kept = filter_episodes(found, zero_variance="drop", truncated=truncated, further=further)
+    return kept.effective_rollouts > 0

@@ -16,7 +16,24 @@ from typing import Literal
 
 from scalerl.recipe.sections_runtime import OptimiserSection
 
-Decay = Literal["constant", "linear", "cosine"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """The fall of the rate after its constant phase."""
+
+    shape: Literal["linear", "cosine"]
+    #: Steps before the rate begins to fall.
+    start: int
+    #: Steps over which it falls.
+    steps: int
+    #: Rate at the end, as a share of the peak.
+    min_lr_ratio: float
+
+    def left(self, steps: int) -> float:
+        """The share of the peak that is left after `steps` steps."""
+        done = min(max((steps - self.start) / self.steps, 0.0), 1.0)
+        left = 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +52,21 @@ class LearningRate:
     peak: float
     #: Steps over which the rate rises linearly; the first step has 1 / warmup_steps of the peak.
     warmup_steps: int
-    decay: Decay
-    #: Steps before the rate begins to fall.
-    decay_start: int
-    #: Steps over which it falls; at least 1 where there is decay.
-    decay_steps: int
-    #: Rate at the end of the decay, as a share of the peak.
-    min_lr_ratio: float
+    #: None: the rate stays constant.
+    decay: Decay | None
 
     @staticmethod
     def from_recipe(settings: OptimiserSection) -> LearningRate:
         """The schedule of a recipe with its decay fixed (`Recipe.with_decay_fixed`)."""
-        return LearningRate(
-            peak=settings.lr,
-            warmup_steps=settings.warmup_steps,
-            decay=settings.decay,
-            decay_start=settings.decay_start or 0,
-            decay_steps=settings.decay_steps or 0,
-            min_lr_ratio=settings.min_lr_ratio,
-        )
+        decay, shape = None, settings.decay
+        if shape != "constant":
+            start, steps = settings.decay_start, settings.decay_steps
+            assert start is not None and steps is not None, "with_decay_fixed sets them"
+            decay = Decay(shape=shape, start=start, steps=steps, min_lr_ratio=settings.min_lr_ratio)
+        return LearningRate(peak=settings.lr, warmup_steps=settings.warmup_steps, decay=decay)
 
     def after(self, steps: int) -> float:
         """The rate of the next step after `steps` steps."""
         # steps + 1: the first step is made at 1 / warmup_steps of the peak, and not at 0.
         share = min((steps + 1) / max(self.warmup_steps, 1), 1.0)
-        return self.peak * share * self._left(steps)
-
-    def _left(self, steps: int) -> float:
-        """The share of the peak that is left after the decay so far."""
-        if self.decay == "constant":
-            return 1.0
-        done = min(max((steps - self.decay_start) / self.decay_steps, 0.0), 1.0)
-        left = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left
+        return self.peak * share * (1.0 if self.decay is None else self.decay.left(steps))

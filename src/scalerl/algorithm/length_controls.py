@@ -4,8 +4,9 @@
     penalty       a rollout is cut off at a limit; its reward falls before that (`length_penalty`)
     none          a rollout is cut off at a limit
 
-To add a control, write a function `(section, vocabulary) -> LengthControl` and register it, or name
-it in the recipe by its import path.
+To add a control, write a function `(vocabulary, **constants) -> LengthControl` and register it, or
+name it in the recipe by its import path. Its constants are keys of [length]: `max_tokens`, which
+every control of your own has, and any further ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, Limit
-from scalerl.recipe.sections_algorithm import LengthSection
+from scalerl.recipe.length import LENGTH_NAMES
 from scalerl.registry import Registry
 
 
@@ -33,26 +34,41 @@ class Vocabulary:
     stop_ids: tuple[int, ...]
 
 
-MakeControl = Callable[[LengthSection, Vocabulary], LengthControl]
+#: (vocabulary, **constants of the section) -> the control of a run
+MakeControl = Callable[..., LengthControl]
 
-LENGTH_CONTROLS: Registry[MakeControl] = Registry("length control")
+LENGTH_CONTROLS: Registry[MakeControl] = Registry("length control", announce=LENGTH_NAMES.add)
 
 
 @LENGTH_CONTROLS.register("none")
-@LENGTH_CONTROLS.register("penalty")
-def limit(length: LengthSection, vocabulary: Vocabulary) -> LengthControl:
+def limit(vocabulary: Vocabulary, *, max_tokens: int) -> LengthControl:
     """A limit alone."""
-    return Limit(length.longest, vocabulary.stop_ids)
+    return Limit(max_tokens, vocabulary.stop_ids)
+
+
+@LENGTH_CONTROLS.register("penalty")
+def penalty(
+    vocabulary: Vocabulary, *, max_tokens: int, penalty_max: int, penalty_cache: int
+) -> LengthControl:
+    """A limit; the penalty acts on rewards (`penalised_reward`)."""
+    return Limit(max_tokens, vocabulary.stop_ids)
 
 
 @LENGTH_CONTROLS.register("interruption")
-def interruption(length: LengthSection, vocabulary: Vocabulary) -> LengthControl:
+def interruption(
+    vocabulary: Vocabulary,
+    *,
+    phrase: str,
+    think_tokens_min: int,
+    think_tokens_max: int,
+    answer_tokens: int,
+) -> LengthControl:
     """Forced interruption by the recipe's phrase and budgets."""
     return Interruption(
-        tuple(vocabulary.encode(length.phrase or "")),
+        tuple(vocabulary.encode(phrase)),
         EndOfThought.from_text(vocabulary.think_close, vocabulary.pieces()),
-        think_min=length.think_tokens_min or 0,
-        think_max=length.think_tokens_max or 0,
-        answer_tokens=length.answer_tokens or 0,
+        think_min=think_tokens_min,
+        think_max=think_tokens_max,
+        answer_tokens=answer_tokens,
         stop_ids=vocabulary.stop_ids,
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from scalerl.algorithm.advantages import NORMALISATIONS, Normalisation, Population
 from scalerl.algorithm.aggregation import AGGREGATIONS, Aggregation
+from scalerl.algorithm.constants import check_call, check_constants, check_travels
 from scalerl.algorithm.credit import CREDITS, Credit
 from scalerl.algorithm.filters import FILTERS, Filter, Truncated, ZeroVariance
 from scalerl.algorithm.losses import KL_ESTIMATORS, LOSSES, Loss
 from scalerl.algorithm.losses.kl import Estimator
-from scalerl.algorithm.losses.registry import check_constants
-from scalerl.errors import InputError
 from scalerl.recipe import Recipe
 
 
@@ -66,15 +63,12 @@ def options_from_recipe(recipe: Recipe) -> Options:
     """
     section, advantage = recipe.loss, recipe.advantage
     loss = LOSSES[section.name]
-    check_constants(section.name, loss, section.constants)
-    aggregation = AGGREGATIONS[section.aggregation]
-    _check_aggregation(section.aggregation, aggregation)
-    # Recipes have no key for these yet.
-    filter_names = tuple(getattr(recipe.filter, "further", ()))
+    check_constants("loss", section.name, loss, section.constants, ("logprobs", "batch"))
+    filter_names = recipe.filter.further
     options = Options(
         loss=loss,
         constants=section.constants,
-        aggregation=aggregation,
+        aggregation=AGGREGATIONS[section.aggregation],
         constant_length=float(recipe.length.longest),
         count_forced=section.count_forced_tokens,
         credit=CREDITS[advantage.credit],
@@ -88,35 +82,15 @@ def options_from_recipe(recipe: Recipe) -> Options:
         kl_coefficient=section.kl_coefficient,
         kl_estimator=KL_ESTIMATORS[section.kl_estimator],
     )
-    named = {
-        f"loss {section.name}": options.loss,
-        f"aggregation {section.aggregation}": options.aggregation,
-        f"credit rule {advantage.credit}": options.credit,
-        f"normalisation {advantage.normalisation}": options.normalisation,
-        f"KL estimator {section.kl_estimator}": options.kl_estimator,
-        **{f"filter {n}": f for n, f in zip(filter_names, options.filters, strict=True)},
-    }
-    for what, function in named.items():
-        _check_travels(what, function)
+    check_travels(f"loss {section.name}", loss)
+    for what, function, arguments in (
+        (f"aggregation {section.aggregation}", options.aggregation, "batch counted_N length"),
+        (f"credit rule {advantage.credit}", options.credit, "rewards"),
+        (f"normalisation {advantage.normalisation}", options.normalisation,
+         "values_K cell_K counted_K ddof epsilon"),
+        (f"KL estimator {section.kl_estimator}", options.kl_estimator, "gap_N"),
+        *((f"filter {name}", FILTERS[name], "candidates") for name in filter_names),
+    ):  # fmt: skip
+        check_call(what, cast(Callable[..., Any], function), *arguments.split())
+        check_travels(what, function)
     return options
-
-
-def _check_aggregation(name: str, function: Aggregation) -> None:
-    try:
-        inspect.signature(function).bind(None, None, 1.0)
-    except TypeError as error:
-        raise InputError(
-            f"aggregation {name} cannot be called with (batch, counted_N, length): {error}"
-        ) from None
-
-
-def _check_travels(what: str, function: Any) -> None:
-    """Check that a function can be pickled: it is sent to the trainer's process by the names of its
-    module and its own."""
-    try:
-        pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{what} cannot be sent to another process ({error}): define it at the top level of a "
-            "module, as a function with a name"
-        ) from None

@@ -89,7 +89,7 @@ def key_values() -> dict[str, list[str]]:
     >>> key_values()["schedule.name"]
     ['pipeline', 'off-policy']
     """
-    from scalerl.recipe.losses import LOSS_CONSTANTS
+    from scalerl.recipe.fields import names_of
     from scalerl.recipe.problems import known_keys
     from scalerl.recipe.schema import IDENTITY
 
@@ -98,10 +98,11 @@ def key_values() -> dict[str, list[str]]:
         if key in IDENTITY:
             continue
         kind = info.annotation
-        found[key] = [str(v) for v in get_args(kind)] if get_origin(kind) is Literal else []
+        choices = [str(v) for v in get_args(kind)] if get_origin(kind) is Literal else []
+        found[key] = choices or names_of(info)
         if kind is bool:
             found[key] = ["true", "false"]
-    return found | {"loss.name": list(LOSS_CONSTANTS)}
+    return found
 
 
 # -- bash, and zsh by its emulation of bash's completion ------------------------------------------

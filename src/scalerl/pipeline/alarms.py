@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scalerl.errors import PipelineError
 from scalerl.recipe import Recipe
-from scalerl.recipe.sections_algorithm import LengthSection
+from scalerl.recipe.length import InterruptionLength
 from scalerl.runs import commands
 from scalerl.runs.compute import DeviceSeconds
 from scalerl.runs.lines import EvalLine, StepLine
@@ -46,7 +46,7 @@ FALL = 0.1
 #: ... if it is also this many standard errors.
 FALL_ERRORS = 4.0
 #: The recipe's own limits of truncation, where none are given.
-LENGTH = LengthSection()
+LENGTH = InterruptionLength()
 
 
 @dataclass
@@ -77,9 +77,9 @@ class Alarms:
 
     @staticmethod
     def from_recipe(recipe: Recipe, out: Path | None = None) -> Alarms:
-        length, k, cut = recipe.length, recipe.schedule.k, _limit_of_answers(recipe)
+        length, k, cut = recipe.length, recipe.schedule.k, recipe.length.cutting
         better = {
-            f"length.{cut}": f"length.{cut}={2 * (getattr(length, cut) or 1)}",
+            f"length.{cut}": f"length.{cut}={2 * length.constants[cut]}",
             "optimiser.lr": f"optimiser.lr={recipe.optimiser.lr / 2:g}",
         }
         if recipe.schedule.name == "pipeline" and k > 1:
@@ -223,12 +223,6 @@ def _scorer(line: StepLine) -> str:
     return "verifier" if line.play is None else "environment"
 
 
-def _limit_of_answers(recipe: Recipe) -> str:
-    """The field of `length` that cuts rollouts off."""
-    # A thought that is too long is interrupted, not cut off: only the answer after it can be.
-    return "answer_tokens" if recipe.length.control == "interruption" else "max_tokens"
-
-
 class EmptyStepWatch:
     """Watches for steps that teach nothing: in every group of the batch all rollouts earned the
     same reward, so that no rollout has an advantage.
@@ -282,7 +276,7 @@ def why_empty(steps: Iterable[StepLine], recipe: Recipe) -> str:
     if cut == rollouts and recipe.filter.truncated == "drop":
         return (
             "every rollout is cut off before its end, and filter.truncated = drop leaves such "
-            f"rollouts out: raise length.{_limit_of_answers(recipe)}"
+            f"rollouts out: raise length.{recipe.length.cutting}"
         )
     right = sum(line.pass_rate for line in lines) / len(lines)
     size = f"raise batch.generations = {recipe.batch.generations}"

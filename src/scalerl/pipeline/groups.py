@@ -31,6 +31,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.episodes import Attempt, Opening
 from scalerl.pipeline.schedule import GroupAge
 from scalerl.pipeline.setup import RunSetup
+from scalerl.recipe.length import PenaltyLength
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 Stage = Literal["writing", "checking", "ready"]
@@ -218,15 +219,10 @@ def group_key(request: str) -> str:
 
 def _reward(episode: Episode, score: AnswerScore, setup: RunSetup) -> float | None:
     length = setup.recipe.length
-    if score.reward is None or length.control != "penalty" or not length.penalty_max:
+    if score.reward is None or not isinstance(length, PenaltyLength):
         return score.reward
-    return penalised_reward(
-        score.reward,
-        bool(score.correct),
-        len(episode),
-        length.penalty_max,
-        length.penalty_cache or 1,
-    )
+    top, cache = length.penalty_max, length.penalty_cache
+    return penalised_reward(score.reward, bool(score.correct), len(episode), top, cache)
 
 
 # -- in checkpoints -------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Intake:
         if not state.started or state.over or state.stop is not None or waits:
             return
         most = None
-        if schedule.name == "pipeline":
+        if schedule.streams:
             enough = self.setup.recipe.batch.prompts * len(self.dispatcher)
             most = enough - self.rollouts.counts["train"].writing
             if most <= 0:
@@ -143,7 +143,7 @@ class Intake:
         """Dynamic sampling: drop a group without variance, which makes room for another prompt."""
         assert p.group is not None
         options = self.setup.options
-        if informative(p.group, options.truncated, options.credit):
+        if informative(p.group, options.truncated, options.credit, options.filters):
             self._refilled = 0
             return
         del self.pending[p.serial]

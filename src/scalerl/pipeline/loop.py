@@ -151,8 +151,8 @@ class Loop:
         self.recorder.note("note", setup.stop_text)
         # The generators have the weights of the last published version; an off-policy schedule
         # publishes every k steps only.
-        phase = 1 if setup.schedule.name == "pipeline" else setup.schedule.k
-        run_state.published = run_state.version - run_state.version % phase
+        earlier = range(run_state.version, -1, -1)
+        run_state.published = next(v for v in earlier if setup.schedule.publishes(v))
         self.supervisor.place([logprob_check.request(setup)], "validate")
         yield from self.learner.compare_logprobs()
         self.intake.resubmit()

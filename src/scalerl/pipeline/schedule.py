@@ -9,13 +9,19 @@ off-policy-k   Generate k batches with one set of weights, then make k updates, 
 
 Pure functions, without processes or clocks. `tests/pipeline/test_schedule.py` and `test_worlds.py`
 run them through random worlds.
+
+To add a schedule, write a class `(k, prompts)` with the interface of `Schedule` (or derive it from
+`FinishedFirst`) and register it, or name it in the recipe by its import path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol
+
+from scalerl.recipe.sections_runtime import SCHEDULE_NAMES
+from scalerl.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +49,50 @@ class NextBatch:
     waits_for: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A schedule, by its name and sizes."""
+class Schedule(Protocol):
+    """The interface of a schedule. Versions count optimiser steps; a group is under way from its
+    start until the trainer takes it."""
 
-    name: Literal["pipeline", "off-policy"]
+    @property
+    def streams(self) -> bool:
+        """Whether new groups may start at any time. Then no more are begun than keep the generators
+        busy, and groups of a checkpoint that must be written again are drawn like new ones."""
+        ...
+
+    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
+        """Number of new groups that may be started, given the versions of trainer and generator,
+        the number of groups under way, and how many of these are finished."""
+        ...
+
+    def too_few(self, trainer: int, under_way: int, finished: int) -> NextBatch | None:
+        """What the trainer waits for, if too few groups are finished for a step; else None."""
+        ...
+
+    def choose(self, trainer: int, under_way: Sequence[GroupAge]) -> NextBatch:
+        """The groups for the trainer's next step, or what it waits for."""
+        ...
+
+    def publishes(self, version: int) -> bool:
+        """Whether the weights of this version are published to the generators. Version 0 is."""
+        ...
+
+
+SCHEDULES: Registry[Callable[[int, int], Schedule]] = Registry(
+    "schedule", announce=SCHEDULE_NAMES.add
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFirst:
+    """What schedules have in common: a batch is the finished groups with the oldest tokens."""
+
     #: Largest staleness of a token (pipeline), or batches per phase (off-policy).
     k: int
     #: Groups in a batch.
     prompts: int
 
-    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
-        """Number of new groups that may be started, given the versions of trainer and generator,
-        the number of groups under way, and how many of these are finished."""
-        if self.name == "off-policy":
-            begins = trainer % self.k == 0 and generator == trainer and not under_way
-            return self.k * self.prompts if begins else 0
-        # A group started now may be trained on at versions trainer .. generator + k: that many
-        # batches must hold everything under way. With one finished batch in store, more would only
-        # grow old.
-        in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - under_way
-        return max(in_time, 0) if finished < self.prompts else 0
-
     def too_few(self, trainer: int, under_way: int, finished: int) -> NextBatch | None:
         """What the trainer waits for, if too few groups are finished for a step; else None."""
-        writing = under_way - finished
-        if self.name == "off-policy" and writing and trainer % self.k == 0:
-            return NextBatch((), writing, None, f"{writing} groups of this phase")
         missing = self.prompts - finished
         return NextBatch((), missing, None, f"{missing} more groups") if missing > 0 else None
 
@@ -80,12 +103,34 @@ class Schedule:
         if early is not None:
             return early
         writing = [t for t in under_way if not t.finished]
-        batch, rest = ready[: self.prompts], [*ready[self.prompts :], *writing]
-        late = self._too_late_after(trainer, rest) if self.name == "pipeline" else None
+        late = self._too_late_after(trainer, [*ready[self.prompts :], *writing])
         if late is not None:
             words = f"group {late.serial}, written from version {late.oldest} on"
             return NextBatch((), 0, late.serial, words)
-        return NextBatch(tuple(t.serial for t in batch))
+        return NextBatch(tuple(t.serial for t in ready[: self.prompts]))
+
+    def _too_late_after(self, trainer: int, rest: Sequence[GroupAge]) -> GroupAge | None:
+        """A group that would be too old if this step were taken without it; None if there is
+        none."""
+        return None
+
+
+@SCHEDULES.register("pipeline")
+@dataclass(frozen=True, slots=True)
+class PipelineSchedule(FinishedFirst):
+    """Generators stream; no token is trained on more than k versions after it was written."""
+
+    @property
+    def streams(self) -> bool:
+        return True
+
+    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
+        """Number of new groups that may be started."""
+        # A group started now may be trained on at versions trainer .. generator + k: that many
+        # batches must hold everything under way. With one finished batch in store, more would only
+        # grow old.
+        in_time = self.prompts * max(generator + self.k - trainer + 1, 0) - under_way
+        return max(in_time, 0) if finished < self.prompts else 0
 
     def _too_late_after(self, trainer: int, rest: Sequence[GroupAge]) -> GroupAge | None:
         """A group that would be too old before it could be trained on, if this step were taken
@@ -96,7 +141,7 @@ class Schedule:
         its last chance, 2 * (3 + 2 - 5) = 0 places are left for it, so the trainer waits. Had it
         been begun at version 4, it could still be in the next batch, of 2 * (4 + 2 - 5) places:
 
-        >>> schedule = Schedule("pipeline", k=2, prompts=2)
+        >>> schedule = PipelineSchedule(k=2, prompts=2)
         >>> schedule._too_late_after(5, [GroupAge(7, 3), GroupAge(8, 5, finished=True)])
         GroupAge(serial=7, oldest=3, finished=False)
         >>> schedule._too_late_after(5, [GroupAge(7, 4), GroupAge(8, 5, finished=True)])
@@ -115,5 +160,33 @@ class Schedule:
         return None
 
     def publishes(self, version: int) -> bool:
-        """Whether the weights of this version are published to the generators."""
-        return self.name == "pipeline" or version % self.k == 0
+        """True: the weights of every version are published."""
+        return True
+
+
+@SCHEDULES.register("off-policy")
+@dataclass(frozen=True, slots=True)
+class OffPolicySchedule(FinishedFirst):
+    """Phases of k batches, written with one set of weights; all are finished before the first of
+    their k steps."""
+
+    @property
+    def streams(self) -> bool:
+        return False
+
+    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
+        """Number of new groups that may be started: all of a phase when it begins."""
+        begins = trainer % self.k == 0 and generator == trainer and not under_way
+        return self.k * self.prompts if begins else 0
+
+    def too_few(self, trainer: int, under_way: int, finished: int) -> NextBatch | None:
+        """What the trainer waits for, if too few groups are finished for a step; else None."""
+        writing = under_way - finished
+        if writing and trainer % self.k == 0:
+            return NextBatch((), writing, None, f"{writing} groups of this phase")
+        # By name: `super()` fails in a dataclass with slots, which is a new class.
+        return FinishedFirst.too_few(self, trainer, under_way, finished)
+
+    def publishes(self, version: int) -> bool:
+        """Whether a phase ends with this version."""
+        return version % self.k == 0

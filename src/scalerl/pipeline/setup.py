@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.algorithm.curriculum import Curriculum, NoPositiveResampling, Uniform
+from scalerl.algorithm.constants import check_call, check_constants, check_travels
+from scalerl.algorithm.curriculum import CURRICULA, Curriculum, RetirementRule
 from scalerl.algorithm.episode import Episode
-from scalerl.algorithm.length import EndOfThought, Interruption, LengthControl, Limit
+from scalerl.algorithm.length import LengthControl, Limit
+from scalerl.algorithm.length_controls import LENGTH_CONTROLS, Vocabulary
 from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.environments.parsers import PYTHON_TAG, TOOL_FORMATS, detect
@@ -34,13 +36,16 @@ from scalerl.models.routing import routers_of
 from scalerl.models.tokens import hidden_tokens, stop_tokens, token_pieces
 from scalerl.models.turns import TurnRenderer
 from scalerl.pipeline.episodes import EpisodeRules
-from scalerl.pipeline.schedule import Schedule
+from scalerl.pipeline.schedule import SCHEDULES, Schedule
 from scalerl.pipeline.transcripts import transcript
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_algorithm import AdvantageSection, EnvironmentSection
 from scalerl.tasks.registry import task_of
 from scalerl.tasks.task import Answer, Message, Prompt, Task
+from scalerl.text import one_line
 from scalerl.weights.interface import Layout
+
+T = TypeVar("T")
 
 #: Largest number of rollouts that a lane of a local generator writes at once.
 MAX_SLOTS = 512
@@ -161,7 +166,7 @@ class RunSetup:
             validation=tuple(asked),
             downstream={} if asks else {n: tuple(p) for n, p in task.downstream().items()},
             curriculum=Curriculum(list(train), _rule(recipe), recipe.seed),
-            schedule=Schedule(recipe.schedule.name, recipe.schedule.k, recipe.batch.prompts),
+            schedule=_schedule(recipe),
             control=control,
             validation_control=control if recipe.validation.length_control else plain,
             sampling=Sampling(
@@ -439,26 +444,56 @@ def _refuse_environment_keys(recipe: Recipe, task: Task) -> None:
         )
 
 
-def _rule(recipe: Recipe) -> NoPositiveResampling | Uniform:
+def _rule(recipe: Recipe) -> RetirementRule:
     chosen = recipe.curriculum
-    if chosen.name == "uniform":
-        return Uniform()
-    assert chosen.threshold is not None, "the recipe fills it in"
-    assert chosen.history is not None, "the recipe fills it in"
-    return NoPositiveResampling(chosen.threshold, chosen.history)
+    make = CURRICULA[chosen.name]
+    check_constants("curriculum", chosen.name, make, chosen.constants)
+    return _made(f"curriculum {chosen.name}", RetirementRule, make, **chosen.constants)
+
+
+def _schedule(recipe: Recipe) -> Schedule:
+    name, make = recipe.schedule.name, SCHEDULES[recipe.schedule.name]
+    check_call(f"schedule {name}", make, "k", "prompts")
+    schedule = _made(f"schedule {name}", Schedule, make, recipe.schedule.k, recipe.batch.prompts)
+    if recipe.filter.zero_variance == "refill" and not schedule.streams:
+        raise InputError(
+            f'filter.zero_variance = "refill" needs a schedule that streams, and {name} does not: '
+            'set schedule.name = "pipeline", or filter.zero_variance = "drop"'
+        )
+    return schedule
 
 
 def _control(
     recipe: Recipe, tokenizer: Any, stop_ids: tuple[int, ...], hidden: frozenset[int]
 ) -> LengthControl:
-    length = recipe.length
-    if length.control != "interruption":
-        return Limit(length.longest, stop_ids)
-    return Interruption(
-        tuple(tokenizer(length.phrase or "", add_special_tokens=False)["input_ids"]),
-        EndOfThought.from_text(recipe.task.think_close, token_pieces(tokenizer, hidden)),
-        think_min=length.think_tokens_min or 0,
-        think_max=length.think_tokens_max or 0,
-        answer_tokens=length.answer_tokens or 0,
+    chosen = recipe.length
+    vocabulary = Vocabulary(
+        encode=lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+        pieces=lambda: token_pieces(tokenizer, hidden),
+        think_close=recipe.task.think_close,
         stop_ids=stop_ids,
     )
+    make = LENGTH_CONTROLS[chosen.control]
+    check_constants("length", chosen.control, make, chosen.constants, ("vocabulary",))
+    what = f"length control {chosen.control}"
+    control = _made(what, LengthControl, make, vocabulary, **chosen.constants)
+    check_travels(what, control)
+    return control
+
+
+def _made(what: str, kind: type, make: Callable[..., T], *given: Any, **constants: Any) -> T:
+    """What a registered function makes; raises InputError if it fails or lacks a method or property
+    of `kind`, a protocol."""
+    try:
+        made = make(*given, **constants)
+    except InputError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise InputError(
+            f"{what} cannot be made: {one_line(f'{type(error).__name__}: {error}')}"
+        ) from None
+    needed = sorted(name for name in vars(kind) if not name.startswith("_"))
+    missing = [name for name in needed if not hasattr(made, name)]
+    if missing:
+        raise InputError(f"{what} has no {', '.join(missing)}: it needs {', '.join(needed)}")
+    return made

@@ -96,5 +96,5 @@ def _discard_episodes(loop: Loop) -> None:
         p.begin_again(loop.setup.first_tokens(p.prompt))
     # Pipeline: as the new schedule has room for them. Off-policy: all at once, since a phase cannot
     # change its size.
-    if loop.setup.schedule.name == "pipeline":
+    if loop.setup.schedule.streams:
         intake.requeued, intake.pending = deque(intake.pending.values()), {}

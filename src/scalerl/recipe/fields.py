@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from scalerl.recipe.names import Names
+
 Scalar = str | bool | int | float
 #: The value of an option that scalerl passes on (to a task, or to a loss of your own).
 Option = Scalar | list[Scalar]
@@ -16,15 +18,6 @@ Option = Scalar | list[Scalar]
 #: Where a number comes from. "paper" is arXiv 2510.13786 (ScaleRL); "derived" is arithmetic on it;
 #: "community" is another project's code; "not stated" means that the paper is silent and we chose.
 MARKS = ("paper", "derived", "community", "not stated", "ours")
-
-
-#: A constant without a default: the user has to set it.
-REQUIRED = object()
-#: Why a choice does not use a constant, where the reason helps: (key, choice) → reason.
-REASONS = {
-    ("length.max_tokens", "interruption"): "length.think_tokens_max and length.answer_tokens limit "
-    "a rollout",
-}
 
 
 class Section(BaseModel):
@@ -43,6 +36,11 @@ class Section(BaseModel):
         unset = {k: i for k, i in cls.model_fields.items() if k in data and data[k] is None}
         return {**data, **{name: _empty(info) for name, info in unset.items()}}
 
+    @classmethod
+    def all_fields(cls) -> dict[str, FieldInfo]:
+        """The fields by name; of a section with a type for each choice (`Choice`), those of all."""
+        return dict(cls.model_fields)
+
 
 def _empty(info: FieldInfo) -> Any:
     kind = get_origin(info.annotation) or info.annotation
@@ -55,34 +53,6 @@ def field(default: Any, meaning: str, source: str, *, unit: str = "", **limits: 
         raise ValueError(f"{source!r} must start with one of {', '.join(MARKS)}")
     about: dict[str, Any] = {"unit": unit, "source": source}
     return Field(default, description=meaning, json_schema_extra=about, **limits)
-
-
-def with_constants(data: Any, path: str, table: dict[str, dict[str, Any]], default: str) -> Any:
-    """`data` with the constants of its choice filled in; ValueError for those of other choices."""
-    if not isinstance(data, dict):
-        return data
-    section, switch = path.split(".")
-    # None is an unset key: it gets the default of the choice.
-    data = {key: value for key, value in data.items() if value is not None}
-    choice = data.get(switch, default)
-    # The field of the choice refuses a wrong one, with the list of those that exist.
-    if not isinstance(choice, str) or choice not in table:
-        return data
-    others = {k for constants in table.values() for k in constants} - set(table[choice])
-    # Sorted, since a set has no order: the same error for the same recipe.
-    for key in sorted(others):
-        if key in data:
-            users = " and ".join(name for name, constants in table.items() if key in constants)
-            why = REASONS.get((f"{section}.{key}", choice))
-            raise ValueError(
-                f"{section}.{key} is not used by {choice}, only by {users}: leave it out"
-                + (f" ({why})" if why else "")
-            )
-    constants = {**table[choice], **data}
-    missing = [f"{section}.{key}" for key, value in constants.items() if value is REQUIRED]
-    if missing:
-        raise ValueError(f'{path} = "{choice}" needs {" and ".join(missing)}: set them')
-    return constants
 
 
 # -- fields in words, for the recipe that `scalerl init` writes and for the docs -------------------
@@ -100,8 +70,15 @@ def meaning(info: FieldInfo) -> str:
     return f"{about} [{unit}]" if unit and str(unit) not in about else about
 
 
+def names_of(info: FieldInfo) -> list[str]:
+    """The names that a field takes, besides import paths; empty if it is not a field of names."""
+    return [name for names in info.metadata if isinstance(names, Names) for name in names]
+
+
 def kind(info: FieldInfo) -> str:
     """The type of a field, with its limits."""
+    if names := names_of(info):
+        return ", ".join(f"`{name}`" for name in names) + " or `package.module:name`"
     limits = []
     for limit in info.metadata:
         for attribute, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
@@ -120,7 +97,7 @@ def type_in_words(annotation: Any) -> str:
         names = [type_in_words(part) for part in inside if part is not type(None)]
         return " or ".join(dict.fromkeys(names))
     if origin is tuple:
-        return "numbers"
+        return "names" if type_in_words(inside[0]) == "text" else "numbers"
     if origin is dict:
         return "table"
     if origin is Annotated:

@@ -17,32 +17,27 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.files import read_limited
 from scalerl.recipe.diff import diff, shown
-from scalerl.recipe.losses import LossSection
-from scalerl.recipe.problems import fields_of, known_keys, loss_named, nearest, not_yet, unknown_key
-from scalerl.recipe.schema import IDENTITY, Recipe
-from scalerl.recipe.sections_algorithm import (
-    CURRICULUM_CONSTANTS,
-    LENGTH_CONSTANTS,
-    CurriculumSection,
-    LengthSection,
+from scalerl.recipe.problems import (
+    CHOOSING,
+    fields_of,
+    known_keys,
+    nearest,
+    not_yet,
+    open_sections,
+    unknown_key,
 )
+from scalerl.recipe.schema import IDENTITY, Recipe
 from scalerl.recipe.sections_runtime import DECAY_CONSTANTS, OptimiserSection
 from scalerl.recipe.toml import write
 
 PRESETS = resources.files("scalerl.recipe") / "presets"
 
 
-def _constants(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    return {key for constants in table.values() for key in constants}
-
-
 #: Section → the field that chooses, and the fields that do not depend on the choice. All other
 #: fields are constants of a choice.
 SWITCHES: dict[str, tuple[str, set[str]]] = {
-    "loss": ("name", set(LossSection.model_fields)),
-    "length": ("control", set(LengthSection.model_fields) - _constants(LENGTH_CONSTANTS)),
+    **{home: (switch, set(made.model_fields)) for home, (switch, made, _) in CHOOSING.items()},
     "optimiser": ("decay", set(OptimiserSection.model_fields) - set(DECAY_CONSTANTS)),
-    "curriculum": ("name", set(CurriculumSection.model_fields) - _constants(CURRICULUM_CONSTANTS)),
 }
 #: Key of a preset: the fields about which the paper is silent, kept as in `scalerl`.
 NOT_STATED = "not_stated"
@@ -195,7 +190,7 @@ def _over(data: Mapping[str, Any], layer: Mapping[str, Any], label: str = "") ->
     """`merge`, but an unknown key of the layer is an InputError."""
     # Merged first: which constants [loss] may have depends on the loss of all layers together.
     merged = merge(data, layer)
-    problem = unknown_key(layer, loss_named(merged), label)
+    problem = unknown_key(layer, open_sections(merged), label)
     if problem:
         raise InputError(problem)
     return merged
@@ -274,8 +269,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     known = known_keys()
     base = "task.options" if path.startswith("task.options.") else path
     # A key of [loss] may be a constant of any loss, also of the user's own: it is checked when all
-    # layers are known.
-    constant = path.startswith("loss.") and path.count(".") == 1 and path != "loss."
+    # layers are known. Likewise for length controls and curricula.
+    section, _, leaf = path.partition(".")
+    constant = section in CHOOSING and leaf != "" and "." not in leaf
     if base not in known and not constant:
         sections = {k.partition(".")[0] for k in known if "." in k}
         if path in sections:

@@ -8,13 +8,12 @@ before a run starts.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -95,6 +94,7 @@ LOSS_CONSTANTS: dict[str, type[Section]] = {
 }
 LOSS_NAMES = Names("loss", *LOSS_CONSTANTS)
 AGGREGATION_NAMES = Names("aggregation", "prompt", "sample", "token", "constant")
+KL_NAMES = Names("KL estimator", "k1", "k2", "k3")
 
 
 class LossSection(Section):
@@ -106,16 +106,11 @@ class LossSection(Section):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     __pydantic_extra__: dict[str, Option | None] = Field(init=False)
 
-    name: str = field(
-        "cispo",
-        "cispo, grpo, dapo, gspo, dr-grpo, reinforce, a registered name, or "
-        "package.module:function",
-        "paper, Eq. 4",
-    )
-    aggregation: str = field(
+    name: Annotated[str, LOSS_NAMES] = field("cispo", "loss function", "paper, Eq. 4")
+    aggregation: Annotated[str, AGGREGATION_NAMES] = field(
         "prompt",
-        "average of token losses: per prompt, per sample, per token of the batch, divided by the "
-        "longest rollout allowed (constant), a registered name, or package.module:function",
+        "average of token losses: per prompt, per sample, per token of the batch, or divided by "
+        "the longest rollout allowed (constant)",
         "paper",
     )
     count_forced_tokens: bool = field(
@@ -127,7 +122,7 @@ class LossSection(Section):
     kl_coefficient: float = field(
         0.0, "weight of the KL term towards the starting model; 0: off", "paper: no KL", ge=0
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = field(
+    kl_estimator: Annotated[str, KL_NAMES] = field(
         "k3", "estimator of the KL term", "community: k3 in GRPO code"
     )
 
@@ -146,7 +141,7 @@ class LossSection(Section):
         data = {k: v for k, v in data.items() if k in cls.model_fields}
         name = data.get("name", cls.model_fields["name"].default)
         known = LOSS_CONSTANTS.get(name) if isinstance(name, str) else None
-        # A loss of the user, or a name that `_known_loss` refuses.
+        # A loss of the user, or a name that is refused below.
         if known is None:
             return data | given
         for key in given:
@@ -162,11 +157,6 @@ class LossSection(Section):
         data: dict[str, Any] = plain(self)
         return {"name": data["name"], **{key: data[key] for key in self.constants}, **data}
 
-    @field_validator("name")
-    @classmethod
-    def _known_loss(cls, name: str) -> str:
-        return LOSS_NAMES.check(name)
-
     @model_validator(mode="after")
     def _used(self) -> LossSection:
         # k3 is the default, which every complete recipe holds, with a KL term or without.
@@ -175,8 +165,3 @@ class LossSection(Section):
                 "loss.kl_estimator has no effect without a KL term: set loss.kl_coefficient above 0"
             )
         return self
-
-    @field_validator("aggregation")
-    @classmethod
-    def _known_aggregation(cls, name: str) -> str:
-        return AGGREGATION_NAMES.check(name)

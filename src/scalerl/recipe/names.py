@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 class Names:
-    """The known names of one kind: built-in and registered ones."""
+    """The known names of one kind: built-in and registered ones. `Annotated[str, NAMES]` is the
+    type of a field that takes one of them, or an import path."""
 
     def __init__(self, kind: str, *builtin: str) -> None:
         self.kind = kind
@@ -41,6 +47,14 @@ class Names:
         if near:
             hint = f"did you mean {near[0]}?"
         raise ValueError(f'"{text}" is no {self.kind}; {hint}')
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 def is_path(text: str) -> bool:

@@ -10,9 +10,20 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from scalerl.recipe.choices import Choice, section_of
+from scalerl.recipe.curriculum import CurriculumSection
 from scalerl.recipe.fields import Section, field
+from scalerl.recipe.length import LengthSection
 from scalerl.recipe.losses import LOSS_CONSTANTS, LossSection
 from scalerl.recipe.schema import Recipe
+
+#: Section → the field that chooses, the class with the fields that do not depend on the choice, and
+#: the built-in choices. With a choice of the user, any further key is one of its constants.
+CHOOSING: dict[str, tuple[str, type[Section], Mapping[str, type[Section]]]] = {
+    "loss": ("name", LossSection, LOSS_CONSTANTS),
+    "length": ("control", LengthSection, LengthSection.types),
+    "curriculum": ("name", CurriculumSection, CurriculumSection.types),
+}
 
 #: Names of keys in other frameworks → our key, for the "did you mean" of an unknown key.
 ELSEWHERE = {
@@ -42,9 +53,9 @@ TOO_SMALL = {
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every field with its dotted path, in the order of the schema."""
-    for name, info in section.model_fields.items():
-        inner = info.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
+    for name, info in section.all_fields().items():
+        inner = section_of(info)
+        if inner is not None:
             yield from fields(inner, f"{prefix}{name}.")
         else:
             yield prefix + name, info
@@ -63,29 +74,41 @@ def known_keys() -> dict[str, FieldInfo]:
 
 def fields_of(*recipes: Recipe) -> dict[str, FieldInfo]:
     """Dotted path → field, in the order in which recipes are written: with the constants of the
-    losses that these recipes have, after the loss's name."""
+    choices that these recipes make, after the choice, and without those of other choices."""
     found: dict[str, FieldInfo] = {}
     for path, info in known_fields().items():
-        found[path] = info
-        if path == "loss.name":
+        home, _, leaf = path.partition(".")
+        if home not in CHOOSING or leaf in CHOOSING[home][1].model_fields:
+            found[path] = info
+        if home in CHOOSING and leaf == CHOOSING[home][0]:
             for recipe in recipes:
-                found |= _constants_of(recipe)
+                found |= _constants_of(recipe, home)
     return found
 
 
-def _constants_of(recipe: Recipe) -> dict[str, FieldInfo]:
-    name = recipe.loss.name
-    if name in LOSS_CONSTANTS:
-        return dict(fields(LOSS_CONSTANTS[name], "loss."))
-    about: FieldInfo = field(None, f"constant of the loss {name}", "ours")
-    return {f"loss.{key}": about for key in recipe.loss.constants}
+def _constants_of(recipe: Recipe, home: str) -> dict[str, FieldInfo]:
+    """The constants of a recipe's choice."""
+    switch, shared, builtin = CHOOSING[home]
+    section: LossSection | Choice = getattr(recipe, home)
+    choice = getattr(section, switch)
+    made = builtin.get(choice, type(section))
+    known = {k: info for k, info in made.model_fields.items() if k not in shared.model_fields}
+    kind = "length control" if home == "length" else home
+    about: FieldInfo = field(None, f"constant of the {kind} {choice}", "ours")
+    return {f"{home}.{key}": known.get(key, about) for key in section.constants}
 
 
-def loss_named(data: Mapping[str, Any]) -> Any:
-    """The loss that this data chooses; the default where it chooses none."""
-    section = data.get("loss")
-    default = LossSection.model_fields["name"].default
-    return section.get("name", default) if isinstance(section, Mapping) else default
+def open_sections(data: Mapping[str, Any]) -> set[str]:
+    """The sections in which this data chooses something of the user's own: any key may be one of
+    its constants."""
+    found = set()
+    for home, (switch, made, builtin) in CHOOSING.items():
+        section = data.get(home)
+        choice = section.get(switch) if isinstance(section, Mapping) else None
+        choice = made.model_fields[switch].default if choice is None else choice
+        if not (isinstance(choice, str) and choice in builtin):
+            found.add(home)
+    return found
 
 
 def nearest(path: str, known: Mapping[str, Any]) -> str | None:
@@ -122,18 +145,17 @@ def not_yet(path: str) -> str | None:
     return f"{path}: this version has no LoRA and trains all weights; leave the key out"
 
 
-def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | None:
-    """The error for the first unknown key; None if all are known. A custom loss may have any
-    constant, so with one every key of [loss] is accepted."""
+def unknown_key(data: Mapping[str, Any], free: set[str], where: str = "") -> str | None:
+    """The error for the first unknown key; None if all are known. In the sections `free` every key
+    is accepted (`open_sections`)."""
     known = known_keys()
-    free = not (isinstance(loss, str) and loss in LOSS_CONSTANTS)
     sections = {path.rpartition(".")[0] for path in known} - {""}
     start = f"{where}: " if where else ""
     for key, value in data.items():
         if key in known:
             continue
         # Not in [loss]: a constant of a custom loss may have any name.
-        names = value if isinstance(value, Mapping) and key != "loss" else ()
+        names = value if isinstance(value, Mapping) and key not in CHOOSING else ()
         for path in (key, *(f"{key}.{name}" for name in names)):
             if (line := not_yet(path)) is not None:
                 return f"{start}{line}"
@@ -149,7 +171,7 @@ def unknown_key(data: Mapping[str, Any], loss: Any, where: str = "") -> str | No
             return f"{start}{key} is a section, not a value; give {key}.KEY = VALUE"
         for name in value:
             path = f"{key}.{name}"
-            if path not in known and not (key == "loss" and free):
+            if path not in known and key not in free:
                 return f"{start}{path} is not a key of a recipe; {_advice(nearest(path, known))}"
     return None
 
@@ -165,15 +187,20 @@ def explain(error: ValidationError) -> str:
     # Only the first, since the others often follow from it; their number is given.
     problems = error.errors(include_url=False)
     first = problems[0]
+    where = list(first["loc"])
+    home = where[0] if where else None  # None: a check of the whole recipe
+    if home in CHOOSING and home != "loss":
+        del where[1:2]  # the tag of the choice
     # Without positions in a list: a recipe's key names the whole list.
-    path = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+    path = ".".join(part for part in where if isinstance(part, str))
     reason = first["msg"].removeprefix("Value error, ")
     if path.startswith("task.options."):
         # Further parts are pydantic's names of the types that were tried.
-        names = ".".join(str(part) for part in first["loc"][:3])
+        names = ".".join(map(str, where[:3]))
         return f"{names} must be text, a number, true or false, or a list or table of those"
-    if path.startswith("loss.") and ".".join(map(str, first["loc"][:2])) not in known_keys():
-        return f"loss.{first['loc'][1]} must be text, a number, true or false, or a list of those"
+    constant = ".".join(map(str, where[:2]))
+    if home in CHOOSING and len(where) > 1 and constant not in known_keys():
+        return f"{constant} must be text, a number, true or false, or a list of those"
     if first["type"] == "value_error":
         # Our own checks name the keys; those of a field's type do not.
         names_a_key = any(key in reason for key in known_keys() if "." in key)

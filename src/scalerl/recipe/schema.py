@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from scalerl.errors import InputError
+from scalerl.recipe.curriculum import Curriculum, NoPositiveResamplingCurriculum
 from scalerl.recipe.fields import Section, field
+from scalerl.recipe.length import InterruptionLength, Length, PenaltyLength, PlainLength
 from scalerl.recipe.losses import LossSection
 from scalerl.recipe.sections_algorithm import (
     AdvantageSection,
     BatchSection,
-    CurriculumSection,
     EnvironmentSection,
     FilterSection,
-    LengthSection,
     ModelSection,
     SamplingSection,
     TaskSection,
@@ -58,8 +58,8 @@ class Recipe(Section):
     loss: LossSection = LossSection()
     advantage: AdvantageSection = AdvantageSection()
     filter: FilterSection = FilterSection()
-    curriculum: CurriculumSection = CurriculumSection()
-    length: LengthSection = LengthSection()
+    curriculum: Curriculum = NoPositiveResamplingCurriculum()
+    length: Length = InterruptionLength()
     environment: EnvironmentSection = EnvironmentSection()
     precision: PrecisionSection = PrecisionSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -95,9 +95,9 @@ class Recipe(Section):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """The recipe in `data`, with defaults for missing keys; InputError if a value is wrong."""
-        from scalerl.recipe.problems import explain, loss_named, unknown_key
+        from scalerl.recipe.problems import explain, open_sections, unknown_key
 
-        unknown = unknown_key(data, loss_named(data))
+        unknown = unknown_key(data, open_sections(data))
         if unknown:
             raise InputError(unknown)
         try:
@@ -136,8 +136,10 @@ class Recipe(Section):
         if o.decay == "constant" or (o.decay_start is not None and o.decay_steps is not None):
             return self
         start = o.warmup_steps if o.decay_start is None else o.decay_start
-        # Without decay_steps there are budget.steps: `_check_decay` refuses a decay without an end.
-        steps = (self.budget.steps or 0) - start if o.decay_steps is None else o.decay_steps
+        steps = o.decay_steps
+        if steps is None:
+            assert self.budget.steps is not None, "`_check_decay` refuses a decay without an end"
+            steps = self.budget.steps - start
         return self.replace({"optimiser.decay_start": start, "optimiser.decay_steps": steps})
 
     def _repr_html_(self) -> str:
@@ -177,7 +179,8 @@ class Recipe(Section):
                 f'placement.backend = "{self.placement.backend}": leave placement.address out, or '
                 'set placement.backend = "ray"'
             )
-        if self.length.control != "interruption":
+        # A control of the user may append tokens too.
+        if isinstance(self.length, PenaltyLength | PlainLength):
             for key, used in (
                 ("loss.count_forced_tokens", self.loss.count_forced_tokens),
                 ("validation.length_control", not self.validation.length_control),

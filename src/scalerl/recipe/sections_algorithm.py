@@ -1,7 +1,6 @@
-"""The sections of a recipe that say what is learned: model, task, batch, advantages, length …
+"""The sections of a recipe that say what is learned: model, task, batch, advantages, filters …
 
-Some choices bring constants of their own (a length control, a curriculum; losses are in
-`losses.py`). The tables below hold them: a constant of a choice that was not made is refused.
+Those with constants of each choice are in `losses.py`, `length.py` and `curriculum.py`.
 """
 
 from __future__ import annotations
@@ -9,30 +8,14 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, StrictFloat, field_validator, model_validator
+from pydantic import StrictFloat, field_validator, model_validator
 
-from scalerl.recipe.fields import REQUIRED, Option, Section, field, with_constants
-from scalerl.recipe.names import name_or_path
+from scalerl.recipe.fields import Option, Section, field
+from scalerl.recipe.names import Names
 
-#: The paper's phrase (main text). Its appendix leaves out the last "now".
-PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-
-#: Constants of each length control.
-LENGTH_CONSTANTS: dict[str, dict[str, Any]] = {
-    "interruption": {
-        "phrase": PHRASE,
-        "think_tokens_min": 10240,
-        "think_tokens_max": 12288,
-        "answer_tokens": 2048,
-    },
-    "penalty": {"max_tokens": REQUIRED, "penalty_max": REQUIRED, "penalty_cache": REQUIRED},
-    "none": {"max_tokens": REQUIRED},
-}
-#: Constants of each curriculum.
-CURRICULUM_CONSTANTS: dict[str, dict[str, Any]] = {
-    "no-positive-resampling": {"threshold": 0.9, "history": "latest"},
-    "uniform": {},
-}
+NORMALISATION_NAMES = Names("normalisation", "batch", "prompt", "none")
+CREDIT_NAMES = Names("credit rule", "episode", "turn")
+FILTER_NAMES = Names("filter", "truncated", "zero-variance")
 
 
 class ModelSection(Section):
@@ -203,7 +186,7 @@ class BatchSection(Section):
 class AdvantageSection(Section):
     """How rewards become advantages: centred within each prompt, then divided."""
 
-    normalisation: Literal["batch", "prompt", "none"] = field(
+    normalisation: Annotated[str, NORMALISATION_NAMES] = field(
         "batch", "divisor: std of the batch, std of the prompt, or 1 (none)", "paper"
     )
     population: Literal["kept", "all"] = field(
@@ -217,7 +200,7 @@ class AdvantageSection(Section):
     epsilon: float = field(
         1e-6, "added to the std before dividing", "not stated", unit="reward", ge=0
     )
-    credit: Annotated[str, AfterValidator(name_or_path)] = field(
+    credit: Annotated[str, CREDIT_NAMES] = field(
         "episode",
         "tokens that a turn's reward credits: all of the episode, or those of the turn and of "
         "earlier ones (turn)",
@@ -226,7 +209,8 @@ class AdvantageSection(Section):
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageSection:
-        if self.normalisation != "batch" and self.population != "kept":
+        # One of the user's own may use all of these.
+        if self.normalisation in ("prompt", "none") and self.population != "kept":
             raise ValueError(
                 f'advantage.population = "{self.population}" needs advantage.normalisation = '
                 '"batch": only the std of the batch is taken over a population'
@@ -254,6 +238,12 @@ class FilterSection(Section):
         "rollouts cut off before their end: keep or drop them",
         "paper: implied",
     )
+    further: tuple[Annotated[str, FILTER_NAMES], ...] = field(
+        (),
+        "further filters, by registered names or as package.module:function",
+        "ours",
+        strict=False,
+    )
     empty_steps: int = field(
         10,
         "steps in a row without any difference in rewards after which the run stops, since it "
@@ -262,126 +252,6 @@ class FilterSection(Section):
         unit="steps",
         ge=0,
     )
-
-
-class CurriculumSection(Section):
-    """Which prompts return in later epochs."""
-
-    name: Literal["no-positive-resampling", "uniform"] = field(
-        "no-positive-resampling", "drop solved prompts for good, or draw all alike", "paper"
-    )
-    threshold: float | None = field(
-        None,
-        "pass rate from which a prompt counts as solved",
-        "paper: 0.9",
-        unit="pass rate",
-        gt=0,
-        le=1,
-    )
-    history: Literal["latest", "mean"] | None = field(
-        None,
-        "pass rate compared with threshold: that of the latest group, or the running mean",
-        "not stated: latest, as in TRL",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _constants(cls, data: Any) -> Any:
-        return with_constants(
-            data, "curriculum.name", CURRICULUM_CONSTANTS, "no-positive-resampling"
-        )
-
-
-def _tokens(meaning: str, source: str) -> Any:
-    # Unset by default: which lengths a recipe has depends on its length control.
-    return field(None, meaning, source, unit="tokens", gt=0)
-
-
-def _share(default: float, meaning: str, source: str) -> Any:
-    return field(default, meaning, source, unit="fraction", ge=0, le=1)
-
-
-class LengthSection(Section):
-    """How long a rollout may get, and what happens to longer ones."""
-
-    control: Literal["interruption", "penalty", "none"] = field(
-        "interruption", "end a long thought with a phrase, penalise length, or neither", "paper"
-    )
-    phrase: str | None = field(
-        None,
-        "text appended to a thought that reaches its budget; it closes the thought",
-        "paper",
-        min_length=1,
-    )
-    think_tokens_min: int | None = _tokens(
-        "smallest thinking budget; each rollout draws its own, uniformly",
-        "paper: 10k; 10,240 as read by TRL",
-    )
-    think_tokens_max: int | None = _tokens("largest thinking budget", "paper: 12,288")
-    answer_tokens: int | None = _tokens(
-        "tokens for the answer after the thought; a longer rollout is truncated", "paper: 2,048"
-    )
-    max_tokens: int | None = _tokens(
-        "tokens of a rollout under penalty or none; a longer one is truncated",
-        "paper: 14k, read as 14,336",
-    )
-    penalty_max: int | None = _tokens(
-        "L_max of Eq. 9: a correct rollout of this length loses 1 reward",
-        "paper: 14k, read as 14,336",
-    )
-    penalty_cache: int | None = _tokens(
-        "L_cache of Eq. 9: the penalty starts this far before penalty_max",
-        "paper: 2k, read as 2,048",
-    )
-    truncation_warn: float = _share(
-        0.05, "truncated share of a batch from which the run warns", "derived"
-    )
-    truncation_critical: float = _share(
-        0.10,
-        "truncated share of a batch that is an alarm; training destabilises at 0.10 to 0.15",
-        "derived: the paper sees trouble from 10 %",
-    )
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a rollout may sample at most, under any control. Under interruption: the
-        longest thought and the longest answer (the phrase is appended, not sampled)."""
-        if self.max_tokens is not None:
-            return self.max_tokens
-        return (self.think_tokens_max or 0) + (self.answer_tokens or 0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _constants(cls, data: Any) -> Any:
-        return with_constants(data, "length.control", LENGTH_CONSTANTS, "interruption")
-
-    @model_validator(mode="after")
-    def _possible(self) -> LengthSection:
-        if self.control == "interruption":
-            low, high = self.think_tokens_min or 0, self.think_tokens_max or 0
-            if low > high:
-                raise ValueError(
-                    f"length.think_tokens_min = {low} is above length.think_tokens_max = {high}: "
-                    "lower the one or raise the other"
-                )
-        if self.control == "penalty":
-            top, cache = self.penalty_max or 0, self.penalty_cache or 0
-            if cache > top:
-                raise ValueError(
-                    f"length.penalty_cache = {cache} is above length.penalty_max = {top}, so even "
-                    "an empty answer would be penalised: lower penalty_cache"
-                )
-            if top - cache >= self.longest:
-                raise ValueError(
-                    f"the penalty starts at {top - cache} tokens, but length.max_tokens = "
-                    f"{self.longest}, so it would never act: lower length.penalty_max"
-                )
-        if self.truncation_warn > self.truncation_critical:
-            raise ValueError(
-                f"length.truncation_warn = {self.truncation_warn:g} is above "
-                f"length.truncation_critical = {self.truncation_critical:g}: lower it"
-            )
-        return self
 
 
 class EnvironmentSection(Section):

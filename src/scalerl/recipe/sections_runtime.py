@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
 from scalerl.recipe.fields import Section, field
-from scalerl.recipe.names import name_or_path
+from scalerl.recipe.names import Names, name_or_path
 
+SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy")
 Name = Annotated[str, AfterValidator(name_or_path)]
 Head = Literal["fp32", "model", "bf16-emulated"]
 #: Fields of the optimiser that a constant rate does not use.
@@ -54,7 +55,7 @@ class ScheduleSection(Section):
     the trainer waits before a token would be more than k steps old. Under off-policy, one set of
     weights generates k batches, then k optimiser steps follow."""
 
-    name: Literal["pipeline", "off-policy"] = field(
+    name: Annotated[str, SCHEDULE_NAMES] = field(
         "pipeline",
         "generators run all the time (pipeline), or in turn with the trainer (off-policy)",
         "paper",

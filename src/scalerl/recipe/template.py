@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.recipe.choices import section_of
 from scalerl.recipe.diff import diff, flat
 from scalerl.recipe.fields import kind, meaning
 from scalerl.recipe.load import load
@@ -85,7 +86,8 @@ def template(over: str, recipe: Recipe, also: Iterable[str] = ()) -> str:
             continue
         if home != section:
             section = home
-            summary = type(getattr(recipe, home)).__doc__ or ""
+            made = section_of(Recipe.model_fields[home])
+            summary = "" if made is None else made.__doc__ or ""
             lines += ["", *_comment(" ".join(summary.split())), f"[{home}]"]
         lines += [*_comment(f"{meaning(info)} ({kind(info)})"), line(key, values[path], None)]
     text = "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalerl.recipe.diff import diff
+from scalerl.recipe.length import InterruptionLength
 from scalerl.recipe.schema import Recipe
 
 Variant = tuple[str, Recipe]
@@ -77,7 +78,7 @@ def _length_penalty(recipe: Recipe) -> dict[str, Any]:
     """The length penalty of Eq. 9 over the tokens that interruption reserves for the answer: 14k
     and 2k in the paper, in proportion for other lengths."""
     length = recipe.length
-    if length.control != "interruption":
+    if not isinstance(length, InterruptionLength):
         return {}
     return {
         "length.control": "penalty",

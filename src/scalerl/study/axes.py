@@ -13,6 +13,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
+from scalerl.recipe.length import InterruptionLength, PenaltyLength
 from scalerl.study.models import SIZES, TEACHERS, is_size, size_path
 
 HERE = Path()
@@ -50,7 +51,8 @@ def _defaults(base: Recipe, axis: str) -> Sequence[Any]:
     if axis == "generations":
         return [g for g in GENERATIONS if completions % g == 0]
     if axis == "length":
-        now = base.length.think_tokens_max or base.length.longest
+        length = base.length
+        now = length.think_tokens_max if isinstance(length, InterruptionLength) else length.longest
         return (now * 3 // 4, now * 5 // 4) if tiny else (32768,)
     if axis == "model":
         return SIZES if tiny else (Recipe.load("scalerl-scout").model.path,)
@@ -83,13 +85,12 @@ def _length(base: Recipe, tokens: Any) -> Changes:
     length = base.length
     if not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"axis length: {tokens!r} is no number of tokens")
-    if length.control == "interruption":
-        assert length.think_tokens_min is not None and length.think_tokens_max is not None
+    if isinstance(length, InterruptionLength):
         spread = length.think_tokens_max - length.think_tokens_min
         lowest = max(tokens - spread, 1)
         return {"length.think_tokens_max": tokens, "length.think_tokens_min": lowest}
     changes: Changes = {"length.max_tokens": tokens}
-    if length.control == "penalty":
+    if isinstance(length, PenaltyLength):
         changes["length.penalty_max"] = tokens
     return changes
 

@@ -83,13 +83,13 @@ def recipe_ceiling(recipe: Recipe) -> float | None:
     """The highest possible pass rate on the validation prompts of a recipe, if its task has one by
     construction: `running-sums` and `carry-sums` with a thinking budget, and the games. None
     otherwise."""
-    limits: tuple[int | None, ...] = (recipe.environment.turns,)
+    limits: tuple[int, ...] | None = None
     # By name: making another task could import code of the user.
     if recipe.task.name in (NAME, CARRY_NAME):
-        limits = (recipe.length.think_tokens_min, recipe.length.think_tokens_max)
-    elif recipe.task.name not in GAMES or recipe.task.dataset:
-        return None
-    if None in limits:  # another length control
+        limits = recipe.length.thinking_budgets
+    elif recipe.task.name in GAMES and not recipe.task.dataset:
+        limits = (recipe.environment.turns,)
+    if limits is None:
         return None
     try:
         task: Any = task_of(recipe.task)

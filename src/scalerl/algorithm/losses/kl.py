@@ -18,12 +18,13 @@ from torch import Tensor
 
 from scalerl.algorithm.batch import MAX_LOG_RATIO, TokenBatch
 from scalerl.errors import InputError
+from scalerl.recipe.losses import KL_NAMES
 from scalerl.registry import Registry
 
 #: log pi_ref - log pi_train -> estimate of the KL, token by token.
 Estimator = Callable[[Tensor], Tensor]
 
-KL_ESTIMATORS: Registry[Estimator] = Registry("KL estimator")
+KL_ESTIMATORS: Registry[Estimator] = Registry("KL estimator", announce=KL_NAMES.add)
 
 
 @KL_ESTIMATORS.register("k1")

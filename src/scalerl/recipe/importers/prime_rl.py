@@ -171,8 +171,9 @@ def _optimiser(reader: Reader) -> None:
     reader.leave_out({f"{home}weight_decay": "auto"})  # 0 for RL
     reader.set_float("optimiser.weight_decay", f"{home}weight_decay", default=0.0)
     reader.set_float("optimiser.eps", f"{home}eps", default=1e-8)
-    betas = [reader.number(f"{home}betas1"), reader.number(f"{home}betas2")]
-    reader.set("optimiser.betas", [float(betas[0] or 0.9), float(betas[1] or 0.999)])
+    first = reader.number(f"{home}betas1", default=0.9)
+    second = reader.number(f"{home}betas2", default=0.999)
+    reader.set("optimiser.betas", [float(first), float(second)])
     reader.set_float("optimiser.grad_clip", f"{home}max_norm", default=1.0)
     _decay(reader)
 
