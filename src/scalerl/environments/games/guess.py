@@ -54,7 +54,7 @@ def ceiling(widths: Iterable[int], turns: int) -> float:
     >>> [ceiling(WIDTHS, turns=t) for t in (3, 4, 5)]
     [0.3, 0.8, 1.0]
     """
-    possible = [width <= 2**turns - 1 for width in widths]
+    possible = [width < 1 << turns for width in widths]
     if not possible:
         raise InputError("a ceiling needs at least one prompt: give the size of its range")
     return sum(possible) / len(possible)
