@@ -454,8 +454,9 @@ def test_single_turns_are_not_parked():
 @DECODERS
 def test_random_episodes_are_written_as_if_each_turn_were_alone(name):
     """Both lanes, few places, turns of one token and more, requests that are dropped and asked for
-    again, and conversations that are rewritten."""
+    again, conversations that are rewritten, and versions that come and go (with equal weights)."""
     model = model_of(name)
+    weights = {key: value.detach().clone() for key, value in model.named_parameters()}
     for seed in range(8):
         rng = np.random.default_rng(seed)
         engine = LocalEngine(model, slots=int(rng.integers(1, 5)), columns=96,
@@ -473,19 +474,21 @@ def test_random_episodes_are_written_as_if_each_turn_were_alone(name):
         while engine.health().busy:
             step = engine.step()
             if rng.random() < 0.1:
-                again = sorted(asked.keys() - found.keys())[-1:]
-                engine.abort(again)
-                engine.submit([asked[key] for key in again], lanes[again[0]] if again else "train")
+                engine.load(weights, int(rng.integers(5)))
             for result in step.written:
                 before = asked[result.request]
                 found[result.request] = result.turn
                 reply = rng.integers(0, VOCABULARY, rng.integers(1, 9)).tolist()
                 request = next_turn(before, 0, result.turn, reply, limit=int(rng.integers(1, 6)))
                 if rng.random() < 0.2:
-                    request = replace(request, prompt_token_ids=request.prompt_token_ids[1:])
+                    request = replace(request, prompt_token_ids=(1, *request.prompt_token_ids))
                 if len(request.prompt_token_ids) < 50:
                     ask(request, step.lane)
                     kept += (result.request, 0) in engine.parking.claimed
+            if rng.random() < 0.1:
+                again = sorted(asked.keys() - found.keys())[-1:]
+                engine.abort(again)
+                engine.submit([asked[key] for key in again], lanes[again[0]] if again else "train")
         assert found.keys() == asked.keys() and kept
         plain = LocalEngine(model, slots=8, columns=96, park_turns=False)
         plain.submit(asked.values())
