@@ -1,4 +1,4 @@
-"""The environment of benchmarks/multi_turn.py: a tool that replies to every turn, at once or slowly."""
+"""The environment of benchmarks/multi_turn.py: a tool that replies at once or slowly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from scalerl.environments.interface import Action, Environment, Observation, Outcome
-from scalerl.tasks.task import AnswerScore, Prompt
+from scalerl.tasks.task import AnswerScore
 
 
 class SlowTool(Environment):
@@ -22,9 +22,6 @@ class SlowTool(Environment):
         if self.taken == self.turns:
             return Outcome(AnswerScore(True, 1.0, ""))
         return Observation(({"role": "tool", "content": str(self.taken) * self.reply},))
-
-    async def reset(self, prompt: Prompt, seed: int) -> Observation:
-        return Observation()
 
     @staticmethod
     def prompts() -> list[dict[str, Any]]:

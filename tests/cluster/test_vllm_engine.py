@@ -247,7 +247,7 @@ def test_a_rollout_that_is_no_longer_written_is_an_error_and_no_silence(made):
     engine.submit(requests_of(Limit(20, ()), count=1, each=2))
     engine.step()
     held, engine._scheduler.running = engine._scheduler.running, []
-    with pytest.raises(PipelineError, match="vLLM no longer writes 2 of its rollouts"):
+    with pytest.raises(PipelineError, match="vLLM generates no more tokens for 2 rollouts"):
         for _ in range(1000):
             engine.step()
     engine._scheduler.running = held
@@ -288,7 +288,7 @@ def test_what_is_left_behind_of_a_tensor_is_found_at_the_first_update(
     engine, models = made
     old, reload = weights(models[0]), engine._reload
     monkeypatch.setattr(engine, "_reload", lambda given: reload(left(given, old, kept)))
-    engine._proven = False
+    engine._perturbation_verified = False
     with pytest.raises(PipelineError, match="does not have the trainer's weights with every"):
         engine.load(old, 0)
     monkeypatch.undo()
@@ -306,7 +306,7 @@ def test_a_tied_head_that_stays_as_it_was_is_found_at_the_first_update(made, mon
         engine.runner.reload_weights(weights_iterator=iter(given.items()))
 
     monkeypatch.setattr(engine, "_reload", stale)
-    engine._proven = False
+    engine._perturbation_verified = False
     with pytest.raises(PipelineError, match="does not have the trainer's weights with every"):
         engine.load(weights(models[0]), 0)
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 parked."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -310,6 +311,28 @@ def test_many_turns_that_end_together_in_a_full_engine_leave_no_place_lost():
 
 
 @DECODERS
+def test_a_turn_that_ends_at_once_takes_no_place_of_turns_that_start_with_it(name):
+    model = model_of(name)
+    engine = LocalEngine(model, slots=4, validation_slots=0, columns=96)
+    first = first_turn("e", (1, 2, 3))
+    engine.submit([first])
+    turn = finish_all(engine)["e"]
+    running = Request("t", (4, 5), Limit(20), {0: 9}, GREEDY)
+    engine.submit([running])
+    before = steps(engine, 2)["train"]
+    asked = [next_turn(first, 0, turn, (7, 8)), first_turn("c", (9, 9), limit=1),
+             first_turn("d", (8, 6, 4))]  # fmt: skip
+    engine.submit(asked)
+    begun = steps(engine, 1)["train"]
+    asked.append(next_turn(asked[1], 0, begun["c", 0], (7, 8, 9)))
+    engine.submit(asked[-1:])
+    found = {key[0]: turn for key, turn in (before | begun | rest(engine)["train"]).items()}
+    plain = LocalEngine(model, slots=4, columns=96, park_turns=False)
+    plain.submit([running, *asked])
+    alike(found, finish_all(plain))
+
+
+@DECODERS
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_validation_keeps_the_parked_turns_of_training_while_there_is_room(name, after):
     model = model_of(name)
@@ -426,3 +449,47 @@ def test_single_turns_are_not_parked():
     engine.submit([Request("o", (5, 6), Limit(9), {0: 1, 1: 2})])
     finish_all(engine)
     assert len(engine.parking) == 0
+
+
+@DECODERS
+def test_random_episodes_are_written_as_if_each_turn_were_alone(name):
+    """Both lanes, few places, turns of one token and more, requests that are dropped and asked for
+    again, conversations that are rewritten, and versions that come and go (with equal weights)."""
+    model = model_of(name)
+    weights = {key: value.detach().clone() for key, value in model.named_parameters()}
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        engine = LocalEngine(model, slots=int(rng.integers(1, 5)), columns=96,
+                             validation_slots=int(rng.integers(1, 4)))  # fmt: skip
+        asked, lanes, found, kept = {}, {}, {}, 0
+
+        def ask(request, lane, *, asked=asked, lanes=lanes, engine=engine):
+            asked[request.id], lanes[request.id] = request, lane
+            engine.submit([request], lane)
+
+        for i, prompt in enumerate(prompts(9, seed)):
+            lane = "validate" if rng.random() < 0.3 else "train"
+            limit, how = int(rng.integers(1, 6)), Sampling(temperature=0.8)
+            ask(first_turn(f"e{i}", prompt, limit=limit, how=how), lane)
+        while engine.health().busy:
+            step = engine.step()
+            if rng.random() < 0.1:
+                engine.load(weights, int(rng.integers(5)))
+            for result in step.written:
+                before = asked[result.request]
+                found[result.request] = result.turn
+                reply = rng.integers(0, VOCABULARY, rng.integers(1, 9)).tolist()
+                request = next_turn(before, 0, result.turn, reply, limit=int(rng.integers(1, 6)))
+                if rng.random() < 0.2:
+                    request = replace(request, prompt_token_ids=(1, *request.prompt_token_ids))
+                if len(request.prompt_token_ids) < 50:
+                    ask(request, step.lane)
+                    kept += (result.request, 0) in engine.parking.claimed
+            if rng.random() < 0.1:
+                again = sorted(asked.keys() - found.keys())[-1:]
+                engine.abort(again)
+                engine.submit([asked[key] for key in again], lanes[again[0]] if again else "train")
+        assert found.keys() == asked.keys() and kept
+        plain = LocalEngine(model, slots=8, columns=96, park_turns=False)
+        plain.submit(asked.values())
+        alike({(key, 0): turn for key, turn in found.items()}, rest(plain)["train"])

@@ -279,15 +279,15 @@ class LocalEngine:
         tokens = read_tokens = 0
         if self.parking is not None:
             self.parking.make_room(self._rows_in_cache() + len(new) + len(parked))
-        if new:
-            more, tokens = self._start(queue, new)
-            finished += more
-            read_tokens = sum(
-                len(r.request.prompt_token_ids) for r in new if r.request.continues is not None
-            )
+        # Parked rows first: their places are in use until they run, which `parking` does not know.
         if parked:
-            more, n, read = self._extend(queue, parked)
-            finished, tokens, read_tokens = finished + more, tokens + n, read_tokens + read
+            more, tokens, read_tokens = self._extend(queue, parked)
+            finished += more
+        if new:
+            more, n = self._start(queue, new)
+            finished, tokens = finished + more, tokens + n
+            again = [r.request for r in new if r.request.continues is not None]
+            read_tokens += sum(len(request.prompt_token_ids) for request in again)
         return finished, tokens, read_tokens
 
     def _start(self, queue: _Queue, new: list[RunningRollout]) -> tuple[list[TurnResult], int]:

@@ -60,6 +60,7 @@ class ModelDecoder:
     def park(self, row: int) -> int:
         return self.slots.park(row)
 
+    @torch.inference_mode()
     def drop_parked(self, number: int) -> None:
         self.slots.drop_parked(number)
 

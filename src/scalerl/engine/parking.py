@@ -84,6 +84,7 @@ class Parking:
         for row in request.seeds:
             key = (request.continues or "", row)
             if key in self.idle:
+                self._drop(self.claimed.pop(key, None))
                 self.claimed[key] = self.idle.pop(key)
 
     def take(self, request: Request, row: int) -> ParkedTurn | None:
@@ -93,7 +94,7 @@ class Parking:
         if found is None:
             return None
         n = len(found.token_ids)
-        # Of equal length at most if the last token of the turn was cut off: one must be read.
+        # At least one token is left to be read: its logits give the next one.
         prompt = request.prompt_token_ids
         if n < len(prompt) and np.array_equal(found.token_ids, prompt[:n]):
             return found
