@@ -11,8 +11,8 @@ thought, so the thinking budget decides which lists can be done at all. Runs `sc
 tiny` with ten seeds, and with one thing changed: a tighter thinking budget (which moves the
 ceiling), another k, another learning rate (which do not). With --overlay, --set or --seeds it runs
 just that; with --games, both embedded environments, by ScaleRL and by DeepSeek's GRPO, with three
-seeds each. For each run: where it starts and ends, sampled and greedy; the forecast made at half its
-compute against its final pass rate; and the fitted ceiling against the constructed one.
+seeds each. For each run: where it starts and ends, sampled and greedy; the forecast made at half
+its compute against its final pass rate; and the fitted ceiling against the constructed one.
 
 The record of every run stays in its directory under --runs, `<what>-<seed>`. The result is written
 anew after each run. Runs that are there already are not repeated, and one that was cut short is

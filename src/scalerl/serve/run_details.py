@@ -112,10 +112,11 @@ class OpenRun:
         for each in (self._steps, self._evals, self._events):
             each.refresh()
         at = step if step is not None else next(reversed(self.answered()), None)
+        steps = self._steps.lines()
         found = make_record(
             self.name,
             self.path,
-            self._steps.lines(),
+            steps,
             self._evals.lines(),
             self._events.lines(),
             None if at is None else self._store.read_answers(at),
