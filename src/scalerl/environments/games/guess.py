@@ -1,12 +1,12 @@
 """The environment `tiny-guess`: find a number by guesses, against an opponent that gives nothing
 away.
 
-A prompt is the name of a game (a letter) and a range. The policy guesses a number a turn and is
+A prompt is the name of a game (two letters) and a range. The policy guesses a number a turn and is
 told whether the number is higher or lower. The opponent has not chosen a number yet: its answer
 leaves as many numbers possible as it can, and where both answers leave equally many, the prompt and
 the episode's seed decide. It gives in when one number is left and is guessed.
 
-    prompt   k12-18:
+    prompt   dk12-18:
     turn 1   15
     reply    higher
     turn 2   17
@@ -37,14 +37,14 @@ LOWER = "lower"
 #: The reply to a turn that is no number. The turn is lost.
 UNREADABLE = "?"
 #: Numbers are 0 to this one, written with two digits.
-LARGEST = 47
+LARGEST = 31
 #: Sizes of the ranges. Four turns are enough for eight of them, and leave some slack: of 12 numbers
 #: three may be guessed first.
 WIDTHS = (*range(5, 13), 16, 20)
 #: Prompts of each size: for training, and held out.
 TRAIN_PROMPTS = 400
 HELD_OUT_PROMPTS = 20
-_QUESTION = re.compile(r"[a-z](\d\d)-(\d\d):")
+_QUESTION = re.compile(r"[a-z]{2}(\d\d)-(\d\d):")
 _NUMBER = re.compile(r"\d\d")
 
 
@@ -54,7 +54,8 @@ def ceiling(widths: Iterable[int], turns: int) -> float:
     >>> [ceiling(WIDTHS, turns=t) for t in (3, 4, 5)]
     [0.3, 0.8, 1.0]
     """
-    possible = [width < 1 << turns for width in widths]
+    widest: int = 2**turns - 1
+    possible = [width <= widest for width in widths]
     if not possible:
         raise InputError("a ceiling needs at least one prompt: give the size of its range")
     return sum(possible) / len(possible)
@@ -122,12 +123,12 @@ class GuessTheNumber(Environment):
 def range_of(asked: str) -> tuple[int, int]:
     """The lowest and the highest number of a prompt's range.
 
-    >>> range_of("k12-18:")
+    >>> range_of("dk12-18:")
     (12, 18)
     """
     found = _QUESTION.fullmatch(asked)
     if found is None:
-        raise InputError(f"{asked!r} is no prompt of {NAME}: write it as k12-40:")
+        raise InputError(f"{asked!r} is no prompt of {NAME}: write it as dk12-18:")
     return int(found[1]), int(found[2])
 
 
@@ -143,5 +144,5 @@ def written(number: int) -> str:
 def question(width: int, source: random.Random) -> str:
     """A random prompt with a range of this size."""
     low = source.randint(0, LARGEST + 1 - width)
-    name = source.choice(string.ascii_lowercase)
+    name = "".join(source.choices(string.ascii_lowercase, k=2))
     return f"{name}{written(low)}-{written(low + width - 1)}:"
