@@ -339,7 +339,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tens
 def extended_attention(q: Tensor, k: Tensor, v: Tensor, shape: LlamaShape) -> Tensor:
     """Attention of the last tokens of a row (tokens, heads, size) to all of its keys and values
     (heads, tokens, size)."""
-    out, before = [], k.shape[1] - len(q)
+    out: list[Tensor] = []
+    before = k.shape[1] - len(q)
     for first in range(0, len(q), QUERIES):
         part = q[first : first + QUERIES]
         seen = before + first + len(part)
