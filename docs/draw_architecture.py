@@ -80,7 +80,7 @@ def draw(picture: Picture) -> None:
     training(picture, prompt)
     picture.box(
         2, 25, 116, 8.5, "THE RUN RECORD   runs/",
-        "recipe.toml    steps.jsonl    evals.jsonl    evals/    events.jsonl    checkpoints/     "
+        "recipe.toml    steps.jsonl    evals.jsonl    evals/    episodes/    events.jsonl    checkpoints/    "
         "the only thing that both halves share",
         colour=record,
     )  # fmt: skip
@@ -92,31 +92,32 @@ def training(p: Picture, colour: str) -> None:
     p.box(2, 60, 15, 11, "recipe/", "what a run is:", "TOML, typed")
     p.box(2, 42, 15, 12, "tasks/", "prompts, and", "how an answer", "is checked")
     p.frame(20, 38, 26, 34, "pipeline/", "the loop")
-    p.box(23, 56, 20, 10, "curriculum", "samples prompts", "algorithm/curriculum.py")
-    p.box(23, 41, 20, 10, "groups", "in progress, by age", "schedule.py, groups.py")
+    p.box(23, 56, 20, 10, "intake", "draws prompts in time", "intake.py, schedule.py")
+    p.box(23, 41, 20, 10, "rollouts", "groups in progress", "rollouts.py, episodes.py")
     p.frame(
         49, 38, 69, 34, "placement/",
         "where the workers run: processes | Ray | one process, virtual clock",
     )  # fmt: skip
     p.box(
-        52, 45, 17, 15, "generators", "engine/", "generate rollouts:", "token, log-prob,", "version"
+        52, 45, 17, 15, "generators", "engine/", "write turns:", "token, log-prob,", "version"
     )
-    p.box(75, 45, 15, 15, "checkers", "tasks/", "score answers,", "with a deadline")
+    p.box(75, 45, 15, 15, "checkers", "tasks/: scores", "environments/:", "replies to turns")
     p.box(
         96, 45, 19, 15, "trainer", "algorithm/: loss", "trainer/: gradient,", "optimiser step,",
         "version + 1",
     )  # fmt: skip
     p.arrow((17, 65.5), (20, 65.5))
     p.arrow((17, 48), (23, 59), "1", colour=colour)
-    p.arrow((33, 56), (33, 51), "2", colour=colour)
-    p.arrow((43, 46), (52, 49.5), "3", colour=colour)
-    p.arrow((69, 52.5), (75, 52.5), "4", colour=colour)
-    p.arrow((90, 52.5), (96, 52.5), "5", colour=colour)
-    p.arrow((104, 45), (61, 45), "6", bend=-0.12, at=(82.5, 42.45), colour=colour)
+    p.arrow((33, 56), (33, 51), colour=colour)
+    p.arrow((43, 46), (52, 49.5), "2", colour=colour)
+    p.arrow((69, 54.5), (75, 54.5), "3", colour=colour)
+    p.arrow((75, 48.5), (69, 48.5), "2", colour=colour)
+    p.arrow((90, 52.5), (96, 52.5), "4", colour=colour)
+    p.arrow((104, 45), (61, 45), "4", bend=-0.12, at=(82.5, 42.45), colour=colour)
     p.small(82.5, 40.2, "weights/: new weights reach rollouts in flight")
     p.arrow((82.5, 60), (43, 62.5), bend=0.14)
     p.small(64, 62.2, "pass rates")
-    p.arrow((109, 45), (109, 33.5), "7", at=(109, 35.9), colour=colour)
+    p.arrow((109, 45), (109, 33.5), "5", at=(109, 35.9), colour=colour)
     p.small(106.8, 35.6, "one line per step and per validation", ha="right")
 
 
@@ -158,7 +159,7 @@ def forecasting(p: Picture, prompt: str, row: str) -> None:
     p.arrow((84, 14), (90, 14), "c", colour=row)
     p.arrow((45, 25), (45, 20), "", colour=prompt)
     p.small(46, 22.6, "scalerl fit RUN", ha="left")
-    p.arrow((73, 25), (73, 20), "8", colour=prompt)
+    p.arrow((73, 25), (73, 20), "6", colour=prompt)
     p.small(75, 22.6, "after every validation", ha="left")
     p.small(60, 3.6, "numbers: a prompt, from sampling to the fitted curve      "
             "letters: a CSV row, to the report")  # fmt: skip
