@@ -507,6 +507,19 @@ def learning_summary() -> str:
     return markdown([f"default run, seeds: {of}", ""], rows)
 
 
+def games() -> str:
+    found = result("games")["summary"]
+    rows = [
+        [name, f"{of['start']:.2f} → {of['final']:.2f}",
+         f"{of['greedy_start']:.2f} → {of['greedy_final']:.2f}", f"{of['truth']:.2f}",
+         f"{of['end_covered']} of {of['seeds']}"]
+        for name, of in found.items()
+    ]  # fmt: skip
+    head = ["game, recipe (median of seeds)", "pass rate", "greedy", "ceiling",
+            "forecast at half holds the end (90 %)"]  # fmt: skip
+    return markdown(head, rows)
+
+
 def trl() -> str:
     found = result("against_trl")
     sides = ["TRL, 1 thread", "TRL, 2 threads", "scalerl, 1 thread", "scalerl train"]
@@ -693,6 +706,7 @@ TABLES: dict[str, Callable[[], str]] = {
         scale_out,
         hand_over,
         learning_summary,
+        games,
         trl,
         limits,
         engines,

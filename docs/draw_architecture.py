@@ -80,7 +80,8 @@ def draw(picture: Picture) -> None:
     training(picture, prompt)
     picture.box(
         2, 25, 116, 8.5, "THE RUN RECORD   runs/",
-        "recipe.toml    steps.jsonl    evals.jsonl    evals/    episodes/    events.jsonl    checkpoints/    "
+        "recipe.toml    steps.jsonl    evals.jsonl    evals/    episodes/    events.jsonl    "
+        "checkpoints/    "
         "the only thing that both halves share",
         colour=record,
     )  # fmt: skip
@@ -98,9 +99,7 @@ def training(p: Picture, colour: str) -> None:
         49, 38, 69, 34, "placement/",
         "where the workers run: processes | Ray | one process, virtual clock",
     )  # fmt: skip
-    p.box(
-        52, 45, 17, 15, "generators", "engine/", "write turns:", "token, log-prob,", "version"
-    )
+    p.box(52, 45, 17, 15, "generators", "engine/", "write turns:", "token, log-prob,", "version")
     p.box(75, 45, 15, 15, "checkers", "tasks/: scores", "environments/:", "replies to turns")
     p.box(
         96, 45, 19, 15, "trainer", "algorithm/: loss", "trainer/: gradient,", "optimiser step,",

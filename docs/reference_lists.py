@@ -7,6 +7,7 @@ They come from the schema (`scalerl.recipe`) and from the types of the record
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -138,7 +139,8 @@ def run_record() -> str:
             shared = [row for row in own if row in those]
             if len(shared) >= SHARED:
                 names = ", ".join(f"`{name}`" for name, _, _ in shared)
-                also = f"\n- {names}: as in [{earlier}](#{earlier})"
+                anchor = re.sub(r"[^a-z0-9_-]", "", earlier)  # as GitHub makes one of a heading
+                also = f"\n- {names}: as in [{earlier}](#{anchor})"
                 own = [row for row in own if row not in those]
         listed[title] = own
         intro = inspect.cleandoc(record.__doc__ or "").replace("\n", " ")

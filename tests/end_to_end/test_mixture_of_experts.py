@@ -154,7 +154,7 @@ def test_the_engine_writes_what_generate_writes_for_the_trained_experts(trained)
     )
     done = {}
     while len(done) < len(prompts):
-        done |= {w.request: w.rollout for w in engine.step().written}
+        done |= {w.request: w.turn for w in engine.step().written}
     for i, (key, prompt) in enumerate(prompts.items()):
         ids = torch.tensor([prompt])
         expected = model.generate(

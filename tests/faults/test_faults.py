@@ -24,8 +24,8 @@ from scalerl.errors import InputError, PipelineError
 from scalerl.models.load import model_path
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline import messages as m
+from scalerl.pipeline.intake import Intake
 from scalerl.pipeline.ledger import Ledger
-from scalerl.pipeline.loop import Loop
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.environment_worker import EnvironmentWorker
 from scalerl.placement.processes import RealClock
@@ -192,6 +192,7 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 
 #: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
 WALL_CLOCK = {
+    "environments/endpoint/chat.py": "when a reply was made, for clients of OpenAI's API",
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
     "models/cpu/library.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/setup.py": "the date of a run, which its recipe then keeps",
@@ -363,15 +364,15 @@ def test_moody_verifiers_and_odd_data_do_not_end_a_run(tmp_path, monkeypatch):
 
 def test_when_no_prompt_fits_the_run_ends_with_the_knob_to_turn():
     said = []
-    loop = SimpleNamespace(
-        _skipped=set(), _warn=said.extend,
+    intake = SimpleNamespace(
+        _skipped=set(), recorder=SimpleNamespace(warn=said.extend),
         setup=SimpleNamespace(prompts=dict.fromkeys("abcdefgh"), recipe=Recipe.load("scalerl")),
     )  # fmt: skip
     for name in "aabcdefg":
-        Loop._skip_prompt(loop, name)
+        Intake._skip_prompt(intake, name)
     assert len(said) == 5 and said[4].endswith("(further ones are not named)")
     with pytest.raises(PipelineError, match=r"all 8 .* raise sampling.max_prompt_tokens"):
-        Loop._skip_prompt(loop, "h")
+        Intake._skip_prompt(intake, "h")
 
 
 @pytest.mark.parametrize("question", ["", "   ", None, []])

@@ -206,7 +206,7 @@ def test_the_same_requests_give_the_same_bits():
         engine.submit(Request(f"{i}", p, Limit(5 + i), {0: i}) for i, p in enumerate(PROMPTS))
         done = {}
         while engine.health().busy:
-            done |= {w.request: w.rollout for w in engine.step().written}
+            done |= {w.request: w.turn for w in engine.step().written}
         return done
 
     model = model_of(KNOWN["llama"])

@@ -140,7 +140,7 @@ def test_nobody_waits_for_the_replacement_of_a_generator_while_another_is_up(tmp
                "placement.deterministic": False, "batch.generations": 4,
                "filter.zero_variance": "keep"}  # fmt: skip
     world = RandomWorld(1, **changes)
-    world.k, world.generations, world.generators = 2, 4, 2
+    world.k, world.generations, world.generators, world.plays = 2, 4, 2, False
     kills = (Fault(101.0, "kill", "generator 0"),)
     world.world = World(start=Duration(100.0), decode=Duration(0.05), faults=kills)
     world.live(tmp_path / "run")
