@@ -90,6 +90,26 @@ class Turn:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def segments(self) -> tuple[Segment, ...]:
+        """The turn cut where forced tokens begin and end."""
+        if not len(self.token_ids):
+            return ()
+        # One number that changes wherever the version or the source does: hundreds of turns a step
+        # are cut, and each array operation costs more than the few tokens of most turns.
+        key_N = 2 * self.versions + self.forced
+        starts = np.flatnonzero(key_N[1:] != key_N[:-1]) + 1
+        if not len(starts):
+            return (_segment(int(key_N[0]) & 1, ((int(key_N[0]) >> 1, len(key_N)),)),)
+        bounds = [0, *starts.tolist(), len(key_N)]
+        keys = key_N[bounds[:-1]].tolist()
+        runs = [
+            (key, end - start) for key, (start, end) in zip(keys, pairwise(bounds), strict=True)
+        ]
+        return tuple(
+            _segment(forced, tuple((key >> 1, n) for key, n in same))
+            for forced, same in groupby(runs, key=lambda run: run[0] & 1)
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Hundreds of turns a step are pickled from generator to loop. As one block of memory that
         # takes a tenth of the time of pickling the arrays one by one.
@@ -128,6 +148,11 @@ class Segment:
     reward: float | None = None
 
 
+def _segment(forced: int, versions: VersionRuns) -> Segment:
+    source: Source = "forced" if forced else "policy"
+    return Segment(source, sum(n for _, n in versions), versions)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRow:
     """Tokens that the model saw in one sequence, the prompt first."""
@@ -159,17 +184,7 @@ class TokenRow:
 
     def with_turn(self, turn: Turn) -> TokenRow:
         """The row with a turn behind it, cut into segments where forced tokens begin and end."""
-        if not len(turn):
-            return self
-        differs = (turn.forced[1:] != turn.forced[:-1]) | (turn.versions[1:] != turn.versions[:-1])
-        bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), len(turn)]
-        runs = [(bool(turn.forced[a]), int(turn.versions[a]), b - a) for a, b in pairwise(bounds)]
-        segments = []
-        for forced, same in groupby(runs, key=lambda run: run[0]):
-            versions = tuple((version, tokens) for _, version, tokens in same)
-            tokens = sum(n for _, n in versions)
-            segments.append(Segment("forced" if forced else "policy", tokens, versions))
-        return self._with(turn.token_ids, turn.logprobs, tuple(segments))
+        return self._with(turn.token_ids, turn.logprobs, turn.segments())
 
     def with_turn_reward(self, reward: float | None) -> TokenRow:
         """The row with a reward for the turn that it ends with."""
@@ -194,7 +209,8 @@ class TokenRow:
         # As one block of memory, for the reason given at `Turn.__reduce__`.
         one = bytearray(np.asarray(self.token_ids, np.int64).tobytes())
         one += np.asarray(self.logprobs, np.float32).tobytes()
-        return _unpacked_row, (len(self), one, self.segments)
+        segments = [(s.source, s.tokens, s.versions, s.reward) for s in self.segments]
+        return _unpacked_row, (len(self), one, segments)
 
     @property
     def policy_N(self) -> npt.NDArray[np.bool_]:
@@ -259,10 +275,9 @@ def turn_numbers(rows: Sequence[TokenRow]) -> list[list[int]]:
     return out
 
 
-def _unpacked_row(n: int, one: bytearray, segments: tuple[Segment, ...]) -> TokenRow:
-    return TokenRow(
-        np.frombuffer(one, np.int64, n), np.frombuffer(one, np.float32, n, 8 * n), segments
-    )
+def _unpacked_row(n: int, one: bytearray, segments: Sequence[tuple[Any, ...]]) -> TokenRow:
+    tokens, logprobs = np.frombuffer(one, np.int64, n), np.frombuffer(one, np.float32, n, 8 * n)
+    return TokenRow(tokens, logprobs, tuple(Segment(*segment) for segment in segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +311,14 @@ class Episode:
     @staticmethod
     def from_turn(prompt: Sequence[int] | TokenIds, turn: Turn) -> Episode:
         """The episode of a single turn."""
-        row = TokenRow.from_context(prompt).with_turn(turn)
+        # As `TokenRow.from_context(prompt).with_turn(turn)`, in half the time.
+        ids = np.asarray(prompt, np.int64)
+        n = len(ids)
+        logprobs = np.zeros(n + len(turn), np.float32)
+        logprobs[n:] = turn.logprobs
+        context = (Segment("context", n),) if n else ()
+        whole = np.concatenate([ids, turn.token_ids])
+        row = TokenRow(whole, logprobs, (*context, *turn.segments()))
         return Episode((row,), turn.finish, experts=turn.experts)
 
     def __len__(self) -> int:
@@ -330,7 +352,7 @@ class Episode:
 
     def with_reward(self, reward: float | None, correct: bool | None) -> Episode:
         """The same episode with its reward."""
-        return replace(self, reward=reward, correct=correct)
+        return Episode(self.rows, self.finish, reward, correct, self.facts, self.experts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
