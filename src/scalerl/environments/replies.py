@@ -19,7 +19,7 @@ ROLES = ("system", "user", "tool")
 
 
 class CheckedEnvironment(Environment):
-    """An environment whose replies are checked: a wrong one raises InputError, in one line that
+    """An environment with replies that are checked: a wrong one raises InputError, in one line that
     names the environment."""
 
     def __init__(self, inner: Environment, name: str) -> None:

@@ -56,7 +56,7 @@ BY_PACKAGE: dict[str, type[Adapter]] = {
 
 
 class EnvironmentTask(RowsTask):
-    """A task whose episodes are played in an environment, one object each.
+    """A task with episodes that are played in an environment, one object each.
 
     settings      keyword arguments of the class or factory
     correct_from  sum of rewards from which an episode counts as correct, where the environment

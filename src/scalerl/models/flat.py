@@ -1,5 +1,5 @@
 """A model's own forward pass over rows in one flat sequence (`FlatRows`), for any Hugging Face
-causal language model whose layers see other tokens through attention only.
+causal language model with layers that see other tokens through attention only.
 
 The sequence has the position of every token, and an attention function of ours (registered with
 Transformers' `AttentionInterface`) that lets each row attend to its parent and to itself: nothing
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scalerl.errors import is_out_of_memory
 from scalerl.models.head import final_hidden
 from scalerl.models.rows import FlatRows
 
@@ -127,12 +128,16 @@ class FlatAttention:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
+            # Not in the inner try: a model that fails in its own pass cannot be trained at all.
             theirs = row_by_row(model, rows).float()
-            with self.installed(model):
-                ours = self.hidden(model, rows).float()
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
-            # An architecture that takes no positions, or has no pluggable attention.
-            return False
+            try:
+                with self.installed(model):
+                    ours = self.hidden(model, rows).float()
+            except (TypeError, ValueError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                # An architecture that takes no positions, or has no pluggable attention.
+                return False
         finally:
             for module, training in modes.items():
                 module.training = training

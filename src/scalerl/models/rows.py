@@ -138,7 +138,7 @@ class ParkedPlaces:
     >>> places = ParkedPlaces(8)
     >>> [places.add() for _ in range(3)]
     [(1, 7), (2, 6), (3, 5)]
-    >>> places.remove(1)  # the place of row 1, and the place whose row moves there
+    >>> places.remove(1)  # the place of row 1, and that of the row that moves there
     (7, 5)
     >>> places.place_of(3)
     7

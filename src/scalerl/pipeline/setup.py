@@ -439,7 +439,7 @@ def _refuse_environment_keys(recipe: Recipe, task: Task) -> None:
         keys.append("advantage.credit")
     if keys:
         raise InputError(
-            f"{keys[0]} has no effect on task {task.name}, whose episodes have one turn: leave it "
+            f"{keys[0]} has no effect on task {task.name}: its episodes have one turn; leave it "
             "out, or take a task with an environment"
         )
 

@@ -246,7 +246,7 @@ class Task(ABC):
 
     def new_environment(self, prompt: Prompt) -> Any | None:
         """A new `scalerl.environments.interface.Environment` for an episode of this prompt; None
-        for a task of a single turn, whose answers `check` scores."""
+        for a task of a single turn, with answers that `check` scores."""
         return None
 
     def for_checking(self) -> Self:

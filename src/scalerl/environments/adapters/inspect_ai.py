@@ -1,4 +1,4 @@
-"""A model of inspect-ai whose turns the policy writes.
+"""A model of inspect-ai with turns that the policy writes.
 
     async def rollout(prompt, client):
         model = inspect_model(client)

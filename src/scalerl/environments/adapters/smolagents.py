@@ -1,4 +1,4 @@
-"""A model of smolagents whose turns the policy writes.
+"""A model of smolagents with turns that the policy writes.
 
     def rollout(prompt, client):
         agent = smolagents.CodeAgent(tools=[], model=smolagents_model(client))

@@ -25,7 +25,7 @@ from scalerl.environments.tools import ToolBox
 from scalerl.errors import InputError
 from scalerl.tasks.task import Prompt
 
-#: Methods that are no tools. (`close` is not TRL's, but nobody means it for the model.)
+#: Methods that are no tools. (`close` is not TRL's, and not for the model either.)
 _RESERVED = ("reset", "get_reward", "close")
 #: Held while the global generators are seeded.
 _SEEDING = threading.Lock()

@@ -1,10 +1,10 @@
 """The environment `tiny-guess`: find a number by guesses, against an opponent that gives nothing
 away.
 
-A prompt is the name of a game (two letters) and a range. The policy guesses a number a turn and is
-told whether the number is higher or lower. The opponent has not chosen a number yet: its answer
-leaves as many numbers possible as it can, and where both answers leave equally many, the prompt and
-the episode's seed decide. It gives in when one number is left and is guessed.
+A prompt is the name of a game (two letters) and a range. The policy guesses a number a turn, and
+the reply is whether the number is higher or lower. The opponent has not chosen a number yet: its
+answer leaves as many numbers possible as it can, and where both answers leave equally many, the
+prompt and the episode's seed decide. It gives in when one number is left and is guessed.
 
     prompt   dk12-18:
     turn 1   15
