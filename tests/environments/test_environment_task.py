@@ -266,9 +266,10 @@ def test_registered_names_need_their_library(monkeypatch):
         make_task("environment")
 
 
-def test_a_registered_class():
+def test_a_registered_class(monkeypatch):
     import shapes
 
+    monkeypatch.setattr(ENVIRONMENTS, "_found", dict(ENVIRONMENTS._found))
     ENVIRONMENTS.register("adder-for-a-test")(shapes.Adder)
     task = make_task("environment:adder-for-a-test")
     assert isinstance(task.new_environment(task.prompts()[0]), Environment)

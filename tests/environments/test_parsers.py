@@ -133,7 +133,9 @@ def test_random_pieces_never_raise(name):
         assert all(isinstance(call, ToolCall) for call in calls)
 
 
-def test_formats_of_others_are_found_by_name_and_by_path():
+def test_formats_of_others_are_found_by_name_and_by_path(monkeypatch):
+    monkeypatch.setattr(TOOL_FORMATS, "_found", dict(TOOL_FORMATS._found))
+
     def shout(text):
         return text, (ToolCall(text.upper()),)
 
