@@ -24,6 +24,7 @@ from scalerl.curves.prediction import (
 )
 from scalerl.curves.warning_signs import WarningSign
 from scalerl.errors import InputError
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.record import Run
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ class Fit:
             end=self.end,
             alarm=self.alarm,
         )
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for an old name
+        __getattr__ = renamed_attributes({"forecast": "predict", "belief": "predictive"}, "0.4")
 
     def least_squares(self) -> PointFit[Formula]:
         """The least-squares curve of the law on the window, with R_0 as in the fit."""
