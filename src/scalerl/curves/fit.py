@@ -168,7 +168,9 @@ def _check_points(inside: Run, run: Run, lo: float | None, hi: float | None) -> 
     if len(run):
         where = f" (the run has {len(run)}, at {run.compute[0]:g} to {run.compute[-1]:g})"
     window = "" if lo is None and hi is None else " in this window"
+    more = next(iter(run.training_scores.items()), None)
+    also = f"; or fit its {more[1]} training scores: --y {more[0]}" if more else ""
     raise InputError(
         f"run {run.name!r} has {len(inside)} points{window}{where}: a fit needs at least "
-        f"{MIN_POINTS}; evaluate more often or widen --from/--to"
+        f"{MIN_POINTS}; evaluate more often or widen --from/--to{also}"
     )

@@ -26,6 +26,9 @@ _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
 #: Least share of the changes of a running total, row to row, that go up. Not 1: a resumed job may
 #: set a clock back once.
 MIN_RISING_SHARE = 0.9
+#: A column that may be the size of an evaluation (`n_samples`) counts as compute if it grows by this
+#: factor: the sizes of evaluations differ by a few samples.
+MIN_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,10 @@ def _is_there(table: Table, name: str, y: Array) -> bool:
 
 def _most_there(table: Table, columns: list[str], y: Array) -> str | None:
     """The first column that most rows of the score have, else the first; None of none."""
-    return next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
+    name = next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
+    # W&B's own _step counts calls of log: steps on the rows of training (`carry_forward`) are better.
+    steps = [c for c in columns if metrics.compute_kind(c)[0] == "steps" and c != "_step"]
+    return steps[0] if name == "_step" and steps else name
 
 
 def _rises(values: Array) -> bool:
@@ -246,6 +252,7 @@ def _counts_up(table: Table, name: str, y: Array) -> bool:
     mostly rises; and steps under an unknown name are whole numbers that mostly rise.
 
         num_rollouts 64, 64, 64: a batch size.   n_samples 500, 500, 480: the evaluation's.
+        n_samples 500, 501, 503: still not what a run has used up.
     """
     x, kind = read_column(table, name)
     here = np.isfinite(y) & np.isfinite(x)
@@ -258,6 +265,9 @@ def _counts_up(table: Table, name: str, y: Array) -> bool:
     if kind in ("samples", "tokens") or not metrics.is_plain_compute(name):
         rising = (steps > 0).sum() >= 0.5 * (steps != 0).sum() and (steps == 0).mean() < 0.5
         whole = kind != "steps" or bool((x == np.round(x)).all())
+        # A running total has grown since its first value, and hardly ever goes down.
+        if metrics.MAYBE_N_EVAL.fullmatch(name.strip()):
+            rising = rising and _rises(x) and x.max() >= MIN_GROWTH * x[0]
         return bool(rising and whole)
     return True
 

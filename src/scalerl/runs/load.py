@@ -13,6 +13,7 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
+from scalerl.runs.cells import read_named_numbers
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
@@ -114,7 +115,7 @@ def _load(source: Any, choice: LoadOptions) -> tuple[list[LoadedRun], list[str],
     wanted: list[Table] = []
     rest: list[Table] = []
     # Before runs are separated, because what a comma means is decided once for a table.
-    for table in map(normalise_numbers, tables):
+    for table in map(read_named_numbers, map(normalise_numbers, tables)):
         column, names = _run_column(table, choice.run)
         for run in split_runs(table, choice, column):
             for part in split_scores(run, choice):
@@ -250,8 +251,9 @@ def _falls(curve: Curve) -> bool:
 
 
 def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
-    done = clean(curve.x, score, curve.x_kind)
-    n_eval = None if curve.n_eval is None else curve.n_eval[done.rows]
+    done = clean(curve.x, score, curve.x_kind, curve.n_eval)
+    # What is counted beside a training score is the batch, which is not an evaluation.
+    n_eval = done.n_eval if curve.n_eval is not None or curve.stage != "training" else None
     extra: list[str] = []
     if n_eval is not None and not (np.isfinite(n_eval) & (n_eval >= 1)).all():
         n_eval = None
@@ -262,10 +264,13 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         for kind, values in curve.axes.items()
         if (known := np.isfinite(there := values[done.rows])).any()
     }
+    for name, count in list(curve.training.items())[:1]:
+        if count > len(done.rows):
+            extra.append(f"{name} has {count} training scores: --y {name} reads them")
     return Run(
         name=curve.table.name,
         compute=done.compute,
-        score=score[done.rows],
+        score=done.score,
         x_kind=curve.x_kind,
         x_name=curve.x_name,
         y_name=f"1 - {quoted(y_name)}" if curve.is_error else y_name,
@@ -276,6 +281,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
         signs={name: values[done.rows] for name, values in curve.signs.items()},
         conversions=conversions,
+        training_scores={name: n for name, n in curve.training.items() if n > len(done.rows)},
     )
 
 

@@ -26,9 +26,9 @@ _HELD_OUT = r"(?:val|valid|validation|evals?|evaluations?|test|dev|heldout|held_
 _TRAINED = r"(?:train|training|rollouts?|rewards?|env|objective|critic|actor|policy|batch)"
 #: A filter of lm-eval may stand behind it: `exact_match,strict-match`.
 _RIGHT = (
-    r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|solve_?rate|success_?rate|win_?rate"
-    r"|(?:mean|avg)@\d+|correct|solved|exact_match|p?q?em|acc_norm|extractive_match|primary_score"
-    r"|pass@1:\w+)(?:,[\w\-]+)?"
+    r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|(?:solved?|success|win|answer|correct|resolved?)"
+    r"_?rate|(?:mean|avg)@\d+|correct|correctness|solved|success|passed|exact_match|p?q?em"
+    r"|acc_norm|extractive_match|primary_score|pass@1:\w+)(?:,[\w\-]+)?"
 )
 
 _NO_SCORE = r".*(?:std|stderr|_se$|min|max|len|tok|count|num|time|format|best|maj|loss)"
@@ -51,6 +51,7 @@ SCORES: tuple[tuple[Stage, re.Pattern[str]], ...] = (
         ("tinker-cookbook", r"test/env/all/reward/total"),
         ("OpenRLHF", r"eval/(?:eval_)?pass1"),
         ("OpenRLHF", r"eval/(?:eval_)?.+_pass1"),
+        ("EasyR1", r"val/accuracy_reward"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?{_RIGHT}"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?score(?:s|/mean)?"),
         ("TRL", r"eval[_/]reward"),
@@ -159,6 +160,13 @@ CONDITION = ("condition", "variant", "recipe", "method", "algorithm", "algo", "a
              "treatment", "ablation", "exp", "config", "config_name", "label", "group", "model",
              "model_name", "policy", "agent", "system", "job", "job_id", "dataset", "task",
              "benchmark", "env", "eval_set", "seed", "replicate", "rep", "fold")  # fmt: skip
+#: Columns that say which prompt, answer or group of a step a row is about: they name no runs.
+ITEM = re.compile(
+    r"(?:.*[/_.\- ])?(?:prompts?|questions?|problems?|answers?|responses?|completions?|outputs?"
+    r"|samples?|examples?|items?|uid|uuid|index|idx|instance(?:_id)?|group|rank|worker)"
+    r"(?:_?(?:id|idx|index|uid|text|hash))?",
+    re.IGNORECASE,
+)
 #: The column that says whether a row is of training or of an evaluation.
 SPLIT = ("type", "split", "phase", "kind", "event", "stage", "mode", "data_split", "event_type",
          "record_type", "row_type", "log_type", "subset", "partition")  # fmt: skip
@@ -183,8 +191,9 @@ _BESIDE = re.compile(
 )
 _OVERALL = re.compile(r"all|overall|average|avg|mean|macro|total|aggregate", re.IGNORECASE)
 _MEASURES = ("primary_score", "accuracy", "acc", "pass_rate", "pass@1", "solve_rate",
-             "success_rate", "correct", "exact_match", "extractive_match", "qem", "pqem", "em",
-             "win_rate", "solved")  # fmt: skip
+             "success_rate", "correct", "correct_rate", "answer_rate", "exact_match",
+             "extractive_match", "qem", "pqem", "em", "win_rate", "solved", "success",
+             "passed")  # fmt: skip
 #: The column that says which metric a row holds, and the column that holds it.
 METRIC = ("metric", "metric_name", "tag", "key")
 VALUE = ("value", "y", "metric_value", "score")
@@ -348,6 +357,20 @@ def under_stage(name: str, value: str) -> str:
     if stage == "training":
         return f"train/{name}" if value.lower().startswith("train") else f"train/{value}/{name}"
     return f"{value}/{name}"
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a name begins with a word for held-out prompts, whatever the metric.
+
+    >>> is_held_out("eval/aime"), is_held_out("evaluator"), is_held_out("train/reward")
+    (True, False, False)
+    """
+    return bool(re.match(rf"(?:data/)?{_HELD_OUT}[/_.\- ]", name.strip(), re.IGNORECASE))
+
+
+def is_beside(name: str) -> bool:
+    """Whether a metric is about something else than being right: a format, a length, a ratio."""
+    return bool(_BESIDE.fullmatch(name))
 
 
 def is_of_a_step(name: str) -> bool:

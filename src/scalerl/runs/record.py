@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 #: Indices of rows of a table.
 Rows = npt.NDArray[np.intp]
 
@@ -53,6 +54,10 @@ class Run:
     #: By kind of compute: (amounts of this run's compute, amounts of that kind) at its points, for
     #: amounts that are given in another unit. Not cut by `window`.
     conversions: Mapping[str, tuple[Array, Array]] = field(default_factory=dict, repr=False)
+
+    #: Training scores of the same log, by the name that `--y` takes, with their number of values;
+    #: only where the run has few points.
+    training_scores: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         columns = {"score": self.score, "n_eval": self.n_eval, **self.signs}
