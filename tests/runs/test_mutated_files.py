@@ -35,6 +35,7 @@ COUNTS = {
     "trackio.db": 500, EVENTS: 400, TENSORS: 200, WANDB: 250, OLD_WANDB: 150,
     "found/conditions.csv": 500, "found/typed-rows.jsonl": 500, "found/by-step.json": 500,
     "found/console/verl.log": 500, "found/console/trl.log": 500, "found/console/roll.log": 400,
+    "found/console/prime-rl.log": 300, "found/console/nemo-rl.log": 300,
     "found/mlflow.db": 300, "found/trainer_state_seed1.json": 200, SWANLAB: 300, OLD_SWANLAB: 300,
 }  # fmt: skip
 #: Formats whose damage is caught by checksums, so that no other number can come out of them.

@@ -26,8 +26,8 @@ _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
 #: Least share of the changes of a running total, row to row, that go up. Not 1: a resumed job may
 #: set a clock back once.
 MIN_RISING_SHARE = 0.9
-#: A column that may be the size of an evaluation (`n_samples`) counts as compute if it grows by this
-#: factor: the sizes of evaluations differ by a few samples.
+#: A column that may be the size of an evaluation (`n_samples`) counts as compute if it grows by
+#: this factor: the sizes of evaluations differ by a few samples.
 MIN_GROWTH = 1.5
 
 
@@ -235,7 +235,7 @@ def _is_there(table: Table, name: str, y: Array) -> bool:
 def _most_there(table: Table, columns: list[str], y: Array) -> str | None:
     """The first column that most rows of the score have, else the first; None of none."""
     name = next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
-    # W&B's own _step counts calls of log: steps on the rows of training (`carry_forward`) are better.
+    # W&B's own _step counts calls of log: steps on the rows of training are carried forward.
     steps = [c for c in columns if metrics.compute_kind(c)[0] == "steps" and c != "_step"]
     return steps[0] if name == "_step" and steps else name
 

@@ -1,8 +1,8 @@
 """Numbers that a table writes as something else: right and wrong as truth values, a step as a name.
 
-    solved: true, false, true                    ->  1, 0, 1
-    checkpoint: out/checkpoint-100               ->  100
-    global_step/max_steps: 5/1000                ->  global_step: 5
+solved: true, false, true                    ->  1, 0, 1
+checkpoint: out/checkpoint-100               ->  100
+global_step/max_steps: 5/1000                ->  global_step: 5
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ def read_named_numbers(table: Table) -> Table:
     columns: dict[str, list[object]] = {}
     for name, cells in table.columns.items():
         sample = list(islice((c for c in cells if not is_missing(c)), SAMPLE))
-        if not sample or isinstance(sample[0], int | float) and not isinstance(sample[0], bool):
+        if not sample or (isinstance(sample[0], int | float) and not isinstance(sample[0], bool)):
             columns[name] = cells
         elif metrics.is_about_being_right(name) and all(_truth(c) is not None for c in sample):
             columns[name] = [_or_same(_truth(c), c) for c in cells]
-        elif (share := _OF_ALL.fullmatch(name.strip())) and all(_part(c) is not None for c in sample):
+        elif (share := _OF_ALL.fullmatch(name.strip())) and all(
+            _part(c) is not None for c in sample
+        ):
             columns.setdefault(share[1], [_part(c) for c in cells])
         elif _NAMED_STEP.fullmatch(name.strip()) and all(_step(c) is not None for c in sample):
             columns[name] = [_or_same(_step(c), c) for c in cells]

@@ -23,7 +23,7 @@ from scalerl.runs.names import LoadedRun, LoadOptions, unique_names
 from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.record import Array, Run
 from scalerl.runs.score import guess_scale, rescale
-from scalerl.runs.select import Curve, to_curve
+from scalerl.runs.select import FEW, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
 from scalerl.runs.table import Table, is_frame, read_frame
@@ -154,6 +154,7 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
         if better is None or curve.stage == "validation":
             kept.append(curve)
         else:
+            better.training |= {curve.y_name: len(curve.y)} if len(better.y) < FEW else {}
             where = "/".join(Path(curve.table.source).parts[-2:])
             better.notes.append(
                 f"{where} holds training scores: left out; --y {curve.y_name} reads them"

@@ -172,8 +172,8 @@ SPLIT = ("type", "split", "phase", "kind", "event", "stage", "mode", "data_split
          "record_type", "row_type", "log_type", "subset", "partition")  # fmt: skip
 _HELD_OUT_VALUE = re.compile(rf"(?:.*[/_.\- ])?{_HELD_OUT}(?:uate)?(?:[/_.\- ].*)?", re.IGNORECASE)
 _TRAINED_VALUE = re.compile(
-    r"(?:.*[/_.\- ])?(?:train(?:ing)?|rollouts?|steps?|updates?|grpo|ppo|iteration|optim)"
-    r"(?:[/_.\- ].*)?",
+    r"(?:.*[/_.\- ])?(?:train(?:ing)?|rollouts?|completions|steps?|updates?|grpo|ppo|iteration"
+    r"|optim)(?:[/_.\- ].*)?",
     re.IGNORECASE,
 )
 #: Metrics of a training step: a bare score on their rows was taken on the training prompts.

@@ -22,6 +22,8 @@ from scalerl.runs.table import Table, to_float
 
 #: Characters from which the delimiter is found: each of the four is tried on all of them.
 MAX_SAMPLE = 1_000_000
+#: What TensorBoard calls the CSV of one tag; a slash in the tag becomes an underscore.
+_DOWNLOAD = re.compile(r"run-(.+)-tag-(.+)")
 _DELIMITERS = (",", "\t", ";", "|")
 
 
@@ -67,7 +69,12 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
     columns: dict[str, list[object]] = {
         column: [row[i] for row in rows] for i, column in enumerate(header)
     }
-    return Table(name, columns, str(path), notes)
+    table = Table(name, columns, str(path), notes)
+    tag = _DOWNLOAD.fullmatch(path.stem)
+    if tag and header == ["Wall time", "Step", "Value"]:
+        table.name, table.y, table.home = tag[1], tag[2], str(path.parent / tag[1])
+        table.columns = {tag[2] if c == "Value" else c: cells for c, cells in columns.items()}
+    return table
 
 
 def looks_delimited(path: Path) -> bool:
@@ -87,7 +94,7 @@ def looks_delimited(path: Path) -> bool:
 def _are_printed(first: str, second: str) -> bool:
     """Whether two lines give numbers to the same names, as `step=1 | loss=0.2`: no header does."""
     names = [re.sub(r"[\d.]+", "0", line) for line in (first, second)]
-    return names[0] == names[1] and bool(re.search(r"[A-Za-z)]\s*[=:]\s*[+-]?0", names[0]))
+    return names[0] == names[1] and bool(re.search(r"[A-Za-z].*[=:]\s*[+-]?0", names[0]))
 
 
 def _sample(lines: Iterable[str]) -> list[str]:
