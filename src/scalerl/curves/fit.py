@@ -33,6 +33,7 @@ def fit(
     level: float = 0.9,
     lo: float | None = None,
     hi: float | None = None,
+    breaks: Iterable[float] = (),
     name: str = "run",
     x_kind: ComputeKind = "unknown",
     a_grid: npt.ArrayLike | None = None,
@@ -50,6 +51,8 @@ def fit(
             C = 0 where there is one (method "paper": what the source states, or that evaluation,
             or first)
     lo, hi  use only the points with lo <= compute <= hi
+    breaks  amounts of compute at which the run was changed, beside `Run.breaks`: points before one
+            inform about the shape and noise of the curve, but do not fix its level
     a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones
 
     >>> import numpy as np
@@ -59,6 +62,7 @@ def fit(
     0.65
     """
     run = compute if isinstance(compute, Run) else _as_run(compute, score, n_eval, name, x_kind)
+    run = run.with_breaks([*run.breaks, *breaks])
     _check_options(r0, level)
     chosen = law if isinstance(law, Law) else LAWS[law]
     used = next(iter(chosen.methods)) if method is None else method
@@ -75,6 +79,11 @@ def fit(
                 f"points below {lo:g} GPU-hours left out, as in the paper (--from 0 keeps them)"
             )
     inside = run.window(lo, hi)
+    if inside.breaks and used != "posterior":
+        notes.append(
+            f"the {chosen.title} ({used}) does not re-base at {inside.breaks[-1]:g}, where the run "
+            f"was changed: --from {inside.breaks[-1]:g} leaves out the points before"
+        )
     if inside.n_eval is not None:
         inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)

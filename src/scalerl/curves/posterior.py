@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray, log_compute, logistic
-from scalerl.curves.noise import BinnedCurve
+from scalerl.curves.noise import SAME_LOG_COMPUTE, BinnedCurve
 from scalerl.curves.residual_process import ResidualCovariance
 
 
@@ -79,10 +79,6 @@ class Priors:
     rough: float = 0.3
 
 
-#: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
-#: or with fewer digits. Evaluations are often at round shares of the compute, as the cuts are:
-#: without the tolerance, rounding would decide on which side of a cut a point lies.
-SAME_LOG_COMPUTE = 1e-3
 #: Posterior draws behind every interval: 90 % limits are known to about 0.03 posterior sd.
 DRAWS = 4000
 #: With fewer draws than this inside 0 <= R_0 <= A <= 1, all are projected onto it instead of

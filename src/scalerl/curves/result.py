@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scalerl.curves.alarm import AlarmSpan, Fall, alarm_history, find_fall
 from scalerl.curves.formula import Array, Formula, PointFit
-from scalerl.curves.noise import bin_curve
+from scalerl.curves.noise import BinnedCurve, bin_curve
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.prediction import (
     Prediction,
@@ -111,7 +111,7 @@ class Fit:
     def alarms(self) -> tuple[AlarmSpan, ...]:
         """Every time the alarm was on while the points came in."""
         points = self.points
-        return alarm_history(points.compute, points.score, points.n_eval)
+        return alarm_history(points.compute, points.score, points.n_eval, points.breaks)
 
     @property
     def rmse(self) -> float:
@@ -190,6 +190,7 @@ class Fit:
             "rmse": self.rmse,
             "law_rmse": self.law_rmse,
             "warnings": list(self.warnings),
+            "breaks": list(self.points.breaks),
             "r0_source": self.r0_source,
             "group": self.run.group,
             "score_kind": self.run.score_kind,
@@ -266,10 +267,12 @@ class Window:
         # must have different seeds: their draws are paired by index and must be independent.
         return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
-    def fall(self) -> Fall | None:
-        """The fall of the last points, if there are enough of them."""
-        points = bin_curve(self.inside.compute, self.inside.score, self.inside.n_eval)
-        return find_fall(self.inside.compute, self.inside.score, points)
+    def fall(self, points: BinnedCurve | None = None) -> Fall | None:
+        """The fall of the last points since the last break, if there are enough of them."""
+        run = self.inside
+        points = points or bin_curve(run.compute, run.score, run.n_eval, run.breaks)
+        since = run.compute > (run.breaks[-1] if run.breaks else -1.0)
+        return find_fall(run.compute[since], run.score[since], points)
 
     def build(
         self,

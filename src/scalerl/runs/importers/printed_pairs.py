@@ -62,7 +62,9 @@ class PairReader:
             self._evaluates = False
             steps = [int(m[2]) for m in counts if m[1].lower() != "epoch"]
             self._at = {"step": steps[0]} if steps else {"epoch": int(counts[0][2])}
-        at = self._at if bar is None or counts else {"step": int(bar[1])}
+        at: dict[str, object] = self._at
+        if bar is not None and not counts:
+            at = {"step": int(bar[1])}
         if not at or not any(map(_is_metric, pairs)):
             return None
         first = min(m.start() for m in [*counts, *found])
