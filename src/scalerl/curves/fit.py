@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves import paper
+from scalerl.curves.breaks import suspected_break
 from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
 from scalerl.curves.result import Fit, R0Choice, Window
@@ -87,6 +88,11 @@ def fit(
     if inside.n_eval is not None:
         inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)
+    if used == "posterior" and (jump := suspected_break(inside)) is not None:
+        notes.append(
+            f"the curve jumps by {jump.height:+.2f} near {jump.at:g}: if something was changed "
+            f"there, --event {jump.at:g} fits what came before without its level"
+        )
     window = Window(run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress)
     return chosen.methods[used](window)
 

@@ -322,6 +322,16 @@ def sample_posterior(
     return Posterior(points, covariance, t_end, sample, u_end, grid.spacing)
 
 
+def log_evidence(points: BinnedCurve, t_end: float, priors: Priors) -> float:
+    """ln of the probability of the points under the model, up to a constant that depends on their
+    number: by the coarse grid, which is enough to compare two models of the same points."""
+    covariance, hypothesis_prior = _hypotheses(points, t_end, priors)
+    grid = _Grid.whole(points, t_end, priors)
+    cells, _ = _weigh(points, covariance, hypothesis_prior, grid, t_end, None, priors)
+    top = cells.log_weight.max()
+    return float(top + np.log(np.exp(cells.log_weight - top).sum()))
+
+
 def _hypotheses(
     points: BinnedCurve, t_end: float, priors: Priors
 ) -> tuple[ResidualCovariance, Array]:
