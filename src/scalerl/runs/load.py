@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
+from scalerl.runs.amounts import Amount
 from scalerl.runs.cells import read_named_numbers
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
@@ -43,6 +45,7 @@ def load_runs(
     scale: str | float | None = None,
     gpus: float | None = None,
     seconds_per_step: float | None = None,
+    events: Sequence[float | str | Amount] = (),
 ) -> list[Run]:
     """Every run in the sources.
 
@@ -60,6 +63,8 @@ def load_runs(
     scale: "percent", "pm1", "fraction", or what to divide the score by
     gpus: number of GPUs: compute is GPU-hours, from the column of a clock
     seconds_per_step: with `gpus`: compute is GPU-hours, from the column of steps
+    events: amounts of compute at which the runs were changed under way (data, learning rate, a
+        restart from an earlier step): 300, "300steps"; they become `Run.breaks`
 
     >>> load_runs("example:paper-8b", "example:paper-moe", run="*moe")
     [Run('paper-moe', 32 points, gpu_hours 1241..44162, score 0.5177..0.7115)]
@@ -88,7 +93,25 @@ def load_runs(
     left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_NAMED])
     if len(problems) > MAX_NAMED:
         left_out += (f"left out: {len(problems) - MAX_NAMED} more that could not be read",)
-    return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in unique_names(found)]
+    asked = [each if isinstance(each, Amount) else Amount.parse(str(each)) for each in events]
+    runs = [_with_events(run, asked) for run in unique_names(found)]
+    return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in runs]
+
+
+def _with_events(run: Run, events: Sequence[Amount]) -> Run:
+    """The run with breaks at these amounts, and a note of each that has no points on one side."""
+    if not events:
+        return run
+    end = float(run.compute[-1])
+    places = [each.checked_on(run, end, "--event") for each in events]
+    broken = run.with_breaks([*run.breaks, *(value for value, _ in places)])
+    notes = [how for _, how in places if how]
+    notes += [
+        f"no evaluation on one side of {value:g}: the event there changes nothing"
+        for value, _ in places
+        if value not in broken.breaks
+    ]
+    return broken.replace(notes=(*run.notes, *notes))
 
 
 def load_run(*sources: Any, **options: Any) -> Run:
@@ -268,7 +291,7 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
     for name, count in list(curve.training.items())[:1]:
         if count > len(done.rows):
             extra.append(f"{name} has {count} training scores: --y {name} reads them")
-    return Run(
+    run = Run(
         name=curve.table.name,
         compute=done.compute,
         score=done.score,
@@ -284,6 +307,18 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         conversions=conversions,
         training_scores={name: n for name, n in curve.training.items() if n > len(done.rows)},
     )
+    return _with_changes(run, curve.table.changes)
+
+
+def _with_changes(run: Run, changes: list[tuple[int, str]]) -> Run:
+    """The run with breaks at the steps at which its record says that it was changed."""
+    known = run.x_kind == "steps" or "steps" in run.conversions
+    if not changes or not known:
+        return run
+    end = float(run.compute[-1])
+    places = [Amount(step, "steps", f"step {step}").on(run, end)[0] for step, _ in changes]
+    notes = [f"changed at step {step}: {what}" for step, what in changes]
+    return run.with_breaks(places).replace(notes=(*run.notes, *(shorten(n, 300) for n in notes)))
 
 
 def _matches(name: str, pattern: str | None) -> bool:
