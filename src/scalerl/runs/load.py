@@ -28,6 +28,7 @@ from scalerl.runs.score import guess_scale, rescale
 from scalerl.runs.select import FEW, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
+from scalerl.runs.step_costs import StepCost
 from scalerl.runs.table import Table, is_frame, read_frame
 from scalerl.text import listed, shorten
 
@@ -93,9 +94,37 @@ def load_runs(
     left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_NAMED])
     if len(problems) > MAX_NAMED:
         left_out += (f"left out: {len(problems) - MAX_NAMED} more that could not be read",)
+    if x is None and gpus is None and (cost := _hidden_cost(found)) is not None:
+        options = {"y": y, "run": run, "group_by": group_by, "n_eval": n_eval, "scale": scale}
+        if runs := _against(cost, found, sources, options | {"events": events}):
+            return runs
     asked = [each if isinstance(each, Amount) else Amount.parse(str(each)) for each in events]
     runs = [_with_events(run, asked) for run in unique_names(found)]
     return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in runs]
+
+
+def _hidden_cost(found: list[LoadedRun]) -> StepCost | None:
+    """The change of a step's cost for which runs are better plotted against that cost: one of them
+    has it, all are on steps by default, and it is a count of work, which no pause changes."""
+    costs = [each.cost for each in found]
+    changing = [cost for cost in costs if cost is not None and cost.changes and cost.counts_work]
+    return changing[0] if changing and None not in costs else None
+
+
+def _against(
+    cost: StepCost, found: list[LoadedRun], sources: tuple[Any, ...], options: dict[str, Any]
+) -> list[Run]:
+    """The runs against what their steps cost; none where that is not known at every point of every
+    run: runs on different axes cannot be compared."""
+    try:
+        runs = load_runs(*sources, x=cost.name, **options)
+    except InputError:
+        return []
+    if [len(run) for run in runs] != [len(each.run) for each in found]:
+        return []
+    steps = found[0].run.x_name
+    why = f"compute is {cost.kind}, not steps, because {cost}; --x {steps} fits on steps"
+    return [run.replace(notes=(*run.notes, why)) for run in runs]
 
 
 def _with_events(run: Run, events: Sequence[Amount]) -> Run:
@@ -223,7 +252,10 @@ def _finish(
             if curve.is_error:
                 score = 1.0 - score
                 notes.append(f"{curve.y_name} is an error rate: read as 1 - {curve.y_name}")
-            found.append(LoadedRun(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
+            # A format that names its own axis is not overruled.
+            cost = curve.cost if curve.table.x is None else None
+            run = _to_run(curve, score, notes)
+            found.append(LoadedRun(run, curve.table.id, curve.table.facts, cost))
         except InputError as error:
             problems.append(InputError(f"{curve.table.name}: {error}{_instead(curve)}"))
     return found

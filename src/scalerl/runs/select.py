@@ -20,6 +20,7 @@ from scalerl.runs.score import (
     training_scores,
     with_expression,
 )
+from scalerl.runs.step_costs import StepCost
 from scalerl.runs.table import Table, is_missing, rows_by_name
 from scalerl.text import listed
 
@@ -46,6 +47,8 @@ class Curve:
     is_error: bool = False
     #: Columns that may serve as the score in its place, where it may be refused for its range.
     alternatives: tuple[str, ...] = ()
+    #: Where `x` counts steps: how the cost of a step changes.
+    cost: StepCost | None = None
     #: Training scores of the log where there are few of these: columns, with their values' number.
     training: dict[str, int] = field(default_factory=dict)
 
@@ -70,6 +73,8 @@ def to_curve(table: Table, choice: LoadOptions) -> Curve:
     for column in dict.fromkeys((*axis.columns, y_name)):
         if bad := table.count_unreadable(column) if column in table.numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
+    if axis.cost is not None and axis.cost.changes:
+        notes.append(f"{axis.cost}: --x '{axis.cost.name}' fits on {axis.cost.kind}")
     here = _rows_of_score(table.columns[y_name], y)
     n_eval = _read_n_eval(table, choice.n_eval, y_name, stage, notes)
     return Curve(
@@ -86,6 +91,7 @@ def to_curve(table: Table, choice: LoadOptions) -> Curve:
         signs=read_warning_signs(table, np.flatnonzero(here)),
         axes={kind: v[here] for kind, v in other_axes(table, y, axis).items()},
         is_error=way == "error",
+        cost=axis.cost,
         alternatives=could_serve(table, y_name) if ((y < 0) | (y > 1)).any() else (),
         training=training_scores(table) if np.isfinite(y).sum() < FEW and not asked else {},
     )
