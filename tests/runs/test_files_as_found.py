@@ -78,6 +78,18 @@ def test_the_only_held_out_metric_is_read_though_its_name_is_unknown(tmp_path: P
     assert "no validation score was found" not in notes(run)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["eval_steps_per_second", "eval/kl", "eval/epoch", "eval_runtime", "eval/mean_entropy",
+     "eval/clip_ratio", "eval/format_reward_std"],
+)  # fmt: skip
+def test_other_held_out_metrics_are_no_scores(name: str) -> None:
+    table = {"step": list(SOME), "train/reward": [0.5] * 12, name: [0.3 + s / 1e3 for s in SOME]}
+    run = load_run(table)
+    assert (run.y_name, run.score_kind) == ("train/reward", "training")
+    assert "no validation score was found" in notes(run)
+
+
 def test_few_validations_say_how_many_training_scores_there_are(tmp_path: Path) -> None:
     rows = [{"step": s, "train/reward": curve(s), "loss": 0.1} for s in EVERY]
     rows[-1]["test/accuracy"] = 0.7

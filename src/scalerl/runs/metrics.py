@@ -189,6 +189,14 @@ _BESIDE = re.compile(
     r"(?:[/_.\- @].*)?",
     re.IGNORECASE,
 )
+#: Words of metrics that are no scores, in the name of a column: exactly, or inside a longer word.
+_METRIC_WORDS = frozenset({"lr", "kl", "len", "std", "err", "id", "idx", "mfu", "tps", "per"})
+_METRIC_PARTS = re.compile(
+    r"loss|learning|entropy|grad|norm|length|time|timing|speed|stderr|error|clip|ratio|reward"
+    r"|memory|runtime|second|throughput|advantage|logprob",
+)
+#: Words before such a word that make it the name of a run: `no_kl`, `without-clip`.
+_WITHOUT = frozenset({"no", "without", "with", "wo", "w"})
 _OVERALL = re.compile(r"all|overall|average|avg|mean|macro|total|aggregate", re.IGNORECASE)
 _MEASURES = ("primary_score", "accuracy", "acc", "pass_rate", "pass@1", "solve_rate",
              "success_rate", "correct", "correct_rate", "answer_rate", "exact_match",
@@ -371,6 +379,22 @@ def is_held_out(name: str) -> bool:
 def is_beside(name: str) -> bool:
     """Whether a metric is about something else than being right: a format, a length, a ratio."""
     return bool(_BESIDE.fullmatch(name))
+
+
+def is_other_metric(name: str) -> bool:
+    """Whether a column is called after a metric that is no score, rather than after a run.
+
+    >>> names = ("actor/grad_norm", "mean_kl", "grpo_lr1e-6", "kl-0.01", "no_kl")
+    >>> [is_other_metric(n) for n in names]
+    [True, True, False, False, False]
+    """
+    words = [w for w in re.split(r"[/_.\- ]+", name.strip().lower()) if w]
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if before in _WITHOUT or after[:1].isdigit() or any(ch.isdigit() for ch in word):
+            continue
+        if word in _METRIC_WORDS or _METRIC_PARTS.search(word):
+            return True
+    return False
 
 
 def is_of_a_step(name: str) -> bool:

@@ -129,7 +129,15 @@ def could_serve(table: Table, but: str) -> tuple[str, ...]:
 def held_out_metrics(table: Table) -> list[str]:
     """Held-out metrics that may be scores though no known name says so: their values change, lie in
     [0, 1], and their names are about nothing else (a length, a share of truncated answers)."""
-    named = [c for c in table.numeric if metrics.is_held_out(c) and not metrics.is_beside(c)]
+    computes = set(metrics.compute_columns(table.numeric))
+    named = [
+        c
+        for c in table.numeric
+        if metrics.is_held_out(c)
+        and c not in computes
+        and not metrics.is_beside(c)
+        and not metrics.is_other_metric(c)
+    ]
     found = _in_unit_range(table, named)
     return [c for c in found if np.nanmin(table.numbers(c)) < np.nanmax(table.numbers(c))]
 
