@@ -100,6 +100,11 @@ class Arm:
         return UNKNOWN_BUDGET * self.end if self.budget is None else max(self.budget, self.end)
 
     @property
+    def spent(self) -> bool:
+        """Whether its runs are known to be at the end of their budget."""
+        return self.planned_end <= self.end
+
+    @property
     def seeds(self) -> float:
         """Effective number of seeds: a run half as long as the longest counts half."""
         return sum(f.end for f in self.fits) / self.end

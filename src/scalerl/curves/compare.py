@@ -88,7 +88,7 @@ class Pair:
     #: Of an undecided pair: the verdict and the winner that the points give now, but which would
     #: not survive; None where they give none.
     tentative: tuple[VerdictName, str | None] | None = None
-    #: Compute at which a, and b, is taken to end.
+    #: Compute at which a, and b, is taken to end; None where both budgets are spent.
     ends: tuple[float, float] | None = None
     #: Whether `ends` are budgets that were given; otherwise twice the compute so far is assumed.
     budgets_known: bool = False
@@ -232,15 +232,16 @@ def compare(
     *items: Fit | Run | Iterable[Fit | Run],
     group_by: Literal["recipe"] | None = None,
     seed_sd: float | None = None,
-    budget: float | None = None,
+    budget: float | Sequence[float] | None = None,
     planning: bool = False,
     progress: Callable[[float], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Compare runs or fits. With group_by="recipe", runs that share `group` are replicates and the
     verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides its estimate).
-    A verdict is given if it would survive until the runs end: at the compute `budget`, or by
-    default at twice their compute so far. Runs that have ended have their last compute as budget.
+    A verdict is given if it would survive until the runs end: at the compute `budget` (one for
+    all, or one a run; that of a run that has ended is its last compute), by default at twice their
+    compute so far.
     planning=True also simulates how much compute would decide an undecided pair (1 s a pair).
 
     >>> from scalerl import load_runs
@@ -255,7 +256,7 @@ def compare(
         f if f.method != "paper" else fit(f.run, law=f.law, lo=f.window[0], hi=f.end) for f in given
     ]
     points = {id(f): _point(g) for f, g in zip(fits, given, strict=True)}
-    arms = _arms(fits, group_by is not None, budget)
+    arms = _arms(fits, group_by is not None, _budgets(budget, len(fits)))
     if len(arms) < 2:
         raise InputError("all runs belong to one recipe: nothing to compare (drop --group-by)")
     arms.sort(key=lambda g: -float(np.median(g.ceiling)))
@@ -322,15 +323,28 @@ def _flat(items: Iterable[Any]) -> list[Fit | Run]:
     return out
 
 
-def _arms(fits: list[Fit], by_recipe: bool, budget: float | None) -> list[Arm]:
+def _budgets(budget: float | Sequence[float] | None, count: int) -> Sequence[float | None]:
+    """The budget of each run; None: not known."""
+    if budget is None or isinstance(budget, int | float):
+        return [budget] * count
+    if len(budget) != count:
+        raise InputError(f"{len(budget)} budgets for {count} runs: give one, or one a run")
+    return budget
+
+
+def _arms(fits: list[Fit], by_recipe: bool, budgets: Sequence[float | None]) -> list[Arm]:
     members: dict[str, list[Fit]] = {}
-    for i, f in enumerate(fits):
+    planned: dict[str, float | None] = {}
+    for i, (f, budget) in enumerate(zip(fits, budgets, strict=True)):
         name = f.run.group if by_recipe and f.run.group else f.name
         # Two runs of one name must not be pooled as replicates.
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
-    return with_family_prior(Arm(name, tuple(fs), budget=budget) for name, fs in members.items())
+        planned[name] = None if budget is None else max(budget, planned.get(name) or 0.0)
+    return with_family_prior(
+        Arm(name, tuple(fs), budget=planned[name]) for name, fs in members.items()
+    )
 
 
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
@@ -428,7 +442,7 @@ def _pair(
         both_open=found.both_open,
         survives=found.survives,
         tentative=found.tentative,
-        ends=(a.planned_end, b.planned_end),
+        ends=None if a.spent and b.spent else (a.planned_end, b.planned_end),
         budgets_known=a.budget is not None and b.budget is not None,
         decided_at=found.decided_at,
         need=need,
