@@ -18,17 +18,18 @@ from simulate import curve, random_law
 
 from scalerl import Run
 from scalerl.curves.arms import SEED_SD
-from scalerl.curves.formula import Array
 
 #: Share of the pairs whose ceilings do not differ.
-EQUAL = 1.0 / 3.0
+EQUAL = 0.25
 #: sd of the difference of the ceilings of the others.
-DIFFERENCE_SD = 0.08
+DIFFERENCE_SD = 0.12
 #: sd of the ln of the ratio of the two runs' B, and of their C_mid.
 B_SD = 0.15
 MID_SD = 0.3
 #: Budgets in C_mid, uniform in ln C between these.
-BUDGETS = (1.5, 12.0)
+BUDGETS = (2.0, 16.0)
+#: sd of one evaluation, uniform between these.
+NOISE = (0.004, 0.012)
 #: Share of the runs that decline before their end.
 DECLINING = 0.1
 
@@ -38,7 +39,8 @@ class SimulatedPair:
     """Two runs up to the end of their budgets."""
 
     runs: tuple[Run, Run]
-    #: True A_b - A_a: of the runs, or of the recipes where `seed_sd` is above 0.
+    #: True A_b - A_a: of the runs, or of the recipes where `seed_sd` is above 0. A declining run
+    #: counts with its level at the end.
     gap: float
     #: Given to the verdict; 0: the verdict is about the runs.
     seed_sd: float
@@ -57,8 +59,8 @@ def simulated_pair(number: int) -> SimulatedPair:
     budget = law.C_mid * np.exp(rng.uniform(*np.log(BUDGETS)))
     shorter = rng.uniform(0.5, 1.0) if rng.random() < 0.5 else 1.0
     points = int(rng.integers(15, 81))
-    noise_sd = rng.uniform(0.005, 0.02)
-    runs, declines = [], []
+    noise_sd = rng.uniform(*NOISE)
+    runs, declines, heading = [], [], []
     for name, a, end in zip("ab", ceilings, (budget, shorter * budget), strict=True):
         own = dataclasses.replace(
             law,
@@ -69,17 +71,16 @@ def simulated_pair(number: int) -> SimulatedPair:
         # Evaluated as often per unit of compute as the other run.
         c, y = curve(own, end, rng, n=max(round(points * end / budget), 8), sd=noise_sd)
         falls = bool(rng.random() < DECLINING)
+        onset, lost = rng.uniform(0.3, 0.9), rng.uniform(0.2, 0.8)
         if falls:
-            y = _fallen(c / end, y, own.R_0, rng)
+            # A linear fall from the onset on, at the end of which this part of the gain is lost.
+            part = lost * np.clip((c / end - onset) / (1.0 - onset), 0.0, 1.0)
+            y = np.clip(y - part * np.maximum(y - own.R_0, 0.0), 0.0, 1.0)
         runs.append(Run(f"{number}{name}", c, y, x_kind="steps"))
         declines.append(falls)
-    gap = float(ceilings[1] - ceilings[0])
-    return SimulatedPair((runs[0], runs[1]), gap, seed_sd, (declines[0], declines[1]))
-
-
-def _fallen(share: Array, score: Array, start: float, rng: np.random.Generator) -> Array:
-    """The scores with a linear fall from a random share of the budget on, at the end of which a
-    random part of the gain is lost."""
-    onset, lost = rng.uniform(0.3, 0.9), rng.uniform(0.2, 0.8)
-    part = np.clip((share - onset) / (1.0 - onset), 0.0, 1.0)
-    return np.clip(score - lost * part * np.maximum(score - start, 0.0), 0.0, 1.0)
+        gain = float(own.value(np.array([end]))[0]) - own.R_0
+        truth = float(a if seed_sd else own.A)
+        heading.append(own.R_0 + (1.0 - lost) * gain if falls else truth)
+    return SimulatedPair(
+        (runs[0], runs[1]), heading[1] - heading[0], seed_sd, (declines[0], declines[1])
+    )

@@ -113,7 +113,13 @@ def current_verdict(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBAB
     return found
 
 
-def decide(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) -> Verdict:
+def decide(
+    a: Arm,
+    b: Arm,
+    seed_sd: float,
+    least: float = WINNER_PROBABILITY,
+    with_speed: bool = True,
+) -> Verdict:
     """The verdict on two arms from their current draws.
 
     - higher-ceiling: the sign of A_b - A_a is known with probability `least`, and the two are not
@@ -122,7 +128,7 @@ def decide(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) ->
     - undecided: anything else, and always if neither ceiling is identified and both may be 1.
 
     With seed_sd above 0 the verdict is about recipes: the effect of seeds is added to the
-    differences.
+    differences. with_speed=False leaves the speed out where the verdict does not need it.
     """
     threshold = winner_threshold(a, least)
     delta = b.ceiling - a.ceiling
@@ -131,14 +137,9 @@ def decide(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) ->
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
     p_higher = _shares_by_sign(np.where(apart, delta, 0.0))
     same = p_same(delta)
-    low, high = max(a.start, b.start), min(a.top, b.top)
     speed, score = None, None
-    # Without a common range of scores, neither arm can be called faster.
-    if high - low >= MARGIN:
-        score = (low + high) / 2.0
-        speed = b.log_compute_to(score) - a.log_compute_to(score)
-        log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
-        speed = speed + seed_noise(a, b, log_sd, len(speed), 42)
+    if with_speed or same >= SAME_PROBABILITY:
+        speed, score = _speed(a, b, seed_sd)
     name: VerdictName = "undecided"
     winner = None
     both_open = a.may_be_perfect and b.may_be_perfect
@@ -153,6 +154,18 @@ def decide(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) ->
         elif max(p_faster) > threshold:
             name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
     return Verdict(name, winner, delta, p_higher, speed, score, both_open)
+
+
+def _speed(a: Arm, b: Arm, seed_sd: float) -> tuple[Array | None, float | None]:
+    """ln(C_b / C_a) per draw to a score that both have reached, and that score. Without a common
+    range of scores, neither arm can be called faster."""
+    low, high = max(a.start, b.start), min(a.top, b.top)
+    if high - low < MARGIN:
+        return None, None
+    score = (low + high) / 2.0
+    speed = b.log_compute_to(score) - a.log_compute_to(score)
+    log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
+    return speed + seed_noise(a, b, log_sd, len(speed), 42), score
 
 
 def winner_threshold(arm: Arm, least: float) -> float:
