@@ -49,15 +49,17 @@ SHARE_RANGE = (0.2, 0.95)
 #: Ends of the bins of shares in the tables.
 BINS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 #: Most real pairs of one source, at random; more of them would share the same few runs.
-PAIRS = 100
+PAIRS = 60
 #: Simulated pairs.
-SIMULATED = 150
+SIMULATED = 80
 #: Ends of the bins in which `survives` is compared with what came.
 SURVIVAL_BINS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 #: Sources whose run names end in the evaluation set.
 MANY_TASKS = ("llm360-guru", "open-instruct-cse579")
 #: Resamples of the runs behind an interval.
 RESAMPLES = 400
+#: Fits in memory, each about 0.3 MB.
+MAX_FITS = 1000
 #: The rules that are compared.
 RULES = ("unknown budget", "known budget", "points")
 
@@ -149,6 +151,9 @@ class Fits:
         seen = run.window(None, end)
         key = (run.name, len(seen))
         if key not in self.kept:
+            # Pairs come by source, so old fits are rarely needed again.
+            if len(self.kept) >= MAX_FITS:
+                self.kept.clear()
             try:
                 self.kept[key] = fit(seen)
             except InputError:

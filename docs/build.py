@@ -234,19 +234,33 @@ def synthetic_high() -> str:
 
 
 def verdicts() -> str:
-    """Real and simulated pairs by share of the compute, for each rule."""
-    found = result("verdicts")
+    """Every rule over all looks, with intervals."""
+    rows = [
+        [kind, r["rule"], f"{r['looks']:,}"]
+        + [_with_interval(r, k) for k in ("decided", "wrong", "withdrawn", "reversed")]
+        for kind in ("real", "simulated")
+        for r in result("verdicts")[kind]["all"]
+    ]
+    return markdown(["pairs", "rule", "looks", "decided", "wrong", "withdrawn", "reversed"], rows)
+
+
+def verdicts_by_share() -> str:
+    """Decided, wrong and withdrawn by share of the compute, one column a rule."""
     rows = []
     for kind in ("real", "simulated"):
-        for part in ("by_share", "all"):
-            for r in found[kind][part]:
-                share = f"{r['from']:g} to {r['to']:g}" if part == "by_share" else "all"
-                cells = [
-                    _with_interval(r, k) for k in ("decided", "wrong", "withdrawn", "reversed")
-                ]
-                rows.append([kind, share, r["rule"], f"{r['looks']:,}", *cells])
-    head = ["pairs", "share", "rule", "looks", "decided", "wrong", "withdrawn", "reversed"]
-    return markdown(head, rows)
+        groups: dict[tuple[float, float], dict[str, Any]] = {}
+        for r in result("verdicts")[kind]["by_share"]:
+            groups.setdefault((r["from"], r["to"]), {})[r["rule"]] = r
+        for (low, high), rules in groups.items():
+            cells = [_decided_wrong_withdrawn(r) for r in rules.values()]
+            rows.append([kind, f"{low:g} to {high:g}", f"{rules['points']['looks']:,}", *cells])
+    return markdown(["pairs", "share", "looks", "unknown budget", "known budget", "points"], rows)
+
+
+def _decided_wrong_withdrawn(row: dict[str, Any]) -> str:
+    if not row["n_decided"]:
+        return "0 %"
+    return " / ".join(f"{100 * row[k]:.1f} %" for k in ("decided", "wrong", "withdrawn"))
 
 
 def verdicts_at_the_end() -> str:
@@ -722,6 +736,7 @@ TABLES: dict[str, Callable[[], str]] = {
         synthetic_ranking,
         synthetic_high,
         verdicts,
+        verdicts_by_share,
         verdicts_at_the_end,
         verdicts_survival,
         paired,
