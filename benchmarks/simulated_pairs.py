@@ -39,9 +39,9 @@ class SimulatedPair:
     """Two runs up to the end of their budgets."""
 
     runs: tuple[Run, Run]
-    #: True A_b - A_a: of the runs, or of the recipes where `seed_sd` is above 0. A declining run
-    #: counts with its level at the end.
-    gap: float
+    #: True A_b - A_a: of the runs, or of the recipes where `seed_sd` is above 0; where a run
+    #: declines, also the difference with its level at the end in place of its ceiling.
+    gaps: tuple[float, ...]
     #: Given to the verdict; 0: the verdict is about the runs.
     seed_sd: float
     #: Whether each declines.
@@ -60,7 +60,7 @@ def simulated_pair(number: int) -> SimulatedPair:
     shorter = rng.uniform(0.5, 1.0) if rng.random() < 0.5 else 1.0
     points = int(rng.integers(15, 81))
     noise_sd = rng.uniform(*NOISE)
-    runs, declines, heading = [], [], []
+    runs, declines, heading, truth = [], [], [], []
     for name, a, end in zip("ab", ceilings, (budget, shorter * budget), strict=True):
         own = dataclasses.replace(
             law,
@@ -79,8 +79,7 @@ def simulated_pair(number: int) -> SimulatedPair:
         runs.append(Run(f"{number}{name}", c, y, x_kind="steps"))
         declines.append(falls)
         gain = float(own.value(np.array([end]))[0]) - own.R_0
-        truth = float(a if seed_sd else own.A)
-        heading.append(own.R_0 + (1.0 - lost) * gain if falls else truth)
-    return SimulatedPair(
-        (runs[0], runs[1]), heading[1] - heading[0], seed_sd, (declines[0], declines[1])
-    )
+        truth.append(float(a if seed_sd else own.A))
+        heading.append(own.R_0 + (1.0 - lost) * gain if falls else truth[-1])
+    gaps = (truth[1] - truth[0], *([heading[1] - heading[0]] if any(declines) else []))
+    return SimulatedPair((runs[0], runs[1]), gaps, seed_sd, (declines[0], declines[1]))

@@ -16,8 +16,9 @@ The truth of a real pair is what is seen at the end, the mean of the last tenth 
 - faster, no difference: right if the two end within the verdict's margin (and two standard errors)
   of each other, wrong otherwise.
 
-The truth of a simulated pair is the ceilings of its laws, without a tolerance. Training rewards are
-left out. Only counts are written down, never the curves.
+The truth of a simulated pair is the ceilings of its laws, without a tolerance. Where a run declines,
+its level at the end counts as well, and a verdict is wrong if both contradict it. Training rewards
+are left out. Only counts are written down, never the curves.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ class WatchedPair:
     runs: tuple[str, str]
     looks: list[tuple[float, Look]]
     last: Look
-    #: True b - a, and how far it may be off; None: it is exact.
-    gap: float
+    #: True b - a. Of several, the one that a verdict agrees with counts.
+    gaps: tuple[float, ...]
+    #: Standard error of the true difference; None: it is exact.
     gap_error: float | None
 
     def outcome(self, verdict: Verdict) -> str:
@@ -91,8 +93,9 @@ class WatchedPair:
             return "undecided"
         error = 2.0 * (self.gap_error or 0.0)
         if verdict.name != "higher-ceiling":
-            return "right" if abs(self.gap) < MARGIN + error else "wrong"
-        lead = self.gap if verdict.winner == self.runs[1] else -self.gap
+            return "right" if min(map(abs, self.gaps)) < MARGIN + error else "wrong"
+        side = 1.0 if verdict.winner == self.runs[1] else -1.0
+        lead = max(side * gap for gap in self.gaps)
         if self.gap_error is not None and abs(lead) <= error:
             return "open"
         return "right" if lead > 0.0 else "wrong"
@@ -184,7 +187,7 @@ def watch(
     source: str,
     runs: tuple[Run, Run],
     ends: tuple[float, float],
-    truth: tuple[float, float | None],
+    truth: tuple[tuple[float, ...], float | None],
     seed_sd: float,
     fits: Fits,
     rng: np.random.Generator,
@@ -228,14 +231,14 @@ def watch_real(
 ) -> WatchedPair | None:
     end = min(float(a.compute[-1]), float(b.compute[-1]))
     (level_a, var_a), (level_b, var_b) = end_level(a, end), end_level(b, end)
-    truth = level_b - level_a, float(np.sqrt(var_a + var_b))
+    truth = (level_b - level_a,), float(np.sqrt(var_a + var_b))
     return watch(source, (a, b), (end, end), truth, 0.0, fits, rng)
 
 
 def watch_simulated(made: SimulatedPair, rng: np.random.Generator) -> WatchedPair | None:
     ends = float(made.runs[0].compute[-1]), float(made.runs[1].compute[-1])
     source = "declining" if any(made.declines) else "recipes" if made.seed_sd else "runs"
-    return watch(source, made.runs, ends, (made.gap, None), made.seed_sd, Fits(), rng)
+    return watch(source, made.runs, ends, (made.gaps, None), made.seed_sd, Fits(), rng)
 
 
 #: A look at a pair: (pair, share, look).

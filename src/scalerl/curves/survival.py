@@ -17,7 +17,10 @@ just passed it fall below it again.
 verdict that was given at an earlier look is kept until its winner is less likely than
 KEEP_PROBABILITY, which is also what a continuation has to show. The earlier looks (LOOKS) are
 fitted again from the same points: the answer does not depend on which of them were requested at the
-time.
+time. One of them counts from KEPT_SURVIVAL on, because the verdict has held ever since:
+
+    look at half of the compute    survives = .85 to twice that compute
+    all looks since then           the same verdict: it has survived most of that way, and stays
 
 The continuations are those of healthy runs, as ceilings are: a winner that begins to decline later
 is withdrawn then.
@@ -41,6 +44,9 @@ from scalerl.curves.decision import KEEP_PROBABILITY, Verdict, current_verdict, 
 
 #: A verdict is given when it survives with at least this probability.
 SURVIVAL_PROBABILITY = 0.9
+#: An earlier look counts from this probability on: that of SURVIVAL_PROBABILITY less the sampling
+#: error of SURVIVAL_TRIALS, made up for by what the verdict has survived since.
+KEPT_SURVIVAL = 0.8
 #: Simulated continuations of a pair. A trial takes about 8 ms, so a verdict takes 0.2 s.
 SURVIVAL_TRIALS = 20
 #: A winner that leads by more than MARGIN in this share of the draws is not simulated, for speed:
@@ -84,7 +90,7 @@ def _given_at(a: Arm, b: Arm, seed_sd: float, held: Verdict) -> float | None:
             return None
         # `then` may hold only by the lower threshold.
         given = current_verdict(*before, seed_sd).agrees(held)
-        if given and survival(*before, seed_sd, held) >= SURVIVAL_PROBABILITY:
+        if given and survival(*before, seed_sd, held) >= KEPT_SURVIVAL:
             return share
     return None
 
