@@ -16,7 +16,7 @@ The truth of a real pair is what is seen at the end, the mean of the last tenth 
 - faster, no difference: right if the two end within the verdict's margin (and two standard errors)
   of each other, wrong otherwise.
 
-The truth of a simulated pair is the ceilings of its laws, without a tolerance. Where a run declines,
+The truth of a simulated pair is the ceilings of its laws, without a tolerance. If a run declines,
 its level at the end counts as well, and a verdict is wrong if both contradict it. Training rewards
 are left out. Only counts are written down, never the curves.
 """

@@ -82,15 +82,13 @@ def final_verdict(a: Arm, b: Arm, seed_sd: float) -> Verdict:
 def _given_at(a: Arm, b: Arm, seed_sd: float, held: Verdict) -> float | None:
     """The latest of LOOKS at which this verdict was given, if it held from there on."""
     for share in LOOKS:
-        before = a.until(share), b.until(share)
-        if before[0] is None or before[1] is None:
+        x, y = a.until(share), b.until(share)
+        if x is None or y is None:
             return None
-        then = current_verdict(*before, seed_sd, KEEP_PROBABILITY)
-        if not then.agrees(held):
+        if not current_verdict(x, y, seed_sd, KEEP_PROBABILITY).agrees(held):
             return None
-        # `then` may hold only by the lower threshold.
-        given = current_verdict(*before, seed_sd).agrees(held)
-        if given and survival(*before, seed_sd, held) >= KEPT_SURVIVAL:
+        given = current_verdict(x, y, seed_sd).agrees(held)
+        if given and survival(x, y, seed_sd, held) >= KEPT_SURVIVAL:
             return share
     return None
 
