@@ -50,7 +50,7 @@ SHARE_RANGE = (0.2, 0.95)
 #: Ends of the bins of shares in the tables.
 BINS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 #: Most real pairs of one source, at random; more of them would share the same few runs.
-PAIRS = 60
+PAIRS = 80
 #: Simulated pairs.
 SIMULATED = 80
 #: Ends of the bins in which `survives` is compared with what came.
