@@ -2,17 +2,23 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from simulate import PAPER, curve
 
-from scalerl import InputError, compare, fit
+from scalerl import InputError, compare, fit, load_runs
 from scalerl.curves import survival
 from scalerl.curves.arms import UNKNOWN_BUDGET, Arm, with_family_prior
 from scalerl.curves.decision import KEEP_PROBABILITY, current_verdict
 from scalerl.curves.survival import SURVIVAL_PROBABILITY, final_verdict
 from scalerl.report import words
+from scalerl.runs.planned import planned_end
+
+#: The record of a run that has ended.
+RECORD = Path(__file__).parents[2] / "docs/replication/recipes/runs/deepseek-grpo+tiny-s0"
 
 
 def fits(delta, multiple, seed=0, n=60):
@@ -76,6 +82,23 @@ def test_runs_that_have_ended_have_nothing_to_survive(early):
     assert again.to_dict() == pair.to_dict()
     with pytest.raises(InputError, match="3 budgets for 2 runs"):
         compare(early, budget=[1.0, 2.0, 3.0])
+
+
+def test_the_budget_of_a_recorded_run_is_that_of_its_recipe(tmp_path):
+    (run,) = load_runs(str(RECORD))
+    assert planned_end(run) == run.compute[-1]  # it has ended
+    shutil.copytree(RECORD, tmp_path / "run")
+    (tmp_path / "run" / "events.jsonl").write_text("")
+    lines = (RECORD / "evals.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "evals.jsonl").write_text("".join(lines[:13]))
+    (half,) = load_runs(str(tmp_path / "run"))
+    assert half.compute[-1] < 0.6 * run.compute[-1]
+    # Not exactly: later steps of this run take more FLOPs.
+    assert planned_end(half) == pytest.approx(run.compute[-1], rel=0.2)
+    assert planned_end(half.replace(source="")) is None
+    (tmp_path / "run" / "recipe.json").unlink()
+    (tmp_path / "run" / "recipe.toml").unlink()
+    assert planned_end(half) is None
 
 
 def test_a_verdict_says_how_likely_it_lasts():

@@ -35,7 +35,8 @@ def add(command: argparse.ArgumentParser) -> None:
         type=options.amount,
         metavar="C",
         help="compute at which the runs end, as for --at of forecast: 50k, 300steps; 1x: they have "
-        "ended (default: 2x). A verdict is given if it would survive until then",
+        "ended (default: by the recipe in their record, or else 2x). A verdict is given if it "
+        "would survive until then",
     )
     options.add_fit_options(command)
     options.add_sort(

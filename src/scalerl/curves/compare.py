@@ -29,6 +29,7 @@ from scalerl.curves.result import Fit
 from scalerl.curves.survival import compute_to_decide, final_verdict
 from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
+from scalerl.runs.planned import planned_end
 from scalerl.runs.record import Run
 
 Scope = Literal["runs", "recipes"]
@@ -240,8 +241,8 @@ def compare(
     """Compare runs or fits. With group_by="recipe", runs that share `group` are replicates and the
     verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides its estimate).
     A verdict is given if it would survive until the runs end: at the compute `budget` (one for
-    all, or one a run; that of a run that has ended is its last compute), by default at twice their
-    compute so far.
+    all, or one a run; that of a run that has ended is its last compute). By default that is the
+    budget of the recipe in the run's record, and for other runs twice their compute so far.
     planning=True also simulates how much compute would decide an undecided pair (1 s a pair).
 
     >>> from scalerl import load_runs
@@ -256,7 +257,7 @@ def compare(
         f if f.method != "paper" else fit(f.run, law=f.law, lo=f.window[0], hi=f.end) for f in given
     ]
     points = {id(f): _point(g) for f, g in zip(fits, given, strict=True)}
-    arms = _arms(fits, group_by is not None, _budgets(budget, len(fits)))
+    arms = _arms(fits, group_by is not None, _budgets(budget, fits))
     if len(arms) < 2:
         raise InputError("all runs belong to one recipe: nothing to compare (drop --group-by)")
     arms.sort(key=lambda g: -float(np.median(g.ceiling)))
@@ -323,12 +324,14 @@ def _flat(items: Iterable[Any]) -> list[Fit | Run]:
     return out
 
 
-def _budgets(budget: float | Sequence[float] | None, count: int) -> Sequence[float | None]:
-    """The budget of each run; None: not known."""
-    if budget is None or isinstance(budget, int | float):
-        return [budget] * count
-    if len(budget) != count:
-        raise InputError(f"{len(budget)} budgets for {count} runs: give one, or one a run")
+def _budgets(budget: float | Sequence[float] | None, fits: list[Fit]) -> Sequence[float | None]:
+    """The budget of each run: what was given, or that of its recipe; None: not known."""
+    if budget is None:
+        return [planned_end(f.run) for f in fits]
+    if isinstance(budget, int | float):
+        return [budget] * len(fits)
+    if len(budget) != len(fits):
+        raise InputError(f"{len(budget)} budgets for {len(fits)} runs: give one, or one a run")
     return budget
 
 
