@@ -141,8 +141,10 @@ class Pair:
         """A clause that says that the verdict is kept from an earlier look; "" if it is not."""
         if self.decided_at is None:
             return ""
-        share, now = 100.0 * self.decided_at, max(self.p_a_higher, self.p_b_higher)
-        return f", kept from {share:.0f} % of the compute, with probability {now:.2f} now"
+        text = f", kept from {100.0 * self.decided_at:.0f} % of the compute"
+        if self.verdict != "higher-ceiling":
+            return text
+        return f"{text}, with probability {max(self.p_a_higher, self.p_b_higher):.2f} now"
 
     @property
     def unsettled(self) -> str:
@@ -169,9 +171,11 @@ class Pair:
             return f"{self.winner} has the higher ceiling (by {abs(self.delta_a):.3f}){self.kept}"
         if self.verdict == "faster":
             ratio = np.exp(abs(self.speed[1])) if self.speed is not None else float("nan")
-            return f"same ceiling, {self.winner} is faster (1/{ratio:.2f} of the compute)"
+            return (
+                f"same ceiling, {self.winner} is faster (1/{ratio:.2f} of the compute){self.kept}"
+            )
         if self.verdict == "same":
-            return f"no difference between {self.a} and {self.b}"
+            return f"no difference between {self.a} and {self.b}{self.kept}"
         why = f": {self.need}" if self.need else self.unsettled
         return f"undecided between {self.a} and {self.b}{why}"
 

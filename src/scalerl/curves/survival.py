@@ -62,21 +62,19 @@ LOOKS = tuple(2.0 ** (-k / 4.0) for k in range(1, 9))
 def final_verdict(a: Arm, b: Arm, seed_sd: float) -> Verdict:
     """The verdict on two arms: the one that the points give, if it survives or is kept."""
     now = current_verdict(a, b, seed_sd)
-    held = now
     if now.name == "undecided":
         held = current_verdict(a, b, seed_sd, KEEP_PROBABILITY)
-        if held.name == "undecided":
+        share = None if held.name == "undecided" else _given_at(a, b, seed_sd, held)
+        if share is None:
             return now
-    survives = survival(a, b, seed_sd, held)
-    if now.name != "undecided" and survives >= SURVIVAL_PROBABILITY:
-        return replace(now, survives=survives)
-    share = _given_at(a, b, seed_sd, held)
-    if share is not None:
-        return replace(held, survives=survives, decided_at=share)
-    if now.name == "undecided":
+        return replace(held, survives=survival(a, b, seed_sd, held), decided_at=share)
+    now = replace(now, survives=survival(a, b, seed_sd, now))
+    if now.survives is not None and now.survives >= SURVIVAL_PROBABILITY:
         return now
-    tentative = now.name, now.winner
-    return replace(now, name="undecided", winner=None, survives=survives, tentative=tentative)
+    share = _given_at(a, b, seed_sd, now)
+    if share is not None:
+        return replace(now, decided_at=share)
+    return replace(now, name="undecided", winner=None, tentative=(now.name, now.winner))
 
 
 def _given_at(a: Arm, b: Arm, seed_sd: float, held: Verdict) -> float | None:
