@@ -69,7 +69,8 @@ def identification() -> list[dict[str, float]]:
 
 
 def ranking(spread: float) -> list[dict[str, float]]:
-    """Two recipes whose ceilings differ by 0.03, or not at all; runs of one differ by `spread`."""
+    """Two recipes whose ceilings differ by 0.03, or not at all; runs of one differ by `spread`, and
+    have ended."""
     options = {"seed_sd": spread} if spread else {}
     rows = []
     for multiple in (1, 2, 4, 8):
@@ -83,7 +84,7 @@ def ranking(spread: float) -> list[dict[str, float]]:
                     a = PAPER.A + shift + spread * rng.standard_normal()
                     law = dataclasses.replace(PAPER, A=a)
                     fits.append(fit(*curve(law, multiple * PAPER.C_mid, rng), name=name))
-                pairs.append(compare(*fits, **options).pairs[0])
+                pairs.append(compare(*fits, budget=fits[0].end, **options).pairs[0])
             ceiling = [p for p in pairs if p.verdict == "higher-ceiling"]
             paper = [p for p in pairs if p.paper_verdict == "higher-ceiling"]
             if delta:

@@ -274,28 +274,68 @@ def synthetic_high() -> str:
 
 
 def verdicts() -> str:
-    rows = []
-    for r in result("verdicts")["all"]:
-        share = r["decided"] / r["pairs"]
-        rows.append(
-            [
-                f"{r['fraction']:g}",
-                f"{r['pairs']:,}",
-                f"{r['decided']} ({100 * share:.1f} %)",
-                f"{r['right']} / {r['wrong']} / {r['open']}",
-                "" if r["fraction"] == 1.0 else f"{r['withdrawn']} / {r['withdrawn by alarm']}",
-                "" if r["fraction"] == 1.0 else f"{r['reversed']}",
-            ]
-        )
-    head = [
-        "of the compute",
-        "pairs",
-        "decided",
-        "right / wrong / open",
-        "withdrawn later / by alarm",
-        "reversed later",
+    """Every rule over all looks, with intervals."""
+    rows = [
+        [kind, r["rule"], f"{r['looks']:,}"]
+        + [_with_interval(r, k) for k in ("decided", "wrong", "withdrawn", "reversed")]
+        for kind in ("real", "simulated")
+        for r in result("verdicts")[kind]["all"]
     ]
-    return markdown(head, rows)
+    return markdown(["pairs", "rule", "looks", "decided", "wrong", "withdrawn", "reversed"], rows)
+
+
+def verdicts_by_share() -> str:
+    """Decided, wrong and withdrawn by share of the compute, one column a rule."""
+    rows = []
+    for kind in ("real", "simulated"):
+        groups: dict[tuple[float, float], dict[str, Any]] = {}
+        for r in result("verdicts")[kind]["by_share"]:
+            groups.setdefault((r["from"], r["to"]), {})[r["rule"]] = r
+        for (low, high), rules in groups.items():
+            cells = [_decided_wrong_withdrawn(r) for r in rules.values()]
+            rows.append([kind, f"{low:g} to {high:g}", f"{rules['points']['looks']:,}", *cells])
+    return markdown(["pairs", "share", "looks", "unknown budget", "known budget", "points"], rows)
+
+
+def _decided_wrong_withdrawn(row: dict[str, Any]) -> str:
+    if not row["n_decided"]:
+        return "0 %"
+    return " / ".join(f"{100 * row[k]:.1f} %" for k in ("decided", "wrong", "withdrawn"))
+
+
+def verdicts_at_the_end() -> str:
+    """How many pairs are decided with all points, as a sentence."""
+    said = []
+    for kind in ("real", "simulated"):
+        rows = {r["rule"]: r for r in result("verdicts")[kind]["end"]}
+        counts = ", ".join(f"{rows[rule]['n_decided']} ({rule})" for rule in rows)
+        said.append(f"of {rows['points']['pairs']} {kind} pairs {counts}")
+    return f"With all points, {'; '.join(said)} are decided."
+
+
+def verdicts_survival() -> str:
+    rows = [
+        [
+            kind,
+            f"{r['from']:g} to {r['to']:g}",
+            f"{r['looks']}",
+            f"{r['said']:.2f}",
+            f"{r['came']:.2f}",
+        ]
+        for kind in ("real", "simulated")
+        for r in result("verdicts")[kind]["survives"]
+    ]
+    return markdown(["pairs", "`survives`", "looks", "mean", "still held at the end"], rows)
+
+
+def _with_interval(row: dict[str, Any], key: str) -> str:
+    """A share in percent with its interval; empty where nothing was decided."""
+    if row[key] is None:
+        return ""
+    if row[f"{key}_interval"] is None:
+        return f"{100 * row[key]:.1f} %"
+    low, high = row[f"{key}_interval"]
+    return f"{100 * row[key]:.1f} % ({100 * low:.0f}–{100 * high:.0f})"
 
 
 def race() -> str:
@@ -739,6 +779,9 @@ TABLES: dict[str, Callable[[], str]] = {
         synthetic_ranking,
         synthetic_high,
         verdicts,
+        verdicts_by_share,
+        verdicts_at_the_end,
+        verdicts_survival,
         paired,
         race,
         speed,

@@ -1,4 +1,4 @@
-"""Verdicts, their words, and those kept from an earlier look."""
+"""Verdicts of the points, the thresholds behind them, and their words."""
 
 import subprocess
 import sys
@@ -11,7 +11,8 @@ import pytest
 from scalerl import compare, fit
 from scalerl.curves import decision
 from scalerl.curves.arms import MARGIN, WINNER_PROBABILITY, Arm
-from scalerl.curves.decision import decide, final_verdict
+from scalerl.curves.decision import current_verdict, decide
+from scalerl.curves.survival import SURVIVAL_PROBABILITY
 from scalerl.curves.verdict import VERDICT_MEANINGS, VERDICT_WORDS, VerdictName
 from scalerl.report import words
 
@@ -26,40 +27,8 @@ def pair(a_top=0.62, b_top=0.70, n=60, end=6.0, seed=0, sd=0.012):
     return arms
 
 
-def test_a_clear_verdict_needs_no_looking_back():
-    a, b = pair(0.5, 0.8)
-    found = final_verdict(a, b, 0.0)
-    assert (found.name, found.winner, found.decided_at) == ("higher-ceiling", "b", None)
-
-
-def test_a_verdict_that_was_decided_stands_above_the_lower_bar(monkeypatch):
-    """The bar for taking a side is raised until the pair is undecided now, but was decided before
-    under the bar of then: it stands, and says since when."""
-    a, b = pair(0.62, 0.72)
-    assert decide(a, b, 0.0).name == "higher-ceiling"
-
-    def as_if(before, now, real=decide):
-        def decide_(x, y, sd):
-            found = real(x, y, sd)
-            p = now if x.end == a.end else before
-            return decision.replace(found, name="higher-ceiling" if p > 0.97 else "undecided",
-                                    winner="b" if p > 0.97 else None,
-                                    p_higher=(1 - p, p), both_open=False)  # fmt: skip
-
-        return decide_
-
-    monkeypatch.setattr(decision, "decide", as_if(before=0.98, now=0.96))
-    found = final_verdict(a, b, 0.0)
-    assert (found.name, found.winner) == ("higher-ceiling", "b")
-    assert found.decided_at == decision.EARLIER_LOOKS[0]
-    monkeypatch.setattr(decision, "decide", as_if(before=0.98, now=0.93))
-    assert final_verdict(a, b, 0.0).name == "undecided"
-    monkeypatch.setattr(decision, "decide", as_if(before=0.96, now=0.96))
-    assert final_verdict(a, b, 0.0).name == "undecided"
-
-
 def test_two_runs_of_one_law_are_hardly_ever_told_apart():
-    wrong = sum(final_verdict(*pair(0.65, 0.65, seed=seed), 0.0).name == "higher-ceiling"
+    wrong = sum(decide(*pair(0.65, 0.65, seed=seed), 0.0).name == "higher-ceiling"
                 for seed in range(30))  # fmt: skip
     assert wrong <= 2
 
@@ -67,7 +36,7 @@ def test_two_runs_of_one_law_are_hardly_ever_told_apart():
 def ended(a, b, level=0.9):
     """The pair of a comparison of two arms that were fitted at this level."""
     fits = [fit(arm.fits[0].run, level=level) for arm in (a, b)]
-    return compare(*fits).pairs[0]
+    return compare(*fits, budget=fits[0].end).pairs[0]
 
 
 def excludes_zero(pair):
@@ -75,8 +44,7 @@ def excludes_zero(pair):
     return low > 0.0 or high < 0.0
 
 
-#: Pairs near the border, of (ceiling of b, end, seed). In the first three a side was taken at three
-#: quarters of the compute and has a probability of .92 to .95 now.
+#: Pairs near the border, of (ceiling of b, end, seed).
 BORDER = [(0.67, 6.0, 24), (0.66, 6.0, 24), (0.66, 4.0, 17), (0.66, 6.0, 8), (0.65, 6.0, 19)]
 
 
@@ -101,9 +69,25 @@ def test_a_kept_verdict_says_so_in_every_form():
     assert "kept" not in str(replace(kept, decided_at=None))
 
 
+def test_a_declining_loser_is_compared_by_its_points_before_the_alarm():
+    """The fall makes the ceiling of the loser uncertain; before it, the loser was clearly lower."""
+    a, b = pair(0.5, 0.8)
+    run = a.fits[0].run
+    score = run.score.copy()
+    score[48:] -= np.linspace(0.05, 0.3, 12)
+    fallen = Arm("a", (fit(run.compute, np.clip(score, 0, 1), name="a"),))
+    assert fallen.declines and len(fallen.before_alarm.fits[0].points) >= 48
+    found = current_verdict(fallen, b, 0.0)
+    assert (found.name, found.winner) == ("higher-ceiling", "b")
+    high = Arm("b", (fit(b.fits[0].run.compute, 0.5 * b.fits[0].run.score, name="b"),))
+    assert current_verdict(fallen, high, 0.0).name == "undecided"
+
+
 def test_words_and_meanings_agree_with_the_code():
     assert set(VERDICT_WORDS) == set(VERDICT_MEANINGS) == set(get_args(VerdictName))
-    assert f"more than {100 * WINNER_PROBABILITY:.0f} %" in VERDICT_MEANINGS["higher-ceiling"]
+    higher = VERDICT_MEANINGS["higher-ceiling"]
+    assert f"more than {100 * WINNER_PROBABILITY:.0f} %" in higher
+    assert f"with {100 * SURVIVAL_PROBABILITY:.0f} % or more" in higher
     for name in ("faster", "same"):
         assert f"within {MARGIN:g}" in VERDICT_MEANINGS[name]
     assert f"within {100 * decision.SPEED_MARGIN:.0f} %" in VERDICT_MEANINGS["same"]

@@ -30,6 +30,14 @@ def add(command: argparse.ArgumentParser) -> None:
         help="standard deviation of the ceiling between seeds (default with --group-by: 0.01, "
         "corrected by the runs)",
     )
+    command.add_argument(
+        "--budget",
+        type=options.amount,
+        metavar="C",
+        help="compute at which the runs end, as for --at of forecast: 50k, 300steps; 1x: they have "
+        "ended (default: by the recipe in their record, or else 2x). A verdict is given if it "
+        "would survive until then",
+    )
     options.add_fit_options(command)
     options.add_sort(
         command,
@@ -46,11 +54,15 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.report import sorting
     from scalerl.report.progress import ProgressBar
 
+    budget = None
+    if args.budget is not None:
+        budget = [options.amounts_on(f, [args.budget], "--budget")[0][0] for f in fits]
     with ProgressBar("comparing") as tick:
         comparison = compare(
             fits,
             group_by="recipe" if args.group_by else None,
             seed_sd=args.seed_sd,
+            budget=budget,
             planning=len(fits) * (len(fits) - 1) // 2 <= MAX_PLANNED_PAIRS,
             progress=tick,
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.fit import fit
+from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.formula import Array
 from scalerl.curves.identified import IDENTIFIED_WIDTH
 from scalerl.curves.paths import law_error
@@ -32,6 +32,9 @@ WINNER_PROBABILITY = 0.97
 #: An unidentified ceiling may be a perfect score when more than 1 - WINNER_PROBABILITY of its draws
 #: are this near to 1: half the width of an identified interval, since draws are clipped at 1.
 NEAR_PERFECT = IDENTIFIED_WIDTH / 2.0
+#: A run whose budget is not known is taken to end at this multiple of its compute. One doubling is
+#: the horizon of the law's error (paths.GAIN_HORIZON), and what `forecast` looks ahead by default.
+UNKNOWN_BUDGET = 2.0
 #: sd of the ceiling between seeds of one recipe, before replicates are seen. Three runs
 #: of the paper differed by up to 0.015.
 SEED_SD = 0.01
@@ -53,11 +56,20 @@ class Arm:
     ['paper-moe', 'paper-8b']
     """
 
-    def __init__(self, name: str, fits: tuple[Fit, ...], prior: RunPrior | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        fits: tuple[Fit, ...],
+        prior: RunPrior | None = None,
+        budget: float | None = None,
+    ) -> None:
         self.name = name
         self.fits = fits
         self.prior = prior
+        #: Compute at which its runs are planned to end; None: not known.
+        self.budget = budget
         self._levels: dict[bytes, Array] = {}
+        self._until: dict[float, Arm | None] = {}
 
     @cached_property
     def pooled_fit(self) -> Fit:
@@ -84,6 +96,16 @@ class Arm:
         return max(f.end for f in self.fits)
 
     @property
+    def planned_end(self) -> float:
+        """Compute at which its runs end: their budget, or UNKNOWN_BUDGET times the compute."""
+        return UNKNOWN_BUDGET * self.end if self.budget is None else max(self.budget, self.end)
+
+    @property
+    def spent(self) -> bool:
+        """Whether its runs are known to be at the end of their budget."""
+        return self.planned_end <= self.end
+
+    @property
     def seeds(self) -> float:
         """Effective number of seeds: a run half as long as the longest counts half."""
         return sum(f.end for f in self.fits) / self.end
@@ -106,6 +128,33 @@ class Arm:
     def declines(self) -> bool:
         """Whether the decline alarm of any of its runs is on."""
         return any(f.alarm is not None for f in self.fits)
+
+    def until(self, share: float) -> Arm | None:
+        """The arm at this share of its runs' compute; None where it had too few points."""
+        if share not in self._until:
+            cut = [f.run.window(f.window[0], share * f.end) for f in self.fits]
+            self._until[share] = self._refitted(cut)
+        return self._until[share]
+
+    @cached_property
+    def before_alarm(self) -> Arm | None:
+        """The arm with the points before the alarms that are on now; None where they are too few.
+        Its ceiling is an upper bound: a run that declines ends no higher than it was heading."""
+        cut = []
+        for f in self.fits:
+            raised = f.alarms[-1].raised if f.alarm is not None and f.alarms else np.inf
+            points = f.points
+            cut.append(points.window(None, float(points.compute[points.compute < raised][-1])))
+        return self._refitted(cut)
+
+    def _refitted(self, runs: Sequence[Run]) -> Arm | None:
+        if min(len(points) for points in runs) < MIN_POINTS + 1:
+            return None
+        fits = (
+            fit(points, law=f.law, r0=f.r0, level=f.level)
+            for points, f in zip(runs, self.fits, strict=True)
+        )
+        return Arm(self.name, tuple(fits), self.prior, self.budget)
 
     @property
     def may_be_perfect(self) -> bool:
@@ -179,7 +228,7 @@ def with_family_prior(arms: Iterable[Arm]) -> list[Arm]:
 
 def with_prior(arm: Arm, prior: RunPrior | None) -> Arm:
     """The same arm under another prior; posteriors are reweighted, not refitted."""
-    made = Arm(arm.name, arm.fits, prior)
+    made = Arm(arm.name, arm.fits, prior, arm.budget)
     made.pooled_fit = arm.pooled_fit  # fills the cache of the new arm
     return made
 

@@ -2,7 +2,8 @@
 
 Every pair has two verdicts. The paper's rule works on point estimates: if the ceilings differ by
 more than 0.02, the higher wins; otherwise both are refitted with A fixed to their mean, and the
-larger B wins. It always decides. Ours works on the posterior and may be undecided (decision.py).
+larger B wins. It always decides. Ours works on the posterior and may be undecided (decision.py); it
+is given only if it would survive to the end of both budgets (survival.py).
 
 A verdict on *runs* is about these two runs. A verdict on *recipes* allows for the effect of the
 seed (about 0.01 in the ceiling), learned from replicates where there are some.
@@ -18,21 +19,17 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.curves.arms import MARGIN, Arm, seed_spread, with_family_prior
-from scalerl.curves.compute_needed import ComputeNeeded, Continuations, search_compute
-from scalerl.curves.decision import (
-    Crossing,
-    current_verdict,
-    final_verdict,
-    find_crossing,
-    p_same,
-)
+from scalerl.curves.compute_needed import ComputeNeeded
+from scalerl.curves.decision import Crossing, find_crossing, p_same
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array, Sigmoid
 from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
+from scalerl.curves.survival import compute_to_decide, final_verdict
 from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
+from scalerl.runs.planned import planned_end
 from scalerl.runs.record import Run
 
 Scope = Literal["runs", "recipes"]
@@ -41,8 +38,6 @@ Scope = Literal["runs", "recipes"]
 MAX_ALL_PAIRS = 24
 #: The matrix of all pairs uses every MATRIX_THIN-th draw, since its memory grows with arms squared.
 MATRIX_THIN = 8
-#: Simulated continuations of an undecided pair; each takes about 50 ms.
-PAIR_TRIALS = 24
 #: Most arms and pairs shown by `repr`.
 MAX_SHOWN = 12
 
@@ -88,7 +83,17 @@ class Pair:
     crossing: Crossing | None
     #: Neither ceiling is identified and both may be 1, so no verdict is given.
     both_open: bool
-    #: Share of the compute at which a kept verdict was first reached; None where it is not kept.
+    #: Probability that it is still the verdict at the end of both budgets, if both runs stay
+    #: healthy; None where the points give no verdict.
+    survives: float | None = None
+    #: Of an undecided pair: the verdict and the winner that the points give now, but which would
+    #: not survive; None where they give none.
+    tentative: tuple[VerdictName, str | None] | None = None
+    #: Compute at which a, and b, is taken to end; None where both budgets are spent.
+    ends: tuple[float, float] | None = None
+    #: Whether `ends` are budgets that were given; otherwise twice the compute so far is assumed.
+    budgets_known: bool = False
+    #: Share of the compute at which a kept verdict was already given; None where it is not kept.
     decided_at: float | None = None
     #: Compute that would decide an undecided pair, if it was simulated.
     need: ComputeNeeded | None = None
@@ -120,6 +125,12 @@ class Pair:
             "fixed_A": None if self.fixed_a is None else dict(self.fixed_a),
             "crossing": None if self.crossing is None else self.crossing.to_dict(),
             "both_open": self.both_open,
+            "survives": self.survives,
+            "tentative": None
+            if self.tentative is None
+            else {"verdict": self.tentative[0], "winner": self.tentative[1]},
+            "ends": None if self.ends is None else list(self.ends),
+            "budgets_known": self.budgets_known,
             "decided_at": self.decided_at,
             "would_decide": None if self.need is None else self.need.to_dict(),
             "alarm": self.alarm,
@@ -130,18 +141,43 @@ class Pair:
         """A clause that says that the verdict is kept from an earlier look; "" if it is not."""
         if self.decided_at is None:
             return ""
-        share, now = 100.0 * self.decided_at, max(self.p_a_higher, self.p_b_higher)
-        return f", kept from {share:.0f} % of the compute, with probability {now:.2f} now"
+        text = f", kept from {100.0 * self.decided_at:.0f} % of the compute"
+        if self.verdict != "higher-ceiling":
+            return text
+        return f"{text}, with probability {max(self.p_a_higher, self.p_b_higher):.2f} now"
+
+    @property
+    def unsettled(self) -> str:
+        """A clause that says which verdict is not given because it would not last; "" if none."""
+        if self.tentative is None or self.survives is None:
+            return ""
+        name, winner = self.tentative
+        leads = {
+            "higher-ceiling": f"{winner} has the higher ceiling",
+            "faster": f"{winner} is faster",
+        }.get(name, "there is no difference")
+        return (
+            f": by these points {leads}, but that would be withdrawn by {self.until} with "
+            f"probability {1.0 - self.survives:.2f}"
+        )
+
+    @property
+    def until(self) -> str:
+        """The time that `survives` is about: "the end of both budgets"."""
+        return "the end of both budgets" if self.budgets_known else "twice the compute so far"
 
     def __str__(self) -> str:
         if self.verdict == "higher-ceiling":
             return f"{self.winner} has the higher ceiling (by {abs(self.delta_a):.3f}){self.kept}"
         if self.verdict == "faster":
             ratio = np.exp(abs(self.speed[1])) if self.speed is not None else float("nan")
-            return f"same ceiling, {self.winner} is faster (1/{ratio:.2f} of the compute)"
+            return (
+                f"same ceiling, {self.winner} is faster (1/{ratio:.2f} of the compute){self.kept}"
+            )
         if self.verdict == "same":
-            return f"no difference between {self.a} and {self.b}"
-        return f"undecided between {self.a} and {self.b}" + (f": {self.need}" if self.need else "")
+            return f"no difference between {self.a} and {self.b}{self.kept}"
+        why = f": {self.need}" if self.need else self.unsettled
+        return f"undecided between {self.a} and {self.b}{why}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,12 +237,16 @@ def compare(
     *items: Fit | Run | Iterable[Fit | Run],
     group_by: Literal["recipe"] | None = None,
     seed_sd: float | None = None,
+    budget: float | Sequence[float] | None = None,
     planning: bool = False,
     progress: Callable[[float], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Compare runs or fits. With group_by="recipe", runs that share `group` are replicates and the
     verdicts are about recipes: seed variance is allowed for (`seed_sd` overrides its estimate).
+    A verdict is given if it would survive until the runs end: at the compute `budget` (one for
+    all, or one a run; that of a run that has ended is its last compute). By default that is the
+    budget of the recipe in the run's record, and for other runs twice their compute so far.
     planning=True also simulates how much compute would decide an undecided pair (1 s a pair).
 
     >>> from scalerl import load_runs
@@ -221,7 +261,7 @@ def compare(
         f if f.method != "paper" else fit(f.run, law=f.law, lo=f.window[0], hi=f.end) for f in given
     ]
     points = {id(f): _point(g) for f, g in zip(fits, given, strict=True)}
-    arms = _arms(fits, by_recipe=group_by is not None)
+    arms = _arms(fits, group_by is not None, _budgets(budget, fits))
     if len(arms) < 2:
         raise InputError("all runs belong to one recipe: nothing to compare (drop --group-by)")
     arms.sort(key=lambda g: -float(np.median(g.ceiling)))
@@ -234,7 +274,7 @@ def compare(
     count = len(arms) * (len(arms) - 1) // 2
     if not refit:
         # Fresh arms, one after the other: the paths that arms cache would fill the memory.
-        chosen = ((arms[0], Arm(g.name, g.fits, g.prior)) for g in arms[1:])
+        chosen = ((arms[0], Arm(g.name, g.fits, g.prior, g.budget)) for g in arms[1:])
         count = len(arms) - 1
     pairs = []
     for i, (a, b) in enumerate(chosen):
@@ -288,15 +328,30 @@ def _flat(items: Iterable[Any]) -> list[Fit | Run]:
     return out
 
 
-def _arms(fits: list[Fit], by_recipe: bool) -> list[Arm]:
+def _budgets(budget: float | Sequence[float] | None, fits: list[Fit]) -> Sequence[float | None]:
+    """The budget of each run: what was given, or that of its recipe; None: not known."""
+    if budget is None:
+        return [planned_end(f.run) for f in fits]
+    if isinstance(budget, int | float):
+        return [budget] * len(fits)
+    if len(budget) != len(fits):
+        raise InputError(f"{len(budget)} budgets for {len(fits)} runs: give one, or one a run")
+    return budget
+
+
+def _arms(fits: list[Fit], by_recipe: bool, budgets: Sequence[float | None]) -> list[Arm]:
     members: dict[str, list[Fit]] = {}
-    for i, f in enumerate(fits):
+    planned: dict[str, float | None] = {}
+    for i, (f, budget) in enumerate(zip(fits, budgets, strict=True)):
         name = f.run.group if by_recipe and f.run.group else f.name
         # Two runs of one name must not be pooled as replicates.
         if not by_recipe and name in members:
             name = f"{name} ({i + 1})"
         members.setdefault(name, []).append(f)
-    return with_family_prior(Arm(name, tuple(fs)) for name, fs in members.items())
+        planned[name] = None if budget is None else max(budget, planned.get(name) or 0.0)
+    return with_family_prior(
+        Arm(name, tuple(fs), budget=planned[name]) for name, fs in members.items()
+    )
 
 
 def _all_pairs(arms: list[Arm], sd: float) -> Array:
@@ -370,7 +425,8 @@ def _pair(
     speed = None if found.speed is None else sample_quantiles(found.speed, (low, 0.5, high))
     paper_verdict, paper_winner, fixed = _paper_rule(a, b, points, refit)
     need = None
-    if found.name == "undecided" and alarm is None and planning:
+    # A verdict that the points give already but that would not last needs no more compute now.
+    if found.name == "undecided" and found.tentative is None and alarm is None and planning:
         need = compute_to_decide(a, b, sd)
     return Pair(
         a=a.name,
@@ -391,22 +447,11 @@ def _pair(
         fixed_a=fixed,
         crossing=find_crossing(a, b, found.p_higher),
         both_open=found.both_open,
+        survives=found.survives,
+        tentative=found.tentative,
+        ends=None if a.spent and b.spent else (a.planned_end, b.planned_end),
+        budgets_known=a.budget is not None and b.budget is not None,
         decided_at=found.decided_at,
         need=need,
         alarm=alarm,
     )
-
-
-def compute_to_decide(a: Arm, b: Arm, seed_sd: float) -> ComputeNeeded:
-    """The compute per run that would decide between two arms, if their runs stay healthy."""
-    # The runs of an arm are continued as the one curve they are compared by. Draws of the two arms
-    # are paired by index, as in a verdict, so that they share the law's error.
-    simulated = [(g, Continuations.simulate(g.pooled_fit, i)) for i, g in enumerate((a, b))]
-    # An arm of one curve counts as one seed: the noise of the seeds is scaled to what it was.
-    sd = seed_sd * float(np.sqrt((1.0 / a.seeds + 1.0 / b.seeds) / 2.0))
-
-    def decided(trial: int, multiple: float) -> bool:
-        first, second = (Arm(g.name, (c.refit(trial, multiple),), g.prior) for g, c in simulated)
-        return current_verdict(first, second, sd).name != "undecided"
-
-    return search_compute("decide between them", max(a.end, b.end), decided, PAIR_TRIALS)

@@ -120,17 +120,21 @@ class Continuations:
     fit: Fit
     #: Compute of the new evaluations, in units of the compute so far.
     at: Array
-    #: (TRIALS, len(at)) scores of the new evaluations.
+    #: (trials, len(at)) scores of the new evaluations.
     score: Array
     #: Seed of the first trial's fit.
     seed: int
 
     @staticmethod
-    def simulate(f: Fit, number: int = 0) -> Continuations:
-        """TRIALS continuations of a run; runs simulated together have different numbers."""
+    def simulate(f: Fit) -> Continuations:
+        """TRIALS continuations of a run."""
+        return Continuations.from_draws(with_fixed_seed(f), range(TRIALS))
+
+    @staticmethod
+    def from_draws(f: Fit, draws: Sequence[int], number: int = 0) -> Continuations:
+        """One continuation of a fit `with_fixed_seed` for each of these posterior draws; runs that
+        are simulated together have different numbers."""
         seed = (number + 1) * SEED_STEP
-        # Refitted with a fixed seed: the seed of `f` changes with every digit of the scores.
-        f = _fit(f, f.points, seed - 1, DRAWS)
         predictive = f.predictive
         if isinstance(predictive, SigmoidPredictive):
             predictive = predictive.healthy()
@@ -138,11 +142,11 @@ class Continuations:
         knots = np.geomspace(1.0 + 1e-9, MULTIPLES[-1], KNOTS)
         levels, noise = predictive.levels(knots * f.end), predictive.noise()
         at = _new_evaluations(f.points)
-        score = np.empty((TRIALS, len(at)))
-        for trial in range(TRIALS):
+        score = np.empty((len(draws), len(at)))
+        for trial, chosen in enumerate(draws):
             # One generator per trial: a trial keeps its noise if the others change in length.
             z = np.random.default_rng((seed, trial)).standard_normal(len(at))
-            draw = trial % len(levels)
+            draw = chosen % len(levels)
             score[trial] = np.interp(np.log(at), np.log(knots), levels[draw]) + noise[draw] * z
         return Continuations(f, at, np.clip(score, 0.0, 1.0), seed)
 
@@ -161,6 +165,12 @@ class Continuations:
             signs={},  # side metrics of the future are not known
         )
         return _fit(self.fit, longer, self.seed + trial, TRIAL_DRAWS)
+
+
+def with_fixed_seed(f: Fit, number: int = 0) -> Fit:
+    """The run fitted again with a fixed seed: that of `f` changes with every digit of the scores.
+    Runs that are simulated together have different numbers."""
+    return _fit(f, f.points, (number + 1) * SEED_STEP - 1, DRAWS)
 
 
 def _fit(f: Fit, points: Run, seed: int, draws: int) -> Fit:

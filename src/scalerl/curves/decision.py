@@ -10,19 +10,11 @@ pressed together by the end of the scale rather than by the data. Such draws cou
     A_b  .700 .800 .985 1.00        P(b higher) = 0, and no winner is named
 
 *A declining loser.* Where a declining run is heading is not known, but it is no higher than where
-it would head if it were healthy. A healthy winner over a declining loser therefore stays the
-winner; a declining winner is withdrawn.
+it was heading before it declined. A declining run is therefore compared by its points before the
+alarm, and may lose but not win.
 
-*Interim looks.* With many looks at two runs, a probability near the threshold crosses it back and
-forth. A winner is named above WINNER_PROBABILITY; once named it is kept above KEEP_PROBABILITY, and
-the verdict says that it is kept:
-
-    at half the compute  P(a higher) = .98        a has the higher ceiling
-    now                  P(a higher) = .96        kept from 50 % of the compute
-    now                  P(a higher) = .93        undecided: withdrawn
-
-The earlier looks are fitted again from the same points, so the answer does not depend on which of
-them were requested at the time.
+Which of these verdicts are given, and which would be withdrawn as more points come in, is decided
+in survival.py.
 """
 
 from __future__ import annotations
@@ -33,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from scalerl.curves.arms import MARGIN, WINNER_PROBABILITY, Arm
-from scalerl.curves.fit import MIN_POINTS, fit
 from scalerl.curves.formula import Array
 from scalerl.curves.prediction import tails
 from scalerl.curves.verdict import VerdictName
@@ -44,11 +35,9 @@ SAME_PROBABILITY = 0.80
 SPEED_MARGIN = 0.2
 #: sd of the ln C to one score between seeds of one recipe.
 SEED_LOG_COMPUTE_SD = 0.1
-#: A winner named at an earlier look is kept above this probability. It is 0.95 because that is
+#: A verdict that was given is kept above this probability of its winner. It is 0.95 because that is
 #: where the 90 % interval of the difference, printed beside the verdict, begins to exclude 0.
 KEEP_PROBABILITY = 0.95
-#: Earlier looks, as shares of each run's compute, latest first.
-EARLIER_LOOKS = (0.75, 0.5)
 #: A crossing is searched up to this multiple of the shorter run's compute.
 CROSSING_HORIZON = 100.0
 #: Compute values, evenly spaced in ln C, at which a crossing is searched.
@@ -96,49 +85,61 @@ class Verdict:
     speed_score: float | None
     #: Neither ceiling is identified and both may be 1, so no winner is named.
     both_open: bool
-    #: Share of the compute at which a kept verdict was first reached; None where it is not kept.
+    #: Probability that it is still the verdict at the end of both budgets, if both runs stay
+    #: healthy; None where the points give no verdict.
+    survives: float | None = None
+    #: Of an undecided pair, the verdict and its winner that the points give now, but which would
+    #: not survive; None where they give none.
+    tentative: tuple[VerdictName, str | None] | None = None
+    #: Share of the compute at which a kept verdict was already given; None where it is not kept.
     decided_at: float | None = None
 
-
-def final_verdict(a: Arm, b: Arm, seed_sd: float) -> Verdict:
-    """The verdict on two arms, allowing for earlier looks and for declining runs."""
-    found = decide(a, b, seed_sd)
-    if found.name == "undecided":
-        found = _keep_earlier(a, b, seed_sd, found)
-    return _withdraw_if_declining(a, b, found)
+    def agrees(self, other: Verdict) -> bool:
+        """Whether the other has the same name and winner."""
+        return (self.name, self.winner) == (other.name, other.winner)
 
 
-def current_verdict(a: Arm, b: Arm, seed_sd: float) -> Verdict:
-    """The verdict without earlier looks: for a race, which decides after every validation."""
-    return _withdraw_if_declining(a, b, decide(a, b, seed_sd))
+def current_verdict(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) -> Verdict:
+    """The verdict that the points give now, allowing for declining runs."""
+    if not a.declines and not b.declines:
+        return decide(a, b, seed_sd, least)
+    # Ceilings before the alarms; where there are none, the verdict is undecided anyway.
+    known = [arm.before_alarm if arm.declines else arm for arm in (a, b)]
+    first, second = (arm or given for arm, given in zip(known, (a, b), strict=True))
+    found = decide(first, second, seed_sd, least)
+    healthy = {arm.name for arm in (a, b) if not arm.declines}
+    if None in known or found.name != "higher-ceiling" or found.winner not in healthy:
+        return replace(found, name="undecided", winner=None)
+    return found
 
 
-def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
+def decide(
+    a: Arm,
+    b: Arm,
+    seed_sd: float,
+    least: float = WINNER_PROBABILITY,
+    with_speed: bool = True,
+) -> Verdict:
     """The verdict on two arms from their current draws.
 
-    - higher-ceiling: the sign of A_b - A_a is known with WINNER_PROBABILITY, and the two are not
+    - higher-ceiling: the sign of A_b - A_a is known with probability `least`, and the two are not
       the same within MARGIN;
     - faster or same: the ceilings are the same within MARGIN, and the climbs differ or do not;
     - undecided: anything else, and always if neither ceiling is identified and both may be 1.
 
     With seed_sd above 0 the verdict is about recipes: the effect of seeds is added to the
-    differences.
+    differences. with_speed=False leaves the speed out where the verdict does not need it.
     """
-    threshold = winner_threshold(a, WINNER_PROBABILITY)
+    threshold = winner_threshold(a, least)
     delta = b.ceiling - a.ceiling
     # 41 and 42 number independent random streams; changing them would change published verdicts.
     delta = delta + seed_noise(a, b, seed_sd, len(delta), 41)
     apart = np.minimum(a.ceiling, b.ceiling) < 1.0 - MARGIN
     p_higher = _shares_by_sign(np.where(apart, delta, 0.0))
     same = p_same(delta)
-    low, high = max(a.start, b.start), min(a.top, b.top)
     speed, score = None, None
-    # Without a common range of scores, neither arm can be called faster.
-    if high - low >= MARGIN:
-        score = (low + high) / 2.0
-        speed = b.log_compute_to(score) - a.log_compute_to(score)
-        log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
-        speed = speed + seed_noise(a, b, log_sd, len(speed), 42)
+    if with_speed or same >= SAME_PROBABILITY:
+        speed, score = _speed(a, b, seed_sd)
     name: VerdictName = "undecided"
     winner = None
     both_open = a.may_be_perfect and b.may_be_perfect
@@ -153,6 +154,18 @@ def decide(a: Arm, b: Arm, seed_sd: float) -> Verdict:
         elif max(p_faster) > threshold:
             name, winner = "faster", (a, b)[int(np.argmax(p_faster))].name
     return Verdict(name, winner, delta, p_higher, speed, score, both_open)
+
+
+def _speed(a: Arm, b: Arm, seed_sd: float) -> tuple[Array | None, float | None]:
+    """ln(C_b / C_a) per draw to a score that both have reached, and that score. Without a common
+    range of scores, neither arm can be called faster."""
+    low, high = max(a.start, b.start), min(a.top, b.top)
+    if high - low < MARGIN:
+        return None, None
+    score = (low + high) / 2.0
+    speed = b.log_compute_to(score) - a.log_compute_to(score)
+    log_sd = SEED_LOG_COMPUTE_SD if seed_sd > 0 else 0.0
+    return speed + seed_noise(a, b, log_sd, len(speed), 42), score
 
 
 def winner_threshold(arm: Arm, least: float) -> float:
@@ -200,39 +213,3 @@ def find_crossing(a: Arm, b: Arm, p_higher: tuple[float, float]) -> Crossing | N
     ahead = np.flatnonzero(gap > 0.0 if behind else gap < 0.0)
     compute = float(knots[ahead[0]]) if len(ahead) else None
     return Crossing(compute, p_higher[behind], (a, b)[behind].name)
-
-
-def _withdraw_if_declining(a: Arm, b: Arm, found: Verdict) -> Verdict:
-    """Undecided if an arm declines, unless the other, healthy one has the higher ceiling."""
-    declining = {arm.name for arm in (a, b) if arm.declines}
-    if declining and (found.name != "higher-ceiling" or found.winner in declining):
-        return replace(found, name="undecided", winner=None, decided_at=None)
-    return found
-
-
-def _keep_earlier(a: Arm, b: Arm, seed_sd: float, now: Verdict) -> Verdict:
-    """The winner of an earlier look, if it is still likely enough; else the verdict `now`."""
-    side = int(now.p_higher[1] > now.p_higher[0])
-    winner = (a, b)[side]
-    unsure = now.p_higher[side] <= winner_threshold(a, KEEP_PROBABILITY)
-    if now.both_open or winner.declines or unsure or p_same(now.delta) >= SAME_PROBABILITY:
-        return now
-    for share in EARLIER_LOOKS:
-        before_a, before_b = _arm_at_share(a, share), _arm_at_share(b, share)
-        if before_a is None or before_b is None:
-            return now
-        before = decide(before_a, before_b, seed_sd)
-        if before.name == "higher-ceiling" and before.winner == winner.name:
-            return replace(now, name="higher-ceiling", winner=winner.name, decided_at=share)
-    return now
-
-
-def _arm_at_share(arm: Arm, share: float) -> Arm | None:
-    """The arm at this share of its runs' compute; None where it had too few points."""
-    fits = []
-    for f in arm.fits:
-        points = f.run.window(f.window[0], share * f.end)
-        if len(points) < MIN_POINTS + 1:
-            return None
-        fits.append(fit(points, law=f.law, r0=f.r0, level=f.level))
-    return Arm(arm.name, tuple(fits), arm.prior)

@@ -21,13 +21,15 @@ VERDICT_WORDS: MappingProxyType[VerdictName, str] = MappingProxyType(
     }
 )
 
-# The probabilities and margins below are those of decision.py and arms.py; a test compares them.
+# The probabilities and margins below are those of arms.py, decision.py and survival.py; a test
+# compares them.
 #: What each verdict means and what to do next, as plain sentences, by the value in JSON.
 VERDICT_MEANINGS: MappingProxyType[VerdictName, str] = MappingProxyType(
     {
         "higher-ceiling": (
             "With more than 97 % probability, the winner's pass rate levels off higher than the "
-            "other's. Prefer the winner for long runs, and look for a crossing before short ones: "
+            "other's, and with 90 % or more this will still be the verdict when both runs end. "
+            "Prefer the winner for long runs, and look for a crossing before short ones: "
             "the other may be ahead at first."
         ),
         "faster": (
@@ -40,8 +42,9 @@ VERDICT_MEANINGS: MappingProxyType[VerdictName, str] = MappingProxyType(
             "unlikely to separate them."
         ),
         "undecided": (
-            "The evaluations so far do not show which is better; this does not mean that the two "
-            "are equal. Train longer, evaluate on more prompts, or add seeds, then compare again."
+            "The evaluations so far do not show which is better, or not clearly enough to last; "
+            "this does not mean that the two are equal. Train longer, evaluate on more prompts, or "
+            "add seeds, then compare again."
         ),
     }
 )

@@ -334,6 +334,8 @@ def verdict(pair: Pair) -> str:
     """Our verdict on a pair in words, for a place that names the pair already."""
     if pair.verdict != "undecided":
         return str(pair) + ("" if pair.alarm is None else "; the other is in decline")
+    if pair.tentative is not None:
+        return f"undecided{pair.unsettled}"
     if pair.alarm is not None:
         return "undecided: one of them is in decline"
     return f"undecided: {BOTH_OPEN}" if pair.both_open else "undecided"
@@ -348,16 +350,28 @@ def verdict_sentence(pair: Pair, level: float) -> str:
             low, high = -high, -low
         return (
             f"{pair.winner} has the higher ceiling, by {abs(pair.delta_a):.3f} "
-            f"({percent(level)}: {low:.3f} to {high:.3f}){pair.kept}."
+            f"({percent(level)}: {low:.3f} to {high:.3f}){pair.kept}{_lasts(pair)}."
         )
     if pair.verdict != "undecided":
-        return f"{verdict(pair)}."
+        return f"{verdict(pair)}{_lasts(pair)}."
+    if pair.tentative is not None:
+        return f"No verdict yet on {pair.a} and {pair.b}{pair.unsettled}."
     if pair.alarm is not None:
         return f"No verdict on {pair.a} and {pair.b}: one of them is in decline."
     why = f"the second ceiling minus the first lies between {signed(low)} and {signed(high)}"
     why = BOTH_OPEN if pair.both_open else f"{why} ({percent(level)})"
     return f"The points do not decide between {pair.a} and {pair.b}: {why}." + (
         f" {need(pair.need)}." if pair.need is not None else ""
+    )
+
+
+def _lasts(pair: Pair) -> str:
+    """How likely a verdict is to last, as a clause; "" where both runs have ended."""
+    if pair.survives is None or pair.ends is None:
+        return ""
+    return (
+        f"; this is still the verdict at {pair.until} with probability {pair.survives:.2f}, if "
+        "both runs stay healthy"
     )
 
 
@@ -384,8 +398,10 @@ def paper_verdict(pair: Pair) -> str:
 
 
 def pair_details(pair: Pair) -> list[str]:
-    """Crossing and decision lines of a pair, if any."""
+    """How long a verdict lasts, crossing and decision lines of a pair, if any."""
     out = []
+    if pair.verdict != "undecided" and _lasts(pair):
+        out.append(_lasts(pair).removeprefix("; "))
     if pair.crossing is not None:
         where = "" if pair.crossing.compute is None else f" near {compute(pair.crossing.compute)}"
         out.append(

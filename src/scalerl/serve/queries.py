@@ -301,7 +301,7 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
     said: list[str] = []
     pairs: list[dict[str, Any]] = []
     if len(fits) > 1 and not q.quick and comparable(fits):
-        found = compare(fits)
+        found = compare(fits, budget=max(q.at, default=None))
         level = fits[0].level
         said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
         pairs = [pair.to_dict() for pair in found.pairs]

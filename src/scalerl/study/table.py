@@ -98,11 +98,14 @@ class StudyArms:
 
     @staticmethod
     def from_findings(findings: Sequence[MemberFinding]) -> StudyArms:
-        groups: dict[str, list[Fit]] = {}
+        groups: dict[str, list[MemberFinding]] = {}
         for each in findings:
             if each.fit is not None and each.counts:
-                groups.setdefault(each.member.variant, []).append(each.fit)
-        alone = [Arm(name, tuple(fits)) for name, fits in groups.items()]
+                groups.setdefault(each.member.variant, []).append(each)
+        alone = [
+            Arm(name, tuple(e.fit for e in found if e.fit is not None), budget=_budget(found))
+            for name, found in groups.items()
+        ]
         # Spread of the arms alone: the shared prior draws ceilings together.
         return StudyArms({arm.name: arm for arm in with_family_prior(alone)}, seed_spread(alone))
 
@@ -192,10 +195,10 @@ def _row(
     )
 
 
-def _budget(of_reference: Sequence[MemberFinding]) -> float:
-    """Compute of the reference's whole budget, as far as its runs show it; on the curve's axis."""
+def _budget(group: Sequence[MemberFinding]) -> float:
+    """Compute of the whole budget of a variant, as far as its runs show it; on the curve's axis."""
     ends = [0.0]
-    for each in of_reference:
+    for each in group:
         if each.fit is not None:
             share = read_progress(each.member).share(each.member.recipe)
             ends.append(each.fit.end / share if share > 0 else each.fit.end)
