@@ -51,7 +51,9 @@ class Specs:
                 f"{where.trainers}: set placement.trainers=1, or placement.trainer=fsdp"
             )
         channel = default_channel if where.weights == "auto" else where.weights
-        settings = recipe.with_decay_fixed().optimiser
+        settings = recipe.with_decay_fixed().optimiser.model_copy(
+            update={"lr": recipe.learning_rate}
+        )
         OPTIMISERS[settings.name]  # raises over an unknown one before any worker is started
         return Specs(
             make_engine=ENGINES[where.engine],
@@ -71,6 +73,7 @@ class Specs:
                 recompute=where.activations == "recompute",
                 step_threads=_threads(setup, where.trainers),
                 replay=recipe.precision.routing == "replay",
+                adapter=setup.adapter,
             ),
             channel=CHANNELS[channel](setup.layout),
             trainers=where.trainers,
@@ -101,6 +104,8 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         trust_remote_code=recipe.model.trust_remote_code,
         record_routing=recipe.precision.routing == "replay",
         park_turns=not recipe.placement.deterministic,
+        adapter=None if recipe.placement.engine == "simulated" else setup.adapter,
+        proof_every=recipe.placement.proof_every,
     )
 
 
