@@ -66,11 +66,10 @@ def faults(
             yield f"its scale is wrong: {why}", _scaled(targets, tensors, scale / spec.scale)
     leaves = sorted({t.home.rpartition(".")[2] for t in targets})
     for leaf in leaves:
-        kept = [t for t in targets if t.home.rpartition(".")[2] != leaf]
-        yield f"the tensors of {leaf} are missing", _only(targets, tensors, kept)
+        others = [t for t in targets if t.home.rpartition(".")[2] != leaf]
+        yield f"the tensors of {leaf} are missing", _only(targets, tensors, others)
     half = len(targets) // 2
-    halves = (targets[:half], targets[half:], targets[::2], targets[1::2])
-    for kept in halves:
+    for kept in (targets[:half], targets[half:], targets[::2], targets[1::2]):
         words = f"{len(targets) - len(kept)} of {len(targets)} adapted layers are missing"
         yield words, _only(targets, tensors, kept)
 

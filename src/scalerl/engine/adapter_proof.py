@@ -55,7 +55,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     """CRC-32 of all tensors, in the order of their names."""
     found = 0
     for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].contiguous().numpy(), found)
+        found = zlib.crc32(tensors[name].contiguous().numpy().tobytes(), found)
     return found
 
 

@@ -159,6 +159,13 @@ def _head_target(name: str, lm: Any) -> Target:
     return Target(f"{name}.weight", tuple(weight.shape))
 
 
+def freeze(model: nn.Module, targets: Sequence[Target], spec: AdapterSpec) -> None:
+    """Give gradients to the adapted weights only; unmerged, to none."""
+    adapted = {t.weight for t in targets} if spec.merged else set[str]()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in adapted)
+
+
 def shapes_of(targets: Sequence[Target], rank: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an adapter's tensors, in order."""
     return {name: shape for t in targets for name, shape in t.shapes(rank).items()}
@@ -230,14 +237,19 @@ def merged(base: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 class Merged:
     """The model's weights as base + scale · B A. Keeps a copy of the base of every adapted weight.
 
-    own   the adapted parameters by name, or this rank's rows of them
+    own     the adapted parameters by name, or this rank's rows of them
+    stored  dtype of the copies, where parameters are wider than what they were loaded as
     """
 
     def __init__(
-        self, own: Mapping[str, Tensor], targets: Sequence[Target], spec: AdapterSpec
+        self,
+        own: Mapping[str, Tensor],
+        targets: Sequence[Target],
+        spec: AdapterSpec,
+        stored: torch.dtype | None = None,
     ) -> None:
         self.own, self.targets, self.spec = own, targets, spec
-        self.base = {t.weight: own[t.weight].detach().clone() for t in targets}
+        self.base = {t.weight: own[t.weight].detach().to(stored, copy=True) for t in targets}
 
     @torch.no_grad()
     def write(self, tensors: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from scalerl.models.adapter import (
     Applied,
     Target,
     apply_adapter,
+    freeze,
     initial,
     rehearsal,
     shapes_of,
@@ -40,11 +41,9 @@ class LowRankMasters(Masters):
         self.targets = targets_of(model, spec) if targets is None else targets
         #: Shapes of A and B, by name.
         self.shapes = shapes_of(self.targets, spec.rank)
-        adapted = {t.weight for t in self.targets} if spec.merged else set()
+        freeze(model, self.targets, spec)
         parameters = dict(model.named_parameters())
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in adapted)
-        self.trained = {name: parameters[name] for name in parameters if name in adapted}
+        self.trained = {name: p for name, p in parameters.items() if p.requires_grad}
         first = next(iter(parameters.values()))
         self.dtype, self.device = accumulation_dtype(first.dtype), first.device
         self.by_name = {

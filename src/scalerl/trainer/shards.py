@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,7 +45,17 @@ def save(
             whole[name] = tensor.cpu().contiguous()
     if sharded.rank == 0 and problem is None:
         problem = _try(lambda: _write_model(path, spec, whole, version), path, 0)
-    problems: list[str | None] = [None] * sharded.ranks
+    _raise_on_all(problem)
+
+
+def write_on_rank0(path: Path, write: Callable[[], None]) -> None:
+    """Let rank 0 write into a directory; raises OSError on all ranks if it could not."""
+    rank = dist.get_rank()
+    _raise_on_all(_try(write, path, 0) if rank == 0 else None)
+
+
+def _raise_on_all(problem: str | None) -> None:
+    problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     first = next((p for p in problems if p is not None), None)
     if first is not None:
