@@ -14,6 +14,7 @@ from adapter_bench import (
     CONFIG,
     FAULTS,
     Bench,
+    ChannelRig,
     engine_spec,
     layout_of,
     no_fault,
@@ -25,7 +26,6 @@ from scalerl.algorithm.length import Limit
 from scalerl.engine.interface import Request
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError, PipelineError
-from scalerl.weights.registry import CHANNELS
 
 pytestmark = pytest.mark.vllm
 
@@ -38,22 +38,32 @@ def made(request, tmp_path_factory):
     return folder, adapter, ENGINES["vllm"](engine_spec(folder, adapter))
 
 
-def bench(made, fault=no_fault, channel="shared-memory"):
+@pytest.fixture(scope="module")
+def rig():
+    found = ChannelRig()
+    yield found
+    found.close()
+
+
+def bench(made, rig, fault=no_fault, channel="shared-memory"):
     folder, adapter, engine = made
     vars(engine).pop("load", None)  # the fault of an earlier test
-    return Bench(folder, with_fault(engine, fault), CHANNELS[channel](layout_of(folder)), adapter)
+    channel = rig.channel(channel, layout_of(folder))
+    return Bench(folder, with_fault(engine, fault), channel, adapter)
 
 
+@pytest.mark.parametrize("channel", ["shared-memory", "ray"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_each_fault_is_refused_at_the_first_publish_by_name(made, fault):
-    b = bench(made, fault)
+def test_each_fault_is_refused_at_the_first_publish_by_name(made, rig, fault, channel):
+    b = bench(made, rig, fault, channel)
     b.publish()
     with pytest.raises(PipelineError, match=FAULTS[fault]):
         b.load()
+    b.close()
 
 
-def test_vllm_has_each_adapter_also_when_it_is_given_twice(made):
-    b = bench(made)
+def test_vllm_has_each_adapter_also_when_it_is_given_twice(made, rig):
+    b = bench(made, rig)
     for _ in range(4):
         b.publish()
         b.load()
@@ -62,14 +72,14 @@ def test_vllm_has_each_adapter_also_when_it_is_given_twice(made):
         assert b.gap() < 1e-4
 
 
-def test_a_checkpoint_in_vllm_itself_has_the_trainers_logprobs(made, tmp_path):
+def test_a_checkpoint_in_vllm_itself_has_the_trainers_logprobs(made, rig, tmp_path):
     """Through its own loader of PEFT's files."""
     from vllm.lora.request import LoRARequest
 
     _, adapter, engine = made
     if adapter.merged:
         pytest.skip("vLLM's LoRA layers are off")
-    b = bench(made)
+    b = bench(made, rig)
     for _ in range(3):
         b.publish()
     b.trainer.trainer.save(tmp_path)
@@ -81,8 +91,8 @@ def test_a_checkpoint_in_vllm_itself_has_the_trainers_logprobs(made, tmp_path):
         engine.adapter.request = own
 
 
-def test_rollouts_go_on_with_the_next_adapter(made):
-    b = bench(made)
+def test_rollouts_go_on_with_the_next_adapter(made, rig):
+    b = bench(made, rig)
     b.publish()
     b.load()
     b.engine.submit([Request("r", (1, 2, 3), Limit(12, ()), {0: 7})])

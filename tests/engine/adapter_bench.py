@@ -19,12 +19,16 @@ from scalerl.models.adapter import (
     targets_of,
 )
 from scalerl.placement.generator_worker import GeneratorWorker
+from scalerl.placement.processes import HERE, LOOPBACK
 from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.registry import TRAINERS
-from scalerl.weights.interface import Layout
+from scalerl.trainer.rendezvous import rendezvous_store
+from scalerl.weights.interface import Layout, close
+from scalerl.weights.registry import CHANNELS
+from scalerl.weights.version_registry import VersionRegistry
 
 WORDS = 64
 CONFIG = LlamaConfig(vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -72,6 +76,35 @@ def batch(seed=0):
     return groups
 
 
+class ChannelRig:
+    """Channels by name, with what each needs around it; close it at the end."""
+
+    def __init__(self):
+        self._ray, self._stores = None, []
+
+    def channel(self, name, layout):
+        made = CHANNELS[name](layout)
+        if name == "ray":
+            made.registry = self._registry()
+        if name == "collective":
+            store, port = rendezvous_store(HERE)
+            self._stores.append(store)
+            made.set_rendezvous(HERE, port, LOOPBACK, "cpu")
+        return made
+
+    def _registry(self):
+        import ray
+
+        if self._ray is None:
+            self._ray = ray
+            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        return ray.remote(num_cpus=0, max_concurrency=99)(VersionRegistry).remote()
+
+    def close(self):
+        if self._ray is not None:
+            self._ray.shutdown()
+
+
 class Bench:
     """`publish` makes a step and publishes; `load` makes the generator take what is newest."""
 
@@ -95,6 +128,10 @@ class Bench:
         while self.receiver.newest() < self.trainer.trainer.version:
             assert time.monotonic() < until
             time.sleep(0.01)
+
+    def close(self):
+        close(self.trainer.sender)
+        close(self.receiver)
 
     def load(self):
         return self.receiver.into(self.generator.target)

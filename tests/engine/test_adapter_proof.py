@@ -6,6 +6,7 @@ from adapter_bench import (
     ADAPTER,
     FAULTS,
     Bench,
+    ChannelRig,
     engine_spec,
     layout_of,
     no_fault,
@@ -26,9 +27,17 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def bench(model, fault=no_fault, channel="shared-memory", adapter=ADAPTER):
+@pytest.fixture(scope="module")
+def rig():
+    found = ChannelRig()
+    yield found
+    found.close()
+
+
+def bench(model, fault=no_fault, channel=None, adapter=ADAPTER):
     engine = with_fault(ENGINES["local"](engine_spec(model, adapter)), fault)
-    return Bench(model, engine, CHANNELS[channel](layout_of(model, adapter)), adapter)
+    channel = channel or CHANNELS["shared-memory"](layout_of(model, adapter))
+    return Bench(model, engine, channel, adapter)
 
 
 class Counted:
@@ -44,13 +53,17 @@ class Counted:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("channel", ["shared-memory", "direct"])
-def test_each_fault_is_refused_at_the_first_publish_by_name(model, fault, channel):
-    b = bench(model, fault, channel)
+@pytest.mark.parametrize(
+    "channel",
+    ["shared-memory", "direct", "collective", pytest.param("ray", marks=pytest.mark.ray)],
+)
+def test_each_fault_is_refused_at_the_first_publish_by_name(model, fault, channel, rig):
+    b = bench(model, fault, rig.channel(channel, layout_of(model)))
     b.publish()
     with pytest.raises(PipelineError, match=FAULTS[fault]) as caught:
         b.load()
     assert "\n" not in str(caught.value)
+    b.close()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)

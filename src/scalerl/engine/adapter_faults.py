@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scalerl.engine.interface import EngineSpec
-from scalerl.models.adapter import AdapterSpec, Merged, Target
+from scalerl.models.adapter import AdaptedWeight, AdapterSpec, Merged
 from scalerl.models.head import use_head_precision
 from scalerl.models.load import load_model
 
@@ -21,7 +21,7 @@ Fault = tuple[str, Mapping[str, Tensor]]
 @torch.no_grad()
 def name_fault(
     spec: EngineSpec,
-    targets: Sequence[Target],
+    targets: Sequence[AdaptedWeight],
     tensors: Mapping[str, Tensor],
     scored: Sequence[float],
     allowed: float,
@@ -45,7 +45,7 @@ def name_fault(
 
 
 def faults(
-    targets: Sequence[Target], tensors: Mapping[str, Tensor], spec: AdapterSpec
+    targets: Sequence[AdaptedWeight], tensors: Mapping[str, Tensor], spec: AdapterSpec
 ) -> Iterator[Fault]:
     """The known faults, the most common first."""
     yield "it generates with the base model", _only(targets, tensors, ())
@@ -75,7 +75,7 @@ def faults(
 
 
 def _only(
-    targets: Sequence[Target], tensors: Mapping[str, Tensor], kept: Sequence[Target]
+    targets: Sequence[AdaptedWeight], tensors: Mapping[str, Tensor], kept: Sequence[AdaptedWeight]
 ) -> dict[str, Tensor]:
     """The adapter without the targets that are not kept."""
     names = {t.b for t in kept}
@@ -84,12 +84,12 @@ def _only(
 
 
 def _scaled(
-    targets: Sequence[Target], tensors: Mapping[str, Tensor], factor: float
+    targets: Sequence[AdaptedWeight], tensors: Mapping[str, Tensor], factor: float
 ) -> dict[str, Tensor]:
     return {**tensors, **{t.b: tensors[t.b] * factor for t in targets}}
 
 
-def _exchangeable(targets: Sequence[Target]) -> list[tuple[str, str]]:
+def _exchangeable(targets: Sequence[AdaptedWeight]) -> list[tuple[str, str]]:
     """Pairs of layers with weights of the same shape, by the last parts of their names."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for t in targets:
@@ -99,7 +99,7 @@ def _exchangeable(targets: Sequence[Target]) -> list[tuple[str, str]]:
 
 
 def _exchanged(
-    targets: Sequence[Target], tensors: Mapping[str, Tensor], one: str, other: str
+    targets: Sequence[AdaptedWeight], tensors: Mapping[str, Tensor], one: str, other: str
 ) -> dict[str, Tensor]:
     homes = {t.home: t for t in targets}
     out = dict(tensors)

@@ -87,6 +87,8 @@ class ProvenAdapter:
         self.allowed = MAX_LOGPROB_GAP[spec.dtype]
         #: Adapters loaded since the last proof; None: the next one is proven in any case.
         self._since: int | None = None
+        #: Proofs that were made, in words.
+        self.proofs: list[str] = []
         #: Version and log-probs of the adapter that was loaded last.
         self._last: tuple[int, tuple[float, ...]] | None = None
 
@@ -141,10 +143,13 @@ class ProvenAdapter:
         if self._gap(scored, probe.current) > self.allowed:
             named = before | {"it generates with the base model": probe.base}
             self._refuse(f"of version {version}", given, scored, probe.current, named)
-        if self._gap(probe.rehearsal, probe.current) <= 2 * self.allowed:
-            return  # the adapter has come to be the rehearsal, as far as the probe can tell
         if self._gap(scored, probe.rehearsal) <= self.allowed:
             self._refuse(f"of version {version}", given, scored, probe.current, before)
+        self.proofs.append(
+            f"has proved that it generates with the adapter of version {version}: log-probs of a "
+            f"probe differ by {self._gap(scored, probe.current):.1g} from the trainer's, and by "
+            f"{self._gap(scored, probe.rehearsal):.1g} from those of the adapter before"
+        )
 
     def _gap(self, a: Sequence[float], b: Sequence[float]) -> float:
         gaps = (torch.tensor(a) - torch.tensor(b)).abs()

@@ -139,7 +139,7 @@ class EngineSpec:
     #: LoRA adapters that `load` is given, instead of all weights.
     adapter: AdapterSpec | None = None
     #: Sets of weights that are loaded from one verification of all weights to the next.
-    proof_every: int = 1
+    verify_every: int = 1
 
 
 @runtime_checkable

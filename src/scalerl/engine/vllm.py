@@ -11,10 +11,10 @@ Each rollout is a request of vLLM's, and a step generates one token for each.
 - The waiting queue is ours. A rollout is admitted with the salt of the version at that time, and
   only as many are admitted as one step of vLLM can prefill, so that none waits inside vLLM while
   weights or lanes change.
-- At the first update, then at every `proof_every`-th, and when the version falls, the engine scores
-  a probe, and an independent forward pass over the same weights must agree. At the first this is
-  also done with every tensor changed, so that a tensor which vLLM does not load is found then, and
-  not in the learning curve (probe.py). An adapter is proven by the generator (adapter_proof.py).
+- At the first update, then at every `verify_every`-th, and when the version falls, the engine
+  scores a probe, and an independent forward pass over the same weights must agree. At the first
+  this is also done with every tensor changed, so that a tensor which vLLM does not load is found
+  then, and not in the learning curve (probe.py). The generator proves adapters (adapter_proof.py).
 
 Tested on CPUs; on GPUs set `placement.device = "cuda"`.
 """
@@ -305,7 +305,7 @@ class VllmEngine:
             self._salts.clear()
         self.version = version
         self._unverified += 1
-        if self.adapter is None and (first or falls or self._unverified >= self.spec.proof_every):
+        if self.adapter is None and (first or falls or self._unverified >= self.spec.verify_every):
             self._verify_weights(weights, f"at version {version}")
             self._unverified = 0
 

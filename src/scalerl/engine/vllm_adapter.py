@@ -12,7 +12,7 @@ from torch import Tensor
 from scalerl.engine.interface import EngineSpec
 from scalerl.engine.vllm_model import load_weights
 from scalerl.errors import InputError
-from scalerl.models.adapter import Target, check_names, merged, shapes_of, targets_of
+from scalerl.models.adapter import AdaptedWeight, check_names, merged, shapes_of, targets_of
 from scalerl.models.adapter_files import to_peft
 from scalerl.models.load import load_model, meta_model_fast
 
@@ -29,7 +29,7 @@ class MergedWeights(Mapping[str, Tensor]):
     def __init__(
         self,
         base: Mapping[str, Tensor],
-        targets: Mapping[str, Target],
+        targets: Mapping[str, AdaptedWeight],
         tensors: Mapping[str, Tensor],
         scale: float,
     ) -> None:
@@ -150,7 +150,7 @@ def _shape_of(spec: EngineSpec) -> Any:
     return meta_model_fast(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
 
 
-def _leaves(targets: Sequence[Target]) -> list[str]:
+def _leaves(targets: Sequence[AdaptedWeight]) -> list[str]:
     """The last parts of the names of adapted layers."""
     return sorted({t.home.rpartition(".")[2] for t in targets})
 

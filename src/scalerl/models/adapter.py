@@ -77,7 +77,7 @@ class AdapterProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AdaptedWeight:
     """A weight with an adapter."""
 
     #: Name of the parameter.
@@ -105,7 +105,7 @@ class Target:
         return {self.a: (*experts, rank, into), self.b: (*experts, out, rank)}
 
 
-def targets_of(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
+def targets_of(model: nn.Module, spec: AdapterSpec) -> tuple[AdaptedWeight, ...]:
     """The adapted weights of a model, which may be on the meta device; raises InputError where the
     recipe asks for what the model does not have."""
     lm: Any = model
@@ -113,11 +113,11 @@ def targets_of(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
         if isinstance(module, nn.Linear) and module is not head and _wanted(leaf, spec, seen):
-            found.append(Target(f"{name}.weight", tuple(module.weight.shape)))
+            found.append(AdaptedWeight(f"{name}.weight", tuple(module.weight.shape)))
         for own, p in module.named_parameters(recurse=False):
             if p.ndim == 3 and spec.experts and _wanted(own, spec, seen):
                 turned = bool(getattr(module, "is_transposed", False))
-                found.append(Target(f"{name}.{own}", tuple(p.shape), turned))
+                found.append(AdaptedWeight(f"{name}.{own}", tuple(p.shape), turned))
         if module is head and spec.head:
             found.append(_head_target(name, lm))
     missing = [t for t in spec.targets if t not in seen]
@@ -149,29 +149,29 @@ def _wanted(leaf: str, spec: AdapterSpec, seen: set[str]) -> bool:
     return True
 
 
-def _head_target(name: str, lm: Any) -> Target:
+def _head_target(name: str, lm: Any) -> AdaptedWeight:
     weight = lm.get_output_embeddings().weight
     if weight is lm.get_input_embeddings().weight:
         raise InputError(
             "adapter.head: the head of this model is its embedding (tied weights), and an adapter "
             "would change both: leave adapter.head out"
         )
-    return Target(f"{name}.weight", tuple(weight.shape))
+    return AdaptedWeight(f"{name}.weight", tuple(weight.shape))
 
 
-def freeze(model: nn.Module, targets: Sequence[Target], spec: AdapterSpec) -> None:
+def freeze(model: nn.Module, targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> None:
     """Give gradients to the adapted weights only; unmerged, to none."""
     adapted = {t.weight for t in targets} if spec.merged else set[str]()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in adapted)
 
 
-def shapes_of(targets: Sequence[Target], rank: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(targets: Sequence[AdaptedWeight], rank: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an adapter's tensors, in order."""
     return {name: shape for t in targets for name, shape in t.shapes(rank).items()}
 
 
-def initial(targets: Sequence[Target], spec: AdapterSpec) -> dict[str, Tensor]:
+def initial(targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> dict[str, Tensor]:
     """The adapter that training starts with: A uniform as in PEFT, B zero."""
     found = {}
     for t in targets:
@@ -183,7 +183,7 @@ def initial(targets: Sequence[Target], spec: AdapterSpec) -> dict[str, Tensor]:
     return found
 
 
-def rehearsal(targets: Sequence[Target], spec: AdapterSpec) -> dict[str, Tensor]:
+def rehearsal(targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> dict[str, Tensor]:
     """An adapter for the proof, whose every tensor shows in log-probs. The one that training starts
     with does not show at all: its B is 0."""
     found = {}
@@ -244,7 +244,7 @@ class Merged:
     def __init__(
         self,
         own: Mapping[str, Tensor],
-        targets: Sequence[Target],
+        targets: Sequence[AdaptedWeight],
         spec: AdapterSpec,
         stored: torch.dtype | None = None,
     ) -> None:
@@ -266,7 +266,9 @@ class Merged:
 class Unmerged:
     """scale · B (A x) added to the output of each adapted layer."""
 
-    def __init__(self, model: nn.Module, targets: Sequence[Target], spec: AdapterSpec) -> None:
+    def __init__(
+        self, model: nn.Module, targets: Sequence[AdaptedWeight], spec: AdapterSpec
+    ) -> None:
         for t in targets:
             if len(t.shape) != 2:
                 raise InputError(
@@ -278,7 +280,7 @@ class Unmerged:
         for t in targets:
             model.get_submodule(t.home).register_forward_hook(self._hook(t))
 
-    def _hook(self, target: Target) -> Any:
+    def _hook(self, target: AdaptedWeight) -> Any:
         def add(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if self.tensors is None:
                 return output
@@ -308,7 +310,7 @@ class Applied(Protocol):
         ...
 
 
-def apply_adapter(model: nn.Module, targets: Sequence[Target], spec: AdapterSpec) -> Applied:
+def apply_adapter(model: nn.Module, targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> Applied:
     """The way in which this model computes with an adapter."""
     if spec.merged:
         return Merged(dict(model.named_parameters()), targets, spec)

@@ -14,7 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scalerl.errors import InputError
-from scalerl.models.adapter import AdapterSpec, Target, check_names, merged, shapes_of, targets_of
+from scalerl.models.adapter import (
+    AdaptedWeight,
+    AdapterSpec,
+    check_names,
+    merged,
+    shapes_of,
+    targets_of,
+)
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -25,7 +32,7 @@ PREFIX = "base_model.model."
 def save(
     path: Path,
     tensors: Mapping[str, Tensor],
-    targets: Sequence[Target],
+    targets: Sequence[AdaptedWeight],
     spec: AdapterSpec,
     model: str,
 ) -> None:
@@ -35,7 +42,7 @@ def save(
     (path / CONFIG_FILE).write_text(json.dumps(_config(targets, spec, model), indent=2) + "\n")
 
 
-def _config(targets: Sequence[Target], spec: AdapterSpec, model: str) -> dict[str, Any]:
+def _config(targets: Sequence[AdaptedWeight], spec: AdapterSpec, model: str) -> dict[str, Any]:
     experts = sorted({".".join(t.weight.split(".")[-2:]) for t in targets if len(t.shape) == 3})
     return {
         "peft_type": "LORA",
@@ -51,7 +58,7 @@ def _config(targets: Sequence[Target], spec: AdapterSpec, model: str) -> dict[st
     }
 
 
-def to_peft(tensors: Mapping[str, Tensor], targets: Sequence[Target]) -> dict[str, Tensor]:
+def to_peft(tensors: Mapping[str, Tensor], targets: Sequence[AdaptedWeight]) -> dict[str, Tensor]:
     """The tensors by PEFT's names. It stores the experts of a layer in two matrices, and nests the
     wrappers of several parameters of one module."""
     found: dict[str, Tensor] = {}
@@ -68,7 +75,7 @@ def to_peft(tensors: Mapping[str, Tensor], targets: Sequence[Target]) -> dict[st
 
 
 def from_peft(
-    stored: Mapping[str, Tensor], targets: Sequence[Target], rank: int
+    stored: Mapping[str, Tensor], targets: Sequence[AdaptedWeight], rank: int
 ) -> dict[str, Tensor]:
     """The tensors by our names; the inverse of `to_peft`."""
     found: dict[str, Tensor] = {}
@@ -89,7 +96,7 @@ def from_peft(
     return found
 
 
-def _nested_home(target: Target, targets: Sequence[Target]) -> str:
+def _nested_home(target: AdaptedWeight, targets: Sequence[AdaptedWeight]) -> str:
     module = target.weight.rpartition(".")[0]
     here = [t.weight for t in targets if t.weight.rpartition(".")[0] == module]
     # The first parameter is wrapped first, and the wrapper of the next one contains it.
@@ -102,7 +109,7 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file()
 
 
-def load(path: Path, targets: Sequence[Target], rank: int) -> dict[str, Tensor]:
+def load(path: Path, targets: Sequence[AdaptedWeight], rank: int) -> dict[str, Tensor]:
     """The tensors of an adapter, by our names; InputError where they do not fit."""
     try:
         stored = load_file(path / WEIGHTS_FILE)

@@ -166,7 +166,8 @@ class RunSetup:
                 f"precision.routing=replay is for mixtures of experts, and {recipe.model.path} has "
                 "no router: set precision.routing=own"
             )
-        adapter = _adapter(recipe, shape, columns)
+        words = shape.get_input_embeddings().weight.shape[0]
+        adapter = adapter_spec(recipe, probe_tokens(words, columns))
         # Two lanes share the cache, each with half of it.
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
         setup = RunSetup(
@@ -458,12 +459,12 @@ def _refuse_environment_keys(recipe: Recipe, task: Task) -> None:
         )
 
 
-def _adapter(recipe: Recipe, shape: Any, columns: int) -> AdapterSpec | None:
-    """The adapters of a recipe; raises where the model cannot have them."""
+def adapter_spec(recipe: Recipe, probe: tuple[int, ...] = ()) -> AdapterSpec | None:
+    """The adapters of a recipe; None where all weights are trained."""
     asked = recipe.adapter
     if not asked.rank:
         return None
-    made = AdapterSpec(
+    return AdapterSpec(
         rank=asked.rank,
         alpha=asked.alpha_used,
         targets=asked.targets,
@@ -471,15 +472,14 @@ def _adapter(recipe: Recipe, shape: Any, columns: int) -> AdapterSpec | None:
         head=asked.head,
         merged=asked.mode == "merged",
         seed=recipe.seed,
-        probe=probe_tokens(shape.get_input_embeddings().weight.shape[0], columns),
+        probe=probe,
         proof_every=recipe.placement.proof_every,
     )
-    targets_of(shape, made)
-    return made
 
 
 def _layout(shape: Any, adapter: AdapterSpec | None, dtype: str) -> Layout:
-    """What a publish carries: all weights, or an adapter with its proof."""
+    """What a publish carries: all weights, or an adapter with its proof. Raises where the model
+    cannot have the adapter."""
     if adapter is None:
         return Layout.from_model(shape)
     tensors = shapes_of(targets_of(shape, adapter), adapter.rank)

@@ -73,7 +73,15 @@ class GeneratorWorker:
     def start(self) -> m.WorkerReady | None:
         """Load the first weights; None while none have been published."""
         version = self.receiver.into(self.target)
-        return None if version < 0 else m.WorkerReady(version)
+        return None if version < 0 else m.WorkerReady(version, proofs=self._proofs())
+
+    def _proofs(self) -> tuple[str, ...]:
+        """The proofs that were not reported yet."""
+        if not isinstance(self.target, ProvenAdapter):
+            return ()
+        found = tuple(self.target.proofs)
+        self.target.proofs.clear()
+        return found
 
     @property
     def version(self) -> int:
@@ -203,6 +211,7 @@ class GeneratorWorker:
             tokens=self._tokens,
             read_tokens=self._read_tokens,
             held=held,
+            proofs=self._proofs(),
         )
         self._written.clear()
         self._seconds.clear()

@@ -276,9 +276,9 @@ def parse_override(text: str) -> tuple[str, Any]:
         sections = {k.partition(".")[0] for k in known if "." in k}
         if path in sections:
             raise InputError(f"{path} is a section, not a value; write {path}.KEY=VALUE")
-        guess = nearest(path, known)
-        if guess is None and (line := about_adapters(path)) is not None:
+        if (line := about_adapters(path)) is not None:
             raise InputError(line)
+        guess = nearest(path, known)
         hint = f"did you mean {guess}?" if guess else "see `scalerl recipe show scalerl`"
         raise InputError(f"{path} is not a key of a recipe; {hint}")
     return path, _parse_value(path, raw)

@@ -138,10 +138,10 @@ ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
 
 
 def about_adapters(path: str) -> str | None:
-    """The error for an unknown key that seems to be about adapters, or None.
+    """The error for an unknown key about adapters that has no near one in [adapter]; else None.
 
-    >>> about_adapters("model.lora_rank")
-    'model.lora_rank is not a key of a recipe; LoRA is set by adapter.rank=8, see [adapter]'
+    >>> about_adapters("model.use_peft")
+    'model.use_peft is not a key of a recipe; LoRA is set by adapter.rank=8, see [adapter]'
     """
     if ADAPTER.search(path) is None:
         return None
@@ -150,6 +150,8 @@ def about_adapters(path: str) -> str | None:
             f"{path}: adapters have no dropout here, because the tokens would be written by other "
             "weights than the trainer's; leave the key out"
         )
+    if (nearest(path, known_keys()) or "").startswith("adapter."):
+        return None
     return f"{path} is not a key of a recipe; LoRA is set by adapter.rank=8, see [adapter]"
 
 
@@ -165,10 +167,8 @@ def unknown_key(data: Mapping[str, Any], free: set[str], where: str = "") -> str
         # Not in [loss]: a constant of a custom loss may have any name.
         names = value if isinstance(value, Mapping) and key not in CHOOSING else ()
         for path in (key, *(f"{key}.{name}" for name in names)):
-            # A key of [adapter] that is misspelt has a near one.
-            if key == "adapter" or path in known:
-                continue
-            if (line := about_adapters(path)) is not None:
+            new = path not in known and path not in sections
+            if new and (line := about_adapters(path)) is not None:
                 return f"{start}{line}"
         if key not in sections:
             inner = next(iter(value), "") if isinstance(value, Mapping) else ""

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import TokenBatch
 from scalerl.errors import InputError, is_out_of_memory
-from scalerl.models.adapter import AdapterSpec, Target, freeze, targets_of
+from scalerl.models.adapter import AdaptedWeight, AdapterSpec, freeze, targets_of
 from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.flat import FlatAttention
 from scalerl.models.head import Precision, head_of
@@ -58,7 +58,7 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
     trust = spec.trust_remote_code
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
-    targets: tuple[Target, ...] = ()
+    targets: tuple[AdaptedWeight, ...] = ()
 
     def load() -> ShardedModel:
         nonlocal targets
@@ -196,9 +196,9 @@ class FsdpTrainer(LocalTrainer):
         spec: TrainerSpec,
         sharded: ShardedModel,
         reference: ShardedModel | None,
-        targets: Sequence[Target] = (),
+        adapted: Sequence[AdaptedWeight] = (),
     ) -> None:
-        self.spec, self.sharded, self._targets = spec, sharded, targets
+        self.spec, self.sharded, self._adapted = spec, sharded, adapted
         self._sharded = {s.model: s for s in (sharded, reference) if s is not None}
         super().__init__(
             sharded.model,
@@ -215,7 +215,7 @@ class FsdpTrainer(LocalTrainer):
         self._record_collectives()
 
     def _low_rank(self, model: nn.Module, adapter: AdapterSpec) -> ShardedLowRank:
-        return ShardedLowRank(self.sharded, adapter, self._targets)
+        return ShardedLowRank(self.sharded, adapter, self._adapted)
 
     def _scorer(
         self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
@@ -295,7 +295,8 @@ class FsdpTrainer(LocalTrainer):
         """Clip by the norm over all ranks. Torch's `clip_grad_norm_` would give a DTensor; here
         every rank adds the same squares in the same order, in float64, and finds the same norm."""
         by_rows = None if self.adapter is None else self.adapter.by_rows
-        mine, everywhere = [], []
+        mine: list[Tensor] = []
+        everywhere: list[Tensor] = []  # what every rank has all of
         for name, master in self.masters.by_name.items():
             if master.grad is not None:
                 shared = by_rows is not None and name not in by_rows

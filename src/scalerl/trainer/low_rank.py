@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.models.adapter import (
+    AdaptedWeight,
     AdapterSpec,
     Applied,
-    Target,
     apply_adapter,
     freeze,
     initial,
@@ -35,7 +35,7 @@ class LowRankMasters(Masters):
     """The masters A and B of a model's adapters, by name."""
 
     def __init__(
-        self, model: nn.Module, spec: AdapterSpec, targets: Sequence[Target] | None = None
+        self, model: nn.Module, spec: AdapterSpec, targets: Sequence[AdaptedWeight] | None = None
     ) -> None:
         self.spec = spec
         self.targets = targets_of(model, spec) if targets is None else targets

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from scalerl.models.adapter import AdapterSpec, Applied, Merged, Target, Unmerged
+from scalerl.models.adapter import AdaptedWeight, AdapterSpec, Applied, Merged, Unmerged
 from scalerl.trainer.low_rank import LowRankMasters
 from scalerl.trainer.sharding import ShardedModel, shard_range
 
@@ -23,7 +23,9 @@ from scalerl.trainer.sharding import ShardedModel, shard_range
 class ShardedLowRank(LowRankMasters):
     """One rank's part of the masters A and B."""
 
-    def __init__(self, sharded: ShardedModel, spec: AdapterSpec, targets: Sequence[Target]) -> None:
+    def __init__(
+        self, sharded: ShardedModel, spec: AdapterSpec, targets: Sequence[AdaptedWeight]
+    ) -> None:
         self.sharded = sharded
         experts = [t for t in targets if len(t.shape) == 3]
         #: Names of the tensors of which each rank has some rows.
@@ -69,5 +71,7 @@ class ShardedLowRank(LowRankMasters):
             [(torch.zeros_like(t) if t.grad is None else t.grad).flatten() for t in mine]
         )
         dist.all_reduce(whole)
-        for t, found in zip(mine, whole.split([t.numel() for t in mine]), strict=True):
-            t.grad = found.view(t.shape)
+        at = 0
+        for t in mine:
+            t.grad = whole[at : at + t.numel()].view(t.shape)
+            at += t.numel()
