@@ -225,7 +225,12 @@ class LocalEngine:
         if missing or weights.keys() - own.keys():
             wrong = sorted(missing | (weights.keys() - own.keys()))
             raise InputError(f"weights do not fit the model: {', '.join(wrong[:3])} ...")
-        # In place: the decoders refer to these very tensors.
+        # In place: the decoders refer to these very tensors. Weights that are just arriving are
+        # written there as they come (weights/streaming.py).
+        write_into = getattr(weights, "write_into", None)
+        if write_into is not None:
+            write_into(own)
+            return
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)

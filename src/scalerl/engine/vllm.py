@@ -239,8 +239,8 @@ class VllmEngine:
         self._number = 0
         self.probe = Probe(spec)
         self._perturbation_verified = False
-        #: Updates since weights were last verified.
-        self._unverified = 0
+        #: Updates from the last one that was verified on; None before the first.
+        self._unverified: int | None = None
         self.adapter = vllm_adapter.vllm_adapter(spec, self.runner, tied=self.probe.tied)
         model = self.runner.get_model()
         if spec.head == "fp32":
@@ -291,26 +291,27 @@ class VllmEngine:
         return EngineStep(self.lane, tuple(written), tokens, read_tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        first = not self._perturbation_verified
-        if self.adapter is not None:
-            self.adapter.load(weights)
-        else:
-            self._load_all(weights)
-        self.engine.set_weight_version(str(version))
         # After going back to a checkpoint the same version numbers come again with other weights:
         # the count makes their salts differ.
         falls = version < self.version
+        verify = self._unverified is None or falls or self._unverified >= self.spec.verify_every
+        if self.adapter is not None:
+            self.adapter.load(weights)
+        else:
+            self.probe.check_names(weights)
+            # Copied where they are read more than once: they may be just arriving.
+            weights = dict(weights) if verify else weights
+            self._load_all(weights)
+        self.engine.set_weight_version(str(version))
         if falls:
             self._rollbacks += 1
             self._salts.clear()
         self.version = version
-        self._unverified += 1
-        if self.adapter is None and (first or falls or self._unverified >= self.spec.verify_every):
+        if self.adapter is None and verify:
             self._verify_weights(weights, f"at version {version}")
-            self._unverified = 0
+        self._unverified = 1 if verify or self._unverified is None else self._unverified + 1
 
     def _load_all(self, weights: Mapping[str, Tensor]) -> None:
-        self.probe.check_names(weights)
         if not self._perturbation_verified:
             changed = self.probe.perturbed(weights)
             self._reload(changed)
