@@ -311,6 +311,14 @@ def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
     assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
 
 
+@pytest.mark.faults
+def test_a_run_with_adapters_outlives_them_too_and_proves_its_adapters_again(tmp_path):
+    run = storm(tmp_path / "run", 4, seed=0, settings=["adapter.rank=4"])
+    assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
+    for strike in run.strikes:
+        assert any("has proved that it generates" in words for words in strike.events), strike
+
+
 def kill_a_rank(run):
     """With a checkpoint since the last time: generators are the same afterwards."""
     before, resumes = run.step, len(run.resumes)

@@ -45,7 +45,7 @@ def with_proof(
     """What is published: an adapter, and what a generator needs to prove that it has it."""
     sent = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     found = checksum(sent)
-    header = (version, found >> 16, found & 0xFFFF)
+    header = (version, found >> 16, found & 0xFFFF, probe.share)
     numbers = (*header, *probe.current, *probe.base, *probe.rehearsal)
     dtype = next(iter(sent.values())).dtype
     return {**sent, PROOF: torch.tensor(numbers, dtype=dtype)}
@@ -69,9 +69,10 @@ class Proof:
 
     @staticmethod
     def from_tensor(numbers: Tensor) -> Proof:
-        version, high, low, *logprobs = numbers.tolist()
+        version, high, low, share, *logprobs = numbers.tolist()
         n = len(logprobs) // 3
-        probe = AdapterProbe(*(tuple(logprobs[i * n : (i + 1) * n]) for i in range(3)))
+        each = (tuple(logprobs[i * n : (i + 1) * n]) for i in range(3))
+        probe = AdapterProbe(*each, share=share)
         return Proof(int(version), int(high) << 16 | int(low), probe)
 
 
@@ -128,7 +129,7 @@ class ProvenAdapter:
 
     def _rehearse(self, probe: AdapterProbe) -> None:
         """Load an adapter whose every tensor shows, and compare log-probs with the trainer's."""
-        tensors = rehearsal(self.targets, self.adapter)
+        tensors = rehearsal(self.targets, self.adapter, probe.share)
         self.engine.load(tensors, self.engine.health().version)
         scored = self.engine.score(self.adapter.probe)
         if self._gap(scored, probe.rehearsal) > self.allowed:

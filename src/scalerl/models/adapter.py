@@ -26,16 +26,14 @@ from torch.nn import functional as F
 from scalerl.errors import InputError
 from scalerl.models.head import accumulation_dtype
 
-#: Standard deviation of scale · B A in a rehearsal, as a share of 1 / sqrt(in), which is about that
-#: of a trained weight: log-probs move by 0.3 to 3, far more than by rounding, and stay finite.
-REHEARSAL_SHARE = 1.0
 #: Tokens of the probe that shows which adapter a model has.
 PROBE_TOKENS = 16
 
 #: Name under which the proof travels beside the tensors of an adapter.
 PROOF = "proof"
-#: Numbers before the log-probs: version, and the checksum in two halves, which are exact in FP32.
-HEADER = 3
+#: Numbers before the log-probs: version, the checksum in two halves, and the size of the rehearsal;
+#: all are exact in FP32.
+HEADER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,8 @@ class AdapterProbe:
     base: tuple[float, ...]
     #: With that of the rehearsal.
     rehearsal: tuple[float, ...]
+    #: Size of the rehearsal (`rehearsal`).
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +183,16 @@ def initial(targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> dict[str, Te
     return found
 
 
-def rehearsal(targets: Sequence[AdaptedWeight], spec: AdapterSpec) -> dict[str, Tensor]:
+def rehearsal(
+    targets: Sequence[AdaptedWeight], spec: AdapterSpec, share: float = 1.0
+) -> dict[str, Tensor]:
     """An adapter for the proof, whose every tensor shows in log-probs. The one that training starts
-    with does not show at all: its B is 0."""
+    with does not show at all: its B is 0. `share` is the standard deviation of scale · B A by
+    1 / sqrt(in), which is about that of a trained weight."""
     found = {}
     for t in targets:
         a, b = t.shapes(spec.rank).values()
-        size = REHEARSAL_SHARE / (spec.scale * spec.rank**0.5)
+        size = share / (spec.scale * spec.rank**0.5)
         # Another seed than that of `initial`, and the same in every process.
         found[t.a] = torch.randn(a, generator=_generator(t.a, -1)) * t.shape[-1] ** -0.5
         found[t.b] = torch.randn(b, generator=_generator(t.b, -1)) * size

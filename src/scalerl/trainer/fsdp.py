@@ -129,6 +129,12 @@ class ShardedScorer(Scorer):
     ) -> tuple[Tensor, Tensor]:
         return cast(tuple[Tensor, Tensor], self.sharded.policy(rows))
 
+    def score_probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        # Rank 0's, so that all ranks decide the same by them.
+        found = torch.tensor(super().score_probe(tokens), dtype=torch.float64)
+        dist.broadcast(found, 0)
+        return tuple(found.tolist())
+
     @contextmanager
     def _scoring_probe(self) -> Iterator[None]:
         unit = self.sharded.head

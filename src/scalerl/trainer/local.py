@@ -37,7 +37,7 @@ from scalerl.trainer.interface import (
     StepReport,
     TrainerSpec,
 )
-from scalerl.trainer.low_rank import LowRankMasters
+from scalerl.trainer.low_rank import LowRankMasters, rehearsed
 from scalerl.trainer.masters import Masters
 from scalerl.trainer.micro import Episodes, Sizes
 from scalerl.trainer.optimisers import OPTIMISERS
@@ -154,8 +154,8 @@ class LocalTrainer:
         self.reference = None if reference is None else self._scorer(reference, *how, replay=False)
         self.device = self.scorer.device
         self._version = 0
-        #: Log-probs of the probe without an adapter, and with that of the rehearsal.
-        self._fixed_probe: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+        #: What of a probe does not depend on the current adapter.
+        self._rehearsal: AdapterProbe | None = None
         self.optimiser = OPTIMISERS[optimiser.name](self.masters.tensors(), optimiser)
 
     def _low_rank(self, model: nn.Module, adapter: AdapterSpec) -> LowRankMasters:
@@ -226,12 +226,11 @@ class LocalTrainer:
         adapter = self.adapter
         assert adapter is not None, "only adapters are probed"
         score = partial(self.scorer.score_probe, tokens)
-        if self._fixed_probe is None:
+        if self._rehearsal is None:
             with adapter.base():
                 base = score()
-            with adapter.rehearsing():
-                self._fixed_probe = (base, score())
-        return AdapterProbe(score(), *self._fixed_probe)
+            self._rehearsal = rehearsed(adapter, score, base)
+        return replace(self._rehearsal, current=score())
 
     def weights(self) -> Mapping[str, Tensor]:
         if self.adapter is not None:

@@ -10,7 +10,7 @@ Unmerged, autograd computes both (models/adapter.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from scalerl.models.adapter import (
     AdaptedWeight,
+    AdapterProbe,
     AdapterSpec,
     Applied,
     apply_adapter,
@@ -29,6 +30,13 @@ from scalerl.models.adapter import (
 )
 from scalerl.models.head import accumulation_dtype
 from scalerl.trainer.masters import Masters
+
+#: Mean change of a log-prob by the rehearsal, in nats, at least: thrice what is allowed in BF16.
+MIN_MOVED = 0.3
+#: The same, at most: a much larger one amplifies rounding.
+MAX_MOVED = 3.0
+#: Sizes of the rehearsal that are tried, each twice or half of the one before.
+MAX_SIZES = 12
 
 
 class LowRankMasters(Masters):
@@ -109,11 +117,11 @@ class LowRankMasters(Masters):
             self.round_into_model()
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def rehearsing(self, share: float) -> Iterator[None]:
         """The model computes with the adapter of the proof (`models.adapter.rehearsal`)."""
         parts = {
             name: self.part(name, tensor).to(self.device, self.dtype)
-            for name, tensor in rehearsal(self.targets, self.spec).items()
+            for name, tensor in rehearsal(self.targets, self.spec, share).items()
         }
         self.applied.write(parts)
         try:
@@ -127,6 +135,27 @@ class LowRankMasters(Masters):
         for name, master in self.by_name.items():
             master.copy_(self.part(name, tensors[name]))
         self.round_into_model()
+
+
+def rehearsed(
+    masters: LowRankMasters,
+    score: Callable[[], tuple[float, ...]],
+    base: tuple[float, ...],
+) -> AdapterProbe:
+    """The probe with the rehearsal, of a size that shows clearly and leaves numbers in proportion:
+    how far an adapter moves log-probs depends on depth and weights of the model."""
+    share = 1.0
+    for _ in range(MAX_SIZES):
+        with masters.rehearsing(share):
+            found = score()
+        moved = sum(abs(a - b) for a, b in zip(found, base, strict=True)) / len(base)
+        if moved < MIN_MOVED:
+            share *= 2
+        elif not moved <= MAX_MOVED:  # NaN too
+            share /= 2
+        else:
+            break
+    return AdapterProbe(base, base, found, share)
 
 
 def _add(master: Tensor, gradient: Tensor) -> None:
