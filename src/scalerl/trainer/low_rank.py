@@ -31,12 +31,11 @@ from scalerl.models.adapter import (
 from scalerl.models.head import accumulation_dtype
 from scalerl.trainer.masters import Masters
 
-#: Mean change of a log-prob by the rehearsal, in nats, at least: thrice what is allowed in BF16.
-MIN_MOVED = 0.3
-#: The same, at most: a much larger one amplifies rounding.
+#: Mean change of a log-prob by the rehearsal, in nats, at most: a larger one amplifies rounding, and
+#: where an adapter outweighs its base, norms hide its scale.
 MAX_MOVED = 3.0
-#: Sizes of the rehearsal that are tried, each twice or half of the one before.
-MAX_SIZES = 12
+#: Times that the rehearsal is halved for it, at most.
+MAX_HALVINGS = 12
 
 
 class LowRankMasters(Masters):
@@ -142,18 +141,13 @@ def rehearsed(
     score: Callable[[], tuple[float, ...]],
     base: tuple[float, ...],
 ) -> AdapterProbe:
-    """The probe with the rehearsal, of a size that shows clearly and leaves numbers in proportion:
-    how far an adapter moves log-probs depends on depth and weights of the model."""
-    share = 1.0
-    for _ in range(MAX_SIZES):
+    """The probe with the rehearsal, halved until it leaves log-probs in proportion: how far an
+    adapter moves them depends on the depth and the weights of the model."""
+    for halvings in range(MAX_HALVINGS):
+        share = 0.5**halvings
         with masters.rehearsing(share):
             found = score()
-        moved = sum(abs(a - b) for a, b in zip(found, base, strict=True)) / len(base)
-        if moved < MIN_MOVED:
-            share *= 2
-        elif not moved <= MAX_MOVED:  # NaN too
-            share /= 2
-        else:
+        if sum(abs(a - b) for a, b in zip(found, base, strict=True)) <= MAX_MOVED * len(base):
             break
     return AdapterProbe(base, base, found, share)
 
