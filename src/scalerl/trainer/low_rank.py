@@ -31,8 +31,8 @@ from scalerl.models.adapter import (
 from scalerl.models.head import accumulation_dtype
 from scalerl.trainer.masters import Masters
 
-#: Mean change of a log-prob by the rehearsal, in nats, at most: a larger one amplifies rounding, and
-#: where an adapter outweighs its base, norms hide its scale.
+#: Mean change of a log-prob by the rehearsal, in nats, at most: a larger one amplifies rounding,
+#: and where an adapter outweighs its base, norms hide its scale.
 MAX_MOVED = 3.0
 #: Times that the rehearsal is halved for it, at most.
 MAX_HALVINGS = 12
