@@ -71,8 +71,8 @@ class Proof:
     def from_tensor(numbers: Tensor) -> Proof:
         version, high, low, share, *logprobs = numbers.tolist()
         n = len(logprobs) // 3
-        each = (tuple(logprobs[i * n : (i + 1) * n]) for i in range(3))
-        probe = AdapterProbe(*each, share=share)
+        current, base, last = (tuple(logprobs[i * n : (i + 1) * n]) for i in range(3))
+        probe = AdapterProbe(current, base, last, share)
         return Proof(int(version), int(high) << 16 | int(low), probe)
 
 
