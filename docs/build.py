@@ -150,6 +150,25 @@ def hazard_signs() -> str:
     )
 
 
+def breaks() -> str:
+    """Sentences: false and true warnings of a jump, and forecasts with an event and without."""
+    r = result("breaks")
+    calm = [row for row in r["suspected"] if row["class"] in ("healthy", "flat")]
+    fired, looks = (sum(row[key] for row in calm) for key in ("suspected", "looks"))
+    found = "; ".join(
+        f"{row['found']} of {row['curves']} of {row['height']:g}" for row in r["found"]
+    )
+    event, no_event, plain = r["forecasts"]
+    return (
+        f"On real curves without a change the warning came at {fired} of {looks} looks at healthy "
+        f"and flat runs; of jumps put into healthy curves it found {found}. Forecasts of the end "
+        f"of curves with a jump of 0.15 had a mean error of {event['mean_error']:.3f} and a 90 % "
+        f"interval {event['width90']:.2f} wide with the event, {no_event['mean_error']:.3f} and "
+        f"{no_event['width90']:.2f} without; the same curves without a jump "
+        f"{plain['mean_error']:.3f} and {plain['width90']:.2f}."
+    )
+
+
 def ceilings() -> str:
     """A sentence: how often the interval holds the truth at each share of the run."""
     rows = result("ceilings")["summary"]
@@ -689,6 +708,7 @@ TABLES: dict[str, Callable[[], str]] = {
         backtest_windows,
         backtest_alarms,
         hazard_signs,
+        breaks,
         ceilings,
         backtest_disturbed,
         synthetic_coverage,
