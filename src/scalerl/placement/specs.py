@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.machine import cores
-from scalerl.models.adapter import targets_of
-from scalerl.models.adapter_files import is_adapter, load
-from scalerl.models.load import meta_model_fast
 from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.saved_adapter import SavedAdapter, spec_for
 from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.registry import TRAINERS
@@ -127,21 +123,9 @@ def _threads(setup: RunSetup, workers: int) -> int:
 def make_engine_here(setup: RunSetup, *, model: str, slots: int) -> Engine:
     """The engine of a run in this process, with other weights of the same shape: those of a model,
     or of a checkpoint that may hold an adapter."""
-    make = ENGINES[setup.recipe.placement.engine]
     spec = replace(engine_spec(setup), slots=slots, record_routing=False)
-    if not is_adapter(Path(model)):
-        return make(replace(spec, model=model, adapter=None))
-    if spec.adapter is None:
-        raise InputError(
-            f"{model} holds an adapter, and the recipe has none: set adapter.rank as it was trained"
-        )
-    engine = make(spec)
-    engine.load(load_adapter(Path(model), spec), 0)
+    spec = spec_for(spec, model)
+    engine = ENGINES[setup.recipe.placement.engine](spec)
+    if spec.adapter is not None:
+        SavedAdapter(model, spec).into(engine)
     return engine
-
-
-def load_adapter(path: Path, spec: EngineSpec) -> Mapping[str, Tensor]:
-    """The tensors of an adapter in a checkpoint."""
-    assert spec.adapter is not None
-    shape = meta_model_fast(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
-    return load(path, targets_of(shape, spec.adapter), spec.adapter.rank)
