@@ -68,7 +68,7 @@ scale-out: .venv-cluster/ray
 # vLLM's CPU build behind the engine's protocol, on tiny models and on SmolLM2: another 4 GB.
 vllm: .venv-cluster/vllm templates
 	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py \
-		tests/cluster/test_vllm_conversations.py
+		tests/cluster/test_vllm_conversations.py tests/cluster/test_vllm_adapter.py
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev

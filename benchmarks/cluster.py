@@ -21,7 +21,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,16 @@ def strike_part(run: Victim, raylets: Raylets, rng: random.Random, side: str, no
 WAYS = [("generator", False), ("trainer", False), ("generator", True), ("trainer", True)]
 
 
-def storm(out: Path, kills: int, seed: int, minutes: float = math.inf) -> Victim:
+def storm(
+    out: Path, kills: int, seed: int, minutes: float = math.inf, settings: Sequence[str] = ()
+) -> Victim:
     """A run on three raylets under so many kills (or as many as come in so many minutes), ended by
-    Ctrl-C and checked."""
+    Ctrl-C and checked. `settings` are further KEY=VALUE of its recipe."""
     rng = random.Random(seed)
     raylets = Raylets()
     try:
         where = f"placement.address={raylets.address}"
-        run = Victim(out, [*SMALL, *ON_RAY, where])
+        run = Victim(out, [*SMALL, *ON_RAY, where, *settings])
         run.begin()
         try:
             ways = WAYS * (kills // len(WAYS)) + rng.sample(WAYS, kills % len(WAYS))

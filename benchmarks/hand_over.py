@@ -2,6 +2,7 @@
 
 python benchmarks/hand_over.py             all sizes, 1, 2 and 4 generators; saves
 python benchmarks/hand_over.py --quick     the tiny model; saves nothing
+python benchmarks/hand_over.py --memory    only the memory of a receiver of 0.5B; saves
 
 Random weights in BF16 of three shapes (about the tiny model's, SmolLM2-135M's, Qwen2.5-0.5B's)
 through each channel, to processes of this machine that copy them as an engine does. Three times:
@@ -10,7 +11,9 @@ through each channel, to processes of this machine that copy them as an engine d
     load      a generator is held up (the slowest one's copy)
     arrive    from the begin of `publish` until the last generator has them loaded
 
-All of them share two cores, on which copies of four generators take turns.
+All of them share two cores, on which copies of four generators take turns. The memory of a receiver
+is the peak of its process while it takes three versions, above what it had before its model, as a
+multiple of the weights: the model itself is 1.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import os
 import secrets
 import statistics
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,11 +46,14 @@ from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.interface import Layout
 from scalerl.weights.ray_objects import RayWeights
 from scalerl.weights.shared_memory import SharedWeights
+from scalerl.weights.streaming import StreamedWeights
 from scalerl.weights.version_registry import VersionRegistry
 
 GENERATORS = (1, 2, 4)
 #: Hand-overs of each kind, after one that is not counted.
 ROUNDS = {"tiny": 20, "135M": 5, "0.5B": 3}
+#: Versions that a receiver takes while its memory is measured, after the first.
+MEMORY_ROUNDS = 3
 #: What the tables say of a model of 8.03 billion parameters in BF16.
 LARGE = 8.03e9 * 2
 
@@ -73,10 +81,14 @@ class Taker:
     def __init__(self, channel: Any) -> None:
         torch.set_num_threads(1)
         self.receiver = channel.receiver()
+        self.before = resident()
         views = channel.layout.views(torch.zeros(channel.layout.size, dtype=channel.layout.dtype))
         self.model: dict[str, Tensor] = dict(views)
 
-    def load(self, weights: dict[str, Tensor], version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if isinstance(weights, StreamedWeights):
+            weights.write_into(self.model)
+            return
         for name, tensor in weights.items():
             self.model[name].copy_(tensor)
 
@@ -92,11 +104,37 @@ class Taker:
         return done - began, done
 
 
+def resident(peak: bool = False) -> int:
+    """Bytes of this process in memory, shared ones included: now, or at most so far."""
+    key = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+
+
 def taker_process(conn: Connection, channel: Any) -> None:
     taker = Taker(channel)
     conn.send(None)
     while (version := conn.recv()) is not None:
         conn.send(taker.take(version))
+        if version == MEMORY_ROUNDS:
+            conn.send(resident(peak=True) - taker.before)
+
+
+def memory() -> list[dict[str, Any]]:
+    """Peak memory of a receiver of 0.5B by each channel between processes of a machine."""
+    layout, rows = layout_of("0.5B"), []
+    size = layout.size * layout.dtype.itemsize
+    for kind in ("shared-memory", "collective"):
+        channel, _store = local_channel(kind, layout)
+        takers = Processes(channel, 1)
+        try:
+            measured(channel, takers, MEMORY_ROUNDS)
+            peak = takers.conns[0].recv()
+        finally:
+            takers.close()
+        rows.append({"channel": kind, "bytes": size, "peak": peak / size})
+        print(f"{kind}: {peak / size:.3f} x the weights", flush=True)
+    return rows
 
 
 class Processes:
@@ -175,6 +213,16 @@ def measured(channel: Any, takers: Processes | Actors, rounds: int) -> dict[str,
     return {name: statistics.median(values[1:]) for name, values in found.items()}
 
 
+def local_channel(kind: str, layout: Layout) -> tuple[Any, Any]:
+    """A channel between processes of this machine, and the store that must stay open for it."""
+    if kind == "shared-memory":
+        return SharedWeights(layout), None
+    store, port = rendezvous_store(HERE)
+    channel = CollectiveWeights(layout)
+    channel.set_rendezvous(HERE, port, LOOPBACK, "cpu")
+    return channel, store
+
+
 def one(kind: str, layout: Layout, count: int, rounds: int) -> dict[str, float]:
     if kind == "ray":
         import ray
@@ -182,13 +230,8 @@ def one(kind: str, layout: Layout, count: int, rounds: int) -> dict[str, float]:
         registry = ray.remote(num_cpus=0, max_concurrency=99)(VersionRegistry).remote()
         channel: Any = RayWeights(layout, registry)
         takers: Processes | Actors = Actors(channel, count)
-    elif kind == "collective":
-        _open, port = rendezvous_store(HERE)  # until this function ends
-        channel = CollectiveWeights(layout)
-        channel.set_rendezvous(HERE, port, LOOPBACK, "cpu")
-        takers = Processes(channel, count)
     else:
-        channel = SharedWeights(layout)
+        channel, _open = local_channel(kind, layout)  # its store, until this function ends
         takers = Processes(channel, count)
     try:
         return measured(channel, takers, rounds)
@@ -199,8 +242,12 @@ def one(kind: str, layout: Layout, count: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.memory:
+        save("hand_over_memory", {"rows": memory()})
+        return
     import ray
 
     patiently(

@@ -49,7 +49,7 @@ ALLOWED = {
         "trainer",
         "weights",
     },
-    "placement": {"engine", "environments", "pipeline", "tasks", "trainer", "weights"},
+    "placement": {"engine", "environments", "models", "pipeline", "tasks", "trainer", "weights"},
     "notebook": {"runs"},
     "training": {"curves", "notebook", "pipeline", "placement", "recipe", "runs"},
     "callbacks": {"curves", "runs"},

@@ -311,6 +311,16 @@ def test_a_run_outlives_generators_ranks_and_their_nodes(tmp_path):
     assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
 
 
+@pytest.mark.faults
+def test_a_run_with_adapters_outlives_them_too_and_proves_its_adapters_again(tmp_path):
+    run = storm(tmp_path / "run", 4, seed=0, settings=["adapter.rank=4"])
+    assert len(run.strikes) == 4 and all(s.by_itself for s in run.strikes)
+    found = [json.loads(line) for line in (run.out / "events.jsonl").read_text().splitlines()]
+    proofs = [e["step"] for e in found if "has proved that it generates" in (e.get("why") or "")]
+    # Two generators at the start, one after each of their losses, both after each of the trainer's.
+    assert len(proofs) >= 2 + 2 * 1 + 2 * 2 and max(proofs) > 0
+
+
 def kill_a_rank(run):
     """With a checkpoint since the last time: generators are the same afterwards."""
     before, resumes = run.step, len(run.resumes)

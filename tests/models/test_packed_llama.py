@@ -177,10 +177,25 @@ def test_long_rows_go_through_the_models_own_forward_pass(monkeypatch):
     torch.testing.assert_close(short, long, atol=1e-5, rtol=1e-5)
 
 
-def test_what_would_be_computed_differently_is_refused():
+@pytest.mark.parametrize("mode", WAYS)
+def test_frozen_weights_get_no_gradient_and_the_others_the_same(mode, monkeypatch):
+    """As with an adapter: only some of the weights are trained."""
+    monkeypatch.setenv("SCALERL_CPU", mode)
     frozen = model_of(KNOWN["llama"])
-    frozen.model.embed_tokens.weight.requires_grad_(False)
-    assert PackedLlama.from_model(frozen) is None
+    for name, parameter in frozen.named_parameters():
+        parameter.requires_grad_("proj" in name)
+    s, own = scorer_of(frozen), scorer_of(model_of(KNOWN["llama"]))
+    for each in (s, own):
+        with each.learning(batch()) as accumulators:
+            each.score(batch(), accumulators[0]).logprobs_N.sum().backward()
+    for (name, found), right in zip(frozen.named_parameters(), own.model.parameters(), strict=True):
+        if "proj" in name:
+            torch.testing.assert_close(found.grad, right.grad, rtol=0, atol=0)
+        else:
+            assert found.grad is None
+
+
+def test_what_would_be_computed_differently_is_refused():
     assert PackedLlama.from_model(model_of(LlamaConfig(**SMALL, attention_dropout=0.1))) is None
     assert PackedLlama.from_model(model_of(LlamaConfig(**SMALL, hidden_act="gelu"))) is None
     assert PackedLlama.from_model(model_of(MistralConfig(**SMALL, sliding_window=8))) is None

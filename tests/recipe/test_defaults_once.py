@@ -32,6 +32,8 @@ ALLOWED = {
     ("Fault", "generators"),
     ("World", "seed"),
     ("Fault", "seconds"),
+    # Not the recipe's field: whether the model is a mixture of experts.
+    ("RunSetup", "experts"),
     # Not the recipe's fields: turns counted, seconds measured, and the turns of one episode.
     ("EpisodeFacts", "turns"),
     ("GeneratorState", "turns"),

@@ -67,7 +67,11 @@ CASES = [
     (["batch.prompts=48.0"], "batch.prompts must be a valid integer"),
     (["compute.axis=hours"], 'not "hours"'),
     # one device learns, or several do
-    (["model.lora_rank=8"], "model.lora_rank: this version has no LoRA"),
+    (["model.lora_rank=8"], "model.lora_rank is not a key of a recipe; did you mean adapter.rank?"),
+    (["model.lora=8"], "LoRA is set by adapter.rank=8"),
+    (["adapter.alpha=16"], "adapter.alpha has no effect without adapters: set adapter.rank"),
+    (["adapter.rank=8", "adapter.lora_dropout=0.1"], "adapters have no dropout here"),
+    (["adapter.rank=-1"], "adapter.rank must be greater than or equal to 0"),
     (["placement.trainer=local"], "uses one device, but placement.trainers = 16"),
     (["placement.checkers=0"], "placement.checkers must be greater than or equal to 1"),
 ]

@@ -439,6 +439,33 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks_and_in_one_process(
         assert began == 1 and apart(weights, expected) < 1e-6, world
 
 
+def save_in_small_files(place, spec, folder):
+    import scalerl.trainer.model_shards as model_shards
+
+    usual, model_shards.FILE_BYTES = model_shards.FILE_BYTES, 20_000
+    try:
+        t = TRAINERS["fsdp"](replace(spec, ranks=place))
+        t.step(batch())
+        t.save(Path(folder))
+    finally:
+        model_shards.FILE_BYTES = usual
+    return {n: w.clone() for n, w in t.weights().items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_written_file_by_file(ranks, models, tmp_path, dtype):
+    """Rank 0 holds no more than one file's tensors."""
+    spec = spec_of(models / "untied", dtype=dtype)
+    expected, _ = ranks.run(2, save_in_small_files, spec, str(tmp_path))
+    sizes = [p.stat().st_size for p in tmp_path.glob("model-*.safetensors")]
+    assert len(sizes) > 2 and max(sizes) < 22_000
+    found = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert str(found.dtype) == f"torch.{dtype}"
+    for name, parameter in found.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    assert TRAINERS["local"](replace(spec, checkpoint=str(tmp_path))).version == 1
+
+
 def test_a_checkpoint_of_one_process_goes_on_with_two_ranks(ranks, models, tmp_path):
     for dtype in ("float32", "bfloat16"):
         spec = spec_of(models / "untied", dtype=dtype)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,14 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, PipelineError
 from scalerl.placement.processes import LOOPBACK
 from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights import shared_memory
 from scalerl.weights.interface import DirectWeights, Layout
 from scalerl.weights.registry import CHANNELS
 from scalerl.weights.shared_memory import SharedWeights
+from scalerl.weights.streaming import StreamedWeights
 
 LAYOUT = Layout(("a", "b"), ((3,), (2, 2)), torch.float32)
 
@@ -288,6 +290,150 @@ def test_a_broadcast_goes_on_without_one_that_is_gone_and_names_it(takers, how):
         takers.hear(2, *takers.running)
     finally:
         sender.close()
+
+
+#: 200 MB: a tensor of many pieces, one of a few, and small ones that travel together.
+LARGE = Layout(
+    ("large", *map(str, range(9)), "last"),
+    ((36 << 20,), *((5, 7),) * 9, (14 << 20,)),
+    torch.float32,
+)
+
+
+class LiveModel:
+    """Weights that are written in place as they arrive, as in the local engine."""
+
+    def __init__(self, dtype=torch.float32):
+        self.own = {
+            n: torch.zeros(s, dtype=dtype) for n, s in zip(LARGE.names, LARGE.shapes, strict=True)
+        }
+
+    def load(self, weights, version):
+        weights.write_into(self.own)
+
+    def holds(self, value):
+        # Of some elements: a comparison of all would take memory of its own.
+        return all(bool((t.view(-1)[::997] == value).all()) for t in self.own.values())
+
+
+def peak_taker(channel, told, rounds):
+    """A receiver's process: the peak of its memory above what it had before its model, in bytes."""
+    receiver = channel.receiver()
+
+    def memory(key):
+        text = Path("/proc/self/status").read_text()
+        return 1024 * int(next(x for x in text.splitlines() if x.startswith(key)).split()[1])
+
+    before = memory("VmRSS")
+    model = LiveModel()
+    for version in range(rounds):
+        while receiver.newest() < version:
+            time.sleep(0.005)
+        assert receiver.into(model) == version and model.holds(version)
+        told.send(version)
+    told.send(memory("VmHWM") - before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_a_receiver_of_a_broadcast_has_no_second_copy_of_the_weights(takers):
+    takers.channel.layout = LARGE
+    ours, theirs = takers.context.Pipe(duplex=False)
+    process = takers.context.Process(
+        target=peak_taker, args=(takers.channel, theirs, 3), daemon=True
+    )
+    process.start()
+    takers.running["generator 0"] = process
+    sender = takers.channel.sender()
+    try:
+        for version in range(3):
+            sender.publish(
+                version,
+                {
+                    n: torch.full(s, float(version))
+                    for n, s in zip(LARGE.names, LARGE.shapes, strict=True)
+                },
+            )
+            assert ours.poll(120) and ours.recv() == version
+        assert ours.poll(120)
+        # A tenth for what the allocator keeps; one more copy would be 2.
+        assert ours.recv() / (4 * LARGE.size) < 1.15
+    finally:
+        sender.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_arrive_are_read_once_in_any_way(dtype):
+    """In place, with a conversion, tensor by tensor, or not at all."""
+    flat = torch.arange(LARGE.size, dtype=torch.float32) % 1000
+    wanted = dict(LARGE.views(flat))
+
+    def arriving():
+        at = 0
+
+        def receive(piece):
+            nonlocal at
+            # Not by torch, which would count the change: a process group does not either.
+            piece.numpy()[:] = flat[at : at + len(piece)].numpy()
+            at += len(piece)
+
+        return StreamedWeights(LARGE, "cpu", receive), lambda: at
+
+    stream, _ = arriving()
+    model = LiveModel(dtype)
+    versions = {n: t._version for n, t in model.own.items()}
+    stream.write_into(model.own)
+    assert all(torch.equal(model.own[n], t.to(dtype)) for n, t in wanted.items())
+    assert all(t._version > versions[n] for n, t in model.own.items()), "decoders see the change"
+    stream, _ = arriving()
+    assert stream.shapes == {n: tuple(t.shape) for n, t in wanted.items()}
+    for name, tensor in stream.items():
+        assert torch.equal(tensor, wanted[name])
+    with pytest.raises(PipelineError, match="read once, in order"):
+        stream["large"]
+    stream, received = arriving()
+    assert "large" in stream and received() == 0
+    stream.finish()
+    assert received() == LARGE.size
+
+
+def test_a_set_that_breaks_off_is_received_again(takers):
+    """One of two members is killed in the middle: the other loads no mixture, but the next set."""
+    takers.channel.layout = LARGE
+    sender = takers.channel.sender()
+    receivers = [takers.channel.receiver() for _ in range(2)]
+
+    class Dies:
+        def load(self, weights, version):
+            weights["large"]
+            raise KeyboardInterrupt  # its process is gone
+
+    whole = {n: torch.full(s, 1.0) for n, s in zip(LARGE.names, LARGE.shapes, strict=True)}
+    sender.publish(0, whole)
+    model, found = LiveModel(), []
+    try:
+        for receiver in receivers:
+            while receiver.newest() < 0:
+                time.sleep(0.005)
+
+        def lose():
+            receiver = receivers[1]
+            finish, StreamedWeights.finish = StreamedWeights.finish, lambda self: None
+            try:
+                receiver.into(Dies())
+            except KeyboardInterrupt:
+                receiver.leave_group()
+                receiver.closed = True
+            finally:
+                StreamedWeights.finish = finish
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        found.append(receivers[0].into(model))
+        thread.join()
+        assert found == [0] and model.holds(1.0)
+    finally:
+        sender.close()
+        receivers[0].close()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")

@@ -8,13 +8,14 @@ think, and a step then takes longer, at most by the ratio that is printed.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.cli import options
 from scalerl.cli.doctor import size_text
@@ -155,6 +156,9 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
     shape = meta_model_fast(path, recipe.model.dtype, trust_remote_code=trust)
     count = sum(p.numel() for p in shape.parameters())
     itemsize = next(shape.parameters()).element_size()
+    if recipe.adapter.rank:
+        yield from _adapter_sizes(recipe, shape, count, itemsize)
+        return
     masters = FP32_BYTES if itemsize < FP32_BYTES else 0
     each = itemsize + masters + FP32_BYTES + ADAM_BYTES
     trainer = size_text(count * each / recipe.placement.trainers)
@@ -171,6 +175,60 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
         f"disk (arithmetic): {size_text(saved)} a checkpoint, {size_text(saved * kept)} for the "
         f"{kept} that are kept at most"
     )
+
+
+def _adapter_sizes(recipe: Recipe, shape: Any, count: int, itemsize: int) -> Iterator[str]:
+    """The same with LoRA adapters, and what they change."""
+    from scalerl.models.adapter import shapes_of, targets_of
+    from scalerl.pipeline.setup import adapter_spec
+
+    spec = adapter_spec(recipe)
+    assert spec is not None, "asked only with an adapter"
+    targets = targets_of(shape, spec)
+    trained = sum(math.prod(s) for s in shapes_of(targets, spec.rank).values())
+    adapted = sum(math.prod(t.shape) for t in targets)
+    # Merged: the base of every adapted weight is kept, and its whole gradient is formed.
+    beside = adapted * (itemsize + FP32_BYTES) if spec.merged else 0
+    own = trained * (2 * FP32_BYTES + ADAM_BYTES)
+    ranks = recipe.placement.trainers
+    yield (
+        f"adapter: rank {spec.rank}, alpha {spec.alpha:g}, {spec_words(recipe)}; {trained:,} of "
+        f"{count:,} parameters in {len(targets)} weights; {size_text(trained * FP32_BYTES)} a "
+        f"publish instead of {size_text(count * itemsize)}"
+    )
+    source = provenance_of("adapter.lr_factor")
+    yield (
+        f"learning rate: {recipe.learning_rate:g} = optimiser.lr {recipe.optimiser.lr:g} x "
+        f"adapter.lr_factor {recipe.adapter.lr_factor:g} ({source})"
+    )
+    generator = count * itemsize + (adapted * itemsize if spec.merged else 0)
+    yield (
+        f"memory (arithmetic, without activations): trainer "
+        f"{size_text((count * itemsize + beside) / ranks + own)} a rank (weights, base and "
+        f"gradients of the adapted ones, and {size_text(own)} for the adapter and its Adam state); "
+        f"generator {size_text(generator)}"
+    )
+    saved, kept = trained * (FP32_BYTES + ADAM_BYTES), recipe.checkpoint.keep + 1
+    yield (
+        f"disk (arithmetic): {size_text(saved)} a checkpoint, {size_text(saved * kept)} for the "
+        f"{kept} that are kept at most"
+    )
+
+
+def spec_words(recipe: Recipe) -> str:
+    """Where adapters are and how they are computed, in words."""
+    asked = recipe.adapter
+    where = ", ".join(asked.targets) if asked.targets else "all linear layers"
+    more = [name for name in ("experts", "head") if getattr(asked, name)]
+    return f"{' and '.join([where, *more])}, {asked.mode}"
+
+
+def provenance_of(key: str) -> str:
+    """Where the default of a field comes from."""
+    from scalerl.recipe.problems import known_fields
+
+    extra = known_fields()[key].json_schema_extra
+    return str(extra["source"]) if isinstance(extra, dict) else ""
 
 
 def _times(recipe: Recipe, measured: MeasuredSteps, price: float | None) -> Iterator[str]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 FIGURE = "curve.png"
 #: Files of a checkpoint that only a resume needs; the others are the model and its tokenizer.
 TRAINING_STATE = ("manifest.json", "run.json", "trainer.json", "groups.*", "optimiser*")
+#: File of a checkpoint that holds an adapter.
+ADAPTER = "adapter_config.json"
+#: All of its files.
+ADAPTER_FILES = "adapter_*"
 #: Files of the run that tell how the model was made.
 RECORD = ("recipe.toml", "evals.jsonl")
 
@@ -33,6 +37,12 @@ def add(command: argparse.ArgumentParser) -> None:
     command.epilog = "Example: scalerl export runs/first --to models/first"
     add_checkpoint(command)
     command.add_argument("--to", required=True, metavar="DIR", help="new directory for the model")
+    command.add_argument(
+        "--merge",
+        action="store_true",
+        help="of a run with [adapter]: the whole model with the adapter in its weights, instead of "
+        "the adapter in PEFT's layout",
+    )
 
 
 def add_checkpoint(command: argparse.ArgumentParser) -> None:
@@ -48,21 +58,30 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     to = Path(args.to)
-    made = export(Path(args.run), args.step, to)
-    print(f"wrote {to}: the model of step {made}, and README.md")
+    made = export(Path(args.run), args.step, to, merge=args.merge)
+    what = "adapter" if (to / ADAPTER).exists() else "model"
+    print(f"wrote {to}: the {what} of step {made}, and README.md")
 
 
-def export(run: Path, step: int | str | None, to: Path) -> int:
-    """The model of a checkpoint, in a directory that is made for it; its step."""
+def export(run: Path, step: int | str | None, to: Path, *, merge: bool = False) -> int:
+    """The model of a checkpoint, in a directory that is made for it; its step. Of a run with an
+    adapter: the adapter, or with `merge` the model that it makes of its base."""
     from scalerl.pipeline import checkpoints
 
     source = checkpoint_of(run, step)
+    if merge and not (source / ADAPTER).exists():
+        raise InputError(f"{source} holds all weights and no adapter: leave --merge out")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} exists and is not empty: choose another directory")
     try:
         shutil.copytree(
-            source, to, ignore=shutil.ignore_patterns(*TRAINING_STATE), dirs_exist_ok=True
+            source,
+            to,
+            ignore=shutil.ignore_patterns(*TRAINING_STATE, *([ADAPTER_FILES] if merge else [])),
+            dirs_exist_ok=True,
         )
+        if merge:
+            _write_merged(run, source, to)
         for name in RECORD:
             if (run / name).exists():
                 shutil.copy2(run / name, to / name)
@@ -70,6 +89,23 @@ def export(run: Path, step: int | str | None, to: Path) -> int:
     except (OSError, shutil.Error) as error:
         raise InputError(f"{to}: {error}: make room, or choose another directory") from None
     return checkpoints.step_of(source)
+
+
+def _write_merged(run: Path, source: Path, to: Path) -> None:
+    """Write the base model with an adapter in its weights."""
+    with options.required_for("merging"):
+        from scalerl.models.adapter_files import merge_into
+        from scalerl.models.load import load_model, model_path
+        from scalerl.pipeline.branches import recipe_of
+        from scalerl.pipeline.setup import adapter_spec
+
+    recipe = recipe_of(run)
+    asked, spec = recipe.model, adapter_spec(recipe)
+    assert spec is not None, "its checkpoint holds an adapter"
+    base = model_path(asked.path)
+    model = load_model(base, asked.dtype, "cpu", trust_remote_code=asked.trust_remote_code)
+    merge_into(model, source, spec)
+    model.save_pretrained(to)
 
 
 def checkpoint_of(run: Path, step: int | str | None) -> Path:
@@ -90,7 +126,7 @@ def checkpoint_of(run: Path, step: int | str | None) -> Path:
         found = whole[-1]
     else:
         found = checkpoints.resolve(run, step)
-    if not (found / "config.json").exists():
+    if not (found / "config.json").exists() and not (found / ADAPTER).exists():
         raise InputError(f"{found} holds no model: it was written by a trainer without one")
     return found
 
@@ -105,15 +141,15 @@ def write_card(run: Path, step: int, to: Path) -> None:
     recipe, fitted = recipe_of(run), _fit(run)
     if fitted is not None:
         fitted.plot(str(to / FIGURE))
-    head = "\n".join(_head(recipe))
+    head = "\n".join(_head(recipe, "peft" if (to / ADAPTER).exists() else "transformers"))
     text = "\n\n".join([*_about(run, step, recipe), *_curve(fitted), *_recipe(recipe)])
     (to / "README.md").write_text(f"{head}\n{text}\n", encoding="utf-8")
 
 
-def _head(recipe: Recipe) -> Iterator[str]:
+def _head(recipe: Recipe, library: str) -> Iterator[str]:
     """What the hub reads: YAML, in which JSON is a way to write a string."""
     yield "---"
-    yield "library_name: transformers"
+    yield f"library_name: {library}"
     yield "pipeline_tag: text-generation"
     if _is_hub_id(recipe.model.path):
         yield f"base_model: {json.dumps(recipe.model.path)}"

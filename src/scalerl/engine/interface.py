@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from scalerl.algorithm.episode import Turn
 from scalerl.algorithm.length import LengthControl
+from scalerl.models.adapter import AdapterSpec
 from scalerl.renamed import renamed_names
 
 #: The two lanes of requests. While the lane "validate" has requests, the lane "train" is paused and
@@ -135,6 +136,24 @@ class EngineSpec:
     #: Whether the key-value cache of a turn is kept for the next turn of its episode, while there
     #: is room. Which turns are kept depends on timing, and the last bits of log-probs on it.
     park_turns: bool = True
+    #: LoRA adapters that `load` is given, instead of all weights.
+    adapter: AdapterSpec | None = None
+    #: Sets of weights that are loaded from one verification of all weights to the next.
+    verify_every: int = 1
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """An engine that can prove which weights it generates with. Runs with adapters need one."""
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
+
+    def health(self) -> Health: ...
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs of the tokens after the first, at temperature 1, by the passes that generate.
+        Rollouts are left as they are."""
+        ...
 
 
 class Engine(Protocol):

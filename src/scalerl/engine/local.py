@@ -26,6 +26,7 @@ from scalerl.engine.parking import ParkedTurn, Parking, ParkingDecoder
 from scalerl.engine.rows import Rows, RunningRollout, check_fits, empty_result
 from scalerl.engine.sampling import NonFiniteLogits, draw_from_seeds
 from scalerl.errors import InputError
+from scalerl.models.adapter import AdapterSpec, EngineAdapter
 from scalerl.models.cpu.c_decode import CDecoder
 from scalerl.models.cpu.decode import LlamaDecoder
 from scalerl.models.head import use_head_precision
@@ -98,7 +99,12 @@ class _Queue:
         return may
 
 
-def _any_decoder(model: nn.Module, rows: int, columns: int) -> Decoder:
+def _decoder(model: nn.Module, rows: int, columns: int) -> Decoder:
+    """The fastest decoder that computes what the model computes."""
+    size = (model, rows, columns)
+    fast: Decoder | None = CDecoder.from_model(*size) or LlamaDecoder.from_model(*size)
+    if fast is not None:
+        return fast
     from scalerl.engine.model_decoder import ModelDecoder  # Transformers takes seconds to import
 
     return ModelDecoder(model, rows, columns)
@@ -114,6 +120,7 @@ class LocalEngine:
     validation_threads  the same in the validation lane; None: as many
     record_routing      whether rollouts record the experts of their tokens (mixtures of experts)
     park_turns          whether the cache of a turn is kept for the next turn of its episode
+    adapter             LoRA adapters that `load` is given, instead of all weights
     """
 
     def __init__(
@@ -128,15 +135,18 @@ class LocalEngine:
         validation_threads: int | None = None,
         record_routing: bool = False,
         park_turns: bool = True,
+        adapter: AdapterSpec | None = None,
     ) -> None:
         self.model: Any = model.eval()
+        self.adapter = None if adapter is None else EngineAdapter(model, adapter)
         self.device = next(model.parameters()).device
         self.columns = columns
         other = slots if validation_slots is None else validation_slots
         size = (slots + other, columns)
         self.recorder = ExpertRecorder(model) if record_routing else None
-        fast = CDecoder.from_model(model, *size) or LlamaDecoder.from_model(model, *size)
-        self.decoder: Decoder = fast or _any_decoder(model, *size)
+        self.decoder = _decoder(model, *size)
+        #: A decoder of the same kind for `score`, with a cache of its own.
+        self._scoring: Decoder | None = None
         # The experts of parked tokens are not recorded again.
         parks = park_turns and not record_routing
         self.parking = Parking(self.decoder, slots + other) if parks else None
@@ -158,8 +168,10 @@ class LocalEngine:
         """The engine "local" of a recipe."""
         how = {"trust_remote_code": spec.trust_remote_code}
         model = load_model_fast(spec.model, spec.dtype, spec.device, **how)
-        # The bare model has no forward pass of its own, which every other architecture needs.
-        if LlamaDecoder.from_model(model, 1, spec.columns) is None:
+        # The bare model has no forward pass of its own, which every other architecture needs, and a
+        # layer with an adapter at its side.
+        beside = spec.adapter is not None and not spec.adapter.merged
+        if beside or LlamaDecoder.from_model(model, 1, spec.columns) is None:
             model = load_model(spec.model, spec.dtype, spec.device, **how)
         use_head_precision(model, spec.head)
         return LocalEngine(
@@ -171,6 +183,7 @@ class LocalEngine:
             validation_threads=spec.validation_threads,
             record_routing=spec.record_routing,
             park_turns=spec.park_turns,
+            adapter=spec.adapter,
         )
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
@@ -196,6 +209,15 @@ class LocalEngine:
         return EngineStep(self.lane, tuple(written), tokens, read_tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if self.adapter is not None:
+            self.adapter.load(weights)
+        else:
+            self._load_all(weights)
+        if self.parking is not None:
+            self.parking.on_load(self.version, version)
+        self.version = version
+
+    def _load_all(self, weights: Mapping[str, Tensor]) -> None:
         own = dict(self.model.named_parameters())
         own |= {k: v for k, v in self.model.named_buffers() if k in weights}
         # Compared by name, because a missing tensor would keep its old values without an error.
@@ -203,13 +225,29 @@ class LocalEngine:
         if missing or weights.keys() - own.keys():
             wrong = sorted(missing | (weights.keys() - own.keys()))
             raise InputError(f"weights do not fit the model: {', '.join(wrong[:3])} ...")
-        # In place: the decoders refer to these very tensors.
+        # In place: the decoders refer to these very tensors. Weights that are just arriving are
+        # written there as they come (weights/streaming.py).
+        write_into = getattr(weights, "write_into", None)
+        if write_into is not None:
+            write_into(own)
+            return
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)
-        if self.parking is not None:
-            self.parking.on_load(self.version, version)
-        self.version = version
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        if self._scoring is None:
+            self._scoring = _decoder(self.model, 1, len(tokens))
+        decoder, found = self._scoring, []
+        for i, token in enumerate(tokens[:-1]):
+            if i == 0:
+                logits = decoder.prefill([(token,)], [0])
+            else:
+                logits = decoder.decode(torch.tensor([token], device=self.device))
+            found.append(float(torch.log_softmax(logits[0].float(), -1)[tokens[i + 1]]))
+        decoder.drop_rows(Compaction.from_mask(np.ones(1, dtype=bool)))
+        return found
 
     @torch.inference_mode()
     def abort(self, ids: Sequence[str]) -> list[TurnResult]:

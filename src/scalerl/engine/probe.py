@@ -53,7 +53,8 @@ class Probe:
     def check_names(self, weights: Mapping[str, Tensor]) -> None:
         """Raise an InputError unless names and shapes are those of the model. vLLM would keep the
         old values of a missing tensor, with no more than a warning."""
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        # Weights that are just arriving say their shapes beforehand, and are read once.
+        found = getattr(weights, "shapes", None) or {n: tuple(t.shape) for n, t in weights.items()}
         if found != self.shapes:
             wrong = sorted(
                 n for n in found.keys() | self.shapes.keys() if found.get(n) != self.shapes.get(n)

@@ -11,9 +11,10 @@ Each rollout is a request of vLLM's, and a step generates one token for each.
 - The waiting queue is ours. A rollout is admitted with the salt of the version at that time, and
   only as many are admitted as one step of vLLM can prefill, so that none waits inside vLLM while
   weights or lanes change.
-- After each update the engine scores a probe, and an independent forward pass over the same weights
-  must agree. At the first update this is also done with every tensor changed, so that a tensor
-  which vLLM does not load is found then, and not in the learning curve (probe.py).
+- At the first update, then at every `verify_every`-th, and when the version falls, the engine
+  scores a probe, and an independent forward pass over the same weights must agree. At the first
+  this is also done with every tensor changed, so that a tensor which vLLM does not load is found
+  then, and not in the learning curve (probe.py). The generator proves adapters (adapter_proof.py).
 
 Tested on CPUs; on GPUs set `placement.device = "cuda"`.
 """
@@ -161,7 +162,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from scalerl.engine import vllm_model
+        from scalerl.engine import vllm_adapter, vllm_model
 
         if spec.head == "bf16-emulated":
             raise InputError(
@@ -176,7 +177,9 @@ class VllmEngine:
         blocks = -(-spec.columns // BLOCK_TOKENS) * (spec.slots + spec.validation_slots) + 1
         # The recording of experts is not part of a captured CUDA graph.
         eager = spec.device == "cpu" or spec.record_routing
-        more = {"hf_overrides": {"head_dtype": "float32"}} if spec.head == "fp32" else {}
+        more: dict[str, Any] = vllm_adapter.engine_options(spec)
+        if spec.head == "fp32":
+            more["hf_overrides"] = {"head_dtype": "float32"}
         try:
             self.engine = LLMEngine.from_engine_args(
                 EngineArgs(
@@ -236,6 +239,9 @@ class VllmEngine:
         self._number = 0
         self.probe = Probe(spec)
         self._perturbation_verified = False
+        #: Updates from the last one that was verified on; None before the first.
+        self._unverified: int | None = None
+        self.adapter = vllm_adapter.vllm_adapter(spec, self.runner, tied=self.probe.tied)
         model = self.runner.get_model()
         if spec.head == "fp32":
             vllm_model.check_head(model, spec, vllm.__version__)
@@ -285,21 +291,33 @@ class VllmEngine:
         return EngineStep(self.lane, tuple(written), tokens, read_tokens)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.probe.check_names(weights)
+        # After going back to a checkpoint the same version numbers come again with other weights:
+        # the count makes their salts differ.
+        falls = version < self.version
+        verify = self._unverified is None or falls or self._unverified >= self.spec.verify_every
+        if self.adapter is not None:
+            self.adapter.load(weights)
+        else:
+            self.probe.check_names(weights)
+            # Copied where they are read more than once: they may be just arriving.
+            weights = dict(weights) if verify else weights
+            self._load_all(weights)
+        self.engine.set_weight_version(str(version))
+        if falls:
+            self._rollbacks += 1
+            self._salts.clear()
+        self.version = version
+        if self.adapter is None and verify:
+            self._verify_weights(weights, f"at version {version}")
+        self._unverified = 1 if verify or self._unverified is None else self._unverified + 1
+
+    def _load_all(self, weights: Mapping[str, Tensor]) -> None:
         if not self._perturbation_verified:
             changed = self.probe.perturbed(weights)
             self._reload(changed)
             self._verify_weights(changed, "with every tensor changed")
             self._perturbation_verified = True
         self._reload(weights)
-        self.engine.set_weight_version(str(version))
-        # After going back to a checkpoint the same version numbers come again with other weights:
-        # the count makes their salts differ.
-        if version < self.version:
-            self._rollbacks += 1
-            self._salts.clear()
-        self.version = version
-        self._verify_weights(weights, f"at version {version}")
 
     def abort(self, ids: Sequence[str]) -> list[TurnResult]:
         gone, out = set(ids), []
@@ -378,6 +396,7 @@ class VllmEngine:
                     output_kind=RequestOutputKind.DELTA,
                     extra_args={"id": name},
                 ),
+                lora_request=self._lora_request,
             )
             rows[name] = _VllmRollout(running, salt)
             self._force(name, rows[name])
@@ -421,13 +440,17 @@ class VllmEngine:
 
     # -- weights ----------------------------------------------------------------------------------
 
+    @property
+    def _lora_request(self) -> Any:
+        return None if self.adapter is None else self.adapter.request
+
     def _reload(self, weights: Mapping[str, Tensor]) -> None:
         from scalerl.engine.vllm_model import load_weights
 
         load_weights(self.runner, weights, tied=self.probe.tied, device=self.spec.device)
 
     def _verify_weights(self, weights: Mapping[str, Tensor], when: str) -> None:
-        scored = self._score(self.probe.tokens)
+        scored = self.score(self.probe.tokens)
         experts = None if self.routes is None else self.routes.experts(0, len(self.probe.tokens))
         gap = self.probe.gap(weights, scored, experts)
         if not gap <= self.probe.allowed:
@@ -436,7 +459,7 @@ class VllmEngine:
                 f"{gap:.3g} apart, at most {self.probe.allowed:g} is allowed"
             )
 
-    def _score(self, tokens: Sequence[int]) -> list[float]:
+    def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of the given tokens after the first; all rollouts are paused meanwhile."""
         from vllm import SamplingParams
 
@@ -448,6 +471,7 @@ class VllmEngine:
                 name,
                 {"prompt_token_ids": list(tokens), "cache_salt": name},
                 SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False),
+                lora_request=self._lora_request,
             )
             while True:
                 for output in self.engine.step():

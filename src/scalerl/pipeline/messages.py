@@ -81,6 +81,8 @@ class GeneratorReport:
     left: bool = False
     #: In a last report: (rollouts, tokens) begun for training and dropped.
     dropped: tuple[int, int] = (0, 0)
+    #: Proofs since the last report that it has the trainer's adapter, in words.
+    proofs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,6 +254,8 @@ class WorkerReady:
     device: str = "cpu"
     #: Number of the session that has started (`SwitchTrainer`).
     session: int = 0
+    #: Proofs that it has the trainer's adapter, in words.
+    proofs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from scalerl.algorithm.constants import check_call, check_constants, check_travels
 from scalerl.algorithm.curriculum import CURRICULA, Curriculum, RetirementRule
@@ -23,7 +24,16 @@ from scalerl.algorithm.options import Options, options_from_recipe
 from scalerl.engine.interface import Sampling
 from scalerl.environments.parsers import PYTHON_TAG, TOOL_FORMATS, detect
 from scalerl.errors import InputError
+from scalerl.models.adapter import (
+    PROOF,
+    AdapterSpec,
+    probe_tokens,
+    proof_size,
+    shapes_of,
+    targets_of,
+)
 from scalerl.models.chat import Chat, reads_the_clock
+from scalerl.models.head import accumulation_dtype
 from scalerl.models.load import (
     load_generation_config_fast,
     load_tokenizer_fast,
@@ -110,6 +120,8 @@ class RunSetup:
     experts: bool = False
     #: How episodes are played in environments; None for tasks of single turns.
     episodes: EpisodeRules | None = None
+    #: LoRA adapters that are trained; None: all weights are.
+    adapter: AdapterSpec | None = None
 
     @staticmethod
     def from_recipe(
@@ -154,6 +166,8 @@ class RunSetup:
                 f"precision.routing=replay is for mixtures of experts, and {recipe.model.path} has "
                 "no router: set precision.routing=own"
             )
+        words = shape.get_input_embeddings().weight.shape[0]
+        adapter = adapter_spec(recipe, probe_tokens(words, columns))
         # Two lanes share the cache, each with half of it.
         most = CACHE_BYTES // (cache_bytes(shape.config) * columns)
         setup = RunSetup(
@@ -176,7 +190,8 @@ class RunSetup:
             model=model,
             device=device,
             options=options_from_recipe(recipe),
-            layout=Layout.from_model(shape),
+            layout=_layout(shape, adapter, recipe.model.dtype),
+            adapter=adapter,
             parameters=matmul_parameters(shape),
             experts=bool(routers_of(shape)),
             episodes=_episode_rules(recipe, task, chat, stop_ids, columns),
@@ -442,6 +457,35 @@ def _refuse_environment_keys(recipe: Recipe, task: Task) -> None:
             f"{keys[0]} has no effect on task {task.name}: its episodes have one turn; leave it "
             "out, or take a task with an environment"
         )
+
+
+def adapter_spec(recipe: Recipe, probe: tuple[int, ...] = ()) -> AdapterSpec | None:
+    """The adapters of a recipe; None where all weights are trained."""
+    asked = recipe.adapter
+    if not asked.rank:
+        return None
+    return AdapterSpec(
+        rank=asked.rank,
+        alpha=asked.alpha_used,
+        targets=asked.targets,
+        experts=asked.experts,
+        head=asked.head,
+        merged=asked.mode == "merged",
+        seed=recipe.seed,
+        probe=probe,
+        proof_every=recipe.placement.proof_every,
+    )
+
+
+def _layout(shape: Any, adapter: AdapterSpec | None, dtype: str) -> Layout:
+    """What a publish carries: all weights, or an adapter with its proof. Raises where the model
+    cannot have the adapter."""
+    if adapter is None:
+        return Layout.from_model(shape)
+    tensors = shapes_of(targets_of(shape, adapter), adapter.rank)
+    tensors[PROOF] = (proof_size(adapter),)
+    wide = accumulation_dtype(getattr(torch, dtype))
+    return Layout(tuple(tensors), tuple(tensors.values()), wide)
 
 
 def _rule(recipe: Recipe) -> RetirementRule:

@@ -107,6 +107,7 @@ class Supervisor:
         if report.number != generator.number + 1:
             self.on_worker_lost(worker, "has lost a report")
             return
+        self._record_proofs(worker, report.proofs)
         self.ledger.generated_tokens += report.tokens
         self.ledger.reread_tokens += report.read_tokens
         for kind, seconds in report.seconds.items():
@@ -154,7 +155,12 @@ class Supervisor:
         if worker is self.crew.trainer:
             self.state.version, self.learner.ready = message.version, True
         else:
+            self._record_proofs(worker, message.proofs)
             self._generator_ready(worker, message.version)
+
+    def _record_proofs(self, worker: Handle, proofs: Sequence[str]) -> None:
+        for line in proofs:
+            self.recorder.note("note", f"{worker.name} {line}")
 
     def _generator_ready(self, worker: Handle, version: int) -> None:
         """Give a generator that has started the requests of the one it replaces; one that replaces

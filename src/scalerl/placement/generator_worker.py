@@ -11,23 +11,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scalerl.engine.interface import Engine, EngineStep, Lane, TurnResult
+from scalerl.engine.adapter_proof import ProvenAdapter, proven
+from scalerl.engine.interface import Engine, EngineSpec, EngineStep, Lane, TurnResult
 from scalerl.errors import PipelineError
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.ledger import Work
-from scalerl.weights.interface import Receiver
+from scalerl.weights.interface import Receiver, WeightTarget
 
 #: Seconds after which a generator sends a report even without news, as a heartbeat.
 HEARTBEAT_SECONDS = 0.5
 
 
 class GeneratorWorker:
-    """Handles requests, weights and decode steps in turn. `now` is the clock of its placement."""
+    """Handles requests, weights and decode steps in turn. `now` is the clock of its placement;
+    `spec` that of the engine, for one that has to prove its adapter."""
 
     def __init__(
-        self, engine: Engine, receiver: Receiver, now: Callable[[], float], *, deterministic: bool
+        self,
+        engine: Engine,
+        receiver: Receiver,
+        now: Callable[[], float],
+        *,
+        deterministic: bool,
+        spec: EngineSpec | None = None,
     ) -> None:
         self.engine = engine
+        #: What weights are loaded into: the engine, or its proof.
+        self.target: WeightTarget = engine if spec is None else proven(engine, spec)
         self.now = now
         self.deterministic = deterministic
         #: Number of unfinished turns of each request.
@@ -42,6 +52,8 @@ class GeneratorWorker:
         self.unfinished.clear()
         self._one_by_one.clear()
         self.receiver = receiver
+        if isinstance(self.target, ProvenAdapter):
+            self.target.doubt()
         #: Rollouts to finish before it holds; None: it never holds.
         self.share: int | None = 0 if self.deterministic else None
         #: Version that must have arrived before the next message in `_held` is handled.
@@ -60,8 +72,16 @@ class GeneratorWorker:
 
     def start(self) -> m.WorkerReady | None:
         """Load the first weights; None while none have been published."""
-        version = self.receiver.into(self.engine)
-        return None if version < 0 else m.WorkerReady(version)
+        version = self.receiver.into(self.target)
+        return None if version < 0 else m.WorkerReady(version, proofs=self._proofs())
+
+    def _proofs(self) -> tuple[str, ...]:
+        """The proofs that were not reported yet."""
+        if not isinstance(self.target, ProvenAdapter):
+            return ()
+        found = tuple(self.target.proofs)
+        self.target.proofs.clear()
+        return found
 
     @property
     def version(self) -> int:
@@ -113,7 +133,7 @@ class GeneratorWorker:
         """Load the newest weights; whether they are new."""
         if self.receiver.newest() == self.version:
             return False
-        self.receiver.into(self.engine)
+        self.receiver.into(self.target)
         self._seconds["hand_over"] += self.now() - began
         return True
 
@@ -191,6 +211,7 @@ class GeneratorWorker:
             tokens=self._tokens,
             read_tokens=self._read_tokens,
             held=held,
+            proofs=self._proofs(),
         )
         self._written.clear()
         self._seconds.clear()

@@ -127,7 +127,7 @@ class InlineGenerator(InlineWorker):
         specs, deterministic = crew.specs, crew.setup.recipe.placement.deterministic
         self.worker = GeneratorWorker(
             specs.make_engine(specs.engine), specs.channel.receiver(), crew.clock.now,
-            deterministic=deterministic,
+            deterministic=deterministic, spec=specs.engine,
         )  # fmt: skip
         self.up = self._turning = False
         self._beat = self._session = 0
@@ -191,8 +191,9 @@ class InlineTrainer(InlineWorker):
         super().__init__(name, crew)
         specs = crew.specs
         self.worker = TrainerWorker(
-            specs.make_trainer(specs.trainer), specs.channel.sender(), crew.clock.now
-        )
+            specs.make_trainer(specs.trainer), specs.channel.sender(), crew.clock.now,
+            specs.trainer.adapter,
+        )  # fmt: skip
 
     def start(self) -> None:
         self.send_to_loop(self.worker.start())

@@ -65,7 +65,7 @@ def serve_generator(
     keep_freed_memory()
     torch.set_num_threads(spec.threads)
     worker = GeneratorWorker(
-        make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic
+        make(spec), channel.receiver(), time.perf_counter, deterministic=deterministic, spec=spec
     )
 
     def start(session: int) -> None:

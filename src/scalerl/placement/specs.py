@@ -11,6 +11,7 @@ from scalerl.engine.registry import ENGINES
 from scalerl.errors import InputError
 from scalerl.machine import cores
 from scalerl.pipeline.setup import RunSetup
+from scalerl.placement.saved_adapter import SavedAdapter, spec_for
 from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.registry import TRAINERS
@@ -51,7 +52,9 @@ class Specs:
                 f"{where.trainers}: set placement.trainers=1, or placement.trainer=fsdp"
             )
         channel = default_channel if where.weights == "auto" else where.weights
-        settings = recipe.with_decay_fixed().optimiser
+        settings = recipe.with_decay_fixed().optimiser.model_copy(
+            update={"lr": recipe.learning_rate}
+        )
         OPTIMISERS[settings.name]  # raises over an unknown one before any worker is started
         return Specs(
             make_engine=ENGINES[where.engine],
@@ -71,6 +74,7 @@ class Specs:
                 recompute=where.activations == "recompute",
                 step_threads=_threads(setup, where.trainers),
                 replay=recipe.precision.routing == "replay",
+                adapter=setup.adapter,
             ),
             channel=CHANNELS[channel](setup.layout),
             trainers=where.trainers,
@@ -101,6 +105,8 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         trust_remote_code=recipe.model.trust_remote_code,
         record_routing=recipe.precision.routing == "replay",
         park_turns=not recipe.placement.deterministic,
+        adapter=None if recipe.placement.engine == "simulated" else setup.adapter,
+        verify_every=recipe.placement.proof_every,
     )
 
 
@@ -115,6 +121,11 @@ def _threads(setup: RunSetup, workers: int) -> int:
 
 
 def make_engine_here(setup: RunSetup, *, model: str, slots: int) -> Engine:
-    """The engine of a run in this process, with other weights of the same shape."""
-    spec = replace(engine_spec(setup), model=model, slots=slots, record_routing=False)
-    return ENGINES[setup.recipe.placement.engine](spec)
+    """The engine of a run in this process, with other weights of the same shape: those of a model,
+    or of a checkpoint that may hold an adapter."""
+    spec = replace(engine_spec(setup), slots=slots, record_routing=False)
+    spec = spec_for(spec, model)
+    engine = ENGINES[setup.recipe.placement.engine](spec)
+    if spec.adapter is not None:
+        SavedAdapter(model, spec).into(engine)
+    return engine

@@ -11,17 +11,27 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
+from scalerl.engine.adapter_proof import with_proof
 from scalerl.errors import PipelineError
+from scalerl.models.adapter import AdapterSpec
 from scalerl.pipeline import messages as m
 from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
 from scalerl.weights.interface import Channel, NullSender, Sender
 
 
 class TrainerWorker:
-    """A trainer and the sender of its weights. `now` is the clock of its placement."""
+    """A trainer and the sender of its weights. `now` is the clock of its placement; `adapter` what
+    is trained, unless it is all weights."""
 
-    def __init__(self, trainer: Trainer, sender: Sender, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        sender: Sender,
+        now: Callable[[], float],
+        adapter: AdapterSpec | None = None,
+    ) -> None:
         self.trainer = trainer
+        self.adapter = adapter
         self.sender = sender
         self.now = now
 
@@ -31,7 +41,8 @@ class TrainerWorker:
     ) -> TrainerWorker:
         """The worker of one rank: only the first rank publishes weights."""
         first = spec.ranks is None or spec.ranks.rank == 0
-        return TrainerWorker(trainer, channel.sender() if first else NullSender(), now)
+        sender = channel.sender() if first else NullSender()
+        return TrainerWorker(trainer, sender, now, spec.adapter)
 
     def start(self) -> m.WorkerReady:
         """Publish the first weights."""
@@ -78,7 +89,10 @@ class TrainerWorker:
         return m.TrainerDone()
 
     def _publish(self) -> None:
-        self.sender.publish(self.trainer.version, self.trainer.weights())
+        version, weights = self.trainer.version, self.trainer.weights()
+        if self.adapter is not None and weights:  # a simulated trainer has none
+            weights = with_proof(weights, version, self.trainer.probe(self.adapter.probe))
+        self.sender.publish(version, weights)
 
     def _score(self, message: m.CompareLogprobs) -> m.TrainerDone:
         """|trainer's log-prob - generator's| of every token that the policy sampled."""

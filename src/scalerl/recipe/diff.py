@@ -20,6 +20,10 @@ from scalerl.recipe.toml import value as toml_value
 FIXED = {
     "seed": "the order of the prompts and every random draw come from it",
     "model": "the checkpoint holds the weights of this model",
+    **dict.fromkeys(
+        ("adapter.rank", "adapter.alpha", "adapter.targets", "adapter.experts", "adapter.head"),
+        "the checkpoint holds an adapter of this kind",
+    ),
     "model.chat_date": "the chat template writes it into every prompt",
     "task": "pass rates before and after would be for different questions",
     "curriculum": "the checkpoint holds which prompts were asked and dropped by this rule",

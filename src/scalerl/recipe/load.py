@@ -19,10 +19,10 @@ from scalerl.files import read_limited
 from scalerl.recipe.diff import diff, shown
 from scalerl.recipe.problems import (
     CHOOSING,
+    about_adapters,
     fields_of,
     known_keys,
     nearest,
-    not_yet,
     open_sections,
     unknown_key,
 )
@@ -276,7 +276,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         sections = {k.partition(".")[0] for k in known if "." in k}
         if path in sections:
             raise InputError(f"{path} is a section, not a value; write {path}.KEY=VALUE")
-        if (line := not_yet(path)) is not None:
+        if (line := about_adapters(path)) is not None:
             raise InputError(line)
         guess = nearest(path, known)
         hint = f"did you mean {guess}?" if guess else "see `scalerl recipe show scalerl`"

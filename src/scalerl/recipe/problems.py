@@ -41,6 +41,9 @@ ELSEWHERE = {
     "max_async_level": "schedule.k",
     "max_staleness": "schedule.k",
     "scale_rewards": "advantage.normalisation",
+    "lora_rank": "adapter.rank",
+    "lora_alpha": "adapter.alpha",
+    "target_modules": "adapter.targets",
 }
 #: Errors for values below a limit that needs its reason.
 TOO_SMALL = {
@@ -134,15 +137,22 @@ def nearest(path: str, known: Mapping[str, Any]) -> str | None:
 ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
 
 
-def not_yet(path: str) -> str | None:
-    """The error for a key of a feature that scalerl does not have yet, or None.
+def about_adapters(path: str) -> str | None:
+    """The error for an unknown key about adapters that has no near one in [adapter]; else None.
 
-    >>> not_yet("model.lora_rank")
-    'model.lora_rank: this version has no LoRA and trains all weights; leave the key out'
+    >>> about_adapters("model.use_peft")
+    'model.use_peft is not a key of a recipe; LoRA is set by adapter.rank=8, see [adapter]'
     """
     if ADAPTER.search(path) is None:
         return None
-    return f"{path}: this version has no LoRA and trains all weights; leave the key out"
+    if "dropout" in path.lower():
+        return (
+            f"{path}: adapters have no dropout here, because the tokens would be written by other "
+            "weights than the trainer's; leave the key out"
+        )
+    if (nearest(path, known_keys()) or "").startswith("adapter."):
+        return None
+    return f"{path} is not a key of a recipe; LoRA is set by adapter.rank=8, see [adapter]"
 
 
 def unknown_key(data: Mapping[str, Any], free: set[str], where: str = "") -> str | None:
@@ -157,7 +167,8 @@ def unknown_key(data: Mapping[str, Any], free: set[str], where: str = "") -> str
         # Not in [loss]: a constant of a custom loss may have any name.
         names = value if isinstance(value, Mapping) and key not in CHOOSING else ()
         for path in (key, *(f"{key}.{name}" for name in names)):
-            if (line := not_yet(path)) is not None:
+            new = path not in known and path not in sections
+            if new and (line := about_adapters(path)) is not None:
                 return f"{start}{line}"
         if key not in sections:
             inner = next(iter(value), "") if isinstance(value, Mapping) else ""

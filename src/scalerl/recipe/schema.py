@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from scalerl.errors import InputError
+from scalerl.recipe.adapter import AdapterSection
 from scalerl.recipe.curriculum import Curriculum, NoPositiveResamplingCurriculum
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.length import InterruptionLength, Length, PenaltyLength, PlainLength
@@ -52,6 +53,7 @@ class Recipe(Section):
     source: str = field("", "where the numbers come from", "ours")
     seed: int = field(0, "seed of every random choice", "not stated", ge=0, lt=2**32)
     model: ModelSection = ModelSection()
+    adapter: AdapterSection = AdapterSection()
     task: TaskSection = TaskSection()
     sampling: SamplingSection = SamplingSection()
     batch: BatchSection = BatchSection()
@@ -141,6 +143,15 @@ class Recipe(Section):
             assert self.budget.steps is not None, "`_check_decay` refuses a decay without an end"
             steps = self.budget.steps - start
         return self.replace({"optimiser.decay_start": start, "optimiser.decay_steps": steps})
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate after warm-up: optimiser.lr, with an adapter times adapter.lr_factor.
+
+        >>> Recipe().replace({"adapter.rank": 8}).learning_rate / Recipe().learning_rate
+        10.0
+        """
+        return self.optimiser.lr * (self.adapter.lr_factor if self.adapter.rank else 1.0)
 
     def _repr_html_(self) -> str:
         from scalerl.recipe.notebook import recipe_html

@@ -278,6 +278,14 @@ class PlacementSection(Section):
         "or NCCL broadcast (collective), cuda-ipc on one GPU, direct, or package.module:Class",
         "not stated",
     )
+    proof_every: int = field(
+        50,
+        "sets of weights that a generator loads from one proof that it has them to the next; the "
+        "first is always proven",
+        "ours",
+        unit="loads",
+        ge=1,
+    )
     checkers: int = field(
         64,
         "answers, or calls of a reward function, scored at the same time; of environments, calls "

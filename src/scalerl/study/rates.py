@@ -124,8 +124,9 @@ def rates(
 
 
 def alike(a: Recipe, b: Recipe) -> bool:
-    """Whether a rollout takes both alike: the same model, lengths, precision and devices."""
-    same = ("model", "length", "placement", "precision")
+    """Whether a rollout takes both alike: the same model, adapter, lengths, precision and
+    devices."""
+    same = ("model", "adapter", "length", "placement", "precision")
     # The date in the prompts of a run says nothing about how long a rollout takes.
     a, b = (recipe.replace({"model.chat_date": None}) for recipe in (a, b))
     return all(getattr(a, section) == getattr(b, section) for section in same)

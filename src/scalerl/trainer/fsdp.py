@@ -10,7 +10,8 @@ on a sharded model (sharding.py). Every rank makes every call with the same batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.algorithm.batch import TokenBatch
 from scalerl.errors import InputError, is_out_of_memory
+from scalerl.models.adapter import AdaptedWeight, AdapterSpec, freeze, targets_of
 from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.flat import FlatAttention
 from scalerl.models.head import Precision, head_of
@@ -30,9 +32,10 @@ from scalerl.models.load import load_model
 from scalerl.models.meta_model import meta_model
 from scalerl.models.routing import ExpertReplay
 from scalerl.models.rows import FlatRows
-from scalerl.trainer import shards
+from scalerl.trainer import adapter_checkpoint, shards
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.local import GradientStats, LocalTrainer, enable_recompute
+from scalerl.trainer.low_rank_shards import ShardedLowRank
 from scalerl.trainer.micro import Episodes, Sizes
 from scalerl.trainer.rendezvous import join_process_group
 from scalerl.trainer.scorer import Scorer
@@ -55,7 +58,10 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
     trust = spec.trust_remote_code
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
+    targets: tuple[AdaptedWeight, ...] = ()
+
     def load() -> ShardedModel:
+        nonlocal targets
         # Only rank 0 reads the weights from disk; the others receive their shards from it.
         if dist.get_rank() == 0:
             model = load_model(spec.model, spec.dtype, "cpu", trust_remote_code=trust)
@@ -63,13 +69,18 @@ def fsdp_trainer(spec: TrainerSpec) -> FsdpTrainer:
             model = meta_model(spec.model, spec.dtype, trust_remote_code=trust)
         if spec.recompute:
             enable_recompute(model)
+        if spec.adapter is not None:
+            # Before sharding, which replaces the head and makes units of what is frozen or not.
+            targets = targets_of(model, spec.adapter)
+            freeze(model, targets, spec.adapter)
         head = head_of(model, spec.head, verify=dist.get_rank() == 0)
         dtype = getattr(torch, spec.dtype)
         attention = agreed_attention(model, device)
         return ShardedModel(model, head, mesh, device, dtype, spec.temperature, attention)
 
-    frozen = spec.options.kl_coefficient != 0
-    made = FsdpTrainer(spec, load(), load() if frozen else None)
+    # With an adapter, the model without it is the starting model.
+    frozen = spec.options.kl_coefficient != 0 and spec.adapter is None
+    made = FsdpTrainer(spec, load(), load() if frozen else None, targets)
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
     return made
@@ -117,6 +128,22 @@ class ShardedScorer(Scorer):
         self, rows: FlatRows, weights: PassWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         return cast(tuple[Tensor, Tensor], self.sharded.policy(rows))
+
+    def score_probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        # Rank 0's, so that all ranks decide the same by them.
+        found = torch.tensor(super().score_probe(tokens), dtype=torch.float64)
+        dist.broadcast(found, 0)
+        return tuple(found.tolist())
+
+    @contextmanager
+    def _scoring_probe(self) -> Iterator[None]:
+        unit = self.sharded.head
+        given, unit.temperature = unit.temperature, 1.0
+        try:
+            with self.sharded.scoring():
+                yield
+        finally:
+            unit.temperature = given
 
     def empty_pass(self) -> Tensor:
         """A forward pass with the same collectives as any."""
@@ -168,11 +195,16 @@ class FsdpTrainer(LocalTrainer):
     """One rank of the sharded trainer. All ranks are called with the same arguments."""
 
     scorer: ShardedScorer
+    adapter: ShardedLowRank | None
 
     def __init__(
-        self, spec: TrainerSpec, sharded: ShardedModel, reference: ShardedModel | None
+        self,
+        spec: TrainerSpec,
+        sharded: ShardedModel,
+        reference: ShardedModel | None,
+        adapted: Sequence[AdaptedWeight] = (),
     ) -> None:
-        self.spec, self.sharded = spec, sharded
+        self.spec, self.sharded, self._adapted = spec, sharded, adapted
         self._sharded = {s.model: s for s in (sharded, reference) if s is not None}
         super().__init__(
             sharded.model,
@@ -183,8 +215,13 @@ class FsdpTrainer(LocalTrainer):
             token_budget=spec.token_budget,
             reference=None if reference is None else reference.model,
             replay=spec.replay,
+            adapter=spec.adapter,
+            model_name=spec.model,
         )
         self._record_collectives()
+
+    def _low_rank(self, model: nn.Module, adapter: AdapterSpec) -> ShardedLowRank:
+        return ShardedLowRank(self.sharded, adapter, self._adapted)
 
     def _scorer(
         self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
@@ -206,12 +243,19 @@ class FsdpTrainer(LocalTrainer):
         self.masters.clear()
 
     def weights(self) -> Mapping[str, Tensor]:
-        return self.sharded.weights()
+        return self.sharded.weights() if self.adapter is None else self.adapter.weights()
 
     def save(self, path: Path) -> None:
+        if self.adapter is not None:
+            saved = self._saved_adapter()
+            shards.write_on_rank0(path, lambda: adapter_checkpoint.save(path, saved))
+            return
         shards.save(path, self.spec, self.sharded, self.optimiser, self._version)
 
     def load(self, path: Path) -> None:
+        if self.adapter is not None:
+            super().load(path)
+            return
         self._version = shards.load(path, self.spec, self.sharded, self.optimiser)
 
     def _gradient(self, batch: TokenBatch) -> GradientStats:
@@ -229,6 +273,7 @@ class FsdpTrainer(LocalTrainer):
             dist.all_reduce(tensor)
         stats.loss, stats.tokens = counts[0].item(), int(counts[1])
         stats.micro_batches = int(counts[2])
+        self.masters.complete()
         return stats
 
     def _backward(
@@ -255,13 +300,17 @@ class FsdpTrainer(LocalTrainer):
     def _clip_to(self, longest: float) -> float:
         """Clip by the norm over all ranks. Torch's `clip_grad_norm_` would give a DTensor; here
         every rank adds the same squares in the same order, in float64, and finds the same norm."""
-        mine = [local(m.grad) for m in self.masters.tensors() if m.grad is not None]
-        square = sum(
-            (g.double().square().sum().cpu() for g in mine), torch.zeros((), dtype=torch.double)
-        )
-        norm = all_gather_stack(square).sum().sqrt().item()
+        by_rows = None if self.adapter is None else self.adapter.by_rows
+        mine: list[Tensor] = []
+        everywhere: list[Tensor] = []  # what every rank has all of
+        for name, master in self.masters.by_name.items():
+            if master.grad is not None:
+                shared = by_rows is not None and name not in by_rows
+                (everywhere if shared else mine).append(local(master.grad))
+        square = all_gather_stack(_square(mine)).sum() + _square(everywhere)
+        norm = square.sqrt().item()
         if norm > longest:
-            for gradient in mine:
+            for gradient in (*mine, *everywhere):
                 gradient.mul_(longest / (norm + 1e-6))
         return norm
 
@@ -270,6 +319,12 @@ class FsdpTrainer(LocalTrainer):
         norms = [torch.linalg.vector_norm(local(p)).cpu() for p in self.masters.tensors()]
         wrong = all_gather_stack((~torch.stack(norms).isfinite()).double()).any(0).nonzero()
         return list(self.masters.by_name)[int(wrong[0])] if len(wrong) else None
+
+
+def _square(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of all elements."""
+    zero = torch.zeros((), dtype=torch.double)
+    return sum((t.double().square().sum().cpu() for t in tensors), zero)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from scalerl.algorithm.episode import Group
 from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.options import Options
 from scalerl.errors import PipelineError
+from scalerl.models.adapter import AdapterProbe, AdapterSpec
 from scalerl.models.head import Precision
 from scalerl.recipe.sections_runtime import OptimiserSection
 
@@ -66,6 +67,8 @@ class TrainerSpec:
     recompute: bool = False
     #: Whether tokens go to the experts that the generator chose (mixtures of experts).
     replay: bool = False
+    #: LoRA adapters to train, instead of all weights.
+    adapter: AdapterSpec | None = None
     #: The rank of this process; None for a trainer of one process.
     ranks: RankSpec | None = None
 
@@ -138,8 +141,14 @@ class Trainer(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The current weights by name and in order, in the model's dtype. With several ranks each
-        tensor is gathered when it is read: read each once, in order, on all ranks."""
+        """The current weights by name and in order, in the model's dtype; with an adapter only A
+        and B, in FP32. With several ranks each tensor is gathered when it is read: read each once,
+        in order, on all ranks."""
+        ...
+
+    def probe(self, tokens: Sequence[int]) -> AdapterProbe:
+        """Log-probs of these tokens, with which a generator proves that it has the adapter. Called
+        only with an adapter."""
         ...
 
     def save(self, path: Path) -> None:

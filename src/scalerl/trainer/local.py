@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,19 @@ from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.packing import pack
 from scalerl.errors import is_out_of_memory
+from scalerl.models.adapter import AdapterProbe, AdapterSpec
 from scalerl.models.cpu.packed import PassWeights
 from scalerl.models.head import Precision
 from scalerl.models.load import load_model_fast
 from scalerl.recipe.sections_runtime import OptimiserSection
-from scalerl.trainer import checkpoint
-from scalerl.trainer.interface import NonFiniteGradient, NonFiniteWeights, StepReport, TrainerSpec
+from scalerl.trainer import adapter_checkpoint, checkpoint
+from scalerl.trainer.interface import (
+    NonFiniteGradient,
+    NonFiniteWeights,
+    StepReport,
+    TrainerSpec,
+)
+from scalerl.trainer.low_rank import LowRankMasters, rehearsed
 from scalerl.trainer.masters import Masters
 from scalerl.trainer.micro import Episodes, Sizes
 from scalerl.trainer.optimisers import OPTIMISERS
@@ -39,8 +47,9 @@ from scalerl.trainer.scorer import Scorer
 def local_trainer(spec: TrainerSpec) -> LocalTrainer:
     """The trainer "local": in this process, on one device."""
     torch.set_num_threads(spec.threads)
-    # The KL term is taken towards the starting model, so a second copy of it stays in memory.
-    frozen = spec.options.kl_coefficient != 0
+    # The KL term is taken towards the starting model, so a second copy of it stays in memory; with
+    # an adapter, the model without it is the starting model.
+    frozen = spec.options.kl_coefficient != 0 and spec.adapter is None
 
     def load() -> Any:
         return load_model_fast(
@@ -48,7 +57,8 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
             spec.dtype,
             spec.device,
             trust_remote_code=spec.trust_remote_code,
-            bare=not spec.recompute,
+            # Neither is part of the bare model.
+            bare=not spec.recompute and (spec.adapter is None or spec.adapter.merged),
         )
 
     model = load()
@@ -64,6 +74,8 @@ def local_trainer(spec: TrainerSpec) -> LocalTrainer:
         reference=load() if frozen else None,
         step_threads=spec.step_threads,
         replay=spec.replay,
+        adapter=spec.adapter,
+        model_name=spec.model,
     )
     if spec.checkpoint is not None:
         made.load(Path(spec.checkpoint))
@@ -109,6 +121,8 @@ class LocalTrainer:
     reference     the frozen model that a KL term is taken to
     step_threads  worker threads that process packed micro-batches in parallel
     replay        whether tokens go to the experts that the generator chose (mixtures of experts)
+    adapter       train LoRA adapters of this kind, and no other weights
+    model_name    what the model was loaded from, for the checkpoints of adapters
     """
 
     def __init__(
@@ -123,8 +137,13 @@ class LocalTrainer:
         reference: nn.Module | None = None,
         step_threads: int = 1,
         replay: bool = False,
+        adapter: AdapterSpec | None = None,
+        model_name: str = "",
     ) -> None:
-        self.model = model
+        self.model, self.model_name = model, model_name
+        self.adapter = None if adapter is None else self._low_rank(model, adapter)
+        # Before the scorer, which looks at what is trained.
+        self.masters = self.adapter or Masters(model)
         self.step_threads = step_threads
         self.options = options
         self.settings = optimiser
@@ -135,8 +154,12 @@ class LocalTrainer:
         self.reference = None if reference is None else self._scorer(reference, *how, replay=False)
         self.device = self.scorer.device
         self._version = 0
-        self.masters = Masters(model)
+        #: What of a probe does not depend on the current adapter.
+        self._rehearsal: AdapterProbe | None = None
         self.optimiser = OPTIMISERS[optimiser.name](self.masters.tensors(), optimiser)
+
+    def _low_rank(self, model: nn.Module, adapter: AdapterSpec) -> LowRankMasters:
+        return LowRankMasters(model, adapter)
 
     def _scorer(
         self, model: nn.Module, precision: Precision, temperature: float, *, replay: bool
@@ -199,13 +222,42 @@ class LocalTrainer:
         found = iter(np.split(written, np.cumsum([len(e) for e in episodes])))
         return [[next(found) for _ in group.episodes] for group in groups]
 
+    def probe(self, tokens: Sequence[int]) -> AdapterProbe:
+        adapter = self.adapter
+        assert adapter is not None, "only adapters are probed"
+        score = partial(self.scorer.score_probe, tokens)
+        if self._rehearsal is None:
+            with adapter.base():
+                base = score()
+            self._rehearsal = rehearsed(adapter, score, base)
+        return replace(self._rehearsal, current=score())
+
     def weights(self) -> Mapping[str, Tensor]:
+        if self.adapter is not None:
+            return self.adapter.weights()
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def save(self, path: Path) -> None:
+        if self.adapter is not None:
+            adapter_checkpoint.save(path, self._saved_adapter())
+            return
         checkpoint.save(path, self.model, self.masters, self.optimiser, self._version)
 
+    def _saved_adapter(self) -> adapter_checkpoint.Saved:
+        assert self.adapter is not None
+        return adapter_checkpoint.gather(
+            self.adapter,
+            self.optimiser,
+            model=self.model_name,
+            version=self._version,
+            base=self.probe(self.adapter.spec.probe).base,
+        )
+
     def load(self, path: Path) -> None:
+        if self.adapter is not None:
+            base = self.probe(self.adapter.spec.probe).base
+            self._version = adapter_checkpoint.load(path, self.adapter, self.optimiser, base)
+            return
         self._version = checkpoint.load(path, self.model, self.masters, self.optimiser)
 
     def _gradient_within_memory(self, batch: TokenBatch) -> tuple[TokenBatch, GradientStats]:
@@ -234,6 +286,7 @@ class LocalTrainer:
         with self.scorer.learning(batch) as accumulators:
             n = len(accumulators)
             self._in_threads([parts[i::n] for i in range(n)], accumulators, batch, stats)
+        self.masters.complete()
         return stats
 
     def _in_threads(
@@ -280,9 +333,13 @@ class LocalTrainer:
 
     def _with_reference(self, batch: TokenBatch) -> TokenBatch:
         """The batch with the log-probs of the starting model, where the loss has a KL term."""
-        if self.reference is None:
+        if self.adapter is not None and self.options.kl_coefficient:
+            with self.adapter.base():
+                found_N = self.scorer.logprobs(batch, self.token_budget)
+        elif self.reference is not None:
+            found_N = self.reference.logprobs(batch, self.token_budget)
+        else:
             return batch
-        found_N = self.reference.logprobs(batch, self.token_budget)
         return replace(batch, reference_logprobs_N=found_N)
 
     def _clip(self, groups: Sequence[Group], batch: TokenBatch) -> float:

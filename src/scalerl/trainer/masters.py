@@ -40,6 +40,9 @@ class Masters:
                 master.grad = found if master.grad is None else master.grad.add_(found)
                 parameter.grad = None
 
+    def complete(self) -> None:
+        """Finish the gradient of a batch, once all of its backward passes have been made."""
+
     @torch.no_grad()
     def round_into_model(self) -> None:
         """Round the masters to the model's dtype and copy them into the model, after a step."""

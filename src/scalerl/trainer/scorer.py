@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -124,6 +125,33 @@ class Scorer:
             hidden = flat_hidden(self.model, rows, self.attention)
         hidden = hidden.index_select(0, rows.source_M)
         return chunked_logprobs(hidden, head, rows.target_M, self.temperature)
+
+    @torch.no_grad()
+    def score_probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Log-probs of the tokens after the first, at temperature 1."""
+        self.model.eval()
+        rows = FlatRows.from_tokens(
+            ids_N=np.array(tokens, np.int64),
+            position_N=np.arange(len(tokens)),
+            row_N=np.minimum(np.arange(len(tokens)), 1),  # a prompt of one token
+            parent_R=np.array([-1, 0]),
+            scored_N=np.arange(len(tokens)) > 0,
+        )
+        if self.replay is not None:
+            self.replay.give([None], len(rows.ids_F), self.device)
+        with self._scoring_probe():
+            found, _ = self.score_rows(rows.to(self.device))
+        return tuple(found.float().tolist())
+
+    @contextmanager
+    def _scoring_probe(self) -> Iterator[None]:
+        """A pass without gradients at temperature 1."""
+        given, self.temperature = self.temperature, 1.0
+        try:
+            with installed(None if self.packed is not None else self.attention, self.model):
+                yield
+        finally:
+            self.temperature = given
 
     @torch.no_grad()
     def logprobs(self, batch: TokenBatch, token_budget: int) -> Tensor:

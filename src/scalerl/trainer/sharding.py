@@ -161,7 +161,7 @@ class ShardedModel:
         #: Bytes of the whole model's gradient.
         self.gradient_bytes = self.dtype.itemsize * sum(p.numel() for p in model.parameters())
         self.trace = CollectiveTrace()
-        unit = HeadUnit(model, head, temperature)
+        self.head = unit = HeadUnit(model, head, temperature)
         self.policy = self._shard(Policy(model, unit, attention), unit)
         self.units = [m for m in self.policy.modules() if isinstance(m, FSDPModule)]
         for module in self.units:
@@ -222,7 +222,9 @@ class ShardedModel:
         else:
             new = torch.empty(tensor.shape, dtype=dtype, device=self.device)
         dist.broadcast(new, 0)
-        return nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new
+        if not isinstance(tensor, nn.Parameter):
+            return new
+        return nn.Parameter(new, requires_grad=tensor.requires_grad)
 
     # -- passes -----------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ them."""
 from __future__ import annotations
 
 import json
+import math
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ from scalerl.errors import InputError
 from scalerl.models.meta_model import meta_model
 from scalerl.trainer.checkpoint import MASTER, StateFiles, load_weights, shard_name
 from scalerl.trainer.interface import TrainerSpec
+from scalerl.trainer.model_shards import stored_alike, write_files
 from scalerl.trainer.sharding import ShardedModel, shard_range
 
 
@@ -37,14 +40,33 @@ def save(
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     problem = _try(lambda: _write_shard(path, sharded, optimiser), path, sharded.rank)
-    whole: dict[str, Tensor] = {}
+
+    def attempt(write: Callable[[], None]) -> None:
+        nonlocal problem
+        problem = problem or _try(write, path, 0)
+
     # All ranks must gather every tensor, also where writing the shard failed; only rank 0 keeps it.
-    for name, tensor in sharded.weights().items():
-        if sharded.rank == 0:
-            whole[name] = tensor.cpu().contiguous()
-    if sharded.rank == 0 and problem is None:
-        problem = _try(lambda: _write_model(path, spec, whole, version), path, 0)
-    problems: list[str | None] = [None] * sharded.ranks
+    first = attempt if sharded.rank == 0 else None
+    shapes = {name: tuple(p.shape) for name, p in sharded.parameters().items()}
+    if stored_alike(spec, shapes):
+        sizes = {name: math.prod(s) * sharded.compute.itemsize for name, s in shapes.items()}
+        write_files(path, sharded.weights(), sizes, first)
+        whole = None
+    else:
+        whole = {n: t.cpu().contiguous() for n, t in sharded.weights().items() if first is not None}
+    if first is not None:
+        first(lambda: _write_model(path, spec, whole, version))
+    _raise_on_all(problem)
+
+
+def write_on_rank0(path: Path, write: Callable[[], None]) -> None:
+    """Let rank 0 write into a directory; raises OSError on all ranks if it could not."""
+    rank = dist.get_rank()
+    _raise_on_all(_try(write, path, 0) if rank == 0 else None)
+
+
+def _raise_on_all(problem: str | None) -> None:
+    problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     first = next((p for p in problems if p is not None), None)
     if first is not None:
@@ -82,9 +104,19 @@ def _write_shard(path: Path, sharded: ShardedModel, optimiser: torch.optim.Optim
     )
 
 
-def _write_model(path: Path, spec: TrainerSpec, whole: dict[str, Tensor], version: int) -> None:
+def _write_model(
+    path: Path, spec: TrainerSpec, whole: dict[str, Tensor] | None, version: int
+) -> None:
+    """Write the model's config, and its weights unless they are written already."""
     shape = meta_model(spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code)
-    shape.save_pretrained(path, state_dict=whole)
+    if whole is None:
+        shape.config.architectures = [type(shape).__name__]
+        shape.config.dtype = spec.dtype
+        shape.config.save_pretrained(path)
+        if shape.can_generate():
+            shape.generation_config.save_pretrained(path)
+    else:
+        shape.save_pretrained(path, state_dict=whole)
     (path / "trainer.json").write_text(json.dumps({"version": version}))
 
 

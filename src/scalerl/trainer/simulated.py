@@ -15,6 +15,7 @@ from torch import Tensor
 from scalerl.algorithm.diagnostics import Diagnostics
 from scalerl.algorithm.episode import Group
 from scalerl.algorithm.filters import FilterTally
+from scalerl.models.adapter import AdapterProbe
 from scalerl.trainer.interface import StepReport, TrainerSpec
 
 
@@ -76,6 +77,9 @@ class SimulatedTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         return {}
+
+    def probe(self, tokens: Sequence[int]) -> AdapterProbe:
+        return AdapterProbe((), (), ())
 
     def save(self, path: Path) -> None:
         (path / "trainer.json").write_text(json.dumps({"version": self.version}))

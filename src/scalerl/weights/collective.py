@@ -1,21 +1,25 @@
 """Weights by a broadcast to all generators (`placement.weights = "collective"`): gloo between CPUs,
 NCCL between GPUs.
 
-Both ends have a thread and two buffers: the trainer copies its weights and continues; a broadcast
-fills the buffer that the engine does not read, while the engine decodes.
+The trainer copies its weights and continues; a thread sends the copy. A generator receives between
+two decode steps, piece by piece and straight into its live weights (streaming.py): it has no second
+copy of them. A broadcast that breaks off leaves a mixture there, so the generator writes nothing
+until it has received a whole set.
 
 A collective hangs when a member is missing, so the members are agreed on first. Each broadcast is a
 round, agreed on through keys in a store on the trainer's side:
 
-    sender      round 7: version 12, generators 1, 2 and 4
-    receivers   here                              (each writes its own key)
-    sender      go: group 3, generators 1 and 4   (2 did not answer in time: it is dropped, by name)
+    sender      round 7: generators 1, 2 and 4
+    receivers   here                              (a thread answers while the engine decodes)
+    sender      gather 7: generators 1 and 4      (2 did not answer in time: it is dropped, by name)
+    receivers   ready                             (between two decode steps: decoding stops)
+    sender      go 7: version 12, group 3, generators 1 and 4    (those that were ready in time)
     all         form the group, if it differs from the last one, and broadcast
     receivers   done, or failed                   (then there is another round, in a new group)
 
 A member that dies inside the broadcast ends it for all: at once where its connections close, at the
 deadline where it is only silent. A generator that joins, or was dropped and is back, signs up and
-takes part in the next round, in a new group.
+takes part in the next round, in a new group; one that was not ready in time takes part in the next.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,19 +44,23 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from scalerl.errors import PipelineError
 from scalerl.text import first_line
 from scalerl.weights.interface import Layout, WeightTarget
+from scalerl.weights.streaming import StreamedWeights, pieces_of
 
 #: Seconds after which a generator that does not answer is dropped. A receiver's thread answers
 #: while its engine decodes, so that this need not cover a decode step.
 ANSWER_SECONDS = 5.0
 #: Seconds after which a broadcast fails.
 BROADCAST_SECONDS = 60.0
+#: Seconds for which generators that are ready wait for one that is not: a decode step, with room.
+#: Longer ones, and validations, are not waited for.
+READY_SECONDS = 1.0
 #: Seconds between two reads of the store.
 POLL_SECONDS = 0.01
+#: A generator fails that has waited so many deadlines of a broadcast for a whole set of weights.
+INTO_FACTOR = 3
 #: Failed broadcasts in a row, with all members there, after which the network is taken to be
 #: broken.
 MAX_FAILURES = 3
-#: Bytes per broadcast call.
-PIECE_BYTES = 256 << 20
 #: Rounds that stay in the store; older ones are deleted. A receiver that is behind still finds the
 #: rounds that it has not read.
 KEPT_ROUNDS = 64
@@ -105,12 +115,11 @@ class CollectiveWeights:
 
 
 class BroadcastEnd:
-    """What both ends have: a store, two buffers, the current process group, and a thread."""
+    """What both ends have: a store, the current process group, and a thread."""
 
     def __init__(self, channel: CollectiveWeights, work: Callable[[], None]) -> None:
         self.channel, self.layout = channel, channel.layout
         self.store = channel.store()
-        self.front, self.back = self.layout.two_buffers(channel.device)
         self.lock = threading.Lock()
         self.error: Exception | None = None
         self.closed = False
@@ -132,22 +141,23 @@ class BroadcastEnd:
         self.closed = True
         self._thread.join(self.channel.deadline)
 
-    def broadcast(self, group: int, rank: int, size: int, flat: Tensor) -> str:
-        """Broadcast a buffer from rank 0; returns "done", or the error."""
-        try:
-            if self._group[0] != group:
-                self._group = (-1, None)  # closes the old group's connections first
-                self._group = (group, self.channel.group(self.store, group, rank, size))
-            whole = flat.view(torch.uint8)
-            for piece in whole.split(PIECE_BYTES):  # type: ignore[no-untyped-call]
-                self._group[1].broadcast([piece], dist.BroadcastOptions()).wait()
-            if flat.is_cuda:
-                torch.cuda.synchronize(flat.device)
-        except RuntimeError as error:  # another member is gone or late
-            # Closing the connections makes the broadcast fail on the other members too, at once.
-            self._group = (-1, None)
-            return first_line(error)
-        return "done"
+    def join_group(self, group: int, rank: int, size: int) -> None:
+        """Form the process group of a round, unless it is the present one."""
+        if self._group[0] != group:
+            self._group = (-1, None)  # closes the old group's connections first
+            self._group = (group, self.channel.group(self.store, group, rank, size))
+
+    def leave_group(self) -> None:
+        """Close the connections, which makes the broadcast fail on the other members too, at
+        once."""
+        self._group = (-1, None)
+
+    def broadcast(self, piece: Tensor) -> None:
+        """Broadcast a contiguous tensor from rank 0; raises RuntimeError where a member is gone."""
+        whole = piece.view(torch.uint8) if piece.numel() else piece
+        self._group[1].broadcast([whole], dist.BroadcastOptions()).wait()
+        if piece.is_cuda:
+            torch.cuda.synchronize(piece.device)
 
     def wait_until(self, seconds: float, until: Callable[[], bool]) -> bool:
         """Wait for a condition; returns whether it came true in time."""
@@ -167,7 +177,13 @@ class CollectiveSender(BroadcastEnd):
         self.names: dict[int, str] = {}
         #: Warnings for the user.
         self.notes: list[str] = []
-        self.version = self._staged = -1
+        #: Version of the copy that is sent; -1 before the first.
+        self.version = -1
+        self.front = torch.empty(0)
+        #: Weights that were published during a broadcast, and their version. Made for them only: at
+        #: other times there is one copy.
+        self._next: tuple[int, Tensor] | None = None
+        self._sending = False
         self._signed = self._round = self._number = self._failures = 0
         self._in_group: tuple[int, ...] = ()
         super().__init__(channel, self._run_round)
@@ -178,27 +194,35 @@ class CollectiveSender(BroadcastEnd):
         if self.error is not None:
             raise PipelineError(f"weights cannot be handed over: {self.error}")
         with self.lock:
-            for name, view in self.layout.views(self.back):
-                view.copy_(weights[name])
-            if self.back.is_cuda:
-                torch.cuda.synchronize(self.back.device)
-            self._staged = version
+            if self._sending:
+                spare = self._buffer() if self._next is None else self._next[1]
+                self._next = (version, spare)
+                self._copy(weights, spare)
+            else:
+                if self.version < 0:
+                    self.front = self._buffer()
+                self._copy(weights, self.front)
+                self.version = version
+
+    def _buffer(self) -> Tensor:
+        return torch.zeros(self.layout.size, dtype=self.layout.dtype, device=self.channel.device)
+
+    def _copy(self, weights: Mapping[str, Tensor], flat: Tensor) -> None:
+        for name, view in self.layout.views(flat):
+            view.copy_(weights[name])
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)
 
     def _run_round(self) -> None:
         """Send the newest weights to the generators that do not have them."""
-        with self.lock:
-            # Only between broadcasts, in this thread: `publish` never touches the front buffer.
-            if self._staged > self.version:
-                self.front, self.back = self.back, self.front
-                self.version = self._staged
         self._admit_new()
         behind = [i for i, version in self.members.items() if version != self.version]
         if self.version < 0 or not behind:
             time.sleep(POLL_SECONDS)
             return
-        here = self._agree_on_members(behind)
-        if here:
-            self._broadcast_round(here)
+        ready = self._agree_on_members(behind)
+        if ready:
+            self._broadcast_round(ready)
 
     def _admit_new(self) -> None:
         """Take in the generators that have signed up since."""
@@ -209,42 +233,67 @@ class CollectiveSender(BroadcastEnd):
             self.members[i], self._signed = -1, i
 
     def _agree_on_members(self, members: list[int]) -> list[int]:
-        """Announce a round; returns the members that answered."""
+        """Announce a round; returns the members that are ready for it."""
         self._round += 1
         n = self._round
-        self._announce(f"round/{n}", {"version": self.version, "members": members})
+        self._announce(f"round/{n}", {"members": members})
         self.store.add("rounds", 1)
-        self.wait_until(
-            ANSWER_SECONDS, lambda: self.store.check([f"here/{n}/{i}" for i in members])
-        )
-        here = [i for i in members if self.store.check([f"here/{n}/{i}"])]
+        here = self._answered("here", members, ANSWER_SECONDS)
         for i in members:
             if i not in here and not self.closed:
                 self._drop(i, f"did not answer within {ANSWER_SECONDS:.0f} s")
-        if tuple(here) != self._in_group or self._group[1] is None:
-            self._number, self._in_group = self._number + 1, tuple(here)
-        self._announce(f"go/{n}", {"group": self._number, "members": here})
+        self._announce(f"gather/{n}", {"version": self.version, "members": here})
+        ready = self._answered("ready", here, READY_SECONDS)
+        if not ready:
+            self._announce(f"go/{n}", {"members": []})
         self._forget(n - KEPT_ROUNDS)
-        return here
+        return ready
 
-    def _broadcast_round(self, here: list[int]) -> None:
+    def _answered(self, kind: str, members: list[int], seconds: float) -> list[int]:
+        """Those of the members that have answered, once all have or the time is over."""
+        keys = {i: f"{kind}/{self._round}/{i}" for i in members}
+        if keys:
+            self.wait_until(seconds, lambda: self.store.check(list(keys.values())))
+        return [i for i, key in keys.items() if self.store.check([key])]
+
+    def _broadcast_round(self, ready: list[int]) -> None:
         """Broadcast to these members and record which of them have the weights."""
         n = self._round
-        found = self.broadcast(self._number, 0, len(here) + 1, self.front)
-        self.wait_until(ANSWER_SECONDS, lambda: self.store.check([f"end/{n}/{i}" for i in here]))
-        for i in here:
-            end = self._text(f"end/{n}/{i}") if self.store.check([f"end/{n}/{i}"]) else "silent"
-            if end == "done":
-                self.members[i] = self.version
+        if tuple(ready) != self._in_group or self._group[1] is None:
+            self._number, self._in_group = self._number + 1, tuple(ready)
+        with self.lock:  # from here on `publish` leaves the copy alone
+            self._sending, version = True, self.version
+        go = {"version": version, "group": self._number, "members": ready}
+        self._announce(f"go/{n}", go)
+        found = self._send(len(ready) + 1)
+        ended = self._answered("end", ready, ANSWER_SECONDS)
+        for i in ready:
+            if i in ended and self._text(f"end/{n}/{i}") == "done":
+                self.members[i] = version
             else:
                 # The next round forms a new group; a dead member does not answer it.
                 self._in_group = ()
+        with self.lock:
+            self._sending = False
+            if self._next is not None:
+                (self.version, self.front), self._next = self._next, None
         self._failures = 0 if found == "done" else self._failures + 1
         if self._failures >= MAX_FAILURES:
             raise PipelineError(
                 f"{found}; {self._failures} broadcasts failed with all members there: check the "
                 "network between the nodes, or set placement.weights=auto"
             )
+
+    def _send(self, size: int) -> str:
+        """Broadcast the copy; returns "done", or the error."""
+        try:
+            self.join_group(self._number, 0, size)
+            for piece in pieces_of(self.layout):
+                self.broadcast(self.front[piece.start : piece.stop])
+        except RuntimeError as error:  # another member is gone or late
+            self.leave_group()
+            return first_line(error)
+        return "done"
 
     def _drop(self, i: int, why: str) -> None:
         del self.members[i]
@@ -256,9 +305,9 @@ class CollectiveSender(BroadcastEnd):
 
     def _forget(self, n: int) -> None:
         if n > 0:
-            for key in (f"round/{n}", f"go/{n}"):
+            for key in (f"round/{n}", f"gather/{n}", f"go/{n}"):
                 self.store.delete_key(key)
-            for kind in ("here", "end"):
+            for kind in ("here", "ready", "end"):
                 for i in range(1, self._signed + 1):
                     self.store.delete_key(f"{kind}/{n}/{i}")
 
@@ -270,24 +319,77 @@ class CollectiveSender(BroadcastEnd):
 
 
 class CollectiveReceiver(BroadcastEnd):
-    """A generator's end of the channel."""
+    """A generator's end of the channel. Its thread agrees on rounds; the engine's thread, inside
+    `into`, receives."""
 
     def __init__(self, channel: CollectiveWeights) -> None:
+        #: Version that was loaded last.
         self._version = -1
+        #: Newest version that a round is about to send.
+        self._announced = -1
+        #: Whether the engine's thread waits for weights.
+        self._inside = threading.Event()
+        #: The rounds that the engine's thread is to receive, and how each ended.
+        self._rounds: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._i = self._next = 0
         super().__init__(channel, self._run_round)
 
     def newest(self) -> int:
         if self.error is not None:
             raise PipelineError(f"weights do not arrive: {self.error}")
-        return self._version
+        return max(self._announced, self._version)
 
     def into(self, engine: WeightTarget) -> int:
-        # The lock keeps the thread from swapping the buffers; it may fill the back one meanwhile.
-        with self.lock:
-            if self.newest() >= 0:
-                engine.load(dict(self.layout.views(self.front)), self._version)
+        """Load the newest weights, unless they are loaded already; waits for a round that sends
+        them whole."""
+        if self.newest() <= self._version:
             return self._version
+        until = time.monotonic() + INTO_FACTOR * self.channel.deadline
+        self._inside.set()
+        try:
+            while not self._receive(engine):
+                self.newest()  # raises where the thread has failed
+                if time.monotonic() > until:
+                    raise PipelineError(
+                        f"weights do not arrive: no broadcast of version {self._announced} was "
+                        f"completed within {INTO_FACTOR * self.channel.deadline:.0f} s"
+                    )
+        finally:
+            self._inside.clear()
+        return self._version
+
+    def _receive(self, engine: WeightTarget) -> bool:
+        """Take part in a round, if there is one; whether a whole set was loaded."""
+        try:
+            go = self._rounds.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            return False
+        members = go["members"]
+        arriving = StreamedWeights(self.layout, self.channel.device, self._receive_piece)
+        end = "failed"
+        try:
+            try:
+                self.join_group(go["group"], 1 + members.index(self._i), len(members) + 1)
+            except RuntimeError as error:
+                raise BrokenBroadcast(first_line(error)) from None
+            try:
+                engine.load(arriving, go["version"])
+            finally:
+                arriving.finish()
+            self._version, end = go["version"], "done"
+        except BrokenBroadcast as error:  # another member is gone or late: there is another round
+            self.leave_group()
+            end = str(error)
+        finally:
+            self._ends.put(end)
+        return end == "done"
+
+    def _receive_piece(self, piece: Tensor) -> None:
+        try:
+            self.broadcast(piece)
+        except RuntimeError as error:
+            raise BrokenBroadcast(first_line(error)) from None
 
     def _sign_up(self) -> None:
         # Rounds that were announced before belong to the time before this generator.
@@ -296,27 +398,39 @@ class CollectiveReceiver(BroadcastEnd):
         self.store.set(f"name/{self._i}", multiprocessing.current_process().name)
 
     def _run_round(self) -> None:
-        """Take part in the next round, if there is one."""
+        """Agree on the next round, if there is one."""
         if not self._i or self.store.check([f"dropped/{self._i}"]):
             self._sign_up()
-        n, i = self._next, self._i
+        n = self._next
         if not self.wait_until(1.0, lambda: self.store.check([f"round/{n}"])):
             return
         self._next += 1
-        asked = json.loads(self.store.get(f"round/{n}"))
-        if i not in asked["members"]:
+        if not self._is_in("round", n):
             return
-        self.store.set(f"here/{n}/{i}", "")
+        self.store.set(f"here/{n}/{self._i}", "")
         # Twice, since the sender itself waits up to ANSWER_SECONDS for the other members.
-        if not self.wait_until(2 * ANSWER_SECONDS, lambda: self.store.check([f"go/{n}"])):
+        if not self.wait_until(2 * ANSWER_SECONDS, lambda: self.store.check([f"gather/{n}"])):
             return
-        go = json.loads(self.store.get(f"go/{n}"))
-        if i not in go["members"]:
+        if not self._is_in("gather", n):
             return
-        rank = 1 + go["members"].index(i)
-        end = self.broadcast(go["group"], rank, len(go["members"]) + 1, self.back)
-        if end == "done":
-            with self.lock:
-                self.front, self.back = self.back, self.front
-                self._version = asked["version"]
-        self.store.set(f"end/{n}/{i}", end)
+        self._announced = max(self._announced, self._read("gather", n)["version"])
+        gone = partial(self.store.check, [f"go/{n}"])
+        if not self.wait_until(2 * ANSWER_SECONDS, lambda: self._inside.is_set() or gone()):
+            return
+        if self._inside.is_set():
+            self.store.set(f"ready/{n}/{self._i}", "")
+        if self.wait_until(2 * ANSWER_SECONDS, gone) and self._is_in("go", n):
+            self._rounds.put(self._read("go", n))
+            self.store.set(f"end/{n}/{self._i}", self._ends.get())
+
+    def _read(self, kind: str, n: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.store.get(f"{kind}/{n}"))
+        return found
+
+    def _is_in(self, kind: str, n: int) -> bool:
+        """Whether this generator is among the members of a round."""
+        return self._i in self._read(kind, n)["members"]
+
+
+class BrokenBroadcast(Exception):
+    """A broadcast that broke off: what was received so far is not whole."""

@@ -75,10 +75,20 @@ class SharedWeights(SingleObjectChannel):
             version = int(self.header[_VERSION + source])
             if version < 0:
                 return version
-            engine.load(dict(self.layout.views(self.buffers[source])), version)
+            try:
+                engine.load(dict(self.layout.views(self.buffers[source])), version)
+            except Exception:
+                # Half of one set and half of the next may be refused: read again.
+                if self._whole(source, counter):
+                    raise
+                continue
             self._synchronise()
-            if counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter:
+            if self._whole(source, counter):
                 return version
+
+    def _whole(self, source: int, counter: int) -> bool:
+        """Whether a buffer has not been written to since its counter was read."""
+        return counter % 2 == 0 and int(self.header[_COUNTER + source]) == counter
 
 
 class CudaIpcWeights(SharedWeights):

@@ -40,10 +40,13 @@ class FusedLayer:
     def leaf(self) -> FusedLayer:
         """A copy detached from the model, in which gradients are summed."""
         whole = {n: getattr(self, n) for n in self.__dataclass_fields__}
-        cut: dict[str, Any] = {
-            n: None if t is None else t.detach().requires_grad_() for n, t in whole.items()
-        }
+        cut: dict[str, Any] = {n: None if t is None else leaf(t) for n, t in whole.items()}
         return FusedLayer(**cut)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """The tensor detached from the model; it gets a gradient if the model's does."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def fuse(block: Any, shape: LlamaShape) -> FusedLayer:

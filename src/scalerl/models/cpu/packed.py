@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scalerl.models.cpu.c_kernels import CAttention, CNorm, CSwiGLU
-from scalerl.models.cpu.fuse import FusedLayer, fuse, rotation
+from scalerl.models.cpu.fuse import FusedLayer, fuse, leaf, rotation
 from scalerl.models.cpu.library import library
 from scalerl.models.cpu.packing import PackedRows
 from scalerl.models.cpu.shape import LlamaShape, agrees
@@ -73,7 +73,7 @@ class PassWeights:
         return [self.embedding, self.norm, self.head, *fused]
 
     def accumulator(self) -> PassWeights:
-        plain = [t.detach().requires_grad_() for t in (self.embedding, self.norm, self.head)]
+        plain = [leaf(t) for t in (self.embedding, self.norm, self.head)]
         return PassWeights([layer.leaf() for layer in self.layers], *plain)
 
 
@@ -90,7 +90,6 @@ class PackedLlama:
             or next(model.parameters()).device.type != "cpu"
             or bool(getattr(lm.config, "attention_dropout", 0))
             or getattr(lm, "is_gradient_checkpointing", False)
-            or not all(p.requires_grad for p in model.parameters())
             or lm.get_output_embeddings().bias is not None
         ):
             return None
