@@ -69,18 +69,21 @@ def test_a_kept_verdict_says_so_in_every_form():
     assert "kept" not in str(replace(kept, decided_at=None))
 
 
-def test_a_declining_loser_is_compared_by_its_points_before_the_alarm():
-    """The fall makes the ceiling of the loser uncertain; before it, the loser was clearly lower."""
-    a, b = pair(0.5, 0.8)
+def test_a_declining_loser_loses_by_its_points_before_the_alarm_too():
+    """A fall can leave the ceiling of the loser open; before it, the loser was clearly lower."""
+    a, b = pair(0.4, 0.85, sd=0.006)
     run = a.fits[0].run
     score = run.score.copy()
-    score[48:] -= np.linspace(0.05, 0.3, 12)
+    score[48:] -= np.linspace(0.1, 0.3, 12)
     fallen = Arm("a", (fit(run.compute, np.clip(score, 0, 1), name="a"),))
     assert fallen.declines and len(fallen.before_alarm.fits[0].points) >= 48
-    found = current_verdict(fallen, b, 0.0)
-    assert (found.name, found.winner) == ("higher-ceiling", "b")
-    high = Arm("b", (fit(b.fits[0].run.compute, 0.5 * b.fits[0].run.score, name="b"),))
-    assert current_verdict(fallen, high, 0.0).name == "undecided"
+    assert current_verdict(fallen, b, 0.0).winner == "b"
+    # As if the fall had left the ceiling open.
+    fallen.ceiling = np.linspace(0.3, 1.0, len(b.ceiling))
+    assert decide(fallen, b, 0.0).name == "undecided"
+    assert current_verdict(fallen, b, 0.0).winner == "b"
+    low = Arm("b", (fit(b.fits[0].run.compute, 0.3 * b.fits[0].run.score, name="b"),))
+    assert current_verdict(fallen, low, 0.0).name == "undecided"
 
 
 def test_words_and_meanings_agree_with_the_code():

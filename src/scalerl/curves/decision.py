@@ -10,8 +10,8 @@ pressed together by the end of the scale rather than by the data. Such draws cou
     A_b  .700 .800 .985 1.00        P(b higher) = 0, and no winner is named
 
 *A declining loser.* Where a declining run is heading is not known, but it is no higher than where
-it was heading before it declined. A declining run is therefore compared by its points before the
-alarm, and may lose but not win.
+it was heading before it declined. A declining run may therefore lose, by all its points or by those
+before the alarm, but not win.
 
 Which of these verdicts are given, and which would be withdrawn as more points come in, is decided
 in survival.py.
@@ -101,16 +101,21 @@ class Verdict:
 
 def current_verdict(a: Arm, b: Arm, seed_sd: float, least: float = WINNER_PROBABILITY) -> Verdict:
     """The verdict that the points give now, allowing for declining runs."""
-    if not a.declines and not b.declines:
-        return decide(a, b, seed_sd, least)
-    # Ceilings before the alarms; where there are none, the verdict is undecided anyway.
-    known = [arm.before_alarm if arm.declines else arm for arm in (a, b)]
-    first, second = (arm or given for arm, given in zip(known, (a, b), strict=True))
-    found = decide(first, second, seed_sd, least)
+    found = decide(a, b, seed_sd, least)
     healthy = {arm.name for arm in (a, b) if not arm.declines}
-    if None in known or found.name != "higher-ceiling" or found.winner not in healthy:
-        return replace(found, name="undecided", winner=None)
-    return found
+    if len(healthy) == 2 or _wins(found, healthy):
+        return found
+    before = [arm.before_alarm if arm.declines else arm for arm in (a, b)]
+    if before[0] is not None and before[1] is not None:
+        earlier = decide(before[0], before[1], seed_sd, least)
+        if _wins(earlier, healthy):
+            return earlier
+    return replace(found, name="undecided", winner=None)
+
+
+def _wins(found: Verdict, healthy: set[str]) -> bool:
+    """Whether a healthy arm has the higher ceiling."""
+    return found.name == "higher-ceiling" and found.winner in healthy
 
 
 def decide(

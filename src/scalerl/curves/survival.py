@@ -56,7 +56,7 @@ CLEAR_SHARE = 0.999
 PAIR_TRIALS = 24
 #: Earlier looks, as shares of each run's compute, latest first: each 1.2 times the one before it,
 #: back to a quarter.
-LOOKS = tuple(2.0 ** (-k / 4.0) for k in range(1, 9))
+LOOKS: tuple[float, ...] = tuple(2.0 ** (-k / 4.0) for k in range(1, 9))
 
 
 def final_verdict(a: Arm, b: Arm, seed_sd: float) -> Verdict:
