@@ -15,6 +15,7 @@ from scalerl.curves.noise import MAX_BINS, bin_curve
 from scalerl.curves.prediction import SigmoidPredictive
 from scalerl.curves.residual_process import BREAK_BEND, BREAK_JUMP, ResidualCovariance
 from scalerl.report.figures import plot_fit
+from scalerl.report.series import series
 from scalerl.report.terminal_curve import curve as terminal_curve
 
 END = 600.0
@@ -171,6 +172,9 @@ def test_pictures_show_a_line_at_each_break() -> None:
     axis = plot_fit(found).axes[0]
     upright = [line.get_xdata()[0] for line in axis.lines if len(set(line.get_xdata())) == 1]
     assert {AT, 400.0} <= set(upright)
+    drawn = series(found)
+    before, after = (drawn.median[np.searchsorted(drawn.x, v)] for v in (AT, 1.002 * AT))
+    assert after - before > 0.1
     assert terminal_curve(found, encoding="utf-8").count("╎") > 8
     assert "! changed" in terminal_curve(found, encoding="ascii")
 
