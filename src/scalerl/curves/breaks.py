@@ -13,7 +13,8 @@ import numpy as np
 
 from scalerl.curves.formula import Array
 from scalerl.curves.noise import bin_curve, mean_variance
-from scalerl.curves.posterior import Priors, log_evidence
+from scalerl.curves.posterior import log_evidence
+from scalerl.curves.priors import learned_priors, prior_kind
 from scalerl.runs.record import Run
 
 #: Fewest points on either side of a break.
@@ -56,7 +57,6 @@ def suspected_break(run: Run) -> Jump | None:
 
 def sharpest_step(run: Run) -> Jump | None:
     """Where the curve jumps most clearly; None where no step stands out of noise and trend."""
-    priors = Priors()
     inside = run.window(1e-300)
     found = _steepest(inside.score, inside.n_eval)
     if found is None or run.breaks:
@@ -64,6 +64,7 @@ def sharpest_step(run: Run) -> Jump | None:
     i, height = found
     at = float(inside.compute[i - 1])
     points = bin_curve(run.compute, run.score, run.n_eval, (at,))
+    priors = learned_priors(prior_kind(points, run.score_kind)).window
     t_end = float(np.log(run.compute[-1]))
     whole = replace(points, breaks=np.empty(0))
     factor = log_evidence(points, t_end, priors) - log_evidence(whole, t_end, priors)

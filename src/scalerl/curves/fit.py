@@ -15,6 +15,7 @@ from scalerl.curves import paper
 from scalerl.curves.breaks import suspected_break
 from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
+from scalerl.curves.priors import CurvePriors
 from scalerl.curves.result import Fit, R0Choice, Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
@@ -40,6 +41,7 @@ def fit(
     a_grid: npt.ArrayLike | None = None,
     mid_grid: npt.ArrayLike | None = None,
     progress: Callable[[float], None] | None = None,
+    priors: CurvePriors | None = None,
 ) -> Fit:
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
@@ -55,6 +57,7 @@ def fit(
     breaks  amounts of compute at which the run was changed, beside `Run.breaks`: points before one
             inform about the shape and noise of the curve, but do not fix its level
     a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones
+    priors  other priors of method "posterior" than the learned ones (`curves/priors.py`)
 
     >>> import numpy as np
     >>> c = np.linspace(500, 60000, 40)
@@ -93,7 +96,9 @@ def fit(
             f"the curve jumps by {jump.height:+.2f} near {jump.at:g}: if something was changed "
             f"there, --event {jump.at:g} fits what came before without its level"
         )
-    window = Window(run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress)
+    window = Window(
+        run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress, priors
+    )
     return chosen.methods[used](window)
 
 
