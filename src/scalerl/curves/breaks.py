@@ -25,8 +25,6 @@ MIN_Z = 2.5
 #: changed under way were suspected at about one look in 200 (`benchmarks/breaks.py`); at 3 it would
 #: be one in 60.
 MIN_LOG_FACTOR = 5.0
-#: The grid of the comparison: a Bayes factor needs no parameters, and takes a millisecond so.
-COARSE = {"b_cells": 7, "mid_cells": 16, "coarse_shapes": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,9 @@ def sharpest_step(run: Run) -> Jump | None:
     i, height = found
     at = float(inside.compute[i - 1])
     points = bin_curve(run.compute, run.score, run.n_eval, (at,))
-    priors = replace(learned_priors(prior_kind(points, run.score_kind)).window, **COARSE)
+    priors = learned_priors(prior_kind(points, run.score_kind)).window
+    # A coarse grid of one shape: a Bayes factor needs no parameters, and so takes a millisecond.
+    priors = replace(priors, b_cells=7, mid_cells=16, coarse_shapes=1)
     t_end = float(np.log(run.compute[-1]))
     whole = replace(points, breaks=np.empty(0))
     factor = log_evidence(points, t_end, priors) - log_evidence(whole, t_end, priors)
