@@ -33,22 +33,27 @@ def changed(jump: float, seed: int = 0, n: int = 30, sd: float = 0.012) -> Run:
     return Run("mine", c, np.clip(law(c) + np.where(c <= AT, jump, 0.0) + noise, 0, 1), "steps")
 
 
+LEVELS = np.arange(1, 20) / 20
+
+
+def crps(run: Run, breaks: tuple[float, ...], at: float) -> float:
+    """Error of the whole predicted distribution at this compute."""
+    gap = float(law(np.array([at]))[0]) - fit(run, breaks=breaks).predict([at]).quantiles(LEVELS)[0]
+    return float(np.mean(2 * np.maximum(LEVELS * gap, (LEVELS - 1) * gap)))
+
+
 @pytest.mark.parametrize("jump", [-0.15, 0.15])
 def test_the_forecast_after_a_break_is_right_with_its_event_and_wrong_without(jump: float) -> None:
-    at, seeds = np.array([2 * END]), range(8)
-    errors, widths, held = np.zeros((2, len(seeds))), np.zeros((2, len(seeds))), 0
-    for i in seeds:
-        run = changed(jump, i)
-        for k, breaks in enumerate(((AT,), ())):
-            ahead = fit(run, breaks=breaks).predict(at)
-            (low, high), truth = ahead.interval()[0], float(law(at)[0])
-            errors[k, i] = abs(float(ahead.median[0]) - truth)
-            widths[k, i] = high - low
-            held += k == 0 and low <= truth <= high
-    assert held >= len(seeds) - 1
-    assert errors[0].mean() < 0.02
-    assert errors[1].mean() > 2 * errors[0].mean()
-    assert widths[0].mean() < 0.75 * widths[1].mean()
+    at, held, known, unknown = 2 * END, 0, 0.0, 0.0
+    for seed in range(8):
+        run = changed(jump, seed)
+        low, high = fit(run, breaks=[AT]).predict([at]).interval()[0]
+        held += low <= law(np.array([at]))[0] <= high
+        known += crps(run, (AT,), at) / 8
+        unknown += crps(run, (), at) / 8
+    assert held >= 7
+    assert known < 0.02
+    assert unknown > 1.5 * known
 
 
 def test_points_before_a_break_still_inform() -> None:
