@@ -15,7 +15,7 @@ import importlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -29,6 +29,7 @@ from scalerl.curves.live import LiveCurve, LiveForecast, Scale
 from scalerl.curves.result import Fit
 from scalerl.curves.rules import parse_rule
 from scalerl.errors import InputError
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.record import ComputeKind, Run
 
 log = logging.getLogger("scalerl.callbacks")
@@ -118,6 +119,9 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             return None
         end = self._latest.end
         return forecast(self._latest.fit, at=None if end is None else [end])
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for an old name
+        __getattr__ = renamed_attributes({"outlook": "forecast"}, "0.4")
 
     def attach(self, trainer: Any) -> Self:
         """Add this callback to a trainer and log to its trackers. Call it before `train()`."""

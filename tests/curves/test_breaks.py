@@ -15,6 +15,7 @@ from scalerl.curves.noise import MAX_BINS, bin_curve
 from scalerl.curves.prediction import SigmoidPredictive
 from scalerl.curves.residual_process import BREAK_BEND, BREAK_JUMP, ResidualCovariance
 from scalerl.report.figures import plot_fit
+from scalerl.report.series import series
 from scalerl.report.terminal_curve import curve as terminal_curve
 
 END = 600.0
@@ -32,22 +33,27 @@ def changed(jump: float, seed: int = 0, n: int = 30, sd: float = 0.012) -> Run:
     return Run("mine", c, np.clip(law(c) + np.where(c <= AT, jump, 0.0) + noise, 0, 1), "steps")
 
 
+LEVELS = np.arange(1, 20) / 20
+
+
+def crps(run: Run, breaks: tuple[float, ...], at: float) -> float:
+    """Error of the whole predicted distribution at this compute."""
+    gap = float(law(np.array([at]))[0]) - fit(run, breaks=breaks).predict([at]).quantiles(LEVELS)[0]
+    return float(np.mean(2 * np.maximum(LEVELS * gap, (LEVELS - 1) * gap)))
+
+
 @pytest.mark.parametrize("jump", [-0.15, 0.15])
 def test_the_forecast_after_a_break_is_right_with_its_event_and_wrong_without(jump: float) -> None:
-    at, seeds = np.array([2 * END]), range(8)
-    errors, widths, held = np.zeros((2, len(seeds))), np.zeros((2, len(seeds))), 0
-    for i in seeds:
-        run = changed(jump, i)
-        for k, breaks in enumerate(((AT,), ())):
-            ahead = fit(run, breaks=breaks).predict(at)
-            (low, high), truth = ahead.interval()[0], float(law(at)[0])
-            errors[k, i] = abs(float(ahead.median[0]) - truth)
-            widths[k, i] = high - low
-            held += k == 0 and low <= truth <= high
-    assert held >= len(seeds) - 1
-    assert errors[0].mean() < 0.02
-    assert errors[1].mean() > 2 * errors[0].mean()
-    assert widths[0].mean() < 0.75 * widths[1].mean()
+    at, held, known, unknown = 2 * END, 0, 0.0, 0.0
+    for seed in range(8):
+        run = changed(jump, seed)
+        low, high = fit(run, breaks=[AT]).predict([at]).interval()[0]
+        held += low <= law(np.array([at]))[0] <= high
+        known += crps(run, (AT,), at) / 8
+        unknown += crps(run, (), at) / 8
+    assert held >= 7
+    assert known < 0.02
+    assert unknown > 1.5 * known
 
 
 def test_points_before_a_break_still_inform() -> None:
@@ -171,6 +177,9 @@ def test_pictures_show_a_line_at_each_break() -> None:
     axis = plot_fit(found).axes[0]
     upright = [line.get_xdata()[0] for line in axis.lines if len(set(line.get_xdata())) == 1]
     assert {AT, 400.0} <= set(upright)
+    drawn = series(found)
+    before, after = (drawn.median[np.searchsorted(drawn.x, v)] for v in (AT, 1.002 * AT))
+    assert after - before > 0.1
     assert terminal_curve(found, encoding="utf-8").count("╎") > 8
     assert "! changed" in terminal_curve(found, encoding="ascii")
 

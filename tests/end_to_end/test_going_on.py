@@ -58,6 +58,8 @@ def test_a_real_run_goes_on_from_an_earlier_checkpoint_with_other_knobs(run):
     )
     assert max(s["staleness"]["max"] for s in steps[4:]) <= 1, "the new k holds at once"
     assert max(s["lr"] for s in steps[4:]) <= 1.001e-6 < steps[3]["lr"]
+    assert load_run(run, x="compute/steps").breaks == (4.0,)
+    assert load_run(kept, x="compute/steps").breaks == ()
     assert all(s["filtered"]["rollouts"] == 8 for s in steps[4:])
     asked = Counter(p for s in steps for p in s["prompts"])
     assert set(asked.values()) == {1}, "no prompt is lost or trained twice"

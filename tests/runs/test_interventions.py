@@ -106,7 +106,10 @@ def cli(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_line_takes_events_and_shows_breaks() -> None:
     done = cli("fit", "example:paper-8b", "--event", "20k", "--event", "50%")
     assert done.returncode == 0, done.stderr
-    assert "The run was changed at 20k" in " ".join(done.stdout.split())
+    assert "paper-8b was changed at 20k" in " ".join(done.stdout.split())
+    for command in ("forecast", "compare"):
+        shown = cli(command, "example:paper-8b", "example:paper-moe", "--event", "20k").stdout
+        assert "paper-8b was changed at 20k" in " ".join(shown.split())
     (found,) = json.loads(cli("fit", "example:paper-8b", "--event", "20k", "--json").stdout)
     assert found["breaks"] == [20_000.0]
     (ahead,) = json.loads(cli("forecast", "example:paper-8b", "--event", "20k", "--json").stdout)

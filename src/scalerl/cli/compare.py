@@ -72,10 +72,12 @@ def run(args: argparse.Namespace) -> None:
         options.print_json(comparison.to_dict())
         return
     from scalerl.cli.explain import ExplainedOutput
-    from scalerl.report import terminal
+    from scalerl.report import terminal, words
 
     out = ExplainedOutput(args)
     out.say(terminal.comparison_table(comparison))
+    for line in filter(None, map(words.breaks, fits)):
+        out.say(terminal.wrap(line))
     notes.print_columns([f.run for f in fits])
     notes.print_notes([f.run for f in fits])
     out.finish()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from scalerl.curves.result import Fit
 from scalerl.curves.survival import compute_to_decide, final_verdict
 from scalerl.curves.verdict import VerdictName
 from scalerl.errors import InputError
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.planned import planned_end
 from scalerl.runs.record import Run
 
@@ -200,6 +201,9 @@ class Comparison:
     mean_a: float
     #: sd of the ceiling between seeds that verdicts allow for; 0 for verdicts on runs.
     seed_sd: float
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for an old name
+        __getattr__ = renamed_attributes({"groups": "arms"}, "0.4")
 
     def to_dict(self) -> dict[str, Any]:
         return {

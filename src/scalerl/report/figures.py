@@ -169,7 +169,7 @@ def _breaks(ax: Axes, fit: Fit, t: Theme) -> None:
     for at in fit.run.breaks:
         ax.axvline(at, color=t.muted, lw=1.2, ls=(0, (4, 2)))
         across = ax.get_xaxis_transform()
-        note(ax, at, 0.01, "changed ", t, transform=across, ha="right", va="bottom")
+        note(ax, at, 0.94, "changed ", t, transform=across, ha="right", va="top")
 
 
 def _early(ax: Axes, fit: Fit, t: Theme) -> None:

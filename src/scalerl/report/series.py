@@ -23,6 +23,8 @@ AHEAD = 2.0
 BEYOND_HELD = 1.3
 #: Beside longer runs, a short one is drawn at most this many times beyond its own window.
 MAX_AHEAD = 8.0
+#: A knot at this many times the compute of a break lies after it.
+AFTER_BREAK = 1.002
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -95,7 +97,9 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
     # The axis is logarithmic: a curve cannot begin at zero compute.
     first = float(points.compute[points.compute > 0][0])
     far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
-    extra = np.array(sorted({c for c in at if first < c <= far})[:MAX_KNOTS])
+    # On both sides of a break, so that a jump is drawn upright.
+    sides = [c for b in points.breaks for c in (b, AFTER_BREAK * b)]
+    extra = np.array(sorted({c for c in (*at, *sides) if first < c <= far})[:MAX_KNOTS])
     grids = [np.geomspace(first, hi, MAX_KNOTS), np.geomspace(hi, far, MAX_KNOTS + 1)[1:], extra]
     # No more than MAX_KNOTS in one prediction, or its knots are thinned.
     parts = [fit.predict(grid) for grid in grids if len(grid)]

@@ -119,6 +119,7 @@ def _forecast(ahead: Forecast) -> str:
     if f.alarm is not None:
         lines.append(wrap(f.alarm, "  ", "  ! ALARM "))
     lines += [wrap(said, "  ", "  ! ") for said in words.past_alarms(f)]
+    lines += [wrap(said, "  ", "  ") for said in [words.breaks(f)] if said]
     head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
     body = [(f"  {at}", *others) for at, *others in words.prediction_rows(ahead.at)]
     lines.append(_rows(head, body, (30, 7, 17, 17)))

@@ -211,15 +211,15 @@ def breaks(fit: Fit) -> str:
     """Where the run was changed under way, and what the fit makes of it; "" where it was not.
 
     >>> from scalerl import fit, load_run
-    >>> breaks(fit(load_run("example:paper-8b"), breaks=[20_000]))[:47]
-    'The run was changed at 20k: points before infor'
+    >>> breaks(fit(load_run("example:paper-8b"), breaks=[20_000]))[:45]
+    'paper-8b was changed at 20k: points before in'
     """
     at = fit.points.breaks
     if not at or fit.method != "posterior":
         return ""
     return (
-        f"The run was changed at {listed(map(compute, at))}: points before inform about the shape "
-        "and the noise of the curve, and do not fix its level."
+        f"{fit.name} was changed at {listed(map(compute, at))}: points before inform about the "
+        "shape and the noise of the curve, and do not fix its level."
     )
 
 
@@ -241,6 +241,7 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")
     out += past_alarms(fit)
+    out += [said for said in [breaks(fit)] if said]
     out.append(ceiling_in_words(fit))
     for c, median, ends in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
         forecast_is = f"At {compute(float(c))} {unit} the forecast is {score(median)}"

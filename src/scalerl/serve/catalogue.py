@@ -374,7 +374,9 @@ def same(a: Run | None, b: Run | None) -> bool:
     """Whether two readings of a run have the same points."""
     if a is None or b is None:
         return a is b
-    if a.x_kind != b.x_kind or len(a) != len(b) or a.signs.keys() != b.signs.keys():
+    if (a.x_kind, len(a), a.breaks) != (b.x_kind, len(b), b.breaks):
+        return False
+    if a.signs.keys() != b.signs.keys():
         return False
     pairs = [(a.compute, b.compute), (a.score, b.score)]
     pairs += [(a.signs[name], b.signs[name]) for name in a.signs]
