@@ -2,11 +2,11 @@
 
 python benchmarks/learn_priors.py DIR [DIR ...]     about ten minutes on one core
 
-DIR holds runs.csv and index.csv. The paper's two runs and our own of known ceilings
-(results/learning*.json, games.json) are sources, too. Each curve is cut at random shares of its
-compute. What is maximised is the log probability of what came next (the mean score of the last
-tenth up to a later share; for runs of known ceiling, the ceiling), minus a penalty for every
-constant that leaves its start:
+DIR holds runs.csv and index.csv. The paper's two runs, our own of known ceilings
+(results/learning*.json, games.json) and simulated ones are sources, too. Each curve is cut at
+random shares of its compute. What is maximised is the log probability of what came next (the mean
+score of the last tenth up to a later share; for runs of known ceiling, the ceiling), minus a
+penalty for every constant that leaves its start:
 
     sum of w log p(y after | y before, constants)  -  sum of ((constant - start) / sd)^2 / 2
 
@@ -48,9 +48,15 @@ from scalerl.curves.posterior import cuts, sample_posterior
 from scalerl.curves.priors import FuturePriors, Priors
 from scalerl.report.progress import ProgressBar
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "curves"))
+from simulate import curve as simulated_curve
+from simulate import random_law
+
 TABLE = Path(__file__).parent.parent / "src" / "scalerl" / "curves" / "priors.json"
 KINDS = ("validation", "training")
 DRAWS = 600
+#: Simulated runs.
+SIMULATED = 40
 #: Cuts of each run, at random shares; every second one ends before the run does.
 CUTS = 6
 #: Smallest sd of what came next: scores closer than this are as good as right.
@@ -135,6 +141,20 @@ def curves(folders: Sequence[Path]) -> list[Curve]:
                 compute, score = (np.array(v) for v in r["curve"])
                 run = Run(f"{name}: {kind} {i}", compute, score, x_kind="flops")
                 found.append(Curve(run, f"own {name}", "validation", float(r["truth"])))
+    return found + simulated()
+
+
+def simulated() -> list[Curve]:
+    """Sigmoids of the range that real runs show, with correlated noise, to some C_mid."""
+    found = []
+    for seed in range(SIMULATED):
+        rng = np.random.default_rng((seed, 201))
+        law = random_law(rng)
+        end = law.C_mid * float(np.exp(rng.uniform(0.0, np.log(8.0))))
+        run = Run(
+            f"simulated {seed}", *simulated_curve(law, end, rng, n=30, sd=0.008), x_kind="flops"
+        )
+        found.append(Curve(run, "simulated", "validation", law.A))
     return found
 
 

@@ -44,7 +44,7 @@ def test_names_cannot_break_out_of_the_html(name: str) -> None:
 
 def test_the_html_of_a_fit_says_what_the_text_says() -> None:
     html = known("mine")._repr_html_()
-    assert "mine: sigmoid" in html and "It is heading for a ceiling of" in html
+    assert "mine: sigmoid" in html and "it is heading for a ceiling of" in html
     assert "Alarm: declining" in declining()._repr_html_()
 
 

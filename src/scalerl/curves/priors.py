@@ -26,6 +26,8 @@ PriorKind = Literal["validation", "training"]
 #: Noise sd of one score from which on a score of unknown kind is read as a training reward: rewards
 #: of one batch scatter more than evaluations of a fixed set.
 TRAINING_NOISE = 0.03
+#: The same where there is a score at every step, which evaluations rarely have.
+EVERY_STEP_NOISE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _filled(kind: Any, values: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def learned_priors(kind: PriorKind) -> CurvePriors:
+def learned_priors(kind: PriorKind = "validation") -> CurvePriors:
     """The committed priors of a kind of score.
 
     >>> flat = [learned_priors(k).window.flat_weight for k in ("training", "validation")]
@@ -157,11 +159,10 @@ def learned_priors(kind: PriorKind) -> CurvePriors:
 
 
 def prior_kind(run: Run, points: BinnedCurve) -> PriorKind:
-    """The kind of a run's score: as the run states it; or else a training reward if there is one at
-    every step, or if it is very noisy."""
+    """The kind of a run's score: as the run states it, or else by its noise."""
     if run.score_kind != "unknown":
         return run.score_kind
     step = np.diff(run.compute)
     every_step = bool(np.median(step) == 1.0 and (step == np.round(step)).all())
-    noisy = points.score_variance > TRAINING_NOISE**2
-    return "training" if every_step or noisy else "validation"
+    least = EVERY_STEP_NOISE if every_step else TRAINING_NOISE
+    return "training" if points.score_variance > least * least else "validation"

@@ -65,7 +65,7 @@ def fit_posterior(w: Window) -> Fit:
             "through the same points would not"
         )
     if inside.score_kind == "unknown" and kind == "training":
-        warnings.append("read as a training reward, by its noise or because every step has one")
+        warnings.append("read as a training reward, by its noise")
     curve = posterior.median_law(w.inside.compute)
     return w.build(
         predictive,
