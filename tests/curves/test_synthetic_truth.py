@@ -137,7 +137,8 @@ def test_ceilings_near_1_that_differ_are_found_where_the_points_bound_them(
     windows, ceilings, winner
 ):
     found = unequal(windows, ceilings, pairs=30)
-    assert share(found, name="higher-ceiling", winner=winner) >= 0.75
+    # Two in three: curves may near their ceilings faster or more slowly than a sigmoid.
+    assert share(found, name="higher-ceiling", winner=winner) >= 0.66
 
 
 def test_draws_in_which_both_ceilings_are_perfect_count_for_neither():
