@@ -44,6 +44,18 @@ def test_sizes_are_arithmetic_on_the_models_parameters(capsys):
     assert "(18 bytes a parameter" in capsys.readouterr().out, "masters are FP32"
 
 
+def test_an_adapters_sizes_and_its_learning_rate_with_its_source(capsys):
+    assert main(["train", "scalerl", "tiny", "adapter.rank=8", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# adapter: rank 8, alpha 16, all linear layers, merged; 23,552 of 137,024" in out
+    assert "94 kB a publish instead of 548 kB" in out
+    rate = "# learning rate: 0.002 = optimiser.lr 0.0002 x adapter.lr_factor 10 (community: "
+    assert rate in out
+    words = ["adapter.targets=['q_proj','v_proj']", "adapter.alpha=8", "adapter.mode=unmerged"]
+    assert main(["train", "scalerl", "tiny", "adapter.rank=1", *words, "--dry-run"]) == 0
+    assert "rank 1, alpha 8, q_proj, v_proj, unmerged; " in capsys.readouterr().out
+
+
 def test_a_model_that_is_not_here_is_not_asked_for(capsys):
     assert main(["train", "scalerl", "--dry-run"]) == 0
     assert "# memory and disk: known once the model is on this machine" in capsys.readouterr().out

@@ -30,6 +30,7 @@ BASE = [
     "task.options.prompts=40", "budget.steps=7",
     "budget.gpu_hours=",
 ]  # fmt: skip
+LORA = ["adapter.rank=4"]
 NO_CONTROL = ["length.control=none", "length.max_tokens=40"]
 HEADS = ["precision.trainer_head=model", "precision.generator_head=model"]
 PENALTY = ["length.control=penalty", "length.max_tokens=70", "length.penalty_max=40",
@@ -49,6 +50,12 @@ CHANGES = {
     "model.dtype": ("model.dtype=bfloat16", []),
     "model.trust_remote_code": ("model.trust_remote_code=true", []),
     "model.chat_date": ("model.chat_date=2026-01-31", []),
+    "adapter.rank": ("adapter.rank=4", []),
+    "adapter.alpha": ("adapter.alpha=4.0", LORA),
+    "adapter.targets": ('adapter.targets=["q_proj"]', LORA),
+    "adapter.head": ("adapter.head=true", LORA),
+    "adapter.mode": ("adapter.mode=unmerged", LORA),
+    "adapter.lr_factor": ("adapter.lr_factor=20.0", LORA),
     "task.name": (PLAIN, []),
     "task.weights": ("task.weights=[3.0, 1.0]", MIXTURE),
     "task.reward_correct": ("task.reward_correct=2.0", []),
@@ -130,6 +137,7 @@ CHANGES = {
     "placement.activations": ("placement.activations=recompute", []),
     "placement.idle_cores": ("placement.idle_cores=wait", ["placement.backend=local"]),
     "placement.weights": ("placement.weights=shared-memory", []),
+    "placement.proof_every": ("placement.proof_every=3", []),
     "placement.checkers": ("placement.checkers=3", []),
     "placement.environment_processes": ("placement.environment_processes=3", []),
     "placement.check_seconds": ("placement.check_seconds=5.0", []),
@@ -158,6 +166,7 @@ REFUSALS = {
     "precision.one_sided": (
         "precision.one_sided=false",
         ["precision.one_sided=true", "precision.generator_head=bf16-emulated"], "or neither"),
+    "adapter.experts": ("adapter.experts=true", LORA, "has none: leave it out"),
     "precision.routing": ("precision.routing=replay", [], "tiny has no router"),
     "optimiser.name": ("optimiser.name=adamv", [], "did you mean 'adamw'"),
     "placement.trainers": ("placement.trainers=2", [], "placement.trainers"),

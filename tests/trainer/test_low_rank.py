@@ -95,8 +95,16 @@ def apart(found, expected):
     return max(float((found[n] - t).abs().max() / t.abs().max()) for n, t in expected.items())
 
 
-def on_rank(place, spec, n):
-    return steps(TRAINERS["fsdp"](replace(spec, ranks=place)), n)
+def one_and_more(t):
+    """The adapter after one step; and reports, adapter and probe after three."""
+    reports, first, _ = steps(t, 1)
+    reports += [t.step(batch(seed)) for seed in (1, 2)]
+    weights = {name: tensor.clone() for name, tensor in t.weights().items()}
+    return first, reports, weights, t.probe(ADAPTER.probe)
+
+
+def on_rank(place, spec):
+    return one_and_more(TRAINERS["fsdp"](replace(spec, ranks=place)))
 
 
 UNMERGED = replace(ADAPTER, merged=False)
@@ -113,11 +121,14 @@ def test_two_ranks_train_as_one_process(ranks, models, name, adapter):
     # A KL term as well: the model without its adapter is the reference.
     options = replace(SCALERL, kl_coefficient=0.3)
     spec = spec_of(models / name, adapter, options=options)
-    reports, weights, probe = steps(TRAINERS["local"](spec))
-    assert apart(weights, steps(TRAINERS["local"](spec), 1)[1]) > 0.01, "it moves"
+    first, reports, weights, probe = one_and_more(TRAINERS["local"](spec))
+    assert apart(weights, first) > 0.01, "it moves"
     assert reports[-1].kl > 1e-6
-    for theirs, found, probed in ranks.run(2, on_rank, spec, 3):
-        assert apart(found, weights) < 2e-6
+    for theirs_first, theirs, found, probed in ranks.run(2, on_rank, spec):
+        for mine, yours in ((theirs_first, first), (found, weights)):
+            assert all(float((mine[n] - t).abs().max()) < 1e-6 for n, t in yours.items())
+            # B is a thousand times smaller than A, and the first gradient of A nearly cancels.
+            assert apart(mine, yours) < 3e-6
         for ours, other in zip(reports, theirs, strict=True):
             assert other.grad_norm == pytest.approx(ours.grad_norm, rel=1e-6)
             assert other.kl == pytest.approx(ours.kl, rel=1e-4, abs=1e-7)
@@ -231,7 +242,7 @@ def test_one_process_resumes_what_two_ranks_saved(ranks, models, tmp_path):
     (expected, _) = ranks.run(2, save_and_go_on, spec, tmp_path)
     one = TRAINERS["local"](replace(spec, checkpoint=str(tmp_path)))
     one.step(batch(1))
-    assert apart(dict(one.weights()), expected) < 2e-6
+    assert apart(dict(one.weights()), expected) < 1e-6
     both = ranks.run(2, go_on, replace(spec, checkpoint=str(tmp_path)))
     assert all(apart(found, expected) < 1e-6 for found in both)
 

@@ -367,7 +367,7 @@ class CollectiveReceiver(BroadcastEnd):
             return False
         members = go["members"]
         arriving = StreamedWeights(self.layout, self.channel.device, self._receive_piece)
-        end = "failed"
+        end, again = "failed", ""
         try:
             try:
                 self.join_group(go["group"], 1 + members.index(self._i), len(members) + 1)
@@ -380,8 +380,12 @@ class CollectiveReceiver(BroadcastEnd):
             self._version, end = go["version"], "done"
         except BrokenBroadcast as error:  # another member is gone or late: there is another round
             self.leave_group()
-            end = str(error)
+            end = again = str(error)
         finally:
+            # Before the thread goes on to the next round: this one is not ready for it, unless it
+            # stays in `into`.
+            if not again:
+                self._inside.clear()
             self._ends.put(end)
         return end == "done"
 
