@@ -30,6 +30,8 @@ MAX_DEATHS = 5
 #: Seconds that a worker may take to start, however small `placement.patience` is: loading a large
 #: model from a slow disk takes minutes, while a worker that runs sends a heartbeat every 0.5 s.
 START_SECONDS = 300.0
+#: Seconds between two lines about workers that have not started yet.
+WORD_SECONDS = 30.0
 
 
 class Supervisor:
@@ -131,6 +133,8 @@ class Supervisor:
     def await_crew(self) -> Generator[str, None, None]:
         """Wait until the trainer and all generators have started."""
         trainer = self.crew.trainer
+        begun = self.clock.now()
+        next_word = begun + WORD_SECONDS
         while True:
             waiting = [s.handle.name for s in self.dispatcher if s.starting]
             waiting += [] if self.learner.ready else [trainer.name]
@@ -140,6 +144,10 @@ class Supervisor:
                 raise Stopped(self.state.stop)
             names = ", ".join(sorted(waiting))
             yield f"{names} to start"
+            if self.clock.now() > next_word:
+                next_word += WORD_SECONDS
+                passed = self.clock.now() - begun
+                self.recorder.listener.say(f"waiting for {names} to start ({passed:.0f} s)")
             if not self.learner.ready and trainer.silence > max(self.patience, START_SECONDS):
                 raise IrreplaceableWorkerLost(
                     f"{names} did not start: is the machine short of memory?"

@@ -32,11 +32,14 @@ from scalerl.placement.environment_worker import serve_environments
 from scalerl.placement.processes import PATIENCE
 from scalerl.placement.ray_cluster import (
     Needs,
+    announced,
     connect,
     disconnect,
     environment,
     import_ray,
+    lost_process,
     missing_package,
+    own_node_is_dead,
 )
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
 from scalerl.placement.specs import Specs
@@ -51,6 +54,8 @@ COLLECT_SECONDS = 2.0
 GATHER_SECONDS = 0.04
 #: The same for a checker, on which the end of a validation waits.
 GATHER_SCORES_SECONDS = 0.005
+#: Seconds between two looks at the processes of a cluster that we started, or at the own node.
+LOOK_SECONDS = 1.0
 #: Seconds within which a cluster must have found room for a worker.
 PLACED_SECONDS = 120.0
 #: Resources of a checker: memory only. It mostly waits, and even a small share of a core would keep
@@ -237,14 +242,17 @@ class RayCrew(BaseCrew):
         self.setup, self.deterministic = setup, where.deterministic
         self.needs = needs_from_setup(setup)
         self._stopped = False
+        #: Time of the next look at Ray's own processes.
+        self._look = 0.0
         connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED_SECONDS)
         self.ray = import_ray()
         self.generators: list[RayHandle] = []
         self.checkers: list[RayHandle] = []
         self._groups: list[Any] = []
         try:
-            self._start_version_registry()
-            self.trainer: RankGroup[RayHandle] = self._start_trainer()
+            with announced("Ray to start the trainer's process"):
+                self._start_version_registry()
+                self.trainer: RankGroup[RayHandle] = self._start_trainer()
             for _ in range(where.generators):
                 self.add_generator()
             names, self._places = checker_names(setup, self._cores())
@@ -269,10 +277,20 @@ class RayCrew(BaseCrew):
         until = time.monotonic() + PLACED_SECONDS
         while time.monotonic() < until:
             registry = self.ray.remote(**options)(VersionRegistry).remote()
-            with contextlib.suppress(self.ray.exceptions.RayError):
-                if self.ray.get(registry.node.remote(), timeout=PLACED_SECONDS) == here:
-                    self.specs.channel.registry = registry
-                    return
+            answer = registry.node.remote()
+            while not self.ray.wait([answer], timeout=LOOK_SECONDS)[0]:
+                if time.monotonic() > until or own_node_is_dead():
+                    break
+            else:
+                with contextlib.suppress(self.ray.exceptions.RayError):
+                    if self.ray.get(answer) == here:
+                        self.specs.channel.registry = registry
+                        return
+            if own_node_is_dead():
+                raise PipelineError(
+                    f"the Ray node that this run is attached to ({socket.gethostname()}) is gone: "
+                    "start Ray there again, then --resume"
+                )
             self.ray.kill(registry)
             time.sleep(0.5)
         raise PipelineError(
@@ -353,6 +371,10 @@ class RayCrew(BaseCrew):
         return [*ranks, *self.generators, *self.checkers]
 
     def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
+        if time.monotonic() > self._look:
+            self._look = time.monotonic() + LOOK_SECONDS
+            if process := lost_process():
+                return [WorkerLost(self.trainer, f"is lost: Ray's {process} on this machine ended")]
         for worker in self._workers:
             worker.flush()
         asked = {worker.collecting: worker for worker in self._workers if not worker.over}
@@ -374,6 +396,8 @@ class RayCrew(BaseCrew):
         return (self._start_generator if generates else self._start_checker)(worker.name)
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
+        if lost_process():
+            return False  # another cluster has to be started
         # Generators are kept, since they may take minutes to start; checkers start quickly.
         if not isinstance(self.specs.channel, RayWeights):
             return False  # the members of a collective are fixed when all of them start
@@ -407,6 +431,9 @@ class RayCrew(BaseCrew):
         if self._stopped:
             return
         self._stopped = True
+        if lost_process():
+            disconnect()  # ends all workers; calls to them would wait for the lost process
+            return
         try:
             if not at_once:
                 for worker in self._workers:
