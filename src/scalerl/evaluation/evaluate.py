@@ -25,7 +25,7 @@ from scalerl.errors import InputError
 from scalerl.evaluation import scores
 from scalerl.evaluation.options import EvaluationOptions
 from scalerl.evaluation.record import EvaluationRecord
-from scalerl.evaluation.runner import EvaluationCheckers, score_answers
+from scalerl.evaluation.runner import EvaluationWorkers
 from scalerl.evaluation.scores import Evaluation
 from scalerl.evaluation.subjects import subjects
 from scalerl.pipeline.setup import RunSetup
@@ -154,8 +154,8 @@ def _all_lines(
     if not left:
         return lines
     questions = Validation(setup, left).unanswered()
-    with closing(EvaluationCheckers(setup, say)) as checkers:
-        for one, share in score_answers(setup, subject.weights, questions, checkers, subject.step):
+    with closing(EvaluationWorkers(setup, subject.weights, say)) as workers:
+        for one, share in workers.score_answers(questions, subject.step):
             lines[one.prompt.id] = _lines(setup, one)
             record.append(lines[one.prompt.id])
             progress(share)
