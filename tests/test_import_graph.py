@@ -54,7 +54,7 @@ ALLOWED = {
     "training": {"curves", "notebook", "pipeline", "placement", "recipe", "runs"},
     "callbacks": {"curves", "runs"},
     "study": {"curves", "pipeline", "recipe", "runs"},
-    "evaluation": {"engine", "models", "pipeline", "placement", "recipe", "runs", "tasks"},
+    "evaluation": {"models", "pipeline", "placement", "recipe", "runs", "tasks"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
     "cli": {
         "algorithm",

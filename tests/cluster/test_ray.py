@@ -400,3 +400,37 @@ def test_generators_outlive_the_trainer_and_take_the_weights_of_the_next(raylets
         kill_a_rank(run)
         run.end()
     assert not (wrong := problems(run) + actors_left(raylets)), wrong
+
+
+# -- evaluations ----------------------------------------------------------------------------------
+
+
+def evaluation(out, *settings):
+    return [sys.executable, "-m", "scalerl", "eval", "tiny", "--task", "running-sums", "--prompts",
+            "200", "--k", "8", "task.options.prompts=4000", *settings, "-o", str(out)]  # fmt: skip
+
+
+def answers_in(out):
+    found = [json.loads(line) for line in (out / "tiny/answers/step_0.jsonl").open()]
+    return {(a["prompt"], a["n"]): a["answer"] for a in found}, len(found)
+
+
+def test_an_evaluation_on_ray_goes_on_after_a_kill_with_the_same_answers(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    subprocess.run(evaluation(here), check=True, capture_output=True, timeout=600)
+    on_ray = evaluation(there, "placement.backend=ray", "placement.generators=2")
+    file = there / "tiny/answers/step_0.jsonl"
+    with subprocess.Popen(on_ray, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 300
+        while not (file.exists() and file.stat().st_size > 10_000):
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        killed.kill()
+    before = file.read_bytes()
+    assert 0 < before.count(b"\n") < 200 * 8, "killed in the middle"
+    again = subprocess.run(on_ray, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0, again.stderr
+    # Prompts with all their answers stay where they are: they are not generated again.
+    whole = before.splitlines()[: before.count(b"\n") // 8 * 8]
+    assert file.read_bytes().splitlines()[: len(whole)] == whole
+    assert answers_in(there) == answers_in(here) and answers_in(there)[1] == 200 * 8

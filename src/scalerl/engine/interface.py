@@ -135,6 +135,8 @@ class EngineSpec:
     #: Whether the key-value cache of a turn is kept for the next turn of its episode, while there
     #: is room. Which turns are kept depends on timing, and the last bits of log-probs on it.
     park_turns: bool = True
+    #: Devices that share the model (tensor parallel).
+    devices: int = 1
 
 
 class Engine(Protocol):

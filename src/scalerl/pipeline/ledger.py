@@ -44,6 +44,7 @@ class Ledger:
     generators: int
     trainers: int
     count_validation: bool = ComputeSection().count_validation
+    devices_per_generator: int = 1
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0
@@ -85,7 +86,11 @@ class Ledger:
 
     @property
     def devices(self) -> int:
-        return self.generators + self.trainers
+        return self.generator_devices + self.trainers
+
+    @property
+    def generator_devices(self) -> int:
+        return self.generators * self.devices_per_generator
 
     def start(self) -> None:
         """Start to count time."""
@@ -101,7 +106,7 @@ class Ledger:
         if self._validating:
             self.validation_seconds += seconds * self.devices
             return
-        self._add_generator_time(seconds * self.generators)
+        self._add_generator_time(seconds * self.generator_devices)
         self.device_seconds += seconds * self.trainers
         self.trainer_seconds += seconds * self.trainers
         self._add_device_time(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
@@ -114,8 +119,10 @@ class Ledger:
 
     def add_work(self, kind: Work, seconds: float) -> None:
         """Add the seconds of work that a worker reports."""
-        # The first rank reports for all of them: they work at the same time.
-        self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
+        # A worker reports for all its devices: they work at the same time.
+        devices = {"train": self.trainers, "check": 1}.get(kind, self.devices_per_generator)
+        seconds *= devices
+        self.spent[kind] += seconds
         # Generators that have finished their share of a validation write for training again: that
         # time does not belong to the validation.
         if self._validating and kind in ("generate", "hand_over"):

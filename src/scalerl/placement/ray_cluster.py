@@ -61,20 +61,22 @@ class Needs:
 
     generators: int
     trainers: int
-    #: "CPU" or "GPU": each generator and each rank takes one.
+    #: "CPU" or "GPU": each rank takes one, each generator `devices_per_generator`.
     device: str
     #: Bytes of one set of weights.
     weights: int
     #: A directory that every node must see; "" where the model comes from a hub.
     model: str
+    devices_per_generator: int = 1
 
     @property
     def devices(self) -> int:
-        return self.generators + self.trainers
+        return self.generators * self.devices_per_generator + self.trainers
 
-    def bundle(self) -> dict[str, float]:
-        """The resources of one generator or rank."""
-        return {"CPU": 1.0} if self.device == "CPU" else {"CPU": 1.0, "GPU": 1.0}
+    def bundle(self, devices: int = 1) -> dict[str, float]:
+        """The resources of a worker with so many devices, all on one node."""
+        found = {"CPU": float(devices)}
+        return found if self.device == "CPU" else {**found, "GPU": float(devices)}
 
 
 def environment() -> dict[str, str]:
@@ -282,8 +284,14 @@ def missing_resources(needs: Needs) -> list[str]:
         if total[kind] < needs.devices:
             found.append(
                 f"the Ray cluster has {total[kind]:g} {kind}s on {len(nodes)} nodes, but "
-                f"{needs.generators} generators and {needs.trainers} trainers need "
+                f"{needs.generators} generators{_each(needs)} and {needs.trainers} trainers need "
                 f"{needs.devices}: add nodes, or lower placement.generators or placement.trainers"
+            )
+        # All devices of a generator are on one node.
+        elif not any(n["Resources"].get(kind, 0.0) >= needs.devices_per_generator for n in nodes):
+            found.append(
+                f"no node of the Ray cluster has {needs.devices_per_generator} {kind}s: lower "
+                "placement.devices_per_generator, or add a larger node"
             )
     for node in nodes:
         store = node["Resources"].get("object_store_memory", 0.0)
@@ -295,6 +303,11 @@ def missing_resources(needs: Needs) -> list[str]:
                 "--object-store-memory"
             )
     return found or _missing_on_nodes(ray, nodes, needs)
+
+
+def _each(needs: Needs) -> str:
+    many = needs.devices_per_generator
+    return f" of {many} {needs.device}s each" if many > 1 else ""
 
 
 def versions() -> dict[str, str]:

@@ -262,7 +262,7 @@ class RayWorkers(BaseCrew):
 
     def _start_generator(self, name: str) -> RayHandle:
         # Ray may find room for it later: it may have to add a node.
-        bundle = self.needs.bundle()
+        bundle = self.needs.bundle(self.needs.devices_per_generator)
         handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER_SECONDS)
         handle.begin(serve_generator, *self._generator)
         return handle
@@ -495,4 +495,5 @@ def needs_from_setup(setup: RunSetup, model: str | None = None) -> Needs:
         device="GPU" if setup.device.startswith("cuda") else "CPU",
         weights=setup.layout.size * setup.layout.dtype.itemsize,
         model=_whole(model) if Path(model).is_dir() else "",
+        devices_per_generator=where.devices_per_generator,
     )

@@ -108,6 +108,7 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         trust_remote_code=recipe.model.trust_remote_code,
         record_routing=recipe.precision.routing == "replay",
         park_turns=not recipe.placement.deterministic,
+        devices=recipe.placement.devices_per_generator,
     )
 
 

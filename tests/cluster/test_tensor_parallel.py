@@ -1,0 +1,87 @@
+"""A generator of two devices: vLLM's tensor parallel on its CPU build (`make vllm`)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_vllm_engine import FORCE, TOLERANCE, folder, replayed, requests_of, versions_of, write
+
+from scalerl.engine.interface import EngineSpec
+from scalerl.engine.registry import ENGINES
+
+pytestmark = pytest.mark.vllm
+__all__ = ["folder"]
+
+
+def spec_of(model):
+    return EngineSpec(str(model), "float32", "fp32", slots=8, validation_slots=4, columns=128,
+                      device="cpu", trust_remote_code=False, devices=2)  # fmt: skip
+
+
+def in_a_process(program, *arguments):
+    """Run a function of this module in a process of its own, as a generator is: vLLM has one
+    default process group a process."""
+    code = f"import sys; from test_tensor_parallel import {program} as f; f(*sys.argv[1:])"
+    paths = [str(Path(__file__).parent), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True,
+                            env=environment, stdout=subprocess.PIPE)  # fmt: skip
+
+
+def replay_all(model):
+    """Write with two shards through changes of weights, and replay every token by one model."""
+    engine = ENGINES["vllm"](spec_of(model))
+    shard = engine.runner.get_model().model.layers[0].self_attn.qkv_proj.weight
+    models = versions_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32))
+    requests = {r.id: r for r in requests_of(FORCE)}
+    found = write(engine, models, requests.values())
+    assert len(found) == 9 and any(w.turn.forced.any() for w in found)
+    assert sum(len(set(w.turn.versions.tolist())) > 1 for w in found) > 3
+    assert replayed(models, requests, found) < TOLERANCE
+    print("shard", tuple(shard.shape), flush=True)
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_two_shards_write_what_one_model_gives(folder, name):
+    process = in_a_process("replay_all", folder / name)
+    out, _ = process.communicate(timeout=900)
+    assert process.returncode == 0
+    # 64 wide, 3 projections: each shard has half of the 192 rows.
+    assert "shard (96, 64)" in out or "shard (64, 96)" in out, out
+
+
+def wait_for_ever(model):
+    engine = ENGINES["vllm"](spec_of(model))
+    print("ready", engine._shards[0]._process.pid, flush=True)
+    while True:
+        time.sleep(1)
+
+
+def test_a_generator_ends_with_any_of_its_shards(folder):
+    for victim in (0, 1):
+        process = in_a_process("wait_for_ever", folder / "untied")
+        line = process.stdout.readline()
+        assert line.startswith("ready"), line
+        pids = [process.pid, int(line.split()[1])]
+        os.kill(pids[victim], signal.SIGKILL)
+        assert process.wait(120) != 0
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{pids[1]}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_model_that_cannot_be_split_is_one_line(folder):
+    from scalerl.errors import InputError
+
+    with pytest.raises(InputError, match="vLLM cannot serve"):
+        ENGINES["vllm"](replace(spec_of(folder / "tied"), devices=3))
