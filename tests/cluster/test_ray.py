@@ -27,7 +27,8 @@ from scalerl.weights.ray_objects import PIECE_BYTES, RayWeights, _pieces, _views
 from scalerl.weights.version_registry import VersionRegistry
 
 pytestmark = pytest.mark.ray
-NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="")
+NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="",
+              devices_per_generator=1)  # fmt: skip
 SMALL = ["batch.prompts=4", "batch.generations=8", "validation.prompts=15", "validation.k=2",
          "validation.every=4", "checkpoint.every=2", "placement.generators=2",
          "placement.trainers=2"]  # fmt: skip

@@ -40,27 +40,25 @@ def in_a_process(program, *arguments):
 def replay_all(model):
     """Write with two shards through changes of weights, and replay every token by one model."""
     engine = ENGINES["vllm"](spec_of(model))
-    shard = engine.runner.get_model().model.layers[0].self_attn.qkv_proj.weight
+    attention = engine.runner.get_model().model.layers[0].self_attn
+    assert (attention.num_heads, attention.total_num_heads) == (1, 2), "this shard has half"
     models = versions_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32))
     requests = {r.id: r for r in requests_of(FORCE)}
     found = write(engine, models, requests.values())
     assert len(found) == 9 and any(w.turn.forced.any() for w in found)
     assert sum(len(set(w.turn.versions.tolist())) > 1 for w in found) > 3
     assert replayed(models, requests, found) < TOLERANCE
-    print("shard", tuple(shard.shape), flush=True)
 
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_two_shards_write_what_one_model_gives(folder, name):
     process = in_a_process("replay_all", folder / name)
-    out, _ = process.communicate(timeout=900)
-    assert process.returncode == 0
-    # 64 wide, 3 projections: each shard has half of the 192 rows.
-    assert "shard (96, 64)" in out or "shard (64, 96)" in out, out
+    assert process.wait(900) == 0
 
 
 def wait_for_ever(model):
     engine = ENGINES["vllm"](spec_of(model))
+    assert not list(Path("/dev/shm").glob("*cpushm*")), "nothing that a kill would leave behind"
     print("ready", engine._shards[0]._process.pid, flush=True)
     while True:
         time.sleep(1)

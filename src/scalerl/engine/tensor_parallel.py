@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ READING = ("health",)
 #: Seconds that the first shard has to report an error before a shard that failed ends it: most
 #: errors are those of both, and a message helps more than the end of a process.
 REPORT_SECONDS = 30.0
+#: Where Linux keeps shared memory with a name.
+SHARED = Path("/dev/shm")
 #: Seconds between two checks of a shard whether the process that started it is still there.
 PARENT_SECONDS = 1.0
 
@@ -56,6 +59,9 @@ class TensorParallelEngine:
         self._shards = [_Shard(spec, rank, port) for rank in range(1, spec.devices)]
         self._engine: Any = _make(spec, 0, port)
         self._answers()
+        # Where vLLM's shards on a CPU meet. All have opened it: without a name it goes with them.
+        for path in SHARED.glob(f"{port}-*-cpushm_*"):
+            path.unlink()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._engine, name)
@@ -147,8 +153,15 @@ def _make(spec: EngineSpec, rank: int, port: int) -> Any:
     }  # fmt: skip
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    from scalerl.engine.vllm import VllmEngine
+    from scalerl.engine.vllm import VllmEngine, import_vllm
 
+    import_vllm(spec)
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    # By default "env://", of which vLLM makes the name of its shared memory on CPUs: the same for
+    # all generators of a machine.
+    address = f"tcp://127.0.0.1:{port}"
+    ExecutorWithExternalLauncher._distributed_args = lambda self: (address, rank, rank)
     return VllmEngine(spec)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
-from scalerl.recipe.sections_runtime import ComputeSection
+from scalerl.recipe.sections_runtime import ComputeSection, PlacementSection
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 
 WasteReason = Literal["stale", "filtered", "failed"]
@@ -44,7 +44,7 @@ class Ledger:
     generators: int
     trainers: int
     count_validation: bool = ComputeSection().count_validation
-    devices_per_generator: int = 1
+    devices_per_generator: int = PlacementSection().devices_per_generator
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0

@@ -67,7 +67,7 @@ class Needs:
     weights: int
     #: A directory that every node must see; "" where the model comes from a hub.
     model: str
-    devices_per_generator: int = 1
+    devices_per_generator: int
 
     @property
     def devices(self) -> int:

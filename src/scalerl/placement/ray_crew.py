@@ -234,13 +234,13 @@ class RayWorkers(BaseCrew):
     `generator` has the arguments of `serve_generator` after the connection."""
 
     def __init__(
-        self, setup: RunSetup, needs: Needs, generator: tuple[Any, ...], patience: float = 0.0
+        self, setup: RunSetup, needs: Needs, generator: tuple[Any, ...], room_seconds: float = 0.0
     ) -> None:
         self.setup, self.needs, self._generator = setup, needs, generator
         self._stopped = False
         #: Time of the next look at Ray's own processes.
         self._look = 0.0
-        connect(setup.recipe.placement.address, needs, patience=patience)
+        connect(setup.recipe.placement.address, needs, patience=room_seconds)
         self.ray = import_ray()
         self.trainer: RankGroup[RayHandle] = RankGroup(())
         self.generators: list[RayHandle] = []
@@ -354,8 +354,8 @@ class RayCrew(RayWorkers):
                 f"placement.weights={where.weights} stays on one machine: set "
                 "placement.weights=auto, or placement.backend=local"
             )
-        patience = 0.0 if checkpoint is None else PLACED_SECONDS
-        super().__init__(setup, needs_from_setup(setup), (), patience)
+        room_seconds = 0.0 if checkpoint is None else PLACED_SECONDS
+        super().__init__(setup, needs_from_setup(setup), (), room_seconds)
 
     # -- starting ---------------------------------------------------------------------------------
 
