@@ -369,7 +369,7 @@ def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel)
         scale(run, 1)
         with joined(raylets) as ray:
             taken = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
-            assert len(taken) == 1 + 1 + 4, "the trainer, a generator, the checkers"
+            assert len(taken) == 1 + 1, "the trainer and a generator; checkers have none"
             del ray
         scale(run, 2)
         run.end()
@@ -435,3 +435,30 @@ def test_an_evaluation_on_ray_goes_on_after_a_kill_with_the_same_answers(tmp_pat
     whole = before.splitlines()[: before.count(b"\n") // 8 * 8]
     assert file.read_bytes().splitlines()[: len(whole)] == whole
     assert answers_in(there) == answers_in(here) and answers_in(there)[1] == 200 * 8
+
+
+# -- environment workers --------------------------------------------------------------------------
+
+
+def test_environment_workers_are_spread_over_the_nodes_and_outlive_one(raylets, tmp_path):
+    where = [f"placement.address={raylets.address}", "placement.environment_processes=6"]
+    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, *where, "placement.trainers=1"], "tiny-guess")
+    run.begin()
+    try:
+        run.wait(lambda: len(names(run, "checker")) == 6, "six environment workers")
+        homes = {name: raylets.of(run.pid(name)) for name in names(run, "checker")}
+        assert len({id(node) for node in homes.values()}) == 3, "on all three nodes"
+        # A node without the trainer, so that the run need not go back.
+        trainer = raylets.of(run.pid("trainer"))
+        victim = next(n for n in raylets.nodes if n is not trainer)
+        lost = {name: run.pid(name) for name, node in homes.items() if node is victim}
+        assert lost
+        raylets.lose(victim)
+        before = run.step
+        run.wait(lambda: run.step > before + 2, "the next steps")
+        run.wait(lambda: all(run.pid(n) != pid for n, pid in lost.items()), "their replacements")
+        run.end()
+    finally:
+        run.process.kill()
+        run.process.wait()
+    assert not (wrong := problems(run) + actors_left(raylets)), wrong

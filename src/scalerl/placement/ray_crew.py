@@ -4,8 +4,9 @@ In every actor a thread does the work (`serve_workers.py`, `environment_worker.p
 queues; the actor's own methods only put into one and take out of the other. The driver keeps
 exactly one call of `collect` per actor under way, so that no message is lost, and learns from it
 when an actor dies. A call costs either side about a millisecond, so messages that come close
-together share one. Each generator and each checker has a placement group of its own, the ranks of
-the trainer share one: after the loss of a node nothing waits for half a group.
+together share one. Each generator has a placement group of its own, the ranks of the trainer share
+one: after the loss of a node nothing waits for half a group. Checkers, which need no device, are
+spread over all nodes.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class RayHandle:
         import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        # Without a group: on the nodes in turn.
+        where = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )  # fmt: skip
         self.name, self._group, self._owns = name, group, owns
         self._gpu = device.get("GPU", 0.0)
         actor = _actor_class().options(
@@ -89,9 +94,7 @@ class RayHandle:
             max_task_retries=0,
             enable_task_events=False,
             runtime_env={"env_vars": environment()},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=bundle
-            ),
+            scheduling_strategy=where,
         )
         self.actor = actor.remote(name)
         self._gather = gather
@@ -274,9 +277,7 @@ class RayWorkers(BaseCrew):
         return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
 
     def _start_checker(self, name: str) -> RayHandle:
-        handle = RayHandle(
-            name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_SCORES_SECONDS
-        )
+        handle = RayHandle(name, None, 0, CHECKER, owns=False, gather=GATHER_SCORES_SECONDS)
         seconds = self.setup.recipe.placement.check_seconds
         handle.begin(serve_environments, self.setup.task.for_checking(), self._places, seconds)
         return handle
