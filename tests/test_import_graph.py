@@ -55,6 +55,7 @@ ALLOWED = {
     "callbacks": {"curves", "runs"},
     "study": {"curves", "pipeline", "recipe", "runs"},
     "evaluation": {"models", "pipeline", "placement", "recipe", "runs", "tasks"},
+    "hosting": {"algorithm", "engine", "models"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
     "cli": {
         "algorithm",

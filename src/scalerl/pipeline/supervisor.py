@@ -141,6 +141,7 @@ class WorkerSupervisor:
 
     def _on_work_done(self, worker: Handle, message: m.WorkDone) -> None:
         self.ledger.add_work("check", message.seconds)
+        self.ledger.add_judging(message.scores)
         if message.job is not None:
             self._checker_deaths = 0
         self.on_results(self.pool.on_done(worker, message))
