@@ -19,8 +19,9 @@ import numpy as np
 
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array
+from scalerl.curves.identified import IDENTIFIED_WIDTH
 from scalerl.curves.paths import law_error
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.result import Fit
 from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 from scalerl.runs.record import Run
 

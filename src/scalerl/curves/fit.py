@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scalerl.curves import paper
 from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
+from scalerl.curves.priors import CurvePriors
 from scalerl.curves.result import Fit, R0Choice, Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
@@ -38,6 +39,7 @@ def fit(
     a_grid: npt.ArrayLike | None = None,
     mid_grid: npt.ArrayLike | None = None,
     progress: Callable[[float], None] | None = None,
+    priors: CurvePriors | None = None,
 ) -> Fit:
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
@@ -51,6 +53,7 @@ def fit(
             or first)
     lo, hi  use only the points with lo <= compute <= hi
     a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones
+    priors  other priors of method "posterior" than the learned ones (`curves/priors.py`)
 
     >>> import numpy as np
     >>> c = np.linspace(500, 60000, 40)
@@ -78,7 +81,9 @@ def fit(
     if inside.n_eval is not None:
         inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)
-    window = Window(run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress)
+    window = Window(
+        run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress, priors
+    )
     return chosen.methods[used](window)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.prediction import Prediction
-from scalerl.curves.result import NO_GAIN, Fit
+from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.series import Series, drawn_until, series
