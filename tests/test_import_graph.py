@@ -58,6 +58,7 @@ ALLOWED = {
     "hosting": {"algorithm", "engine", "models"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
     "cli": {
+        "hosting",
         "algorithm",
         "curves",
         "evaluation",

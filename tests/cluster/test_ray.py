@@ -72,6 +72,23 @@ def test_too_few_devices_and_too_small_a_store_are_a_line_each(ray):
     assert len(found) == 3 and "object store" in found[0] and "300 MB" in found[0]
 
 
+def test_all_devices_of_a_generator_are_on_one_node(ray):
+    from ray.util import placement_group_table, remove_placement_group
+
+    from scalerl.placement.ray_crew import _group
+
+    two = replace(NEEDS, devices_per_generator=2, generators=1)
+    assert missing_resources(two) == []
+    (line,) = missing_resources(replace(two, generators=3))
+    assert "3 generators of 2 CPUs each and 2 trainers need 8" in line
+    (line,) = missing_resources(replace(two, devices_per_generator=3))
+    assert line.startswith("no node of the Ray cluster has 3 CPUs: lower placement.devices_per_gen")
+    group = _group([two.bundle(2)])
+    assert group.wait(60)
+    assert placement_group_table(group)["bundles"] == {0: {"CPU": 2.0}}
+    remove_placement_group(group)
+
+
 def test_a_model_that_nodes_do_not_see_is_named(ray):
     found = missing_resources(replace(NEEDS, model="/on/the/drivers/disk"))
     assert len(found) == 3

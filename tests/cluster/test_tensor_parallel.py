@@ -1,5 +1,6 @@
 """A generator of two devices: vLLM's tensor parallel on its CPU build (`make vllm`)."""
 
+import json
 import os
 import signal
 import subprocess
@@ -83,3 +84,26 @@ def test_a_model_that_cannot_be_split_is_one_line(folder):
 
     with pytest.raises(InputError, match="vLLM cannot serve"):
         ENGINES["vllm"](replace(spec_of(folder / "tied"), devices=3))
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_with_a_generator_of_two_devices(tmp_path):
+    settings = ["placement.backend=ray", "placement.engine=vllm", "placement.trainers=1",
+                "placement.generators=1", "placement.devices_per_generator=2",
+                "placement.checkers=1", "placement.patience=900", "batch.prompts=8",
+                "batch.generations=8", "validation.prompts=16", "validation.k=2",
+                "validation.also_temperatures=[]", "filter.empty_steps=0"]  # fmt: skip
+    command = [sys.executable, "-m", "scalerl", "train", "scalerl", "tiny", *settings]
+    done = subprocess.run(
+        [*command, "--steps", "4", "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=1800, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").open()]
+    fresh = [s for s in steps if s["staleness"]["max"] == 0]
+    assert fresh and all(s["logprob_gap"]["max"] < 1e-3 for s in fresh)
+    assert any(s["mixed_versions"] > 0 for s in steps), "weights change in flight"
+    spent = steps[-1]["ledger"]["spent"]
+    generating = sum(spent[k] for k in ("generate", "hand_over", "generate_wait"))
+    training = spent["train"] + spent["train_wait"]
+    assert generating == pytest.approx(2 * training, rel=0.05), "two devices and one"
