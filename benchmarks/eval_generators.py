@@ -15,7 +15,6 @@ import argparse
 import os
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -48,7 +47,7 @@ def measure(model: str, generators: int, prompts: int) -> dict[str, float]:
     ]  # fmt: skip
     setup = RunSetup.from_recipe(load("scalerl", "tiny", overrides=changes))
     asked = Validation.from_setup(setup).asked
-    with closing(EvaluationWorkers(setup, setup.model, print)) as workers:
+    with EvaluationWorkers(setup, setup.model, print) as workers:
         first = dict(list(asked.items())[: 8 * generators])
         list(workers.score_answers(Validation(setup, first).unanswered(), 0))  # all are up
         pids = workers.crew.pids()

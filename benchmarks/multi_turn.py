@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -172,7 +171,7 @@ def slow_tool(model: str, rounds: int) -> dict[str, Any]:
     for i in range(rounds):
         for name, (seconds, parks) in CASES.items():
             setup = setup_of(model, seconds, parks=parks)
-            with closing(EvaluationWorkers(setup, setup.model, print)) as workers:
+            with EvaluationWorkers(setup, setup.model, print) as workers:
                 play(setup, workers, 4)  # the workers are up
                 found[name].append(play(setup, workers, EPISODES))
             print(f"{name}, round {i}: {found[name][-1]['seconds']:.1f} s", flush=True)

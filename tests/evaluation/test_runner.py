@@ -21,11 +21,8 @@ OPTIONS = ["task.options.prompts=200", "placement.checkers=2", "placement.patien
 def workers():
     setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=OPTIONS))
     said = []
-    found = EvaluationWorkers(setup, setup.model, said.append)
-    try:
+    with EvaluationWorkers(setup, setup.model, said.append) as found:
         yield found, setup, said
-    finally:
-        found.close()
 
 
 def score_all(found, setup, at_first=lambda: None):

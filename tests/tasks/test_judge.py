@@ -8,11 +8,16 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.hosting.reward_model import RewardModel
+from scalerl.hosting.server import ModelServer
+from scalerl.models.load import load_tokenizer
 from scalerl.tasks import make_task
 from scalerl.tasks.judge import Judge
 
@@ -123,7 +128,8 @@ def hosted():
 def test_a_hosted_model_answers_many_at_once_and_reports_its_devices(hosted):
     judge, found = Judge(hosted, "judge", max_tokens=20, temperature=1.0), []
     threads = [
-        threading.Thread(target=lambda i=i: found.append(judge.ask(f"{i}+1="))) for i in range(8)
+        threading.Thread(target=lambda i=i: found.append(judge.ask(("user", f"{i}+1="))))
+        for i in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -147,6 +153,38 @@ def test_a_hosted_model_refuses_in_one_line(hosted, body, why):
         urllib.request.urlopen(urllib.request.Request(f"{hosted}/chat/completions", body))
     assert error.value.code == 400
     assert why in json.loads(error.value.read())["error"]["message"]
+
+
+def test_a_reward_model_scores_a_conversation(tmp_path, rows):
+    import torch
+    from transformers import AutoModelForSequenceClassification, LlamaConfig
+
+    from scalerl.models.load import model_path
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=44, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                         num_attention_heads=1, num_key_value_heads=1, num_labels=1,
+                         pad_token_id=0)  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    path = tmp_path / "reward"
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_text((Path(model_path("tiny")) / name).read_text())
+    server = ModelServer(RewardModel("rm", str(path), dtype="float32", device="cpu", columns=64),
+                         "127.0.0.1", 0)  # fmt: skip
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        task = task_at(server, rows, conversation=True)
+        prompt = replace(task.prompts()[0], question="1+2=")
+        found = task.check(prompt, "3")
+    finally:
+        server.shutdown()
+        server.server_close()
+    ids = load_tokenizer(str(path))("1+2=\n3")["input_ids"]
+    with torch.no_grad():
+        expected = float(model(torch.tensor([ids])).logits[0, 0])
+    assert found.reward == pytest.approx(expected, abs=1e-5), found.why
+    assert dict(found.metrics)["judge/device_seconds"] > 0
 
 
 def test_other_machines_need_a_key(capsys):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from scalerl.cli import options
 from scalerl.errors import InputError
 from scalerl.processes import stop_signals
+
+if TYPE_CHECKING:
+    from scalerl.hosting.server import Model
 
 #: Environment variable with the key that clients must send.
 KEY = "SCALERL_HOST_KEY"
@@ -37,11 +41,30 @@ def add(command: argparse.ArgumentParser) -> None:
         "--devices", type=int, default=1, help="tensor parallel in vLLM (%(default)s)"
     )
     command.add_argument(
+        "--reward",
+        action="store_true",
+        help="a reward model: a classifier with one output, for task.options.conversation = true",
+    )
+    command.add_argument(
         "--columns", type=int, default=4096, help="longest chat with its reply (%(default)s tokens)"
     )
     command.add_argument(
         "--slots", type=int, default=64, help="replies written at once (%(default)s)"
     )
+
+
+def _model(args: argparse.Namespace) -> Model:
+    from scalerl.hosting.chat_model import load_chat_model
+    from scalerl.hosting.reward_model import RewardModel
+
+    if args.reward:
+        return RewardModel(
+            args.name, args.model, dtype=args.dtype, device=args.device, columns=args.columns
+        )
+    return load_chat_model(
+        args.model, engine=args.engine, dtype=args.dtype, device=args.device, name=args.name,
+        columns=args.columns, slots=args.slots, devices=args.devices,
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,11 +78,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with options.required_for("host"):
-        from scalerl.hosting.hosted_model import ModelServer, host_model
-    model = host_model(
-        args.model, engine=args.engine, dtype=args.dtype, device=args.device, name=args.name,
-        columns=args.columns, slots=args.slots, devices=args.devices,
-    )  # fmt: skip
+        from scalerl.hosting.server import ModelServer
+    model = _model(args)
     try:
         server = ModelServer(model, args.host, args.port, key)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from scalerl.errors import PipelineError
 from scalerl.pipeline.crew import Handle
@@ -44,7 +45,7 @@ class EvaluationSupervisor(WorkerSupervisor):
 
 
 class EvaluationWorkers:
-    """The generators and checkers of an evaluation of these weights."""
+    """The generators and checkers of an evaluation of these weights, until the `with` ends."""
 
     def __init__(self, setup: RunSetup, weights: str, say: Callable[[str], None]) -> None:
         self.setup, self.say = setup, say
@@ -57,9 +58,11 @@ class EvaluationWorkers:
         self.supervisor.on_join_failed = _refuse
         self._watched = self.clock.now()
 
-    def close(self) -> None:
-        """Kill all processes."""
-        self.crew.stop(at_once=True)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.crew.stop(at_once=error is not None)
 
     def poll(self, rollouts: Rollouts) -> None:
         """Handle what has arrived, and replace workers that are silent."""

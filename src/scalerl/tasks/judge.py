@@ -68,11 +68,12 @@ class Judge:
     #: Seconds that one request may take.
     seconds: float = 50.0
 
-    def ask(self, text: str) -> tuple[str, dict[str, float]]:
-        """The reply to a message, and what it cost, by the names of the ledger's metrics."""
+    def ask(self, *messages: tuple[str, str]) -> tuple[str, dict[str, float]]:
+        """The reply to messages (role, text), and what it cost, by the names of the ledger's
+        metrics."""
         body = {"model": self.model, "max_tokens": self.max_tokens,
                 "temperature": self.temperature,
-                "messages": [{"role": "user", "content": text}]}  # fmt: skip
+                "messages": [{"role": r, "content": text} for r, text in messages]}  # fmt: skip
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {os.environ.get(self.key, '')}"
@@ -117,6 +118,7 @@ class JudgeTask(RowsTask):
         key: str = "",
         instruction: str = INSTRUCTION,
         pattern: str = PATTERN,
+        conversation: bool = False,
         max_tokens: int = 512,
         temperature: float = 0.0,
         correct_from: float = 0.5,
@@ -145,6 +147,9 @@ class JudgeTask(RowsTask):
             raise InputError(f"task.options.pattern = {pattern!r} of task judge: {error}") from None
         self.client = Judge(address, model, key, max_tokens, temperature)
         self.instruction, self.correct_from = instruction, correct_from
+        #: Whether the judge gets the question and the answer as a conversation, without the
+        #: instruction: a reward model.
+        self.conversation = conversation
 
     def score(self, prompt: Prompt, completion: str) -> tuple[bool | None, str]:
         found = self.check(prompt, completion)
@@ -155,7 +160,7 @@ class JudgeTask(RowsTask):
         if answer is None:
             return self.rules.score(False, "the thought is not closed: nothing to be judged")
         try:
-            reply, cost = self.client.ask(self._filled(prompt, answer))
+            reply, cost = self.client.ask(*self._messages(prompt, answer))
         except Exception as error:  # the judge may be away, or answer anything
             return AnswerScore.unscored(f"the judge at {self.client.address}: {named(error)}")
         metrics = tuple(cost.items())
@@ -175,12 +180,19 @@ class JudgeTask(RowsTask):
             return None
         return value if math.isfinite(value) else None
 
-    def _filled(self, prompt: Prompt, answer: str) -> str:
+    def _messages(self, prompt: Prompt, answer: str) -> list[tuple[str, str]]:
+        """What the judge is sent, as (role, text)."""
         question = prompt.question
+        if self.conversation:
+            asked = [("user", question)] if isinstance(question, str) else [
+                (m["role"], m["content"]) for m in question
+            ]  # fmt: skip
+            return [*asked, ("assistant", answer.strip())]
         if not isinstance(question, str):
             question = "\n".join(f"{m['role']}: {m['content']}" for m in question)
         parts = {"question": question, "answer": answer.strip(), "reference": prompt.answer or ""}
         # One pass, so that braces in an answer stay as they are.
-        return re.sub(
+        text = re.sub(
             r"\{(question|answer|reference)\}", lambda m: str(parts[m[1]]), self.instruction
         )
+        return [("user", text)]
