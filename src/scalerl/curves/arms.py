@@ -166,6 +166,7 @@ def pooled(name: str, fits: Sequence[Fit]) -> Run:
         score=np.concatenate([p.score for p in parts])[order],
         n_eval=np.concatenate(sizes)[order] if len(sizes) == len(parts) else None,
         signs={},  # side metrics of different runs do not make one series
+        breaks=tuple(sorted({b for p in parts for b in p.breaks})),
     )
 
 

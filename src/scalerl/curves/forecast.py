@@ -175,6 +175,7 @@ class Forecast:
             "y_name": self.fit.run.y_name,
             "identified": self.fit.identified,
             "score_kind": self.fit.run.score_kind,
+            "breaks": list(self.fit.points.breaks),
             "notes": list(self.fit.run.notes),
             "targets": [t.to_dict() for t in self.targets],
             "next_doubling": self.next_doubling.to_dict(),

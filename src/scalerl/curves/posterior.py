@@ -17,14 +17,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray, log_compute, logistic
-from scalerl.curves.noise import BinnedCurve
+from scalerl.curves.noise import SAME_LOG_COMPUTE, BinnedCurve
 from scalerl.curves.priors import Priors
 from scalerl.curves.residual_process import ResidualCovariance
 
-#: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
-#: or with fewer digits. Evaluations are often at round shares of the compute, as the cuts are:
-#: without the tolerance, rounding would decide on which side of a cut a point lies.
-SAME_LOG_COMPUTE = 1e-3
 #: Posterior draws behind every interval: 90 % limits are known to about 0.03 posterior sd.
 DRAWS = 4000
 #: With fewer draws than this inside 0 <= R_0 <= A <= 1, all are projected onto it instead of
@@ -307,6 +303,16 @@ def sample_posterior(
     u_end = y_end[k] - sample.r0 * (one_end[k] - f_end) - sample.a * f_end
     u_end += np.sqrt(sample.s2 * covariance.end_variance[k]) * rng.standard_normal(len(sample))
     return Posterior(points, covariance, t_end, sample, u_end, grid.spacing)
+
+
+def log_evidence(points: BinnedCurve, t_end: float, priors: Priors) -> float:
+    """ln of the probability of the points under the model, up to a constant that depends on their
+    number: by the coarse grid, which is enough to compare two models of the same points."""
+    covariance, hypothesis_prior = _hypotheses(points, t_end, priors)
+    grid = _Grid.whole(points, t_end, priors)
+    cells, _ = _weigh(points, covariance, hypothesis_prior, grid, t_end, None, priors)
+    top = cells.log_weight.max()
+    return float(top + np.log(np.exp(cells.log_weight - top).sum()))
 
 
 def _hypotheses(

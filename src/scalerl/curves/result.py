@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scalerl.curves.alarm import AlarmSpan, Fall, alarm_history, find_fall
 from scalerl.curves.formula import Array, Formula, PointFit
 from scalerl.curves.identified import NO_GAIN
-from scalerl.curves.noise import bin_curve
+from scalerl.curves.noise import BinnedCurve, bin_curve
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.prediction import (
     Prediction,
@@ -27,6 +27,7 @@ from scalerl.curves.prediction import (
 from scalerl.curves.priors import CurvePriors
 from scalerl.curves.warning_signs import WarningSign
 from scalerl.errors import InputError
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.record import Run
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Fit:
     def alarms(self) -> tuple[AlarmSpan, ...]:
         """Every time the alarm was on while the points came in."""
         points = self.points
-        return alarm_history(points.compute, points.score, points.n_eval)
+        return alarm_history(points.compute, points.score, points.n_eval, points.breaks)
 
     @property
     def rmse(self) -> float:
@@ -163,6 +164,9 @@ class Fit:
             return None
         return self.predictive.fall_probability(compute)
 
+    if not TYPE_CHECKING:  # type checkers would take any attribute for an old name
+        __getattr__ = renamed_attributes({"forecast": "predict", "belief": "predictive"}, "0.4")
+
     def least_squares(self) -> PointFit[Formula]:
         """The least-squares curve of the law on the window, with R_0 as in the fit."""
         points = self.points
@@ -196,6 +200,7 @@ class Fit:
             "rmse": self.rmse,
             "law_rmse": self.law_rmse,
             "warnings": list(self.warnings),
+            "breaks": list(self.points.breaks),
             "r0_source": self.r0_source,
             "group": self.run.group,
             "score_kind": self.run.score_kind,
@@ -274,10 +279,12 @@ class Window:
         # must have different seeds: their draws are paired by index and must be independent.
         return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
-    def fall(self) -> Fall | None:
-        """The fall of the last points, if there are enough of them."""
-        points = bin_curve(self.inside.compute, self.inside.score, self.inside.n_eval)
-        return find_fall(self.inside.compute, self.inside.score, points)
+    def fall(self, points: BinnedCurve | None = None) -> Fall | None:
+        """The fall of the last points since the last break, if there are enough of them."""
+        run = self.inside
+        points = points or bin_curve(run.compute, run.score, run.n_eval, run.breaks)
+        since = run.compute > (run.breaks[-1] if run.breaks else -1.0)
+        return find_fall(run.compute[since], run.score[since], points)
 
     def build(
         self,

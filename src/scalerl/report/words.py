@@ -13,6 +13,7 @@ from scalerl.curves.forecast import Forecast
 from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.prediction import Prediction
 from scalerl.curves.result import Fit
+from scalerl.text import listed
 from scalerl.text import shorten as shorten
 
 if TYPE_CHECKING:
@@ -204,6 +205,22 @@ def law_begins(fit: Fit) -> str:
         for share, p in likely[:3]
     ]
     return f"The law is fitted from {', or from '.join(starts)}."
+
+
+def breaks(fit: Fit) -> str:
+    """Where the run was changed under way, and what the fit makes of it; "" where it was not.
+
+    >>> from scalerl import fit, load_run
+    >>> breaks(fit(load_run("example:paper-8b"), breaks=[20_000]))[:47]
+    'The run was changed at 20k: points before infor'
+    """
+    at = fit.points.breaks
+    if not at or fit.method != "posterior":
+        return ""
+    return (
+        f"The run was changed at {listed(map(compute, at))}: points before inform about the shape "
+        "and the noise of the curve, and do not fix its level."
+    )
 
 
 def past_alarms(fit: Fit) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalerl.curves.alarm import find_fall
 from scalerl.curves.formula import one_thread
 from scalerl.curves.identified import why_not_identified
 from scalerl.curves.laws.law import Law, add_law
@@ -35,20 +34,21 @@ def fit_posterior(w: Window) -> Fit:
     fixed: float | None = None
     source = "measured" if inside.compute[0] == 0 else "fitted"
     warnings = []
-    if w.r0 == "first":
+    # Where the level may have jumped, the first score is only a point like the others.
+    if w.r0 == "first" and not inside.breaks:
         fixed, source = float(inside.score[0]), "first"
     elif isinstance(w.r0, int | float):
         inside, source = _with_r0(inside, float(w.r0)), "given"
     elif source == "fitted" and w.run.r0 is not None:
         warnings.append(f"R_0 fitted; the source states {w.run.r0:g} (--r0 {w.run.r0:g} uses it)")
-    points = bin_curve(inside.compute, inside.score, inside.n_eval)
-    kind = prior_kind(points, inside.score_kind)
+    points = bin_curve(inside.compute, inside.score, inside.n_eval, inside.breaks)
+    kind = prior_kind(w.inside, points)
     priors = w.priors or learned_priors(kind)
     rng = np.random.default_rng((w.seed, 0))
     posterior = sample_posterior(
         points, float(np.log(inside.compute[-1])), fixed, rng, priors.window, w.draws
     )
-    fall = find_fall(w.inside.compute, w.inside.score, points)
+    fall = w.fall(points)
     signs = find_signs(w.inside.signs)
     scenarios = FutureScenarios.draw(posterior, fall, priors.future, w.seed, hazard_factor(signs))
     predictive = SigmoidPredictive(posterior, scenarios, priors.future, w.seed)
@@ -65,9 +65,7 @@ def fit_posterior(w: Window) -> Fit:
             "through the same points would not"
         )
     if inside.score_kind == "unknown" and kind == "training":
-        warnings.append(
-            "read as a training reward: noisy, and without a score before the first step"
-        )
+        warnings.append("read as a training reward, by its noise or because every step has one")
     curve = posterior.median_law(w.inside.compute)
     return w.build(
         predictive,
