@@ -50,7 +50,7 @@ weather: faults
 
 # A run on a Ray cluster of three raylets, of which anything is killed: an environment of its own.
 cluster: .venv-cluster/ray
-	.venv-cluster/bin/pytest tests/cluster/test_ray.py
+	.venv-cluster/bin/pytest tests/cluster/test_ray.py tests/docs/test_cluster_files.py
 	.venv-cluster/bin/python benchmarks/cluster.py
 
 # Its short form, in the environment of the other tests: one kill of each kind, two minutes.
@@ -68,7 +68,8 @@ scale-out: .venv-cluster/ray
 # vLLM's CPU build behind the engine's protocol, on tiny models and on SmolLM2: another 4 GB.
 vllm: .venv-cluster/vllm templates
 	.venv-cluster/bin/pytest tests/cluster/test_vllm_engine.py tests/cluster/test_together.py \
-		tests/cluster/test_vllm_conversations.py tests/cluster/test_vllm_adapter.py
+		tests/cluster/test_vllm_conversations.py tests/cluster/test_vllm_adapter.py \
+		tests/cluster/test_tensor_parallel.py
 
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev

@@ -3,11 +3,11 @@
     python benchmarks/multi_turn.py [--rounds 3]
     python benchmarks/multi_turn.py --quick         a smaller model, one round; saves nothing
 
-slow tool   64 episodes at once, 6 turns each of 44 tokens on average, written by one engine in this
-            process; environments in worker processes, as in `scalerl eval`. The tool takes no time
-            or 0.3 s, and the cache of a turn is kept for the next one, or everything is read again.
-            Seconds from the first to the last token, and how many of them the engine had nothing to
-            write; CPU seconds are those of this process. The cases in turns, medians of the rounds.
+slow tool   64 episodes at once, 6 turns each of 44 tokens on average, written by one generator;
+            environments in worker processes, as in `scalerl eval`. The tool takes no time or 0.3 s,
+            and the cache of a turn is kept for the next one, or everything is read again. Seconds
+            from the first to the last token, and how many of them the engine had nothing to write;
+            CPU seconds are those of the generator. The cases in turns, medians of the rounds.
 long reply  one turn, then a reply of 2,000 tokens: forward passes until the first token of the next
             turn, and the tokens that they read.
 
@@ -17,13 +17,13 @@ The model is a random Llama of 11 million parameters, in FP32 on one thread.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +35,8 @@ from scalerl.algorithm.length import Limit
 from scalerl.engine.interface import EngineSpec, EngineStep, Lane, Request
 from scalerl.engine.local import LocalEngine
 from scalerl.engine.registry import ENGINES
-from scalerl.evaluation.runner import EvaluationCheckers, score_answers
+from scalerl.evaluation.runner import EvaluationWorkers
+from scalerl.files import write_atomic
 from scalerl.models.load import load_model, model_path
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.validation import Validation
@@ -58,8 +59,8 @@ CASES = {
     f"{TOOL_SECONDS} s, cache kept": (TOOL_SECONDS, True),
     "no tool time, read again": (0.0, False),
 }
-#: The engines that were made, the newest last.
-MADE: list[CountedEngine] = []
+#: Environment variable with the file that the engine, in its own process, writes its counts to.
+COUNTS = "SCALERL_BENCHMARK_COUNTS"
 
 
 class CountedEngine(LocalEngine):
@@ -67,15 +68,19 @@ class CountedEngine(LocalEngine):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
+        self._file = Path(os.environ[COUNTS])
+        self._count_anew()
+
+    def _count_anew(self) -> None:
         self.read = self.written = 0
         self.began: tuple[float, float] | None = None
-        self.ended = (0.0, 0.0)
         #: Seconds between two steps without a rollout to write.
         self.idle = 0.0
         self._idle_since: float | None = None
-        MADE.append(self)
 
     def submit(self, requests: Any, lane: Lane = "train") -> None:
+        if not self._file.exists() and not self.health().busy:  # another play begins
+            self._count_anew()
         super().submit(requests, lane)
         if self._idle_since is not None:
             self.idle += time.perf_counter() - self._idle_since
@@ -87,9 +92,13 @@ class CountedEngine(LocalEngine):
         found = super().step()
         self.read += found.read_tokens
         self.written += found.tokens
-        self.ended = (time.perf_counter(), time.process_time())
+        ended = (time.perf_counter(), time.process_time())
         if not self.health().busy:
-            self._idle_since = self.ended[0]
+            self._idle_since = ended[0]
+            seconds, cpu = (b - a for a, b in zip(self.began, ended, strict=True))
+            counts = {"seconds": seconds, "cpu": cpu, "idle": self.idle, "read": self.read,
+                      "written": self.written}  # fmt: skip
+            write_atomic(self._file, json.dumps(counts))
         return found
 
 
@@ -138,20 +147,22 @@ def setup_of(model: str, seconds: float, *, parks: bool) -> RunSetup:
     return RunSetup.from_recipe(load("scalerl", "tiny", overrides=changes))
 
 
-def play(setup: RunSetup, checkers: EvaluationCheckers, prompts: int) -> dict[str, float]:
+def play(setup: RunSetup, workers: EvaluationWorkers, prompts: int) -> dict[str, float]:
     """Play an episode for each of so many prompts, all at once."""
+    file = Path(os.environ[COUNTS])
+    file.unlink(missing_ok=True)
     asked = dict(list(Validation.from_setup(setup).asked.items())[:prompts])
-    questions = Validation(setup, asked).unanswered()
-    scored = [one for one, _ in score_answers(setup, setup.model, questions, checkers, 0)]
-    engine = MADE[-1]
-    assert engine.began is not None
+    scored = [
+        one for one, _ in workers.score_answers(Validation(setup, asked).unanswered(), step=0)
+    ]
     turns = [e.facts.turns for one in scored for e in one.pending.in_order()]
     assert turns == [TURNS] * prompts, Counter(turns)
-    seconds, cpu = (b - a for a, b in zip(engine.began, engine.ended, strict=True))
+    counts = json.loads(file.read_text())
     return {
-        "seconds": seconds, "idle_seconds": engine.idle, "cpu_seconds": cpu,
-        "cpu_seconds_per_episode": cpu / prompts, "tokens_read_per_episode": engine.read / prompts,
-        "tokens_written_per_episode": engine.written / prompts,
+        "seconds": counts["seconds"], "idle_seconds": counts["idle"], "cpu_seconds": counts["cpu"],
+        "cpu_seconds_per_episode": counts["cpu"] / prompts,
+        "tokens_read_per_episode": counts["read"] / prompts,
+        "tokens_written_per_episode": counts["written"] / prompts,
     }  # fmt: skip
 
 
@@ -160,9 +171,9 @@ def slow_tool(model: str, rounds: int) -> dict[str, Any]:
     for i in range(rounds):
         for name, (seconds, parks) in CASES.items():
             setup = setup_of(model, seconds, parks=parks)
-            with closing(EvaluationCheckers(setup, print)) as checkers:
-                play(setup, checkers, 4)  # the workers are up
-                found[name].append(play(setup, checkers, EPISODES))
+            with EvaluationWorkers(setup, setup.model, print) as workers:
+                play(setup, workers, 4)  # the workers are up
+                found[name].append(play(setup, workers, EPISODES))
             print(f"{name}, round {i}: {found[name][-1]['seconds']:.1f} s", flush=True)
     rows = {name: {k: median(r[k] for r in runs) for k in runs[0]} for name, runs in found.items()}
     base = rows["no tool time, cache kept"]["seconds"]
@@ -228,6 +239,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
+        os.environ[COUNTS] = str(Path(folder) / "counts.json")
         model = make_model(Path(folder), QUICK_SIZE if args.quick else SIZE)
         result = {"slow_tool": slow_tool(model, 1 if args.quick else args.rounds),
                   "long_reply": long_reply(model)}  # fmt: skip

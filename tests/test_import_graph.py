@@ -54,9 +54,11 @@ ALLOWED = {
     "training": {"curves", "notebook", "pipeline", "placement", "recipe", "runs"},
     "callbacks": {"curves", "runs"},
     "study": {"curves", "pipeline", "recipe", "runs"},
-    "evaluation": {"engine", "models", "pipeline", "placement", "recipe", "runs", "tasks"},
+    "evaluation": {"models", "pipeline", "placement", "recipe", "runs", "tasks"},
+    "hosting": {"algorithm", "engine", "models"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
     "cli": {
+        "hosting",
         "algorithm",
         "curves",
         "evaluation",

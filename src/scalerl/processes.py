@@ -23,6 +23,9 @@ STATES = {
     "X": "dead",
     "I": "sleeping",
 }
+#: Command lines of a run's processes have one of these. Ray replaces those of its workers by
+#: "ray::WorkerActor.collect" and the like.
+OURS = (b"python", b"scalerl", b"ray::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _stat(pid: int) -> tuple[str, float] | None:
     # The program's name, in parentheses before the fields, may itself hold spaces and parentheses.
     fields = text.rpartition(")")[2].split()
     state = STATES.get(fields[0], fields[0])
-    if command and b"python" not in command and b"scalerl" not in command:
+    if command and not any(name in command for name in OURS):
         return None  # the pid was reused by another program
     return state, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

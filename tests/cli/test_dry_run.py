@@ -64,3 +64,11 @@ def test_a_placement_that_fits_lacks_nothing(dry_run):
         "# placement (local): 1 generator (local) and 2 ranks of the trainer (auto), a CPU each; "
         "up to 16 checks at once"
     )
+
+
+def test_all_devices_of_a_generator_are_needed(capsys):
+    command = ["train", "scalerl", "placement.devices_per_generator=4", "--steps", "5", "--dry-run"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "64 generators (vllm) and 16 ranks of the trainer (fsdp), 4 GPUs a generator" in said
+    assert "missing: 272 GPUs are needed" in said

@@ -27,7 +27,8 @@ from scalerl.weights.ray_objects import PIECE_BYTES, RayWeights, _pieces, _views
 from scalerl.weights.version_registry import VersionRegistry
 
 pytestmark = pytest.mark.ray
-NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="")
+NEEDS = Needs(generators=2, trainers=2, device="CPU", weights=1 << 20, model="",
+              devices_per_generator=1)  # fmt: skip
 SMALL = ["batch.prompts=4", "batch.generations=8", "validation.prompts=15", "validation.k=2",
          "validation.every=4", "checkpoint.every=2", "placement.generators=2",
          "placement.trainers=2"]  # fmt: skip
@@ -69,6 +70,23 @@ def test_too_few_devices_and_too_small_a_store_are_a_line_each(ray):
     assert line.startswith("the Ray cluster has 0 GPUs on 3 nodes") and "placement.trainers" in line
     found = missing_resources(replace(NEEDS, weights=100 << 20))
     assert len(found) == 3 and "object store" in found[0] and "300 MB" in found[0]
+
+
+def test_all_devices_of_a_generator_are_on_one_node(ray):
+    from ray.util import placement_group_table, remove_placement_group
+
+    from scalerl.placement.ray_crew import _group
+
+    two = replace(NEEDS, devices_per_generator=2, generators=1)
+    assert missing_resources(two) == []
+    (line,) = missing_resources(replace(two, generators=3))
+    assert "3 generators of 2 CPUs each and 2 trainers need 8" in line
+    (line,) = missing_resources(replace(two, devices_per_generator=3))
+    assert line.startswith("no node of the Ray cluster has 3 CPUs: lower placement.devices_per_gen")
+    group = _group([two.bundle(2)])
+    assert group.wait(60)
+    assert placement_group_table(group)["bundles"] == {0: {"CPU": 2.0}}
+    remove_placement_group(group)
 
 
 def test_a_model_that_nodes_do_not_see_is_named(ray):
@@ -224,7 +242,8 @@ def test_a_run_starts_a_cluster_of_its_own_and_leaves_nothing_of_it(tmp_path):
     run = train(tmp_path / "run", "--steps", "4")
     _, err = run.communicate(timeout=600)
     assert run.returncode == 0, err
-    assert "raylet" not in err and "ray" not in err.lower(), err
+    said = [line for line in err.splitlines() if not line.startswith("waiting for")]
+    assert not [line for line in said if "ray" in line.lower()], err
     steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").open()]
     assert [s["step"] for s in steps] == [1, 2, 3, 4]
     assert sorted(p.name for p in (tmp_path / "run/checkpoints/step_4").glob("optimiser*")) == [
@@ -282,26 +301,95 @@ def test_doctor_tries_a_cluster_out(raylets, capsys):
     assert "generator 0 died" in lines[3]
 
 
+def pid_of_ray(run, program):
+    """The pid of a process of the cluster that a run has started."""
+    mark = f"{ray_cluster.FOLDER}{run.process.pid}-".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(program) and any(mark in word for word in words):
+                return int(path.name)
+    raise AssertionError(program)
+
+
+@contextlib.contextmanager
+def victim(out, *settings):
+    run = Victim(out, [*FAULTS, *ON_RAY, *settings])
+    run.begin()
+    try:
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def events_of(out, event):
+    lines = [json.loads(line) for line in (out / "events.jsonl").open()]
+    return [line["why"] for line in lines if line["event"] == event]
+
+
+def test_a_run_outlives_the_processes_of_a_cluster_of_its_own(tmp_path, capsys):
+    """It starts another cluster; in between, doctor calls it healthy."""
+    from scalerl.cli import main
+
+    out = tmp_path / "run"
+    with victim(out, "placement.trainers=2") as run:
+        for i, program in enumerate((b"/raylet", b"/gcs_server")):
+            run.wait(lambda: len(names(run, "checker")) > 0, "the pids of all workers")
+            assert main(["doctor", str(out)]) == 0
+            said = capsys.readouterr().out
+            assert "trainer rank 0 process" in said and "gone" not in said, said
+            before = run.step
+            run.wait(lambda before=before: run.step > before + EVERY, "a checkpoint")
+            os.kill(pid_of_ray(run, program), signal.SIGKILL)
+            run.wait(lambda i=i: len(run.resumes) > i, "the way back")
+            run.wait(lambda: run.step > run.resumes[-1] + 2, "the next steps")
+            why = f"trainer is lost: Ray's {program.decode()[1:]} on this machine ended"
+            assert events_of(out, "lost")[i] == why
+        run.end()
+    assert not (wrong := problems(run)), wrong
+    assert not list(Path("/tmp").glob(f"{ray_cluster.FOLDER}{run.process.pid}-*"))
+
+
+def test_a_run_whose_own_node_is_gone_says_so(tmp_path):
+    out, own = tmp_path / "run", Raylets()
+    try:
+        with victim(out, f"placement.address={own.address}") as run:
+            head = own.cluster.head_node.all_processes["raylet"][0].process.pid
+            os.kill(head, signal.SIGKILL)
+            assert run.process.wait(300) == 1
+    finally:
+        own.close()
+    (why,) = events_of(out, "failed")
+    assert why.startswith("the Ray node that this run is attached to") and "--resume" in why
+    assert f"scalerl: {why}" in out.with_suffix(".log").read_text()
+
+
+def test_the_folder_of_a_killed_run_is_removed(tmp_path):
+    with victim(tmp_path / "run") as run:
+        mine = f"{ray_cluster.FOLDER}{run.process.pid}-*"
+        assert list(Path("/tmp").glob(mine))
+    deadline = time.monotonic() + 120
+    while list(Path("/tmp").glob(mine)):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("channel", ["auto", "collective"])
 def test_generators_join_and_leave_with_their_places(raylets, tmp_path, channel):
     from ray.util import placement_group_table
 
     where = [f"placement.address={raylets.address}", f"placement.weights={channel}"]
-    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, *where])
-    run.begin()
-    try:
+    with victim(tmp_path / "run", *where) as run:
         scale(run, 3)
         scale(run, 1)
         with joined(raylets) as ray:
             taken = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
-            assert len(taken) == 1 + 1 + 4, "the trainer, a generator, the checkers"
+            assert len(taken) == 1 + 1, "the trainer and a generator; checkers have none"
             del ray
         scale(run, 2)
         run.end()
-    finally:
-        run.process.kill()
-        run.process.wait()
     assert not (wrong := problems(run) + actors_left(raylets)), wrong
 
 
@@ -335,11 +423,67 @@ def kill_a_rank(run):
 
 def test_generators_outlive_the_trainer_and_take_the_weights_of_the_next(raylets, tmp_path):
     """The engine of a large model takes minutes to start: a rank's death does not end it."""
-    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, f"placement.address={raylets.address}"])
+    with victim(tmp_path / "run", f"placement.address={raylets.address}") as run:
+        kill_a_rank(run)
+        kill_a_rank(run)
+        run.end()
+    assert not (wrong := problems(run) + actors_left(raylets)), wrong
+
+
+# -- evaluations ----------------------------------------------------------------------------------
+
+
+def evaluation(out, *settings):
+    return [sys.executable, "-m", "scalerl", "eval", "tiny", "--task", "running-sums", "--prompts",
+            "200", "--k", "8", "task.options.prompts=4000", *settings, "-o", str(out)]  # fmt: skip
+
+
+def answers_in(out):
+    found = [json.loads(line) for line in (out / "tiny/answers/step_0.jsonl").open()]
+    return {(a["prompt"], a["n"]): a["answer"] for a in found}, len(found)
+
+
+def test_an_evaluation_on_ray_goes_on_after_a_kill_with_the_same_answers(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    subprocess.run(evaluation(here), check=True, capture_output=True, timeout=600)
+    on_ray = evaluation(there, "placement.backend=ray", "placement.generators=2")
+    file = there / "tiny/answers/step_0.jsonl"
+    with subprocess.Popen(on_ray, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 300
+        while not (file.exists() and file.stat().st_size > 10_000):
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        killed.kill()
+    before = file.read_bytes()
+    assert 0 < before.count(b"\n") < 200 * 8, "killed in the middle"
+    again = subprocess.run(on_ray, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0, again.stderr
+    # Prompts with all their answers stay where they are: they are not generated again.
+    whole = before.splitlines()[: before.count(b"\n") // 8 * 8]
+    assert file.read_bytes().splitlines()[: len(whole)] == whole
+    assert answers_in(there) == answers_in(here) and answers_in(there)[1] == 200 * 8
+
+
+# -- environment workers --------------------------------------------------------------------------
+
+
+def test_environment_workers_are_spread_over_the_nodes_and_outlive_one(raylets, tmp_path):
+    where = [f"placement.address={raylets.address}", "placement.environment_processes=6"]
+    run = Victim(tmp_path / "run", [*FAULTS, *ON_RAY, *where, "placement.trainers=1"], "tiny-guess")
     run.begin()
     try:
-        kill_a_rank(run)
-        kill_a_rank(run)
+        run.wait(lambda: len(names(run, "checker")) == 6, "six environment workers")
+        homes = {name: raylets.of(run.pid(name)) for name in names(run, "checker")}
+        assert len({id(node) for node in homes.values()}) == 3, "on all three nodes"
+        # A node without the trainer, so that the run need not go back.
+        trainer = raylets.of(run.pid("trainer"))
+        victim = next(n for n in raylets.nodes if n is not trainer)
+        lost = {name: run.pid(name) for name, node in homes.items() if node is victim}
+        assert lost
+        raylets.lose(victim)
+        before = run.step
+        run.wait(lambda: run.step > before + 2, "the next steps")
+        run.wait(lambda: all(run.pid(n) != pid for n, pid in lost.items()), "their replacements")
         run.end()
     finally:
         run.process.kill()

@@ -1,52 +1,57 @@
-"""The checkers of an evaluation, as real processes: one that is stopped is replaced."""
+"""The workers of an evaluation, as real processes: stopped and killed ones are replaced."""
 
+import contextlib
 import os
 import signal
-import time
 
 import pytest
 
-from scalerl.evaluation.runner import EvaluationCheckers
+from scalerl.evaluation.runner import EvaluationWorkers
 from scalerl.pipeline.setup import RunSetup
+from scalerl.pipeline.validation import Validation
 from scalerl.recipe import Recipe
-from scalerl.tasks import Answer
 
-#: Seconds after which the test gives up: far more than it takes on a busy machine.
-LIMIT = 300.0
+OPTIONS = ["task.options.prompts=200", "placement.checkers=2", "placement.patience=4",
+           "placement.check_seconds=3600", "placement.generators=2", "validation.prompts=40",
+           "validation.k=8", "validation.temperature=1",
+           "validation.also_temperatures=[]"]  # fmt: skip
 
 
-@pytest.fixture
-def checking():
-    options = ["task.options.prompts=50", "placement.checkers=2", "placement.patience=4",
-               "placement.check_seconds=3600"]  # fmt: skip
-    setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=options))
+@contextlib.contextmanager
+def workers():
+    setup = RunSetup.from_recipe(Recipe.load("scalerl", "tiny", overrides=OPTIONS))
     said = []
-    found = EvaluationCheckers(setup, said.append)
-    yield found, setup, said
-    found.close()
+    with EvaluationWorkers(setup, setup.model, said.append) as found:
+        yield found, setup, said
 
 
-def until(checking, done):
-    deadline, judged = time.monotonic() + LIMIT, []
-    while not done(judged):
-        assert time.monotonic() < deadline, judged
-        judged += checking.poll_results(0.2)
-    return judged
+def score_all(found, setup, at_first=lambda: None):
+    """The answers to all prompts, in the order of the prompts."""
+    questions = Validation.from_setup(setup)
+    scored = {}
+    for i, (one, _) in enumerate(found.score_answers(questions, 0)):
+        if i == 0:
+            at_first()
+        assert one.prompt.id not in scored, "scored twice"
+        scored[one.prompt.id] = [(setup.episode_text(e), v.correct) for e, v in one.answered()]
+    return {one.prompt.id: scored[one.prompt.id] for one in questions.asked.values()}
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
-def test_a_stopped_checker_is_replaced_after_the_patience_and_its_answers_are_scored(checking):
-    checking, setup, said = checking
-    states = checking.pool.states
-    until(checking, lambda _: not any(s.starting for s in states.values()))
-    stopped = checking.crew.checkers[0]
-    os.kill(stopped.process.pid, signal.SIGSTOP)
-    prompts = list(setup.prompts.values())[:6]
-    for prompt in prompts:
-        checking.pool.score(prompt.id, [Answer(prompt, "</think>1")] * 2)
-    scored = until(checking, lambda found: len(found) == len(prompts))
-    assert {one.key for one in scored} == {prompt.id for prompt in prompts}
-    assert all(verdict.scored for one in scored for verdict in one.scores)
-    (line,) = said
-    assert line.startswith(f"{stopped.name} has sent nothing for ")
-    assert line.endswith(" s: replaced")
+def test_stopped_and_killed_workers_are_replaced_and_every_answer_is_the_same():
+    with workers() as (found, setup, said):
+        expected = score_all(found, setup)
+        turns = {s.handle.name: s.turns for s in found.supervisor.dispatcher}
+    assert sum(turns.values()) == 40 * 8 and all(turns.values()), "both generators write"
+    assert said == []
+    with workers() as (found, setup, said):
+        checker, generator = found.crew.checkers[0], found.crew.generators[0]
+
+        def strike():
+            os.kill(checker.process.pid, signal.SIGSTOP)
+            os.kill(generator.process.pid, signal.SIGKILL)
+
+        assert score_all(found, setup, strike) == expected
+    assert f"{generator.name} died: killed by signal 9" in said
+    (line,) = [line for line in said if line.startswith(checker.name)]
+    assert "has sent nothing for " in line and line.endswith(" s: replaced")

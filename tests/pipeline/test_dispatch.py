@@ -159,6 +159,21 @@ def test_one_that_joins_is_known_from_its_first_word(clock):
     assert shares(dispatcher, 4) == [2, 2]
 
 
+def test_one_that_joins_gets_its_share_although_only_the_others_have_been_measured(clock):
+    dispatcher = dispatcher_of(2, clock)
+    for i, state in enumerate(dispatcher):
+        dispatcher.on_report(state, report(1, tokens=20_000 + i, seconds=1.0))
+    dispatcher.on_ready(FakeHandle("generator 2"), 0)
+    assert shares(dispatcher, 30) == [10, 10, 10]
+
+
+def test_one_that_was_measured_first_does_not_get_all(clock):
+    dispatcher = dispatcher_of(2, clock)
+    first, _ = dispatcher
+    dispatcher.on_report(first, report(1, tokens=20_000, seconds=1.0))
+    assert shares(dispatcher, 30) == [15, 15]
+
+
 def test_the_heap_chooses_as_a_look_at_every_generator_would(clock):
     """In any order of joins, starts, reports, losses and leaves."""
     rng = random.Random(3)

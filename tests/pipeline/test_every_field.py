@@ -132,6 +132,7 @@ CHANGES = {
     "record.episodes_per_step": ("record.episodes_per_step=1", []),
     "record.episodes_megabytes": ("record.episodes_megabytes=1", []),
     "placement.generators": ("placement.generators=2", []),
+    "placement.devices_per_generator": ("placement.devices_per_generator=2", []),
     "placement.engine": ("placement.engine=local", []),
     "placement.trainer": ("placement.trainer=fsdp", []),
     "placement.activations": ("placement.activations=recompute", []),
@@ -174,6 +175,8 @@ REFUSALS = {
     "placement.backend": ("placement.backend=ray", [], "needs Ray: pip install"),
     "placement.address": ("placement.address=auto", [], "is used by Ray only"),
     "placement.engine": ("placement.engine=vllm", [], "needs vLLM: install"),
+    "placement.devices_per_generator": (
+        "placement.devices_per_generator=2", ["placement.engine=local"], "uses one device"),
     "placement.weights": (
         "placement.weights=direct", ["placement.backend=local"], "within one process"),
 }  # fmt: skip

@@ -6,6 +6,8 @@ import pytest
 from pieces import FakeClock
 
 from scalerl.pipeline.ledger import Ledger
+from scalerl.tasks.judge import DEVICE_SECONDS, READ_TOKENS, WRITTEN_TOKENS
+from scalerl.tasks.task import AnswerScore
 
 
 @pytest.fixture
@@ -149,3 +151,33 @@ def test_device_seconds_are_told_apart_by_kind_of_device(clock):
     again = Ledger(clock, 100, 2, 3)
     again.restore(json.loads(json.dumps(ledger.state())))
     assert again.by_kind == ledger.by_kind
+
+
+def test_all_devices_of_a_generator_count(clock):
+    ledger = Ledger(clock, 100, generators=2, trainers=1, devices_per_generator=4)
+    ledger.start()
+    clock.time = 10.0
+    ledger.add_work("generate", 6.0)
+    ledger.add_work("train", 5.0)
+    line = ledger.to_line()
+    assert ledger.devices == 9 and line.device_seconds == pytest.approx(90)
+    assert line.spent.generate == pytest.approx(24)
+    assert line.spent.generate_wait == pytest.approx(80 - 24)
+    assert spent_on_devices(line) == pytest.approx(line.device_seconds)
+    ledger.validating(True)
+    clock.time = 13.0
+    assert ledger.to_line().validation_seconds == pytest.approx(27)
+
+
+def test_a_judge_has_lines_of_its_own_and_a_resumed_ledger_keeps_them(clock):
+    ledger = Ledger(clock, 100, generators=1, trainers=1)
+    ledger.start()
+    clock.time = 10.0
+    cost = ((READ_TOKENS, 30.0), (WRITTEN_TOKENS, 4.0), (DEVICE_SECONDS, 0.5))
+    ledger.add_judging([AnswerScore(True, 1.0, "", metrics=cost), AnswerScore(None, None, "?")] * 2)
+    again = Ledger(clock, 100, generators=1, trainers=1)
+    again.restore(json.loads(json.dumps(ledger.state())))
+    for one in (ledger.to_line(), again.to_line()):
+        assert (one.judge_read_tokens, one.judge_written_tokens) == (60, 8)
+        assert one.spent.judge == pytest.approx(1.0)
+        assert one.device_seconds == pytest.approx(20)

@@ -1,9 +1,13 @@
 """What is said of a cluster that does not let a run in, and how its parts talk; without Ray."""
 
+import io
 import multiprocessing
 import pickle
+import sys
+import threading
 
 from scalerl.pipeline import messages as m
+from scalerl.placement import ray_cluster
 from scalerl.placement.ray_cluster import _unreachable
 from scalerl.placement.worker_actor import WorkerActor
 
@@ -28,3 +32,20 @@ def test_messages_share_a_call_and_what_cannot_travel_is_said_in_a_line(monkeypa
     actor.connection.send(lambda: "code does not travel")
     (failed,) = pickle.loads(actor.collect(1.0, 0.0))
     assert isinstance(failed, m.WorkerFailed) and "pickle" in failed.reason
+
+
+def test_a_long_wait_for_ray_is_announced(monkeypatch):
+    said = threading.Event()
+
+    class Output(io.StringIO):
+        def write(self, text):
+            said.set()
+            return super().write(text)
+
+    monkeypatch.setattr(ray_cluster, "FIRST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", output := Output())
+    with ray_cluster.announced("Ray's processes on this machine to start"):
+        assert said.wait(60)
+    assert output.getvalue().startswith(
+        "waiting for Ray's processes on this machine to start (0 s)"
+    )

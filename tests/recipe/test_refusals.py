@@ -52,6 +52,15 @@ CASES = [
     (["optimiser.betas=[0.9, 1.0]"], "give two numbers of 0 or more, below 1"),
     (["optimiser.betas=[0.9]"], "optimiser.betas = [0.9] has the wrong number of values"),
     (["optimiser.betas=[1, 2, 3]"], "has the wrong number of values"),
+    # several devices a generator
+    (
+        ["placement.devices_per_generator=2", "placement.engine=local"],
+        "uses one device, but placement.devices_per_generator = 2: set it to 1, or placement.eng",
+    ),
+    (
+        ["placement.devices_per_generator=2", "placement.backend=local"],
+        'on GPUs needs placement.backend = "ray"',
+    ),
     # a decay of the learning rate
     (["optimiser.decay=linear"], "needs an end: set budget.steps (--steps N), or"),
     (["optimiser.decay=cosine", "budget.gpu_hours=5"], "needs an end"),

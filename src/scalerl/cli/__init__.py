@@ -30,6 +30,7 @@ COMMANDS = {
     "scale": "change the number of generators of a running run",
     "study": "run many recipes and compare them",
     "eval": "score a model, a checkpoint, or every checkpoint of a run",
+    "host": "serve a model over HTTP, as a judge for runs",
     "export": "write a checkpoint as a Hugging Face model",
     "upload": "upload a checkpoint to the Hugging Face hub",
     "doctor": "find out what is wrong with a run, and what to do",

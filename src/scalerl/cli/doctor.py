@@ -33,6 +33,8 @@ LONG_SECONDS = 60.0
 #: A checkpoint is written beside the old ones: room for so many is needed.
 ROOM = 2
 EVENTS = 5
+#: Width of the column of labels; longer ones ("trainer rank 0") widen it.
+MIN_LABEL = 12
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -64,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         options.print_json(found.to_dict() | diagnosis.to_dict())
     else:
-        for label, line in describe(found):
-            print(f"{label:<12}{line}")
-        print(f"{'diagnosis':<12}{diagnosis.line}")
-        for line in diagnosis.advice:
-            print(f"{'to do':<12}{line}")
+        rows = [*describe(found), ("diagnosis", diagnosis.line)]
+        rows += [("to do", line) for line in diagnosis.advice]
+        width = max(MIN_LABEL, *(len(label) + 1 for label, _ in rows))
+        for label, line in rows:
+            print(f"{label:<{width}}{line}")
     return 0 if diagnosis.good else 1
 
 

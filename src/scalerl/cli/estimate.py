@@ -163,11 +163,13 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
     each = itemsize + masters + FP32_BYTES + ADAM_BYTES
     trainer = size_text(count * each / recipe.placement.trainers)
     cache = cache_bytes(shape.config) * (recipe.sampling.max_prompt_tokens + recipe.length.longest)
+    shards = recipe.placement.devices_per_generator
+    a_device = " a device" if shards > 1 else ""
     yield (
         f"memory (arithmetic, without activations): {count:,} parameters; trainer {trainer} a rank "
         f"({each} bytes a parameter: weights, masters, gradients, Adam); generator "
-        f"{size_text(count * itemsize)}, and {size_text(cache)} for each rollout that is written "
-        "at once"
+        f"{size_text(count * itemsize / shards)}{a_device}, and {size_text(cache / shards)} for "
+        "each rollout that is written at once"
     )
     # One more than is kept, since the newest is written before the oldest goes.
     saved, kept = count * (itemsize + masters + ADAM_BYTES), recipe.checkpoint.keep + 1

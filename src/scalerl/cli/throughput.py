@@ -112,7 +112,7 @@ class RunThroughput:
         if clock > 0 and trained > 0:
             return clock * trained / (trained + validated)
         where = self.recipe.placement
-        return trained / (where.generators + where.trainers)
+        return trained / where.devices
 
 
 class ValidationProgress:

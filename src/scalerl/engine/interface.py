@@ -136,6 +136,8 @@ class EngineSpec:
     #: Whether the key-value cache of a turn is kept for the next turn of its episode, while there
     #: is room. Which turns are kept depends on timing, and the last bits of log-probs on it.
     park_turns: bool = True
+    #: Devices that share the model (tensor parallel).
+    devices: int = 1
     #: LoRA adapters that `load` is given, instead of all weights.
     adapter: AdapterSpec | None = None
     #: Sets of weights that are loaded from one verification of all weights to the next.

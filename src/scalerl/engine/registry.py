@@ -22,7 +22,11 @@ def local_engine(spec: EngineSpec) -> Engine:
 
 @ENGINES.register("vllm")
 def vllm_engine(spec: EngineSpec) -> Engine:
-    """vLLM in this process."""
+    """vLLM in this process; with several devices, in one process for each."""
+    if spec.devices > 1:
+        from scalerl.engine.tensor_parallel import TensorParallelEngine
+
+        return TensorParallelEngine(spec)
     from scalerl.engine.vllm import VllmEngine
 
     return VllmEngine(spec)

@@ -200,6 +200,9 @@ class VllmEngine:
                     max_num_batched_tokens=self._prefill_tokens + slots,
                     async_scheduling=False,
                     logits_processors=[vllm_model.ForcedTokenProcessor],
+                    tensor_parallel_size=spec.devices,
+                    # Every shard has a scheduler of its own (engine/tensor_parallel.py).
+                    distributed_executor_backend="external_launcher" if spec.devices > 1 else None,
                     **more,
                 )
             )

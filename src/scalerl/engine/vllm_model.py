@@ -54,6 +54,9 @@ def check_head(model: Any, spec: EngineSpec, version: str) -> None:
     hidden = torch.randn(4, weight.shape[1], generator=generator)
     hidden = hidden.to(weight.device, getattr(torch, spec.dtype))
     found = model.compute_logits(hidden)
+    if spec.devices > 1:  # this device has the rows of some tokens only
+        own = model.lm_head.shard_indices
+        found = found[:, own.org_vocab_start_index : own.org_vocab_end_index]
     wanted = hidden.float() @ weight.float().T[:, : found.shape[1]] * processor.scale
     if processor.soft_cap is not None:
         wanted = torch.tanh(wanted / processor.soft_cap) * processor.soft_cap

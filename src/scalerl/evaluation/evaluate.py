@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from scalerl.errors import InputError
 from scalerl.evaluation import scores
 from scalerl.evaluation.options import EvaluationOptions
 from scalerl.evaluation.record import EvaluationRecord
-from scalerl.evaluation.runner import EvaluationCheckers, score_answers
+from scalerl.evaluation.runner import EvaluationWorkers
 from scalerl.evaluation.scores import Evaluation
 from scalerl.evaluation.subjects import subjects
 from scalerl.pipeline.setup import RunSetup
@@ -135,7 +134,9 @@ def _one(
         with RunLock(record.path):
             lines = _all_lines(record, setup, progress, say)
             in_order = [lines[prompt.id] for prompt in setup.validation]
-            return _score(record, in_order, level, time.monotonic() - began)
+            where = record.recipe.placement
+            devices = where.generators * where.devices_per_generator
+            return _score(record, in_order, level, devices * (time.monotonic() - began))
     finally:
         setup.task.close()
 
@@ -154,8 +155,8 @@ def _all_lines(
     if not left:
         return lines
     questions = Validation(setup, left).unanswered()
-    with closing(EvaluationCheckers(setup, say)) as checkers:
-        for one, share in score_answers(setup, subject.weights, questions, checkers, subject.step):
+    with EvaluationWorkers(setup, subject.weights, say) as workers:
+        for one, share in workers.score_answers(questions, subject.step):
             lines[one.prompt.id] = _lines(setup, one)
             record.append(lines[one.prompt.id])
             progress(share)
@@ -186,7 +187,7 @@ def _score(
     record: EvaluationRecord,
     answers: Sequence[Sequence[AnswerLine]],
     level: float,
-    seconds: float,
+    device_seconds: float,
 ) -> Evaluation:
     """The evaluation of the answers on disk; also writes its line there."""
     k = record.recipe.validation.k
@@ -206,7 +207,7 @@ def _score(
         truncated=truncated,
         tasks=by_task((a[0].task, v) for a, v in zip(answers, checked, strict=True)),
         compute=subject.compute,
-        validation_hours=seconds / 3600.0,
+        validation_hours=device_seconds / 3600.0,
         scored=scored,
         failed=found.failed,
         play=Play.from_episodes((a.play or ONE_TURN, a.finish) for a in every),

@@ -1,123 +1,115 @@
-"""Runs an evaluation: an engine in this process generates, checker processes score."""
+"""Runs an evaluation: generators write the answers and checkers score them, in processes of their
+own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Self
 
-from scalerl.engine.interface import Engine, Lane, Request
-from scalerl.errors import InputError, PipelineError
-from scalerl.pipeline import messages as m
-from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
-from scalerl.pipeline.environment_pool import Done, EnvironmentPool
+from scalerl.errors import PipelineError
+from scalerl.pipeline.crew import Handle
 from scalerl.pipeline.groups import PendingGroup
+from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.rollouts import Rollouts
 from scalerl.pipeline.setup import RunSetup
-from scalerl.pipeline.supervisor import START_SECONDS
+from scalerl.pipeline.state import RunState
+from scalerl.pipeline.supervisor import WorkerSupervisor
 from scalerl.pipeline.validation import Validation, ValidationPrompt
-from scalerl.placement.processes import RealClock, WorkerProcesses
-from scalerl.placement.specs import make_engine_here
+from scalerl.pipeline.worker_watch import WATCH_SECONDS, stood_still
+from scalerl.placement.registry import place_evaluation
+from scalerl.runs.lines import EventKind
+from scalerl.runs.listener import Listener
 
-#: Seconds to wait for scores when all answers are generated.
-WAIT = 0.2
-#: Seconds between two searches for checkers to replace. After a pause of this process (Ctrl-Z, a
-#: model that loads) the heartbeats in the pipes have this long to be read.
-WATCH_SECONDS = 1.0
-#: Share of placement.patience: a longer interval between two searches was a pause of this process,
-#: which is not counted against the checkers.
-PAUSE = 0.1
+#: Answers under way, in multiples of what all generators write at once: enough that no slot waits
+#: for the next answer, and few enough that a generator that is slow, or joins late, gets its share
+#: and that a kill loses little.
+AHEAD = 2
 
 
-class EvaluationCheckers:
-    """The checker processes of an evaluation; they may serve many models."""
+class EvaluationNotes:
+    """Passes the events of the workers on to the user. An evaluation has no record of them."""
 
-    def __init__(self, setup: RunSetup, say: Callable[[str], None]) -> None:
-        self.crew = WorkerProcesses()
-        self.say = say
-        self._patience = setup.recipe.placement.patience
-        self.clock = RealClock()
-        self._looked = self.clock.now()
-        try:
-            self.crew.start_checkers(setup)
-            where = setup.recipe.placement
-            self.pool = EnvironmentPool(
-                setup.task, self.crew.checkers, where.checkers, where.check_seconds, self.clock
-            )
-        except BaseException:  # Ctrl-C too: no process may be left behind
-            self.close()
-            raise
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.listener = Listener()
+        self._say = say
 
-    def close(self) -> None:
-        """Kill the checker processes."""
-        self.crew.stop(at_once=True)
+    def note(self, event: EventKind, why: str) -> None:
+        self._say(why)
 
-    def poll_results(self, seconds: float) -> list[Done]:
-        """Scores and replies of environments that have arrived, after at most this many seconds for
-        the first."""
-        found: list[Done] = []
-        for event in self.crew.poll(seconds):
-            found += self._event(event)
-        for handle, why in self._replaceable():
-            self.say(f"{handle.name} {why}: replaced")
-            found += self.pool.on_worker_lost(handle, self.crew.replace(handle), why)
-        while self.pool.notes:
-            self.say(self.pool.notes.pop(0))
-        return found
 
-    def _replaceable(self) -> list[tuple[Handle, str]]:
-        """Checkers that have to be replaced, each with the reason."""
-        away = self.clock.now() - self._looked
+class EvaluationSupervisor(WorkerSupervisor):
+    """The supervisor of an evaluation."""
+
+    again = "repeat the command"
+
+
+class EvaluationWorkers:
+    """The generators and checkers of an evaluation of these weights, until the `with` ends."""
+
+    def __init__(self, setup: RunSetup, weights: str, say: Callable[[str], None]) -> None:
+        self.setup, self.say = setup, say
+        self.crew, self.clock = place_evaluation(setup, weights)
+        ledger = Ledger(self.clock, setup.parameters, len(self.crew.generators), trainers=0)
+        self.supervisor = EvaluationSupervisor(
+            setup, self.crew, self.clock, RunState(), EvaluationNotes(say), ledger,
+            deterministic=False,
+        )  # fmt: skip
+        self.supervisor.on_join_failed = _refuse
+        self._watched = self.clock.now()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.crew.stop(at_once=error is not None)
+
+    def poll(self, rollouts: Rollouts) -> None:
+        """Handle what has arrived, and replace workers that are silent."""
+        supervisor = self.supervisor
+        supervisor.handle(self.crew.poll(WATCH_SECONDS))
+        while supervisor.pool.notes:
+            self.say(supervisor.pool.notes.pop(0))
+        away = self.clock.now() - self._watched
         if away < WATCH_SECONDS:
-            return []
-        self._looked += away
-        # Three intervals, since one engine step may take longer than one.
-        if away > 3 * WATCH_SECONDS + PAUSE * self._patience:
-            self.pool.shift_deadlines(away)
-            return []
-        return self.pool.replaceable(self._patience, max(self._patience, START_SECONDS))
-
-    def _event(self, event: MessageReceived | WorkerLost) -> list[Done]:
-        if isinstance(event, WorkerLost):
-            return self.pool.on_worker_lost(
-                event.worker, self.crew.replace(event.worker), event.why
-            )
-        message = event.message
-        if isinstance(message, m.WorkerReady):
-            self.pool.on_ready(event.worker)
-            return []
-        if isinstance(message, m.WorkDone):
-            return self.pool.on_done(event.worker, message)
-        if isinstance(message, m.WorkerFailed) and message.bad_input:
-            raise InputError(message.reason)
-        raise PipelineError(f"{event.worker.name}: {getattr(message, 'reason', message)}")
-
-
-def score_answers(
-    setup: RunSetup, weights: str, questions: Validation, checkers: EvaluationCheckers, step: int
-) -> Iterator[tuple[ValidationPrompt, float]]:
-    """Yield every prompt when all its episodes are scored, with the share of the work done so far;
-    generating and scoring count half each."""
-    # One slot: the training lane stays empty, all requests go to the validation lane.
-    engine: Engine = make_engine_here(setup, model=weights, slots=1)
-    done: list[PendingGroup] = []
-
-    def place(requests: Sequence[Request], lane: Lane) -> int:
-        engine.submit(requests, lane)
-        return 0
-
-    rollouts = Rollouts(
-        setup, checkers.pool, checkers.clock, place, {"train": done.append, "validate": done.append}
-    )
-    rollouts.step = step
-    rollouts.begin(questions.groups)
-    while questions.missing:
-        writing = engine.health().busy
-        if writing:
-            for written in engine.step().written:
-                rollouts.on_turn(written)
-        rollouts.on_results(checkers.poll_results(0.0 if writing else WAIT))
+            return
+        self._watched += away
+        if stood_still(away, supervisor.patience):
+            supervisor.shift_deadlines(away)
+            rollouts.shift_deadlines(away)
+            return
+        supervisor.replace_silent("answers")
         for line in rollouts.end_late_episodes():
-            checkers.say(line)
-        while done:
-            questions.missing -= 1
-            wrote, checked, total = questions.progress
-            yield questions.asked[done.pop(0).key], (wrote + checked) / (2 * total)
+            self.say(line)
+
+    def score_answers(
+        self, questions: Validation, step: int
+    ) -> Iterator[tuple[ValidationPrompt, float]]:
+        """Yield every prompt when all its episodes are scored, with the share of the prompts that
+        are."""
+        done: list[PendingGroup] = []
+        rollouts = Rollouts(
+            self.setup, self.supervisor.pool, self.clock, self.supervisor.place,
+            {"train": done.append, "validate": done.append},
+        )  # fmt: skip
+        rollouts.step = step
+        self.supervisor.on_turn = rollouts.on_turn
+        self.supervisor.on_results = rollouts.on_results
+        self.supervisor.on_restart = rollouts.restarted
+        room = AHEAD * self.setup.validation_slots * self.setup.recipe.placement.generators
+        waiting, total = deque(questions.groups), questions.missing
+        while questions.missing:
+            under_way = sum(p.size for p in rollouts.groups.values())
+            new: list[PendingGroup] = []
+            while waiting and under_way < room:
+                new.append(waiting.popleft())
+                under_way += new[-1].size
+            rollouts.begin(new)
+            self.poll(rollouts)
+            while done:
+                questions.missing -= 1
+                yield questions.asked[done.pop(0).key], 1.0 - questions.missing / total
+
+
+def _refuse(worker: Handle) -> None:
+    raise PipelineError(f"{worker.name} is lost and was not one of the evaluation")

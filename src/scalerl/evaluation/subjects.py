@@ -130,11 +130,12 @@ def _of_model(source: str, layers: Sequence[str | Path]) -> Subject:
     below = list(layers) or (["scalerl", source] if source in SHIPPED else ["scalerl"])
     changes = {"model.path": source, "validation.k": K}
     if not layers and source not in SHIPPED:
-        # The preset is for a cluster; an evaluation generates in one process.
+        # The preset is for a cluster.
         changes |= {
             "placement.engine": "local",
             "placement.device": "auto",
             "placement.backend": "local",
+            "placement.generators": 1,
         }
     path = Path(source).expanduser()
     name = path.resolve().name if path.is_dir() and source not in SHIPPED else source

@@ -48,9 +48,11 @@ class GeneratorState:
     leaving: bool = False
     #: Turns that it still has to write, by request and row.
     held: dict[tuple[str, int], tuple[Request, Lane]] = field(default_factory=dict)
-    #: Moving average of tokens per second while it generates. Only ratios between generators are
-    #: used, so the initial value matters only until the first report.
+    #: Moving average of tokens per second while it generates; before its first report that of the
+    #: others. Only ratios between generators are used.
     speed: float = 1.0
+    #: Whether it has reported a speed.
+    measured: bool = False
     #: Times that it has died since it last finished a turn.
     deaths: int = 0
     #: Turns that it has finished.
@@ -96,6 +98,8 @@ class Dispatcher:
         self.deterministic = deterministic
         self.states: dict[str, GeneratorState] = {}
         self._joined = self._entries = 0
+        #: Whether any generator has reported its speed so far.
+        self._speeds_known = False
         #: Generators that were asked to leave.
         self._leaving = 0
         #: Generators that have started and stay.
@@ -113,7 +117,11 @@ class Dispatcher:
 
     def _add(self, handle: Handle) -> GeneratorState:
         self._joined += 1
-        state = self.states[handle.name] = GeneratorState(handle, self._joined)
+        # One that joins is taken to be as fast as the others: with a speed of its own, 1, it would
+        # seem thousands of times slower, and never get a request to be measured by.
+        known = [s.speed for s in self if s.measured]
+        speed = sum(known) / len(known) if known else 1.0
+        state = self.states[handle.name] = GeneratorState(handle, self._joined, speed=speed)
         self._changed(state)
         return state
 
@@ -306,7 +314,7 @@ class Dispatcher:
         # Measured speeds would make a deterministic run depend on timing.
         measured = report.tokens and busy and not self.deterministic
         if measured:
-            state.speed += EWMA_ALPHA * (report.tokens / busy - state.speed)
+            self._measure(state, report.tokens / busy)
         found = [w for w in report.written if self._finished(state, w)]
         if measured or found or report.version != state.version:
             state.version = report.version
@@ -319,6 +327,15 @@ class Dispatcher:
         elif state.stuck_since is None:
             state.stuck_since = self.clock.now()
         return found
+
+    def _measure(self, state: GeneratorState, speed: float) -> None:
+        if not self._speeds_known:
+            self._speeds_known = True
+            for other in self:
+                other.speed = speed
+                self._changed(other)
+        state.speed += EWMA_ALPHA * (speed - state.speed)
+        state.measured = True
 
     def _finished(self, state: GeneratorState, written: TurnResult) -> bool:
         """Whether a turn is one that the generator holds; it holds it no longer."""

@@ -9,7 +9,8 @@ trainer, where N is the number of parameters that take part in the matrix produc
 
 `hand_over` is the time in which generators load weights. The two waits are the rest of each
 side's time. `check_wait` is the share of train_wait during which everything that the trainer waited
-for was written and only not scored yet; `check` is the time of the checkers, which are no devices.
+for was written and only not scored yet; `check` is the time of the checkers, which are no devices,
+and `judge` that of a judge model, which has devices of its own.
 `wasted` counts rollouts that were written but not learnt from, by reason: stale (under way when a
 run was resumed with another recipe; the schedules themselves let no rollout grow too old), filtered
 (no variance, truncated, unscored) and failed (lost with a process, dropped by a generator that
@@ -19,16 +20,19 @@ left, or part of a refused step).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
-from scalerl.recipe.sections_runtime import ComputeSection
+from scalerl.recipe.sections_runtime import ComputeSection, PlacementSection
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
+from scalerl.tasks.judge import DEVICE_SECONDS, READ_TOKENS, WRITTEN_TOKENS
+from scalerl.tasks.task import AnswerScore
 
 WasteReason = Literal["stale", "filtered", "failed"]
 #: Kinds of work that workers report.
-Work = Literal["generate", "hand_over", "train", "check", "validate"]
+Work = Literal["generate", "hand_over", "train", "check", "judge", "validate"]
 #: Name of the worker that stands for all ranks of the trainer.
 TRAINER = "trainer"
 #: Kind of device of a worker that has not reported its own yet.
@@ -44,6 +48,7 @@ class Ledger:
     generators: int
     trainers: int
     count_validation: bool = ComputeSection().count_validation
+    devices_per_generator: int = PlacementSection().devices_per_generator
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0
@@ -51,6 +56,9 @@ class Ledger:
     #: Tokens that generators read before later turns of episodes: what is new, and everything
     #: before it where no generator has kept the turn before in its cache.
     reread_tokens: int = 0
+    #: Tokens that a judge model has read and written, for training and validation.
+    judge_read_tokens: int = 0
+    judge_written_tokens: int = 0
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
     #: Wall-clock seconds of training and validation.
@@ -68,7 +76,8 @@ class Ledger:
     #: Seconds of work that workers have reported, by kind.
     spent: dict[Work, float] = field(
         default_factory=lambda: {
-            "generate": 0.0, "hand_over": 0.0, "train": 0.0, "check": 0.0, "validate": 0.0,
+            "generate": 0.0, "hand_over": 0.0, "train": 0.0, "check": 0.0, "judge": 0.0,
+            "validate": 0.0,
         }
     )  # fmt: skip
     #: Rollouts and tokens that were wasted, by reason.
@@ -85,7 +94,11 @@ class Ledger:
 
     @property
     def devices(self) -> int:
-        return self.generators + self.trainers
+        return self.generator_devices + self.trainers
+
+    @property
+    def generator_devices(self) -> int:
+        return self.generators * self.devices_per_generator
 
     def start(self) -> None:
         """Start to count time."""
@@ -101,7 +114,7 @@ class Ledger:
         if self._validating:
             self.validation_seconds += seconds * self.devices
             return
-        self._add_generator_time(seconds * self.generators)
+        self._add_generator_time(seconds * self.generator_devices)
         self.device_seconds += seconds * self.trainers
         self.trainer_seconds += seconds * self.trainers
         self._add_device_time(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
@@ -114,13 +127,26 @@ class Ledger:
 
     def add_work(self, kind: Work, seconds: float) -> None:
         """Add the seconds of work that a worker reports."""
-        # The first rank reports for all of them: they work at the same time.
-        self.spent[kind] += seconds * (self.trainers if kind == "train" else 1)
+        # A worker reports for all its devices: they work at the same time.
+        of_others = {"train": self.trainers, "check": 1, "judge": 1}
+        devices = of_others.get(kind, self.devices_per_generator)
+        seconds *= devices
+        self.spent[kind] += seconds
         # Generators that have finished their share of a validation write for training again: that
         # time does not belong to the validation.
         if self._validating and kind in ("generate", "hand_over"):
             self._add_generator_time(seconds)
             self.validation_seconds -= seconds
+
+    def add_judging(self, scores: Iterable[AnswerScore]) -> None:
+        """Add what a judge model has reported with these scores."""
+        for name, value in (metric for score in scores for metric in score.metrics):
+            if name == READ_TOKENS:
+                self.judge_read_tokens += int(value)
+            elif name == WRITTEN_TOKENS:
+                self.judge_written_tokens += int(value)
+            elif name == DEVICE_SECONDS:
+                self.add_work("judge", value)
 
     def set_device(self, worker: str, kind: str) -> None:
         """Record the kind of device that a worker runs on from here on."""
@@ -198,6 +224,8 @@ class Ledger:
             generated_tokens=self.generated_tokens,
             trained_tokens=self.trained_tokens,
             reread_tokens=self.reread_tokens,
+            judge_read_tokens=self.judge_read_tokens,
+            judge_written_tokens=self.judge_written_tokens,
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
@@ -211,6 +239,7 @@ class Ledger:
         self.tick()
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
+            "judge_read_tokens", "judge_written_tokens",
             "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
             "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
             "spent", "wasted",
@@ -221,5 +250,6 @@ class Ledger:
         """Continue from the totals of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
+        self.spent = {"judge": 0.0, **self.spent}  # older checkpoints have none
         # JSON has no tuples.
         self.wasted = {why: (counts[0], counts[1]) for why, counts in state["wasted"].items()}

@@ -75,7 +75,10 @@ class Loop:
         self.setup, self.crew = setup, crew
         self.state = RunState()
         where, count = setup.recipe.placement, setup.recipe.compute.count_validation
-        self.ledger = Ledger(clock, setup.parameters, len(crew.generators), where.trainers, count)
+        self.ledger = Ledger(
+            clock, setup.parameters, len(crew.generators), where.trainers, count,
+            where.devices_per_generator,
+        )  # fmt: skip
         self.recorder = Recorder(setup, store, listener, self.ledger, self.state)
         self.learner = Learner(setup, crew, clock, self.state, self.recorder, self.ledger)
         self.supervisor = Supervisor(

@@ -43,10 +43,9 @@ class BaseCrew(ABC):
     def _restarted(self, worker: Any) -> Any:
         """End a generator or checker and start another one like it."""
 
+    @abstractmethod
     def _start_generator(self, name: str) -> Any:
-        """Start a generator. The crew of an evaluation does not override this: it scores answers
-        that are written elsewhere, and the loop that adds generators never drives it."""
-        raise PipelineError(f"{name} cannot be added: this crew has checkers only")
+        """Start a generator."""
 
     def replace(self, worker: Handle) -> Handle:
         for workers in (self.generators, self.checkers):

@@ -19,9 +19,11 @@ def describe_placement(recipe: Any) -> list[str]:
     at = f"ray at {where.address}" if where.backend == "ray" else where.backend
     many = "generator" if where.generators == 1 else "generators"
     trains = "trainer" if where.trainers == 1 else "ranks of the trainer"
+    shards = where.devices_per_generator
+    each = f"{shards} {device}s a generator, one a rank" if shards > 1 else f"a {device} each"
     line = (
         f"placement ({at}): {where.generators} {many} ({where.engine}) and {where.trainers} "
-        f"{trains} ({where.trainer}), a {device} each; up to {where.checkers} checks at once"
+        f"{trains} ({where.trainer}), {each}; up to {where.checkers} checks at once"
     )
     return [line, *_missing(where, device)]
 
@@ -31,7 +33,7 @@ def _missing(where: Any, device: str) -> list[str]:
         return _missing_in_cluster(where, device)
     if where.backend not in ("ray", "local") or device == "CPU":
         return []  # cores may be shared
-    needed, there = where.generators + where.trainers, _gpus()
+    needed, there = where.devices, _gpus()
     if there >= needed:
         return []
     return [
@@ -44,7 +46,10 @@ def _missing(where: Any, device: str) -> list[str]:
 def _missing_in_cluster(where: Any, device: str) -> list[str]:
     from scalerl.placement.ray_cluster import Needs, connect, disconnect, missing_resources
 
-    needs = Needs(where.generators, where.trainers, device, weights=0, model="")
+    needs = Needs(
+        where.generators, where.trainers, device, weights=0, model="",
+        devices_per_generator=where.devices_per_generator,
+    )  # fmt: skip
     try:
         connect(where.address, needs, check=False)
     except InputError as error:

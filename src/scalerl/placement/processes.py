@@ -28,7 +28,7 @@ from scalerl.placement.base_crew import BaseCrew, RankGroup, checker_names
 from scalerl.placement.child import UNGUARDED, UnguardedScript, end_group, guarded
 from scalerl.placement.environment_worker import run_environments
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
-from scalerl.placement.specs import Specs
+from scalerl.placement.specs import Specs, evaluation_generator
 from scalerl.trainer.interface import TrainerSpec
 from scalerl.trainer.rendezvous import rendezvous_store
 from scalerl.weights.collective import CollectiveWeights
@@ -145,10 +145,11 @@ class ProcessHandle:
 
 
 class WorkerProcesses(BaseCrew):
-    """Workers as processes: starts, polls, replaces and ends them. An evaluation has checkers
-    only."""
+    """Workers as processes: starts, polls, replaces and ends them. An evaluation has no trainer.
+    `generator` has the arguments of `serve_generator` after the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, generator: tuple[Any, ...] = ()) -> None:
+        self._generator = generator
         self._inbox: queue.SimpleQueue[tuple[ProcessHandle, Any]] = queue.SimpleQueue()
         self.trainer: RankGroup[ProcessHandle] = RankGroup(())
         self.generators: list[ProcessHandle] = []
@@ -170,6 +171,9 @@ class WorkerProcesses(BaseCrew):
                 f"{name} cannot be sent to a process of its own: {error}; define what the recipe "
                 "names at the top of a module that can be imported"
             ) from None
+
+    def _start_generator(self, name: str) -> ProcessHandle:
+        return self._start(name, guarded, serve_generator, *self._generator)
 
     @property
     def _workers(self) -> list[ProcessHandle]:
@@ -206,11 +210,24 @@ class WorkerProcesses(BaseCrew):
                 worker.kill()
 
 
+class EvaluationProcesses(WorkerProcesses):
+    """The generators and checkers of an evaluation of these weights."""
+
+    def __init__(self, setup: RunSetup, weights: str) -> None:
+        super().__init__(evaluation_generator(setup, weights))
+        try:
+            for _ in range(setup.recipe.placement.generators):
+                self.add_generator()
+            self.start_checkers(setup)
+        except BaseException:  # Ctrl-C too: no process may be left behind
+            self.stop(at_once=True)
+            raise
+
+
 class ProcessCrew(WorkerProcesses):
     """One trainer, some generators and checkers, each a process."""
 
     def __init__(self, setup: RunSetup, checkpoint: Path | None = None) -> None:
-        super().__init__()
         specs = Specs.from_setup(setup, checkpoint, default_channel="shared-memory")
         if not specs.channel.across_processes:
             raise InputError(
@@ -219,7 +236,7 @@ class ProcessCrew(WorkerProcesses):
             )
         where = setup.recipe.placement
         channel = specs.channel
-        self._specs, self._deterministic = specs, where.deterministic
+        super().__init__(specs.generator(deterministic=where.deterministic))
         if isinstance(channel, CollectiveWeights):
             self._weights_rendezvous, port = rendezvous_store(HERE)
             channel.set_rendezvous(HERE, port, LOOPBACK, setup.device)
@@ -230,13 +247,6 @@ class ProcessCrew(WorkerProcesses):
         for _ in range(where.generators):
             self.add_generator()
         self.start_checkers(setup)
-
-    def _start_generator(self, name: str) -> ProcessHandle:
-        specs = self._specs
-        return self._start(
-            name, guarded, serve_generator, specs.make_engine, specs.engine, specs.channel,
-            self._deterministic,
-        )  # fmt: skip
 
     def _ranks(self, specs: Specs) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer; their rendezvous is on this machine."""

@@ -13,8 +13,10 @@ import re
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +44,13 @@ ATTEMPTS = 3
 LATE = ("timed out during startup", "Initialization failure from server")
 #: Seconds to wait for a TCP connection to the address of a cluster.
 CONNECT_SECONDS = 10.0
+#: Seconds of waiting for Ray after which this process says what it waits for: a cluster starts in
+#: 5 s on an idle machine.
+FIRST_WORD_SECONDS = 15.0
+#: Seconds between two such lines.
+WORD_SECONDS = 30.0
+#: Processes of Ray without which a driver can call nothing.
+ESSENTIAL = ("raylet", "gcs_server")
 #: Seconds to wait for the answers of all nodes about their packages and paths.
 ANSWER_SECONDS = 60.0
 
@@ -52,20 +61,22 @@ class Needs:
 
     generators: int
     trainers: int
-    #: "CPU" or "GPU": each generator and each rank takes one.
+    #: "CPU" or "GPU": each rank takes one, each generator `devices_per_generator`.
     device: str
     #: Bytes of one set of weights.
     weights: int
     #: A directory that every node must see; "" where the model comes from a hub.
     model: str
+    devices_per_generator: int
 
     @property
     def devices(self) -> int:
-        return self.generators + self.trainers
+        return self.generators * self.devices_per_generator + self.trainers
 
-    def bundle(self) -> dict[str, float]:
-        """The resources of one generator or rank."""
-        return {"CPU": 1.0} if self.device == "CPU" else {"CPU": 1.0, "GPU": 1.0}
+    def bundle(self, devices: int = 1) -> dict[str, float]:
+        """The resources of a worker with so many devices, all on one node."""
+        found = {"CPU": float(devices)}
+        return found if self.device == "CPU" else {**found, "GPU": float(devices)}
 
 
 def environment() -> dict[str, str]:
@@ -90,7 +101,7 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
     for attempt in range(ATTEMPTS):
         try:
             _check_reachable(address)
-            with _quiet():
+            with _quiet(), announced(_joining(address)):
                 ray.init(
                     address=address,
                     log_to_driver=True,
@@ -108,26 +119,88 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
                 options |= {"_temp_dir": str(_folder())}
     until = time.monotonic() + patience
     try:
-        while check and (lacking := missing_resources(needs)):
-            if time.monotonic() > until:
-                raise InputError(lacking[0])
-            time.sleep(1.0)
+        with announced("the nodes of the Ray cluster to report what they have"):
+            while check and (lacking := missing_resources(needs)):
+                if time.monotonic() > until:
+                    raise InputError(lacking[0])
+                time.sleep(1.0)
     except BaseException:
         disconnect()
         raise
+
+
+def _joining(address: str) -> str:
+    here = "Ray's processes on this machine to start"
+    return here if address == "local" else f"the Ray cluster at {address} to let this run in"
+
+
+@contextlib.contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Print what this process waits for once that has taken FIRST_WORD_SECONDS, and again every
+    WORD_SECONDS: on a busy machine Ray takes minutes to start."""
+    over, start = threading.Event(), time.monotonic()
+
+    def announce() -> None:
+        pause = FIRST_WORD_SECONDS
+        while not over.wait(pause):
+            print(f"waiting for {what} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
+            pause = WORD_SECONDS
+
+    threading.Thread(target=announce, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def lost_process() -> str:
+    """The process of Ray without which this one can call nothing, if it has ended; "" otherwise.
+    Only processes of a cluster that we started are known; `own_node_is_dead` asks any cluster."""
+    node = import_ray()._private.worker._global_node
+    if node is None:  # a Ray client
+        return ""
+    ended = {str(kind) for kind, _ in node.dead_processes()}
+    return next((kind for kind in ESSENTIAL if kind in ended), "")
+
+
+def own_node_is_dead() -> bool:
+    """Whether the cluster has given up the node that this process is attached to."""
+    ray = import_ray()
+    here = ray.get_runtime_context().get_node_id()
+    return any(n["NodeID"] == here and not n["Alive"] for n in ray.nodes())
 
 
 def disconnect() -> None:
     """Leave the cluster; one that we started is ended and its files removed."""
     import_ray().shutdown()
     _sweep(os.getpid())
+    while _SWEEPERS:
+        _SWEEPERS.pop().communicate()
 
 
 def _folder() -> Path:
     """A folder for the sockets and logs of a cluster that we start. Its name is short: the path of
     a Unix socket has room for some hundred characters only."""
     _sweep(None)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+    path = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
+    _remove_when_killed(path)
+    return Path(path)
+
+
+#: Shells that remove the folders of this process's clusters.
+_SWEEPERS: list[subprocess.Popen[bytes]] = []
+
+
+def _remove_when_killed(path: str) -> None:
+    """Start a shell that removes a folder when this process has ended, however it ended: after
+    kill -9 this process cannot do it. The shell ends once the folder is gone."""
+    # Its input ends with this process. Ray's agents write for half a minute longer.
+    script = 'cat; while rm -rf "$0"; [ -e "$0" ]; do sleep 2; done'
+    shell = subprocess.Popen(
+        ["sh", "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    _SWEEPERS.append(shell)
 
 
 def _sweep(pid: int | None) -> None:
@@ -211,8 +284,14 @@ def missing_resources(needs: Needs) -> list[str]:
         if total[kind] < needs.devices:
             found.append(
                 f"the Ray cluster has {total[kind]:g} {kind}s on {len(nodes)} nodes, but "
-                f"{needs.generators} generators and {needs.trainers} trainers need "
+                f"{needs.generators} generators{_each(needs)} and {needs.trainers} trainers need "
                 f"{needs.devices}: add nodes, or lower placement.generators or placement.trainers"
+            )
+        # All devices of a generator are on one node.
+        elif not any(n["Resources"].get(kind, 0.0) >= needs.devices_per_generator for n in nodes):
+            found.append(
+                f"no node of the Ray cluster has {needs.devices_per_generator} {kind}s: lower "
+                "placement.devices_per_generator, or add a larger node"
             )
     for node in nodes:
         store = node["Resources"].get("object_store_memory", 0.0)
@@ -224,6 +303,11 @@ def missing_resources(needs: Needs) -> list[str]:
                 "--object-store-memory"
             )
     return found or _missing_on_nodes(ray, nodes, needs)
+
+
+def _each(needs: Needs) -> str:
+    many = needs.devices_per_generator
+    return f" of {many} {needs.device}s each" if many > 1 else ""
 
 
 def versions() -> dict[str, str]:

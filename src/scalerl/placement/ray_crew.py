@@ -4,8 +4,9 @@ In every actor a thread does the work (`serve_workers.py`, `environment_worker.p
 queues; the actor's own methods only put into one and take out of the other. The driver keeps
 exactly one call of `collect` per actor under way, so that no message is lost, and learns from it
 when an actor dies. A call costs either side about a millisecond, so messages that come close
-together share one. Each generator and each checker has a placement group of its own, the ranks of
-the trainer share one: after the loss of a node nothing waits for half a group.
+together share one. Each generator has a placement group of its own, the ranks of the trainer share
+one: after the loss of a node nothing waits for half a group. Checkers, which need no device, are
+spread over all nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,17 @@ from scalerl.placement.environment_worker import serve_environments
 from scalerl.placement.processes import PATIENCE
 from scalerl.placement.ray_cluster import (
     Needs,
+    announced,
     connect,
     disconnect,
     environment,
     import_ray,
+    lost_process,
     missing_package,
+    own_node_is_dead,
 )
 from scalerl.placement.serve_workers import serve_generator, serve_trainer
-from scalerl.placement.specs import Specs
+from scalerl.placement.specs import Specs, evaluation_generator
 from scalerl.placement.worker_actor import WorkerActor
 from scalerl.weights.collective import CollectiveWeights
 from scalerl.weights.ray_objects import RayWeights
@@ -51,6 +55,8 @@ COLLECT_SECONDS = 2.0
 GATHER_SECONDS = 0.04
 #: The same for a checker, on which the end of a validation waits.
 GATHER_SCORES_SECONDS = 0.005
+#: Seconds between two looks at the processes of a cluster that we started, or at the own node.
+LOOK_SECONDS = 1.0
 #: Seconds within which a cluster must have found room for a worker.
 PLACED_SECONDS = 120.0
 #: Resources of a checker: memory only. It mostly waits, and even a small share of a core would keep
@@ -74,6 +80,10 @@ class RayHandle:
         import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        # Without a group: on the nodes in turn.
+        where = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )  # fmt: skip
         self.name, self._group, self._owns = name, group, owns
         self._gpu = device.get("GPU", 0.0)
         actor = _actor_class().options(
@@ -84,9 +94,7 @@ class RayHandle:
             max_task_retries=0,
             enable_task_events=False,
             runtime_env={"env_vars": environment()},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=bundle
-            ),
+            scheduling_strategy=where,
         )
         self.actor = actor.remote(name)
         self._gather = gather
@@ -206,24 +214,137 @@ def _remove(group: Any) -> None:
         remove_placement_group(group)
 
 
+def _whole(path: str) -> str:
+    """The absolute path of a directory; anything else as it is."""
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+
 def _absolute(specs: Specs) -> Specs:
     """The specs with absolute paths: actors have another working directory."""
-
-    def whole(path: str) -> str:
-        return str(Path(path).resolve()) if Path(path).is_dir() else path
-
     start = specs.trainer.checkpoint
     trainer = replace(
         specs.trainer,
-        model=whole(specs.trainer.model),
-        checkpoint=None if start is None else whole(start),
+        model=_whole(specs.trainer.model),
+        checkpoint=None if start is None else _whole(start),
     )
     return replace(
-        specs, trainer=trainer, engine=replace(specs.engine, model=whole(specs.engine.model))
+        specs, trainer=trainer, engine=replace(specs.engine, model=_whole(specs.engine.model))
     )
 
 
-class RayCrew(BaseCrew):
+class RayWorkers(BaseCrew):
+    """Generators and checkers, each an actor. An evaluation has no more; `RayCrew` has a trainer.
+    `generator` has the arguments of `serve_generator` after the connection."""
+
+    def __init__(
+        self, setup: RunSetup, needs: Needs, generator: tuple[Any, ...], room_seconds: float = 0.0
+    ) -> None:
+        self.setup, self.needs, self._generator = setup, needs, generator
+        self._stopped = False
+        #: Time of the next look at Ray's own processes.
+        self._look = 0.0
+        connect(setup.recipe.placement.address, needs, patience=room_seconds)
+        self.ray = import_ray()
+        self.trainer: RankGroup[RayHandle] = RankGroup(())
+        self.generators: list[RayHandle] = []
+        self.checkers: list[RayHandle] = []
+        self._groups: list[Any] = []
+        try:
+            self._start_workers()
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        for _ in range(self.setup.recipe.placement.generators):
+            self.add_generator()
+        names, self._places = checker_names(self.setup, self._cores())
+        self.checkers = [self._start_checker(name) for name in names]
+
+    def _start_generator(self, name: str) -> RayHandle:
+        # Ray may find room for it later: it may have to add a node.
+        bundle = self.needs.bundle(self.needs.devices_per_generator)
+        handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER_SECONDS)
+        handle.begin(serve_generator, *self._generator)
+        return handle
+
+    def _cores(self) -> int:
+        # A cluster that we started claims a core for every worker (`connect`).
+        if self.setup.recipe.placement.address == "local":
+            return cores()
+        return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
+
+    def _start_checker(self, name: str) -> RayHandle:
+        handle = RayHandle(name, None, 0, CHECKER, owns=False, gather=GATHER_SCORES_SECONDS)
+        seconds = self.setup.recipe.placement.check_seconds
+        handle.begin(serve_environments, self.setup.task.for_checking(), self._places, seconds)
+        return handle
+
+    # -- the crew ---------------------------------------------------------------------------------
+
+    @property
+    def _workers(self) -> list[RayHandle]:
+        return [*self.trainer.ranks, *self.generators, *self.checkers]
+
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
+        if time.monotonic() > self._look:
+            self._look = time.monotonic() + LOOK_SECONDS
+            if process := lost_process():
+                return [self._cluster_lost(f"Ray's {process} on this machine ended")]
+        for worker in self._workers:
+            worker.flush()
+        asked = {worker.collecting: worker for worker in self._workers if not worker.over}
+        ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
+        if ready and len(asked) > 1:
+            ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        found: list[MessageReceived | WorkerLost] = []
+        for ref in ready:
+            worker = asked[ref]
+            messages = worker.receive()
+            for message in [None] if messages is None else messages:
+                found += self.trainer.events(worker, message)
+        overdue = self.trainer.overdue()
+        return found if overdue is None else [*found, overdue]
+
+    def _cluster_lost(self, why: str) -> WorkerLost:
+        """The event of the loss of a cluster that we started."""
+        raise PipelineError(f"{why}: repeat the command, which continues from here")
+
+    def _restarted(self, worker: RayHandle) -> RayHandle:
+        worker.kill()
+        generates = any(worker is generator for generator in self.generators)
+        return (self._start_generator if generates else self._start_checker)(worker.name)
+
+    def pids(self) -> dict[str, int]:
+        here = socket.gethostname()
+        found = {p.name: p.pid for p in self._workers if p.pid and p.host == here}
+        return {"main": os.getpid()} | found
+
+    def stop(self, *, at_once: bool = False) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        if lost_process():
+            disconnect()  # ends all workers; calls to them would wait for the lost process
+            return
+        try:
+            if not at_once:
+                for worker in self._workers:
+                    worker.send(m.StopWorker())
+                    worker.flush()
+                ends = [worker.actor.end.remote(PATIENCE) for worker in self._workers]
+                self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
+        finally:
+            for worker in self._workers:
+                worker.kill()
+            for group in self._groups:
+                _remove(group)
+            disconnect()
+
+
+class RayCrew(RayWorkers):
     """One trainer (of one or many ranks), some generators and checkers, each an actor."""
 
     def __init__(self, setup: RunSetup, checkpoint: Path | None = None) -> None:
@@ -234,26 +355,21 @@ class RayCrew(BaseCrew):
                 f"placement.weights={where.weights} stays on one machine: set "
                 "placement.weights=auto, or placement.backend=local"
             )
-        self.setup, self.deterministic = setup, where.deterministic
-        self.needs = needs_from_setup(setup)
-        self._stopped = False
-        connect(where.address, self.needs, patience=0.0 if checkpoint is None else PLACED_SECONDS)
-        self.ray = import_ray()
-        self.generators: list[RayHandle] = []
-        self.checkers: list[RayHandle] = []
-        self._groups: list[Any] = []
-        try:
-            self._start_version_registry()
-            self.trainer: RankGroup[RayHandle] = self._start_trainer()
-            for _ in range(where.generators):
-                self.add_generator()
-            names, self._places = checker_names(setup, self._cores())
-            self.checkers = [self._start_checker(name) for name in names]
-        except BaseException:
-            self.stop(at_once=True)
-            raise
+        room_seconds = 0.0 if checkpoint is None else PLACED_SECONDS
+        super().__init__(setup, needs_from_setup(setup), (), room_seconds)
 
     # -- starting ---------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        self._set_generator()
+        with announced("Ray to start the trainer's process"):
+            self._start_version_registry()
+            self.trainer = self._start_trainer()
+        super()._start_workers()
+
+    def _set_generator(self) -> None:
+        deterministic = self.setup.recipe.placement.deterministic
+        self._generator = self.specs.generator(deterministic=deterministic)
 
     def _start_version_registry(self) -> None:
         """Start the registry of published weights on the driver's node, which lasts as long as the
@@ -269,10 +385,20 @@ class RayCrew(BaseCrew):
         until = time.monotonic() + PLACED_SECONDS
         while time.monotonic() < until:
             registry = self.ray.remote(**options)(VersionRegistry).remote()
-            with contextlib.suppress(self.ray.exceptions.RayError):
-                if self.ray.get(registry.node.remote(), timeout=PLACED_SECONDS) == here:
-                    self.specs.channel.registry = registry
-                    return
+            answer = registry.node.remote()
+            while not self.ray.wait([answer], timeout=LOOK_SECONDS)[0]:
+                if time.monotonic() > until or own_node_is_dead():
+                    break
+            else:
+                with contextlib.suppress(self.ray.exceptions.RayError):
+                    if self.ray.get(answer) == here:
+                        self.specs.channel.registry = registry
+                        return
+            if own_node_is_dead():
+                raise PipelineError(
+                    f"the Ray node that this run is attached to ({socket.gethostname()}) is gone: "
+                    "start Ray there again, then --resume"
+                )
             self.ray.kill(registry)
             time.sleep(0.5)
         raise PipelineError(
@@ -320,60 +446,12 @@ class RayCrew(BaseCrew):
             rank.begin(serve_trainer, self.specs.make_trainer, spec, self.specs.channel)
         return RankGroup(ranks)
 
-    def _start_generator(self, name: str) -> RayHandle:
-        # Ray may find room for it later: it may have to add a node.
-        bundle = self.needs.bundle()
-        handle = RayHandle(name, _group([bundle]), 0, bundle, owns=True, gather=GATHER_SECONDS)
-        handle.begin(serve_generator, self.specs.make_engine, self.specs.engine,
-                     self.specs.channel, self.deterministic)  # fmt: skip
-        return handle
-
-    def _cores(self) -> int:
-        # A cluster that we started claims a core for every worker (`connect`).
-        if self.setup.recipe.placement.address == "local":
-            return cores()
-        return max(int(self.ray.cluster_resources().get("CPU", 1.0)), 1)
-
-    def _start_checker(self, name: str) -> RayHandle:
-        handle = RayHandle(
-            name, _group([CHECKER]), 0, CHECKER, owns=True, gather=GATHER_SCORES_SECONDS
-        )
-        seconds = self.setup.recipe.placement.check_seconds
-        handle.begin(serve_environments, self.setup.task.for_checking(), self._places, seconds)
-        return handle
-
-    # -- the crew ---------------------------------------------------------------------------------
-
-    @property
-    def _workers(self) -> list[RayHandle]:
-        trainer = getattr(self, "trainer", None)
-        ranks: Sequence[RayHandle] = (
-            getattr(self, "_starting", []) if trainer is None else trainer.ranks
-        )
-        return [*ranks, *self.generators, *self.checkers]
-
-    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
-        for worker in self._workers:
-            worker.flush()
-        asked = {worker.collecting: worker for worker in self._workers if not worker.over}
-        ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=seconds)
-        if ready and len(asked) > 1:
-            ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        found: list[MessageReceived | WorkerLost] = []
-        for ref in ready:
-            worker = asked[ref]
-            messages = worker.receive()
-            for message in [None] if messages is None else messages:
-                found += self.trainer.events(worker, message)
-        overdue = self.trainer.overdue()
-        return found if overdue is None else [*found, overdue]
-
-    def _restarted(self, worker: RayHandle) -> RayHandle:
-        worker.kill()
-        generates = any(worker is generator for generator in self.generators)
-        return (self._start_generator if generates else self._start_checker)(worker.name)
+    def _cluster_lost(self, why: str) -> WorkerLost:
+        return WorkerLost(self.trainer, f"is lost: {why}")
 
     def restart_trainer(self, setup: RunSetup, checkpoint: Path | None) -> bool:
+        if lost_process():
+            return False  # another cluster has to be started
         # Generators are kept, since they may take minutes to start; checkers start quickly.
         if not isinstance(self.specs.channel, RayWeights):
             return False  # the members of a collective are fixed when all of them start
@@ -384,6 +462,7 @@ class RayCrew(BaseCrew):
         self._groups = []
         self.setup = setup
         self.specs = _absolute(Specs.from_setup(setup, checkpoint, default_channel="ray"))
+        self._set_generator()
         self._start_version_registry()
         self.trainer = self._start_trainer()
         for extra in self.generators[setup.recipe.placement.generators :]:
@@ -398,37 +477,24 @@ class RayCrew(BaseCrew):
         self.checkers = [self._start_checker(checker.name) for checker in self.checkers]
         return True
 
-    def pids(self) -> dict[str, int]:
-        here = socket.gethostname()
-        found = {p.name: p.pid for p in self._workers if p.pid and p.host == here}
-        return {"main": os.getpid()} | found
 
-    def stop(self, *, at_once: bool = False) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
-        try:
-            if not at_once:
-                for worker in self._workers:
-                    worker.send(m.StopWorker())
-                    worker.flush()
-                ends = [worker.actor.end.remote(PATIENCE) for worker in self._workers]
-                self.ray.wait(ends, num_returns=len(ends), timeout=PATIENCE)
-        finally:
-            for worker in self._workers:
-                worker.kill()
-            for group in self._groups:
-                _remove(group)
-            disconnect()
+class RayEvaluation(RayWorkers):
+    """The generators and checkers of an evaluation of these weights."""
+
+    def __init__(self, setup: RunSetup, weights: str) -> None:
+        # No weights are sent: each engine loads them from a disk that all nodes see.
+        needs = replace(needs_from_setup(setup, weights), trainers=0, weights=0)
+        super().__init__(setup, needs, evaluation_generator(setup, _whole(weights)))
 
 
-def needs_from_setup(setup: RunSetup) -> Needs:
-    """The resources that a run needs of a cluster."""
-    where = setup.recipe.placement
+def needs_from_setup(setup: RunSetup, model: str | None = None) -> Needs:
+    """The resources that a run needs of a cluster; `model` is another one than the recipe's."""
+    where, model = setup.recipe.placement, model or setup.model
     return Needs(
         generators=where.generators,
         trainers=where.trainers,
         device="GPU" if setup.device.startswith("cuda") else "CPU",
         weights=setup.layout.size * setup.layout.dtype.itemsize,
-        model=str(Path(setup.model).resolve()) if Path(setup.model).is_dir() else "",
+        model=_whole(model) if Path(model).is_dir() else "",
+        devices_per_generator=where.devices_per_generator,
     )

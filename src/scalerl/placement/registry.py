@@ -12,7 +12,7 @@ from pathlib import Path
 from scalerl.pipeline.crew import Clock, Crew
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.inline import InlineCrew
-from scalerl.placement.processes import ProcessCrew, RealClock
+from scalerl.placement.processes import EvaluationProcesses, ProcessCrew, RealClock
 from scalerl.registry import Registry
 
 PLACEMENTS: Registry[Callable[[RunSetup, Path | None], tuple[Crew, Clock]]] = Registry("placement")
@@ -42,3 +42,13 @@ def inline(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
 def place(setup: RunSetup, checkpoint: Path | None) -> tuple[Crew, Clock]:
     """Start the crew of a run where its recipe says; the crew and its clock."""
     return PLACEMENTS[setup.recipe.placement.backend](setup, checkpoint)
+
+
+def place_evaluation(setup: RunSetup, weights: str) -> tuple[Crew, Clock]:
+    """Start the generators and checkers of an evaluation where the recipe says: as actors of a Ray
+    cluster, or as processes of this machine."""
+    if setup.recipe.placement.backend == "ray":
+        from scalerl.placement.ray_crew import RayEvaluation
+
+        return RayEvaluation(setup, weights), RealClock()
+    return EvaluationProcesses(setup, weights), RealClock()

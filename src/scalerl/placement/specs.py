@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from scalerl.engine.interface import Engine, EngineSpec
 from scalerl.engine.registry import ENGINES
-from scalerl.errors import InputError
+from scalerl.errors import InputError, PipelineError
 from scalerl.machine import cores
 from scalerl.pipeline.setup import RunSetup
 from scalerl.placement.saved_adapter import SavedAdapter, spec_for
 from scalerl.trainer.interface import RankSpec, Trainer, TrainerSpec
 from scalerl.trainer.optimisers import OPTIMISERS
 from scalerl.trainer.registry import TRAINERS
-from scalerl.weights.interface import Channel
+from scalerl.weights.interface import Channel, SingleObjectChannel, WeightTarget
 from scalerl.weights.registry import CHANNELS
 
 #: Most tokens in a micro-batch of the local trainer.
@@ -81,6 +84,10 @@ class Specs:
             deadline=where.patience * COLLECTIVE_SHARE,
         )
 
+    def generator(self, *, deterministic: bool) -> tuple[Any, ...]:
+        """The arguments of `serve_generator` after the connection."""
+        return self.make_engine, self.engine, self.channel, deterministic
+
     def ranks(self, host: str, port: int, interface: str | None) -> list[tuple[str, TrainerSpec]]:
         """Name and spec of each rank of the trainer, with the address of their rendezvous."""
         first = RankSpec(0, self.trainers, host, port, interface, self.deadline)
@@ -107,6 +114,7 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         park_turns=not recipe.placement.deterministic,
         adapter=None if recipe.placement.engine == "simulated" else setup.adapter,
         verify_every=recipe.placement.proof_every,
+        devices=recipe.placement.devices_per_generator,
     )
 
 
@@ -120,12 +128,26 @@ def _threads(setup: RunSetup, workers: int) -> int:
     return 2 if shared and cores() > 1 else 1
 
 
-def make_engine_here(setup: RunSetup, *, model: str, slots: int) -> Engine:
-    """The engine of a run in this process, with other weights of the same shape: those of a model,
-    or of a checkpoint that may hold an adapter."""
-    spec = replace(engine_spec(setup), slots=slots, record_routing=False)
-    spec = spec_for(spec, model)
-    engine = ENGINES[setup.recipe.placement.engine](spec)
-    if spec.adapter is not None:
-        SavedAdapter(model, spec).into(engine)
-    return engine
+class LoadedWeights(SingleObjectChannel):
+    """The channel of an evaluation: engines have the weights from the start, nothing is sent."""
+
+    across_processes = across_machines = True
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        raise PipelineError("an evaluation has no trainer that publishes weights")
+
+    def newest(self) -> int:
+        return 0
+
+    def into(self, engine: WeightTarget) -> int:
+        return 0
+
+
+def evaluation_generator(setup: RunSetup, weights: str) -> tuple[Any, ...]:
+    """The arguments of `serve_generator` after the connection, in an evaluation of these weights,
+    which have the shape of the recipe's model."""
+    # One slot: the training lane stays empty, all requests go to the validation lane.
+    spec = replace(engine_spec(setup), slots=1, record_routing=False)
+    spec = spec_for(spec, weights)
+    channel = LoadedWeights() if spec.adapter is None else SavedAdapter(weights, spec)
+    return ENGINES[setup.recipe.placement.engine], spec, channel, False

@@ -184,6 +184,7 @@ class Recipe(Section):
                 f"{self.placement.trainers}: set placement.trainers = 1, or placement.trainer = "
                 '"fsdp"'
             )
+        self._check_devices()
         if self.placement.address != "local" and self.placement.backend != "ray":
             raise ValueError(
                 f'placement.address = "{self.placement.address}" is used by Ray only, but '
@@ -209,6 +210,22 @@ class Recipe(Section):
                 'advantage.normalisation = "none": set both, or set loss.name = "grpo"'
             )
         return self
+
+    def _check_devices(self) -> None:
+        where, many = self.placement, self.placement.devices_per_generator
+        if many == 1:
+            return
+        if where.engine == "local":
+            raise ValueError(
+                f'placement.engine = "local" uses one device, but placement.devices_per_generator '
+                f'= {many}: set it to 1, or placement.engine = "vllm"'
+            )
+        if where.backend == "local" and where.device == "cuda":
+            # Processes of this machine see all its GPUs; Ray gives each actor its own.
+            raise ValueError(
+                f"placement.devices_per_generator = {many} on GPUs needs placement.backend = "
+                '"ray", which assigns the GPUs of a machine to the generators'
+            )
 
     def _check_decay(self) -> None:
         """Refuse a decay without an end, or with one before its start."""

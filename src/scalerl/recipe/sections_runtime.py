@@ -233,7 +233,10 @@ class RecordSection(Section):
 class PlacementSection(Section):
     """Where the workers run."""
 
-    generators: int = field(64, "devices that generate", "paper", unit="devices", ge=1)
+    generators: int = field(64, "workers that generate", "paper", unit="generators", ge=1)
+    devices_per_generator: int = field(
+        1, "devices of each generator: tensor parallel in vLLM", "not stated", unit="devices", ge=1
+    )
     trainers: int = field(16, "devices that train", "paper", unit="devices", ge=1)
     device: Literal["auto", "cpu", "cuda"] = field("cuda", "kind of device", "paper: GB200")
     backend: Name = field(
@@ -320,3 +323,8 @@ class PlacementSection(Section):
         unit="seconds",
         gt=0,
     )
+
+    @property
+    def devices(self) -> int:
+        """Devices of all generators and trainer ranks."""
+        return self.generators * self.devices_per_generator + self.trainers

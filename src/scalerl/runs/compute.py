@@ -53,6 +53,11 @@ class DeviceSeconds(Record):
         "device-seconds",
         default=0.0,
     )
+    judge: float = about(
+        "a judge model's work on answers, where it reports its time (`scalerl host`); its devices "
+        "are not the run's, so in no sum of device-seconds",
+        default=0.0,
+    )
     validate: float = about(
         "generators' work on validation; part of `validation_seconds`", default=0.0
     )
@@ -100,6 +105,8 @@ class LedgerLine(Record):
     reread_tokens: int = about(
         "tokens that generators read before later turns of an episode", default=0
     )
+    judge_read_tokens: int = about("tokens that a judge model has read", default=0)
+    judge_written_tokens: int = about("tokens that a judge model has written", default=0)
     device_seconds: float = about(
         "seconds of training times devices, without validation", default=0.0
     )

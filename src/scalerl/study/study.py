@@ -465,7 +465,7 @@ def _processes(recipe: Recipe) -> int:
     where = recipe.placement
     if where.device == "cuda" or where.backend not in ("local", "inline"):
         return 0
-    return 1 if where.backend == "inline" else where.generators + where.trainers
+    return 1 if where.backend == "inline" else where.devices
 
 
 def _replace(path: Path, text: str) -> None:

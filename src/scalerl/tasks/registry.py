@@ -2,7 +2,7 @@
 
 The factory of a task is called as `factory(dataset=…, rules=…, **options)`. A name is one of
 
-- `running-sums`, `carry-sums`, `math`, `code`: registered names;
+- `running-sums`, `carry-sums`, `math`, `code`, `judge`: registered names;
 - `reasoning-gym:leg_counting`, `function:pkg.mod:fn`, `environment:pkg.mod:MyEnvironment`: a
   registered name with an argument;
 - `pkg.mod:MyTask`: the import path of your own factory;
@@ -19,6 +19,7 @@ from scalerl.errors import InputError
 from scalerl.registry import Registry
 from scalerl.tasks.code import CodeTask
 from scalerl.tasks.functions import FunctionTask
+from scalerl.tasks.judge import JudgeTask
 from scalerl.tasks.math import MathTask
 from scalerl.tasks.mixture import Mixture
 from scalerl.tasks.reasoning_gym import ReasoningGym
@@ -36,6 +37,7 @@ TASKS.register("math")(MathTask)
 TASKS.register("code")(CodeTask)
 TASKS.register("reasoning-gym")(ReasoningGym)
 TASKS.register("function")(FunctionTask)
+TASKS.register("judge")(JudgeTask)
 #: Tasks that are imported when they are named: environments import this package, not the reverse.
 LATER = {"environment": "scalerl.environments.task:EnvironmentTask"}
 #: Environments that have a highest possible pass rate by construction.

@@ -1,0 +1,1 @@
+"""Serving a model at an OpenAI-compatible address: `scalerl host`."""
