@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from scalerl.planner.rates import GeneratorRates
 
-#: Share of the cache that must be free before a row is admitted, as in vLLM's watermark: without it
-#: each admission would push out another row at once.
-WATERMARK = 0.01
+#: Share of the cache that must be free before a row is admitted: without it each admission would
+#: push out another row at once. vLLM's watermark is 0.01.
+WATERMARK = 0.02
 #: Rounding error of a count of steps.
 TINY = 1e-6
 VersionRuns = tuple[tuple[int, int], ...]
@@ -264,8 +264,12 @@ class SimulatedBatching:
                 self.done.append((row, lane.runs(row)))
         if not lane.running:
             lane.cached = 0.0  # without rounding errors
-        if not ended and len(lane.running) > 1:
-            self._push_out(lane)
+        if not ended:
+            # Several at once, as many as make room for a while: one at a time would be an event
+            # every other decode step.
+            spare = 2 * WATERMARK * self.rates.cache_tokens
+            while len(lane.running) > 1 and self._free(lane) < spare:
+                self._push_out(lane)
 
     def _push_out(self, lane: SimulatedLane) -> None:
         """Free the cache of the row that was admitted last; it is read again later."""

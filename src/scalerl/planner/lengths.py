@@ -80,6 +80,12 @@ class AnswerLengths:
         raw = _raw(z, self._raw_mean, self.spread)
         return float(_written(raw, middle, self.limit, self.budgets))
 
+    @property
+    def in_progress(self) -> float:
+        """Mean tokens of a rollout that is being written, at a random moment: long ones are there
+        longer."""
+        return self.mean * (1 + self.spread**2) / 2
+
     def scaled(self, factor: float) -> AnswerLengths:
         """The same shape with another mean; the limit stays."""
         return replace(self, mean=min(self.mean * factor, 0.98 * self.limit))

@@ -28,10 +28,15 @@ PREFILL_SHARE = 0.5
 STEP_SECONDS = 0.002
 #: Share of the FP32 peak that the head reaches. A guess.
 HEAD_SHARE = 0.6
+#: Seconds of one reduction over the devices of a generator besides its bytes; two for each layer.
+REDUCE_SECONDS = 15e-6
+#: Most rollouts that a generator writes at once (vLLM's own limit is 256 to 1,024, by version).
+MAX_ROWS = 512
+#: Room that is left in a cache beyond the mean of what rollouts take up, as a factor: lengths of a
+#: group are alike, so what is written at once varies, and rollouts pushed out are read again.
+CACHE_MARGIN = 1.2
 #: Bandwidth between nodes in GB/s a device: one 400 Gb/s port.
 NODE_GB_S = 50.0
-#: Devices of a node.
-NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +76,28 @@ def token_cost(shape: ModelShape, device: Accelerator, recipe: Recipe) -> TokenC
 
 def roofline(
     shape: ModelShape, device: Accelerator, recipe: Recipe, *, generator_devices: int = 1,
-    trainers: int, use: Utilisation, slots: int = 512,
+    trainers: int, use: Utilisation, cached: float,
 ) -> Rates:  # fmt: skip
-    """The rates of a placement at the middle of the intervals."""
+    """The rates of a placement at the middle of the intervals; a rollout that is being written has
+    `cached` tokens in the cache, in the mean."""
     item, n = ITEM_BYTES[recipe.model.dtype], generator_devices
     peak = device.bf16 * 1e12 if recipe.model.dtype == "bfloat16" else device.fp32 * 1e12
     bytes_s = device.gb_s * 1e9 * use.decode.middle * n
     memory = generator_memory(shape, recipe.model.dtype, n, device)
     weights = shape.parameters * item
     hand_over = weights / (NODE_GB_S * 1e9)
+    # Tensor parallelism adds the vectors of all devices twice a layer.
+    reduced = 2 * shape.layers * shape.hidden * item * 2 / (device.link_gb_s / 2 * 1e9)
+    several = float(n > 1)
     generator = GeneratorRates(
-        step=STEP_SECONDS,
+        step=STEP_SECONDS + several * 2 * shape.layers * REDUCE_SECONDS,
         stream=weights / bytes_s,
-        row=2.0 * shape.active_parameters / (PREFILL_SHARE * peak * n),
+        row=2.0 * shape.active_parameters / (PREFILL_SHARE * peak * n) + several * reduced,
         context=shape.cache_numbers * item / bytes_s,
         admit_token=2.0 * shape.block_parameters / (PREFILL_SHARE * peak * n),
         load=weights / n / (NODE_GB_S * 1e9),
         cache_tokens=memory.cache_tokens,
-        slots=slots,
+        slots=max(min(MAX_ROWS, int(memory.cache_tokens / (CACHE_MARGIN * cached))), 1),
     )
     cost = token_cost(shape, device, recipe)
     trainer = TrainerRates(
